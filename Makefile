@@ -1,0 +1,66 @@
+# Everything a checkout can do. The first call makes the virtual environment; after that nothing needs the network.
+#
+#   make demo     the page view pipeline on generated input, or on an access log: make demo LOG=/path/to/access.log
+#   make test     everything: lint, types, all tests, Spark, the code in the documentation, coverage
+#   make check    the inner loop, under two minutes: lint, types, fast tests
+#   make bench    the benchmarks; writes bench/RESULTS.md
+#   make clean    remove the environment and what the tools left
+
+VENV_PYTHON := .venv/bin/python
+# Named by its content, so that a checkout that only touches pyproject.toml does not install again.
+STAMP := .venv/installed-$(shell cat pyproject.toml scripts/venv.sh | cksum | cut -d ' ' -f 1)
+PYTEST := $(VENV_PYTHON) -m pytest -q
+STORAGE := batch files watermark segment retention partition topic
+comma := ,
+empty :=
+space := $(empty) $(empty)
+STORAGE_FILES := $(subst $(space),$(comma),$(STORAGE:%=src/loglib/%.py))
+
+.PHONY: help demo test check lint types bench clean venv java
+
+help:
+	@sed -n 's/^#  //p' Makefile
+
+$(STAMP):
+	@scripts/venv.sh
+	@touch $@
+
+venv: $(STAMP)
+
+java:
+	@scripts/java-home.sh --install >/dev/null
+
+demo: venv java
+	@JAVA_HOME="$$(scripts/java-home.sh)" $(VENV_PYTHON) examples/pageviews.py $(if $(LOG),"$(LOG)")
+
+lint: venv
+	@echo "== ruff"
+	@$(VENV_PYTHON) -m ruff check
+
+types: venv
+	@echo "== mypy"
+	@$(VENV_PYTHON) -m mypy
+
+check: lint types
+	@echo "== fast tests"
+	@$(PYTEST) -n 2 -m "not slow and not spark"
+
+# Coverage adds up over both runs; what a run measures in child processes is counted too.
+test: lint types java
+	@rm -f .coverage .coverage.*
+	@echo "== tests"
+	@$(PYTEST) -n 2 -m "not spark" --cov --cov-report=
+	@if [ -n "$$(scripts/java-home.sh)" ]; then \
+	    echo "== Spark tests"; \
+	    JAVA_HOME="$$(scripts/java-home.sh)" $(PYTEST) -m spark --cov --cov-append --cov-report=; \
+	else \
+	    echo "== Spark tests left out: no Java"; \
+	fi
+	@echo "== coverage of the storage modules"
+	@$(VENV_PYTHON) -m coverage report --include=$(STORAGE_FILES) --fail-under=100
+
+bench: venv
+	@$(VENV_PYTHON) bench/run.py
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* pageviews-out

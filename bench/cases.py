@@ -1,0 +1,321 @@
+"""Cases: the one table of what is measured, on which systems.
+
+Invariant: a case's name carries its parameters, and all runs of a case do the same work on the
+same inputs, so that a ratio between two of its runs means something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from job import Job, Option
+
+OURS = "loglib"
+RAW = "raw, 1 MiB blocks"
+OBVIOUS = "obvious log"
+SQLITE = "sqlite3"
+LMDB = "lmdb"
+ARROW = "pyarrow IPC"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One system's part of a case. What `prepare` writes is kept for all repetitions."""
+
+    label: str
+    job: Job
+    prepare: Job | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload over several systems, interleaved `repeats` times."""
+
+    name: str
+    runs: tuple[Run, ...]
+    repeats: int
+    needs_bytes: int = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much work a case is."""
+
+    messages: int
+    synced_calls: int
+    followed_messages: int
+    open_segments: int
+    repeats: int
+    few_repeats: int
+    log_megabytes: tuple[int, ...]
+
+    @classmethod
+    def chosen(cls, *, quick: bool, full: bool) -> Sizes:
+        if quick:
+            return cls(50_000, 200, 500, 500, 2, 1, (1, 10))
+        sizes = (10, 100, 1_000, 10_000) if full else (10, 100, 1_000)
+        return cls(500_000, 2_000, 5_000, 10_000, 5, 3, sizes)
+
+
+def all_cases(sizes: Sizes) -> list[Case]:
+    """Return every case, in the order they are run and printed."""
+    return [
+        *_unsynced_write_cases(sizes),
+        *_single_append_cases(sizes),
+        *_synced_write_cases(sizes),
+        *_partitioned_cases(sizes),
+        *_read_cases(sizes),
+        *_compression_cases(sizes),
+        *_follow_cases(sizes),
+        *_seek_cases(sizes),
+        *_memory_cases(sizes),
+        *_open_cases(sizes),
+        _import_case(sizes),
+    ]
+
+
+def shape_title(shape: str) -> str:
+    """Say a shape of messages as the case names do: "200B", "16B key + 200B", "50-350B", "text"."""
+    key, plus, value = shape.rpartition("+")
+    if plus:
+        return f"{key}B key + {value}B"
+    return shape if shape == "text" else f"{shape}B"
+
+
+def _write(system: str, sizes: Sizes, shape: str, per_call: int, **options: Option) -> Job:
+    settings: dict[str, Option] = {"messages": sizes.messages, "flush": "no fsync", **options}
+    return Job("write", {"system": system, "shape": shape, "per_call": per_call, **settings})
+
+
+def _unsynced_write_cases(sizes: Sizes) -> list[Case]:
+    large = [
+        Case(
+            f"append_many[{shape_title(shape)}, batch=10000, no fsync]",
+            tuple(
+                Run(label, _write(system, sizes, shape, 10_000))
+                for label, system in (
+                    (OURS, "loglib"),
+                    (RAW, "raw"),
+                    (OBVIOUS, "obvious"),
+                    (SQLITE, "sqlite3"),
+                    (LMDB, "lmdb"),
+                    (ARROW, "arrow"),
+                )
+            ),
+            repeats,
+        )
+        for shape, repeats in (("200", sizes.repeats), ("50-350", sizes.few_repeats), ("16+200", sizes.few_repeats))
+    ]
+    fifty = Case(
+        "append_many[200B, batch=50, no fsync]",
+        (
+            Run(OURS, _write("loglib", sizes, "200", 50)),
+            Run(f"{OURS}, flush each call", _write("loglib", sizes, "200", 50, flush="each call, no fsync")),
+            Run(RAW, _write("raw", sizes, "200", 50)),
+            Run(OBVIOUS, _write("obvious", sizes, "200", 50)),
+            Run(SQLITE, _write("sqlite3", sizes, "200", 50)),
+            Run(f"{SQLITE}, commit each 10,000", _write("sqlite3", sizes, "200", 50, gather=True)),
+            Run(LMDB, _write("lmdb", sizes, "200", 50)),
+            Run(f"{LMDB}, commit each 10,000", _write("lmdb", sizes, "200", 50, gather=True)),
+            Run(f"{ARROW}, batch each 10,000", _write("arrow", sizes, "200", 50, gather=True)),
+        ),
+        sizes.few_repeats,
+    )
+    return [*large, fifty]
+
+
+def _single_append_cases(sizes: Sizes) -> list[Case]:
+    gathered = ((OBVIOUS, "obvious"), (SQLITE, "sqlite3"), (LMDB, "lmdb"), (ARROW, "arrow"))
+    return [
+        Case(
+            f"append[200B, one a call, {title}]",
+            (
+                Run(OURS, _write("loglib", sizes, "200", 1, flush=flush)),
+                Run("list.append and join", Job("list_append", {"messages": sizes.messages})),
+                *((Run(RAW, _write("raw", sizes, "200", 10_000)),) if flush == "no fsync" else ()),
+                *(
+                    Run(f"{label}, commit each 10,000", _write(system, sizes, "200", 1, flush=flush, gather=True))
+                    for label, system in gathered
+                ),
+            ),
+            repeats,
+        )
+        for title, flush, repeats in (
+            ("no fsync", "no fsync", sizes.few_repeats),
+            ("default flush policy", "default", sizes.repeats),
+        )
+    ]
+
+
+def _synced_write_cases(sizes: Sizes) -> list[Case]:
+    systems = ((OURS, "loglib"), (OBVIOUS, "obvious"), (SQLITE, "sqlite3"), (LMDB, "lmdb"), (ARROW, "arrow"))
+    machine = ("machine: write, fdatasync", "raw")
+    one_a_call = Case(
+        "append[200B, one a call, fsync each call]",
+        tuple(
+            Run(label, _write(system, sizes, "200", 1, flush="fsync", messages=sizes.synced_calls))
+            for label, system in (*systems[:1], machine, *systems[1:4])
+        ),
+        sizes.few_repeats,
+    )
+    many_a_call = Case(
+        "append_many[200B, batch=10000, fsync each call]",
+        tuple(
+            Run(label, _write(system, sizes, "200", 10_000, flush="fsync"))
+            for label, system in (*systems[:1], machine, *systems[1:])
+        ),
+        sizes.few_repeats,
+    )
+    threads = Case(
+        "append[200B, one a call, sync=True, 16 threads]",
+        tuple(
+            Run(label, Job("threads", {"system": system, "threads": 16, "messages": sizes.synced_calls}))
+            for label, system in systems[:4]
+        ),
+        sizes.repeats,
+    )
+    return [one_a_call, many_a_call, threads]
+
+
+def _partitioned_cases(sizes: Sizes) -> list[Case]:
+    spread = _write("loglib", sizes, "16+200", 10_000, partitions=8)
+    return [
+        Case(
+            "append_many[16B key + 200B, batch=10000, 8 partitions, no fsync]",
+            (
+                Run(OURS, spread),
+                Run(f"{OURS}, one partition", _write("loglib", sizes, "16+200", 10_000)),
+                Run(f"{OURS}, no keys, one partition", _write("loglib", sizes, "200", 10_000)),
+                Run(f"{SQLITE}, one table", _write("sqlite3", sizes, "16+200", 10_000)),
+            ),
+            sizes.repeats,
+        )
+    ]
+
+
+def _read_cases(sizes: Sizes) -> list[Case]:
+    columns = (
+        (OURS, "loglib"),
+        ("slices of one buffer", "slices"),
+        (OBVIOUS, "obvious"),
+        (SQLITE, "sqlite3"),
+        (LMDB, "lmdb"),
+        (ARROW, "arrow"),
+    )
+    records = ((OURS, "loglib"), (OBVIOUS, "obvious"), (SQLITE, "sqlite3"), (LMDB, "lmdb"))
+    arrow = ((OURS, "loglib"), ("raw pread, 1 MiB blocks", "raw"), (f"{ARROW}, mapped, unchecked", "arrow"))
+    return [
+        *(
+            _read_case(f"read values[{shape_title(shape)}]", "read_columns", shape, columns, sizes, repeats)
+            for shape, repeats in (("200", sizes.repeats), ("50-350", sizes.few_repeats))
+        ),
+        *(
+            _read_case(f"read records[{shape_title(shape)}]", "read_records", shape, records, sizes, repeats)
+            for shape, repeats in (("200", sizes.repeats), ("16+200", sizes.few_repeats))
+        ),
+        *(
+            _read_case(f"to_arrow[{shape_title(shape)}]", "read_arrow", shape, arrow, sizes, repeats)
+            for shape, repeats in (("200", sizes.repeats), ("50-350", sizes.few_repeats))
+        ),
+    ]
+
+
+def _read_case(
+    name: str, kind: str, shape: str, systems: tuple[tuple[str, str], ...], sizes: Sizes, repeats: int
+) -> Case:
+    options: dict[str, Option] = {"shape": shape, "messages": sizes.messages}
+    return Case(
+        name,
+        tuple(
+            Run(
+                label,
+                Job(kind, {"system": system, **options}),
+                None if system == "slices" else Job("fill", {"system": system, "per_call": 10_000, **options}),
+            )
+            for label, system in systems
+        ),
+        repeats,
+    )
+
+
+def _compression_cases(sizes: Sizes) -> list[Case]:
+    messages = sizes.messages // 2
+    runs = tuple(
+        Run(f"{OURS}, {codec}", Job("compress", {"codec": codec, "messages": messages}))
+        for codec in ("none", "lz4", "zstd", "zlib")
+    )
+    return [Case("compression[access log lines, batch=10000, no fsync]", runs, sizes.few_repeats)]
+
+
+def _follow_cases(sizes: Sizes) -> list[Case]:
+    systems = ((OURS, "loglib"), ("file and inotify", "inotify"), ("file, polled each millisecond", "poll"))
+    latency = Case(
+        "follow[200B, 1000 messages/s, another process, flush each, no fsync]",
+        tuple(
+            Run(label, Job("follow", {"system": system, "messages": sizes.followed_messages}))
+            for label, system in systems
+        ),
+        sizes.few_repeats,
+    )
+    idle = Case("follow[idle]", (Run(OURS, Job("follow_idle", {"seconds": 3})),), 1)
+    return [latency, idle]
+
+
+def _seek_cases(sizes: Sizes) -> list[Case]:
+    raw = Run("raw: open, pread, close", Job("seek", {"system": "raw"}), Job("fill_for_seek", {"megabytes": 10}))
+    return [
+        Case(
+            f"seek[random offset, fresh Topic, log={megabytes} MB]",
+            (
+                Run(OURS, Job("seek", {"system": "loglib"}), Job("fill_for_seek", {"megabytes": megabytes})),
+                *((raw,) if megabytes == sizes.log_megabytes[0] else ()),
+            ),
+            sizes.few_repeats,
+            needs_bytes=megabytes * 1_200_000,
+        )
+        for megabytes in sizes.log_megabytes
+    ]
+
+
+def _memory_cases(sizes: Sizes) -> list[Case]:
+    return [
+        Case(
+            f"memory[200B, log={megabytes} MB]",
+            (
+                Run(f"{OURS}, append_many of 10,000", Job("memory_append_many", {"megabytes": megabytes})),
+                Run(f"{OURS}, append", Job("memory_append", {"megabytes": megabytes})),
+                Run(f"{OURS}, read values", Job("memory_values"), Job("fill_large", {"megabytes": megabytes})),
+                Run(f"{OURS}, read records", Job("memory_records"), Job("fill_large", {"megabytes": megabytes})),
+            ),
+            1,
+            needs_bytes=megabytes * 1_200_000,
+        )
+        for megabytes in sizes.log_megabytes[1:]
+    ]
+
+
+def _open_cases(sizes: Sizes) -> list[Case]:
+    segments = Job("fill_segments", {"segments": sizes.open_segments})
+    return [
+        Case(
+            f"open[{sizes.open_segments:,} segments]",
+            (
+                Run(f"{OURS}, to write", Job("open", {"mode": "a"}), segments),
+                Run(f"{OURS}, to read", Job("open", {"mode": "r"}), segments),
+            ),
+            sizes.few_repeats,
+        ),
+        *(
+            Case(
+                f"open after kill[flushed={megabytes} MB, {tail}]",
+                (Run(OURS, Job("open_after_kill", {"megabytes": megabytes, "tail_megabytes": tail_megabytes})),),
+                sizes.few_repeats,
+            )
+            for megabytes in sizes.log_megabytes[:3]
+            for tail, tail_megabytes in (("no tail", 0), ("16 MB unflushed", 16))
+        ),
+    ]
+
+
+def _import_case(sizes: Sizes) -> Case:
+    return Case("import[loglib, above bare Python]", (Run(OURS, Job("import", {"repeats": 15})),), 1)

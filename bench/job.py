@@ -1,0 +1,43 @@
+"""Job: one measurement, as it is handed to the process that makes it.
+
+Invariant: a job is words and numbers only, so it travels on a command line and prints well.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+Option = int | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A job's settings by name, each asked for with the type it must have."""
+
+    values: dict[str, Option]
+
+    def text(self, name: str) -> str:
+        return str(self.values[name])
+
+    def number(self, name: str, default: int | None = None) -> int:
+        return int(self.values[name] if default is None else self.values.get(name, default))
+
+    def flag(self, name: str) -> bool:
+        return bool(self.values.get(name, False))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Which work (a name in worker.py) with which options."""
+
+    kind: str
+    options: dict[str, Option] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps({"kind": self.kind, "options": self.options})
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        fields = json.loads(text)
+        return cls(fields["kind"], fields["options"])

@@ -1,0 +1,121 @@
+"""Opening: how long a log takes to open, with many segments and after a kill, and how long the import takes.
+
+Invariant: every opening is in a process that has opened no log before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alternatives import COMMIT_MESSAGES
+from inputs import values_of
+from measure import Measurement, cpu_seconds, peak_bytes, start_peak
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from job import Options
+
+
+_SEGMENT_BYTES = 8192
+_ONE_TO_A_SEGMENT = bytes(_SEGMENT_BYTES * 3 // 4)
+
+
+def fill_segments(directory: Path, options: Options) -> None:
+    """Write a log of many small segments."""
+    from loglib import Topic
+    from ours import NEVER
+
+    with Topic.open(directory / "log", segment_bytes=_SEGMENT_BYTES, flush=NEVER, durability="os") as topic:
+        for _ in range(options.number("segments")):
+            topic.append(_ONE_TO_A_SEGMENT)
+            topic.flush()
+
+
+def open_log(directory: Path, options: Options) -> Measurement:
+    """Open a log that was closed."""
+    from loglib import Topic
+
+    topics: list[Topic] = []
+    measurement = _once(lambda: topics.append(Topic.open(directory / "log", mode=options.text("mode"))))
+    segments = len(topics[0].partition(0).segments)
+    topics[0].close()
+    return replace(measurement, figures=measurement.figures | {"segments": segments})
+
+
+def open_after_kill(directory: Path, options: Options) -> Measurement:
+    """Let a process write and be killed, then open what it left."""
+    from loglib import Topic
+
+    sizes = [options.text("megabytes"), options.text("tail_megabytes")]
+    killed = subprocess.run([sys.executable, __file__, str(directory / "log"), *sizes], check=False)
+    if killed.returncode != -signal.SIGKILL:
+        raise RuntimeError(f"the writer ended with {killed.returncode} before it was killed")
+    topics: list[Topic] = []
+    measurement = _once(lambda: topics.append(Topic.open(directory / "log")))
+    topics[0].close()
+    shutil.rmtree(directory / "log")
+    return measurement
+
+
+def import_time(directory: Path, options: Options) -> Measurement:
+    """Compare a bare interpreter with one that imports loglib, in turn."""
+    differences, bare = [], []
+    for index in range(options.number("repeats") + 1):
+        bare_ms, import_ms = _interpreter_ms("pass"), _interpreter_ms("import loglib")
+        if index:  # The first wrote the compiled files.
+            bare.append(bare_ms)
+            differences.append(import_ms - bare_ms)
+    figures = {
+        "ms above bare": statistics.median(differences),
+        "min ms above bare": min(differences),
+        "bare Python ms": statistics.median(bare),
+    }
+    return Measurement(figures=figures)
+
+
+def _once(work: Callable[[], object]) -> Measurement:
+    floor_bytes = start_peak()
+    cpu_start, start = cpu_seconds(), time.perf_counter()
+    work()
+    seconds = time.perf_counter() - start
+    return Measurement(
+        seconds=seconds,
+        cpu_seconds=cpu_seconds() - cpu_start,
+        peak_bytes=peak_bytes() - floor_bytes,
+        figures={"ms": seconds * 1000},
+    )
+
+
+def _interpreter_ms(code: str) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return (time.perf_counter() - start) * 1000
+
+
+def _write_and_die(path: Path, megabytes: int, tail_megabytes: int) -> None:
+    """Flush so many megabytes, hand the system some more without a flush, and be killed."""
+    from loglib import Topic
+    from ours import NEVER
+
+    values = values_of("200", COMMIT_MESSAGES)
+    topic = Topic.open(path, flush=NEVER, durability="os")
+    for _ in range(megabytes // 2):  # 10,000 messages of 200 bytes are 2 MB.
+        topic.append_many(values)
+    topic.flush()
+    for _ in range(tail_megabytes // 2):
+        topic.append_many(values)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _write_and_die(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

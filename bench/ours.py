@@ -1,0 +1,56 @@
+"""Ours: loglib behind the same few calls as the alternatives.
+
+Invariant: only the public API is used, with the defaults wherever a case does not name a
+setting, so the figures are what a user gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from loglib import Batch, FlushPolicy, Record, Topic
+
+NEVER = FlushPolicy(messages=None, interval=None, bytes=None)  # Only flush() and close() flush.
+EACH_CALL = FlushPolicy(messages=1, interval=None)
+
+
+def open_topic(directory: Path, *, flush: str, partitions: int = 1, compression: str = "none") -> Topic:
+    """Open a topic under one of the flush settings that the cases name."""
+    if flush == "default":
+        return Topic.open(directory, partitions=partitions, compression=compression)
+    policy = EACH_CALL if flush == "each call, no fsync" else NEVER
+    durability = "disk" if flush == "fsync" else "os"
+    return Topic.open(directory, partitions=partitions, flush=policy, durability=durability, compression=compression)
+
+
+class SyncedCalls:
+    """A topic with every call durable when it returns."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+
+    def append(self, value: bytes) -> None:
+        self._topic.append(value, sync=True)
+
+    def append_many(self, values: list[bytes], *, keys: list[bytes] | None = None) -> None:
+        self._topic.append_many(values, keys=keys)
+        self._topic.flush()
+
+    def flush(self) -> None:
+        """Nothing is ever left to flush."""
+
+    def close(self) -> None:
+        self._topic.close()
+
+
+def batches(directory: Path) -> Iterator[Batch]:
+    """Yield the batches of partition 0 from the beginning."""
+    with Topic.open(directory, mode="r") as topic:
+        yield from topic.batches(start="begin")
+
+
+def records(directory: Path) -> Iterator[Record]:
+    """Return the iterator a user gets, with nothing around it."""
+    topic = Topic.open(directory, mode="r")
+    return iter(topic.read(start="begin"))

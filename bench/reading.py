@@ -1,0 +1,158 @@
+"""Reading: the workloads that read a whole log from the page cache.
+
+Invariant: every message is turned into what the case's name says, and let go of before the
+next batch; every reader counts the messages, so none can be lazy unseen.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import alternatives
+from alternatives import BLOCK_BYTES, COMMIT_MESSAGES
+from inputs import payload_bytes_of, values_of
+from measure import Measurement, timed_rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from job import Options
+
+
+def read_columns(directory: Path, options: Options) -> Measurement:
+    """Read whole columns of values, as lists of bytes."""
+    read = _column_reader(directory, options)
+
+    def work() -> None:
+        messages = 0
+        for values in read():
+            messages += len(values)
+        _expect(messages, options)
+
+    return _measured(work, options)
+
+
+def read_records(directory: Path, options: Options) -> Measurement:
+    """Read records one by one: offset, timestamp, key, value and headers, where the system has them."""
+    read = _record_reader(options.text("system"), directory, keyed="+" in options.text("shape"))
+
+    def work() -> None:
+        messages = 0
+        for _ in read():
+            messages += 1
+        _expect(messages, options)
+
+    return _measured(work, options)
+
+
+def read_arrow(directory: Path, options: Options) -> Measurement:
+    """Read Arrow record batches, or, for the machine's limit, the bytes of 1 MiB blocks."""
+    if options.text("system") == "raw":
+        return _measured(lambda: _pread_all(directory / "raw"), options)
+
+    def work() -> None:
+        messages = 0
+        for batch in _arrow_batches(options.text("system"), directory):
+            messages += batch.num_rows
+        _expect(messages, options)
+
+    return _measured(work, options)
+
+
+def _column_reader(directory: Path, options: Options) -> Callable[[], Iterable[list[bytes]]]:
+    system, keyed = options.text("system"), "+" in options.text("shape")
+    if system == "slices":
+        return _slices(options)
+    if system == "loglib":
+        from ours import batches
+
+        return lambda: (batch.values for batch in batches(directory))
+    if system == "obvious":
+        return lambda: _obvious_values(directory, keyed=keyed)
+    if system == "sqlite3":
+        return lambda: alternatives.sqlite_values(directory)
+    if system == "lmdb":
+        from lmdb_log import lmdb_values
+
+        return lambda: lmdb_values(directory)
+    from arrow_stream import arrow_values
+
+    return lambda: arrow_values(directory)
+
+
+def _record_reader(system: str, directory: Path, *, keyed: bool) -> Callable[[], Iterable[object]]:
+    if system == "loglib":
+        from ours import records
+
+        return lambda: records(directory)
+    if system == "obvious":
+        return lambda: alternatives.obvious_records(directory, keyed=keyed)
+    if system == "sqlite3":
+        return lambda: alternatives.sqlite_records(directory)
+    from lmdb_log import lmdb_records
+
+    return lambda: lmdb_records(directory)
+
+
+def _arrow_batches(system: str, directory: Path) -> Iterator[pa.RecordBatch]:
+    if system == "loglib":
+        from ours import batches
+
+        return (batch.to_arrow() for batch in batches(directory))
+    from arrow_stream import arrow_batches
+
+    return arrow_batches(directory)
+
+
+def _obvious_values(directory: Path, *, keyed: bool) -> Iterator[list[bytes]]:
+    values: list[bytes] = []
+    for _, _, value in alternatives.obvious_records(directory, keyed=keyed):
+        values.append(value)
+        if len(values) == COMMIT_MESSAGES:
+            yield values
+            values = []
+    yield values
+
+
+def _slices(options: Options) -> Callable[[], Iterator[list[bytes]]]:
+    """Return the least that a list of bytes costs: slices of one buffer at known places."""
+    values = values_of(options.text("shape"), options.number("messages"))
+    bounds = list(accumulate(map(len, values), initial=0))
+    chunks = [bounds[first : first + COMMIT_MESSAGES + 1] for first in range(0, len(values), COMMIT_MESSAGES)]
+    buffer = b"".join(values)
+
+    def read() -> Iterator[list[bytes]]:
+        for places in chunks:
+            yield [buffer[start:end] for start, end in pairwise(places)]
+
+    return read
+
+
+def _pread_all(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    position = 0
+    while block := os.pread(fd, BLOCK_BYTES, position):
+        position += len(block)
+    os.close(fd)
+
+
+def _expect(messages: int, options: Options) -> None:
+    if messages != options.number("messages"):
+        raise ValueError(f"read {messages} messages, expected {options.number('messages')}")
+
+
+def _measured(work: Callable[[], None], options: Options) -> Measurement:
+    messages = options.number("messages")
+    timing = timed_rounds(work)
+    return Measurement(
+        messages=messages,
+        payload_bytes=payload_bytes_of(options.text("shape"), messages),
+        seconds=timing.seconds,
+        cpu_seconds=timing.cpu_seconds,
+        peak_bytes=timing.peak_bytes,
+    )

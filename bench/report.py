@@ -1,0 +1,100 @@
+"""Report: results as Markdown tables, for the terminal and for RESULTS.md.
+
+Invariant: a column appears when some run of the case has a figure for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from cases import OURS
+
+if TYPE_CHECKING:
+    from measure import Measurement
+    from results import Results
+    from targets import Check
+
+_EXPLANATION = """\
+Each figure is the median over the repetitions of a case; a repetition runs every system once, in a process of its own,
+one after another. "best" is the fastest repetition. "loglib is" divides loglib's messages a second by the system's in
+the same repetition, and is the median of those. MB are 10^6 bytes of keys and values. p50 and p99 are of single calls
+(append, append_many) or messages (follow, seek). CPU seconds are of all threads, for one pass over the messages. Peak
+memory is what the work added to the process, inputs not counted (in the memory cases: above import). Of the
+alternatives only the obvious log has checksums of the messages.
+"""
+
+
+def document(results: Results, checks: list[Check], facts: dict[str, str]) -> str:
+    """Return the whole of RESULTS.md."""
+    about = "\n".join(f"- {name}: {fact}" for name, fact in facts.items())
+    tables = "\n\n".join(f"### {case}\n\n{case_table(results, case)}" for case in results.cases)
+    return (
+        f"# Results of the benchmarks\n\n{about}\n\n{_EXPLANATION}\n## Targets\n\n{target_table(checks)}\n\n"
+        f"## Cases\n\n{tables}\n"
+    )
+
+
+def target_table(checks: list[Check]) -> str:
+    """Return the targets, one a line."""
+    rows = [[check.case, check.figure, check.target, "yes" if check.reached else "**no**"] for check in checks]
+    return _table(["case", "figure", "target", "reached"], rows)
+
+
+def case_table(results: Results, case: str) -> str:
+    """Return one case's systems, one a line."""
+    labels = [label for label in results.cases[case] if results.all_of(case, label)]
+    measured = {label: results.all_of(case, label) for label in labels}
+    columns = [
+        ("messages/s", {label: _rates(ones, statistics.median) for label, ones in measured.items()}),
+        ("best", {label: _rates(ones, max) for label, ones in measured.items()}),
+        ("MB/s", {label: _mb_rate(ones) for label, ones in measured.items()}),
+        ("loglib is", {label: _times(results.ratio(case, OURS, label)) for label in labels if label != OURS}),
+        ("p50 us", {label: _median(ones, lambda one: one.p50_us) for label, ones in measured.items()}),
+        ("p99 us", {label: _median(ones, lambda one: one.p99_us) for label, ones in measured.items()}),
+        *_own_columns(measured),
+        ("CPU s", {label: _median(ones, lambda one: one.cpu_seconds, 3) for label, ones in measured.items()}),
+        ("peak MB", {label: _median(ones, lambda one: one.peak_bytes / 1e6) for label, ones in measured.items()}),
+    ]
+    shown = [(title, cells) for title, cells in columns if any(cells.values())]
+    rows = [[label, *(cells.get(label, "") for _, cells in shown)] for label in labels]
+    failed = [[label, "failed", *[""] * (len(shown) - 1)] for label in results.cases[case] if label not in labels]
+    return _table(["", *(title for title, _ in shown)], rows + failed)
+
+
+def _own_columns(measured: dict[str, list[Measurement]]) -> list[tuple[str, dict[str, str]]]:
+    names = dict.fromkeys(name for ones in measured.values() for one in ones for name in one.figures)
+    return [
+        (name, {label: _median(ones, lambda one, name=name: one.figures.get(name)) for label, ones in measured.items()})  # type: ignore[misc]
+        for name in names
+    ]
+
+
+def _rates(ones: list[Measurement], choose: Callable[[Iterable[float]], float]) -> str:
+    rate = choose([one.rate for one in ones])
+    if rate >= 100_000:
+        return f"{rate / 1e6:.2f} M"
+    return f"{rate:,.0f}" if rate else ""
+
+
+def _mb_rate(ones: list[Measurement]) -> str:
+    rate = statistics.median(one.byte_rate for one in ones) / 1e6
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2f}" if rate else ""
+
+
+def _median(ones: list[Measurement], figure: Callable[[Measurement], float | None], digits: int = 1) -> str:
+    figures = [found for one in ones if (found := figure(one)) is not None]
+    if not figures:
+        return ""
+    median = statistics.median(figures)
+    return f"{median:,.0f}" if median >= 1000 or median == int(median) else f"{median:.{digits}f}"
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f} x"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

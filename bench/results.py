@@ -1,0 +1,41 @@
+"""Results: every measurement of a run of the benchmarks, and the figures made of them.
+
+Invariant: a ratio pairs measurements of one repetition, which ran within seconds of each other,
+and is the median of those pairs; a machine that is busy for a while then spoils no ratio.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from measure import Measurement
+
+Figure = Callable[[Measurement], float]
+
+
+@dataclass(slots=True)
+class Results:
+    """By case and by run: one measurement a repetition, None where it failed."""
+
+    cases: dict[str, dict[str, list[Measurement | None]]] = field(default_factory=dict)
+
+    def add(self, case: str, label: str, measurement: Measurement | None) -> None:
+        self.cases.setdefault(case, {}).setdefault(label, []).append(measurement)
+
+    def all_of(self, case: str, label: str) -> list[Measurement]:
+        """Return the measurements that succeeded."""
+        return [one for one in self.cases.get(case, {}).get(label, []) if one is not None]
+
+    def median(self, case: str, label: str, figure: Figure) -> float | None:
+        """Return the median of a figure over the repetitions."""
+        figures = [figure(one) for one in self.all_of(case, label)]
+        return statistics.median(figures) if figures else None
+
+    def ratio(self, case: str, label: str, other: str, figure: Figure = lambda one: one.rate) -> float | None:
+        """Return how many times `other` the run `label` is: the median over the repetitions' own ratios."""
+        runs = self.cases.get(case, {})
+        pairs = zip(runs.get(label, []), runs.get(other, []), strict=False)
+        ratios = [figure(one) / figure(two) for one, two in pairs if one and two and figure(two)]
+        return statistics.median(ratios) if ratios else None

@@ -1,0 +1,129 @@
+"""Targets: the speeds the project set out to reach, checked against a run of the benchmarks.
+
+Invariant: a check reports, it never fails anything: how fast a shared machine was today is not
+a test. A check whose cases were not run is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cases import ARROW, LMDB, OBVIOUS, OURS, RAW, SQLITE
+
+if TYPE_CHECKING:
+    from results import Results
+
+_LARGE = "append_many[200B, batch=10000, no fsync]"
+_FIFTY = "append_many[200B, batch=50, no fsync]"
+_SINGLE = "append[200B, one a call, default flush policy]"
+_SPREAD = "append_many[16B key + 200B, batch=10000, 8 partitions, no fsync]"
+_THREADS = "append[200B, one a call, sync=True, 16 threads]"
+_FOLLOW = "follow[200B, 1000 messages/s, another process, flush each, no fsync]"
+
+_FLAT = 1.5  # The largest log's median seek, at most so many times the smallest's, is flat.
+_PEAK_MB = 64.0
+_RATIOS = (
+    # case, run, other run, at least, in which words
+    (_LARGE, OURS, RAW, 0.5, "of the raw write"),
+    (_LARGE, OURS, SQLITE, 10.0, "x sqlite3"),
+    (_LARGE, OURS, LMDB, 2.5, "x lmdb"),
+    (_LARGE, OURS, ARROW, 1.5, "x a pyarrow IPC stream"),
+    (_LARGE, OURS, OBVIOUS, 4.0, "x the obvious log"),
+    (_FIFTY, OURS, SQLITE, 5.0, "x sqlite3, executemany of 50"),
+    (_SPREAD, OURS, f"{OURS}, no keys, one partition", 0.5, "of the unkeyed figure"),
+    ("read values[200B]", OURS, "slices of one buffer", 0.65, "of slicing one buffer"),
+    ("read values[200B]", OURS, ARROW, 1.0, "x a pyarrow IPC stream to bytes"),
+    ("read values[50-350B]", OURS, "slices of one buffer", 0.65, "of slicing one buffer"),
+    ("read values[50-350B]", OURS, ARROW, 1.0, "x a pyarrow IPC stream to bytes"),
+    ("read records[200B]", OURS, SQLITE, 1.5, "x sqlite3, the same columns"),
+    ("read records[200B]", OURS, OBVIOUS, 3.0, "x the obvious log"),
+    ("to_arrow[200B]", OURS, "raw pread, 1 MiB blocks", 0.5, "of the raw pread"),
+    (_THREADS, OURS, SQLITE, 5.0, "x sqlite3, synchronous=FULL"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the target table."""
+
+    case: str
+    figure: str
+    target: str
+    reached: bool
+
+
+def checks(results: Results) -> list[Check]:
+    """Return every check whose cases were run."""
+    ratios = [
+        Check(case, f"{ratio:.2f} {words}", f">= {least:g}", ratio >= least)
+        for case, run, other, least, words in _RATIOS
+        if (ratio := results.ratio(case, run, other)) is not None
+    ]
+    others = (_single_append, _follow, _seek, _memory, _opening)
+    return [*ratios, *(check for found in others for check in found(results))]
+
+
+def _single_append(results: Results) -> list[Check]:
+    rate = results.median(_SINGLE, OURS, lambda one: one.rate)
+    floor = results.median(_SINGLE, "list.append and join", lambda one: one.rate)
+    if rate is None or floor is None:
+        return []
+    least = min(1_500_000, 0.4 * floor)
+    words = f"{rate / 1e6:.2f} M messages/s ({rate / floor:.2f} of list.append and join)"
+    return [Check(_SINGLE, words, f">= {least / 1e6:.2f} M/s", rate >= least)]
+
+
+def _follow(results: Results) -> list[Check]:
+    p50 = results.median(_FOLLOW, OURS, lambda one: one.p50_us or 0.0)
+    p99 = results.median(_FOLLOW, OURS, lambda one: one.p99_us or 0.0)
+    if p50 is None or p99 is None:
+        return []
+    return [
+        Check(_FOLLOW, f"p50 {p50:.0f} us", "< 80 us", p50 < 80),
+        Check(_FOLLOW, f"p99 {p99:.0f} us", "< 300 us", p99 < 300),
+    ]
+
+
+def _seek(results: Results) -> list[Check]:
+    medians = []
+    for name in _names(results, "seek["):
+        p50 = results.median(name, OURS, lambda one: one.p50_us or 0.0)
+        if p50 is not None:
+            medians.append((name.partition("log=")[2].rstrip("]"), p50))
+    if len(medians) < 2:
+        return []
+    figure = ", ".join(f"{size}: {p50:.0f} us" for size, p50 in medians)
+    times = medians[-1][1] / medians[0][1]
+    return [Check("seek[random offset, fresh Topic]", f"p50 {figure}", f"flat (<= {_FLAT} x)", times <= _FLAT)]
+
+
+def _memory(results: Results) -> list[Check]:
+    found = []
+    for name in _names(results, "memory["):
+        for label in results.cases[name]:
+            peak = results.median(name, label, lambda one: one.peak_bytes / 1e6)
+            if peak is not None:
+                figure = f"peak {peak:.1f} MB above import"
+                found.append(Check(f"{name} {label}", figure, f"< {_PEAK_MB:.0f} MB", peak < _PEAK_MB))
+    return found
+
+
+def _opening(results: Results) -> list[Check]:
+    found = []
+    for name in _names(results, "open["):
+        for label in results.cases[name]:
+            seconds = results.median(name, label, lambda one: one.seconds)
+            if seconds is not None:
+                found.append(Check(f"{name} {label}", f"{seconds:.3f} s", "well under 1 s", seconds < 0.5))
+    imported = results.median("import[loglib, above bare Python]", OURS, lambda one: one.figures["ms above bare"])
+    if imported is not None:
+        found.append(Check("import[loglib, above bare Python]", f"{imported:.0f} ms", "< 60 ms", imported < 60))
+    idle = results.median("follow[idle]", OURS, lambda one: one.figures["CPU %"])
+    if idle is not None:
+        found.append(Check("follow[idle]", f"{idle:.2f} % CPU", "< 1 %", idle < 1))
+    return found
+
+
+def _names(results: Results, start: str) -> list[str]:
+    return [name for name in results.cases if name.startswith(start)]

@@ -1,0 +1,271 @@
+"""Page views: from an access log to a chart, through a topic that three kinds of readers share.
+
+One process appends the lines of an access log to a topic, keyed by host and with the time of the request as timestamp.
+A second process reads them back. Then Spark counts the views per minute and page straight from the segment files; where
+there is no Java, plain Python counts the same. Lines that are no access-log lines go to a topic of their own.
+
+    python examples/pageviews.py                        # 200,000 made-up lines
+    python examples/pageviews.py /var/log/access.log    # a file in Apache's common or combined format
+    python examples/pageviews.py --out /somewhere       # instead of ./pageviews-out
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import accesslog
+from loglib import Topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+Views = Counter[tuple[int, str]]  # (minute in seconds since 1970, page) -> views
+TOP, OTHER = 8, "other pages"
+MINUTE_US = 60_000_000
+LOG4J = Path(__file__).resolve().with_name("log4j2.properties")  # keeps Spark quiet
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("log", nargs="?", type=Path, help="an access log (default: made-up lines)")
+    parser.add_argument("--lines", type=int, default=200_000, help="how many lines to make up (default 200,000)")
+    parser.add_argument("--out", type=Path, default=Path("pageviews-out"), help="directory for topics and chart")
+    parser.add_argument("--python", action="store_true", help="count in plain Python even where Spark could")
+    args = parser.parse_args()
+    if args.log and not args.log.is_file():
+        parser.error(f"{args.log} is not a file")
+    source = args.log.name if args.log else f"{args.lines:,} made-up lines"
+    hits, rejected = args.out / "hits", args.out / "rejected"
+    for topic in (hits, rejected):
+        shutil.rmtree(topic, ignore_errors=True)  # each run starts afresh
+
+    print(f"1. Writing {source} to {hits}", flush=True)
+    written = in_a_process(write, args.log or args.lines, hits, rejected)
+    print(f"   {written.hits:,} messages appended in {written.seconds:.1f} s, of which {written.seconds_in_log:.2f} s in loglib")
+    if written.rejected:
+        print(f"   {written.rejected:,} lines are no access-log lines; they are kept in {rejected}, the first of them:")
+        print(f"   {written.first_rejected!r}")
+    if not written.hits:
+        print(f"Nothing to count: no line of {source} is an access-log line (Apache's common or combined format).")
+        return
+
+    print("2. Reading them back in another process", flush=True)
+    print(f"   {in_a_process(read_back, hits)}")
+
+    reason = "as asked for" if args.python else why_not_spark()
+    if reason:
+        print(f"3. Counting views per minute and page in plain Python ({reason})", flush=True)
+    else:
+        print("3. Counting views per minute and page with Spark, which takes some seconds to start", flush=True)
+    began = monotonic()
+    views = count_with_python(hits) if reason else count_with_spark(hits)
+    print(f"   {views.total():,} views counted in {monotonic() - began:.1f} s")
+    if not views:
+        print("Nothing to draw: all requests were for images, style sheets and the like.")
+        return
+
+    pages = [page for page, _ in most_common(views) if page != OTHER]
+    print_table(views, pages)
+    if find_spec("matplotlib"):
+        from chart import draw
+
+        draw(views, pages=pages, other=OTHER, source=source, to=args.out / "pageviews.png")
+        print(f"\nChart: {args.out / 'pageviews.png'}")
+    else:
+        print("\nNo chart: matplotlib is not installed.")
+
+
+def in_a_process(function: Callable[..., T], *args: object) -> T:
+    """Call the function in a fresh Python process and hand back its result."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+# 1. Writing
+
+
+class Written(NamedTuple):
+    hits: int
+    rejected: int
+    first_rejected: bytes
+    seconds: float
+    seconds_in_log: float  # the rest went into making and parsing lines
+
+
+def write(source: Path | int, hits_path: Path, rejected_path: Path) -> Written:
+    began = reported = monotonic()
+    hit_count = rejected_count = 0
+    seconds_in_log = 0.0
+    first_rejected = b""
+    with Topic.open(hits_path, partitions=4) as hits, Topic.open(rejected_path) as rejected:
+        for lines in chunks(accesslog.generate(source) if isinstance(source, int) else read_lines(source), 10_000):
+            parsed = [(line, accesslog.parse(line)) for line in lines]
+            good = [(line, hit) for line, hit in parsed if hit is not None]
+            bad = [line for line, hit in parsed if hit is None]
+            append_began = monotonic()
+            if good:
+                hits.append_many(
+                    [line for line, _ in good],
+                    keys=[hit.host for _, hit in good],
+                    timestamps=[hit.timestamp_us for _, hit in good],
+                )
+            if bad:
+                rejected.append_many(bad)
+                first_rejected = first_rejected or bad[0][:100]
+            seconds_in_log += monotonic() - append_began
+            hit_count += len(good)
+            rejected_count += len(bad)
+            if monotonic() - reported > 1:
+                reported = monotonic()
+                print(f"   {hit_count + rejected_count:,} lines", flush=True)
+    return Written(hit_count, rejected_count, first_rejected, monotonic() - began, seconds_in_log)
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            yield line.rstrip(b"\r\n")
+
+
+def chunks(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
+    lines = iter(lines)
+    while chunk := list(islice(lines, size)):
+        yield chunk
+
+
+# 2. Reading
+
+
+def read_back(path: Path) -> str:
+    """Read every message, see that each host stayed in one partition, and say what is there."""
+    began = monotonic()
+    messages: Counter[int] = Counter()
+    partitions_of: dict[bytes | None, set[int]] = {}
+    times: list[int] = []
+    with Topic.open(path, mode="r") as topic:
+        for batch in topic.batches():
+            messages[batch.partition] += len(batch)
+            times += [min(batch.timestamps), max(batch.timestamps)]
+            for host in set(batch.keys):
+                partitions_of.setdefault(host, set()).add(batch.partition)
+    strays = sum(len(partitions) > 1 for partitions in partitions_of.values())
+    first, last = (f"{datetime.fromtimestamp(time / 1e6, UTC):%Y-%m-%d %H:%M}" for time in (min(times), max(times)))
+    spread = ", ".join(f"{messages[index]:,}" for index in sorted(messages))
+    return (
+        f"{messages.total():,} messages from {first} to {last} in {monotonic() - began:.1f} s; by partition: {spread}\n"
+        f"   {len(partitions_of):,} hosts, of which {strays} are in more than one partition"
+    )
+
+
+# 3. Counting
+
+
+def count_with_python(path: Path) -> Views:
+    views: Views = Counter()
+    with Topic.open(path, mode="r") as topic:
+        for batch in topic.batches():
+            for line, time in zip(batch.values, batch.timestamps, strict=True):
+                page = accesslog.page_of(line or b"")
+                if page is not None:
+                    views[time // MINUTE_US * 60, page] += 1
+    top = {page for page, _ in most_common(views)[:TOP]}
+    folded: Views = Counter()
+    for (minute, page), count in views.items():
+        folded[minute, page if page in top else OTHER] += count
+    return folded
+
+
+def count_with_spark(path: Path) -> Views:
+    from pyspark.sql import functions as f
+
+    spark = start_spark()
+    views = (
+        spark.read.format("loglib")
+        .load(str(path))
+        .select("timestamp", f.regexp_extract(f.col("value").cast("string"), accesslog.PAGE, 1).alias("page"))
+        .where((f.col("page") != "") & ~f.col("page").rlike(accesslog.NOT_A_PAGE))
+    )
+    by_page = views.groupBy("page").count().orderBy(f.desc("count"), "page").limit(TOP)
+    top = [row["page"] for row in by_page.collect()]
+    per_minute = (
+        views.withColumn("page", f.when(f.col("page").isin(top), f.col("page")).otherwise(OTHER))
+        .groupBy(f.window("timestamp", "1 minute")["start"].cast("long").alias("minute"), "page")
+        .agg(f.count("*").alias("views"))
+    )
+    counted: Views = Counter({(row["minute"], row["page"]): row["views"] for row in per_minute.collect()})
+    spark.stop()
+    return counted
+
+
+def start_spark() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # its workers run in this environment too
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("pageviews")
+        .config("spark.driver.extraJavaOptions", f'-Dlog4j2.configurationFile="{LOG4J}"')
+        .config("spark.python.unix.domain.socket.enabled", "true")  # saves 40 ms a task
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+
+
+def why_not_spark() -> str:
+    """An empty string where Spark can run, and else what is missing."""
+    if find_spec("pyspark") is None:
+        return "PySpark is not installed"
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    if java is None:
+        return "Spark needs Java 17 or newer, and there is none"
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', said)
+    if version is None or int(version[1]) < 17:
+        return f"Spark needs Java 17 or newer, and {java} is not"
+    return ""
+
+
+# 4. Showing
+
+
+def most_common(views: Views) -> list[tuple[str, int]]:
+    totals: Counter[str] = Counter()
+    for (_, page), count in views.items():
+        totals[page] += count
+    return sorted(totals.items(), key=lambda item: (-item[1], item[0]))
+
+
+def print_table(views: Views, pages: list[str]) -> None:
+    totals = dict(most_common(views))
+    width = max(map(len, totals))
+    print(f"\n   {'page':{width}}   views   share   busiest minute")
+    for page in [*pages, *([OTHER] if OTHER in totals else [])]:
+        count, minute = max((count, minute) for (minute, of), count in views.items() if of == page)
+        share = totals[page] / views.total()
+        busiest = f"{datetime.fromtimestamp(minute, UTC):%Y-%m-%d %H:%M} ({count:,})"
+        print(f"   {page:{width}} {totals[page]:>7,}  {share:>5.1%}   {busiest}")
+
+
+if __name__ == "__main__":
+    main()

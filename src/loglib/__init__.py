@@ -1,0 +1,73 @@
+"""loglib: Kafka's log as a library: partitioned, append-only, segment files, no server.
+
+    from loglib import Topic
+
+    with Topic.open("data/clicks", partitions=8) as topic:
+        topic.append(b"page=/home", key=b"user-42")
+        topic.flush()
+        for record in topic.read():
+            print(record.offset, record.value)
+"""
+
+import importlib.util
+
+if importlib.util.find_spec("fcntl") is None:
+    raise ImportError("loglib needs POSIX file locks (the fcntl module): it runs on Linux and macOS, not here")
+
+import logging
+
+from .config import FlushPolicy, Retention, TopicConfig
+from .errors import (
+    ConfigConflictError,
+    CorruptLogError,
+    ForkedHandleError,
+    InvalidOffsetError,
+    LockedError,
+    LogClosedError,
+    LogError,
+    MissingCodecError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    RecordTooLargeError,
+    StorageFullError,
+    StorageIOError,
+    UnsupportedFormatError,
+    WriterFailedError,
+)
+from .partition import Partition
+from .reader import Reader
+from .records import Batch, OffsetRange, Position, Record
+from .topic import Topic
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "ConfigConflictError",
+    "CorruptLogError",
+    "FlushPolicy",
+    "ForkedHandleError",
+    "InvalidOffsetError",
+    "LockedError",
+    "LogClosedError",
+    "LogError",
+    "MissingCodecError",
+    "OffsetOutOfRangeError",
+    "OffsetRange",
+    "Partition",
+    "Position",
+    "ReadOnlyError",
+    "Reader",
+    "Record",
+    "RecordTooLargeError",
+    "Retention",
+    "StorageFullError",
+    "StorageIOError",
+    "Topic",
+    "TopicConfig",
+    "UnsupportedFormatError",
+    "WriterFailedError",
+    "__version__",
+]
+
+logging.getLogger("loglib").addHandler(logging.NullHandler())

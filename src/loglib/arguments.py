@@ -1,0 +1,170 @@
+"""Arguments: what callers may pass, checked and turned into what the rest of the library takes.
+
+Invariant: a value, key, timestamp, header or start that has come through here is bytes or None,
+whole microseconds, a tuple of pairs, or one of the forms of `Start`. Everything else is a
+`TypeError` or `ValueError` that says what to pass instead, raised before anything is appended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from .batch import Columns, Headers
+from .config import microseconds
+from .errors import RecordTooLargeError
+from .records import from_datetime
+
+__all__ = ["HeadersLike", "Start", "Time", "check_names", "parse_start", "record_columns", "take_columns"]
+
+Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, an age, or "-15m"
+HeadersLike = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
+
+_AGE = re.compile(r"-(\d+(?:\.\d+)?)(us|ms|s|m|h|d|w)")
+_UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6, "w": 604800 * 10**6}
+_SAFE_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # Kafka's rule for topics
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class Time(NamedTuple):
+    """A start given as a time: the first record at or after it."""
+
+    timestamp_us: int
+
+
+def parse_start(start: Start, *, now_us: int) -> str | int | Time:
+    """"begin", "end", an offset, or the `Time` that a datetime, an age or "-15m" stands for."""
+    if isinstance(start, str):
+        if start in ("begin", "end"):
+            return start
+        age = _AGE.fullmatch(start)
+        if age is None:
+            raise ValueError(f'start must be "begin", "end" or an age like "-15m", not {start!r}')
+        return Time(now_us - round(float(age[1]) * _UNITS[age[2]]))
+    if isinstance(start, datetime):
+        return Time(from_datetime(start))
+    if isinstance(start, timedelta):
+        return Time(now_us - abs(microseconds(start)))
+    if isinstance(start, int) and not isinstance(start, bool):
+        return start
+    raise TypeError(f'start must be "begin", "end", an offset, a datetime, a timedelta or "-15m", not {start!r}')
+
+
+def check_names(*names: str) -> None:
+    """Refuse names that could leave a directory or that some file system cannot hold."""
+    for name in names:
+        if not _SAFE_NAME.fullmatch(name) or name in (".", ".."):
+            raise ValueError(f"{name!r} is not a name of 1 to 249 letters, digits, dots, dashes and underscores")
+
+
+def record_columns(
+    value: Any, key: Any, timestamp: Any, headers: HeadersLike | None, *, limit_bytes: int
+) -> tuple[Columns, int]:
+    """One record as columns, and its size in bytes; `RecordTooLargeError` above the limit."""
+    value = _binary("value", value)
+    key = _binary("key", key)
+    pairs = None if headers is None else header_pairs(headers)
+    size = len(value or b"") + len(key or b"") + _headers_bytes(pairs or ())
+    if size > limit_bytes:
+        raise RecordTooLargeError("the record", size, limit_bytes)
+    columns = Columns(
+        [value],
+        None if key is None else [key],
+        None if timestamp is None else [timestamp_us(timestamp)],
+        None if not pairs else [pairs],
+    )
+    return columns, size
+
+
+def take_columns(
+    values: Iterable[Any],
+    keys: Iterable[Any] | None,
+    timestamps: Iterable[Any] | None,
+    headers: Iterable[HeadersLike | None] | None,
+    *,
+    limit_bytes: int,
+) -> tuple[Columns, int]:
+    """Many records as columns, and their size in bytes together; each is held against the limit."""
+    value_column, value_bytes = _binary_column("value", values)
+    count = len(value_column)
+    key_column, key_bytes = (None, 0) if keys is None else _binary_column("key", keys)
+    time_column = None if timestamps is None else _time_column(timestamps)
+    header_column = None if headers is None else [() if each is None else header_pairs(each) for each in headers]
+    header_bytes = 0 if header_column is None else sum(map(_headers_bytes, header_column))
+    for name, column in (("keys", key_column), ("timestamps", time_column), ("headers", header_column)):
+        if column is not None and len(column) != count:
+            raise ValueError(f"{len(column)} {name} for {count} values; give one for each value")
+    columns = Columns(value_column, key_column, time_column, header_column)
+    size = value_bytes + key_bytes + header_bytes
+    if size > limit_bytes:  # only then can a single record be too large
+        _check_each(columns, limit_bytes)
+    return columns, size
+
+
+def timestamp_us(timestamp: Any) -> int:
+    """Microseconds UTC of a timestamp given as such or as an aware datetime."""
+    if isinstance(timestamp, datetime):
+        return from_datetime(timestamp)
+    if isinstance(timestamp, int) and not isinstance(timestamp, bool):
+        if timestamp not in _INT64:
+            raise ValueError(f"timestamp {timestamp} does not fit 64 bits; give microseconds since 1970")
+        return timestamp
+    raise TypeError(f"timestamp must be int microseconds UTC or an aware datetime, not {timestamp!r}")
+
+
+def header_pairs(headers: HeadersLike) -> Headers:
+    """Headers as a tuple of (name, bytes) pairs."""
+    pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
+    for pair in pairs:
+        match pair:
+            case (str(), bytes()):
+                continue
+            case _:
+                raise TypeError(f"headers must map str to bytes; found {pair!r}")
+    return pairs
+
+
+def _binary(what: str, item: Any) -> bytes | None:
+    if item is None or type(item) is bytes:
+        return item
+    if isinstance(item, str):
+        raise TypeError(f"{what} must be bytes, not str; encode it first, as in {what}.encode()")
+    if isinstance(item, bytes | bytearray | memoryview):
+        return bytes(item)
+    raise TypeError(f"{what} must be bytes or None, not {type(item).__name__}")
+
+
+def _binary_column(what: str, items: Iterable[Any]) -> tuple[Sequence[bytes | None], int]:
+    if isinstance(items, (bytes, bytearray, memoryview, str)):
+        raise TypeError(f"{what}s must be an iterable of bytes, not one {type(items).__name__}; use append() for one")
+    column: list[Any] | tuple[Any, ...] = items if type(items) in (list, tuple) else list(items)  # type: ignore[assignment]
+    if list(map(type, column)).count(bytes) != len(column):
+        column = [_binary(what, item) for item in column]
+        return column, sum(len(item) for item in column if item is not None)
+    return column, sum(map(len, column))
+
+
+def _time_column(timestamps: Iterable[Any]) -> list[int]:
+    column = list(timestamps)
+    if list(map(type, column)).count(int) != len(column) or (column and not _fit(column)):
+        column = [timestamp_us(each) for each in column]
+    return column
+
+
+def _fit(numbers: list[int]) -> bool:
+    return min(numbers) in _INT64 and max(numbers) in _INT64
+
+
+def _headers_bytes(pairs: Headers) -> int:
+    return sum(len(name) * 4 + len(value) for name, value in pairs)  # 4: the most a character takes in UTF-8
+
+
+def _check_each(columns: Columns, limit_bytes: int) -> None:
+    for index, value in enumerate(columns.values):
+        key = columns.keys[index] if columns.keys is not None else None
+        headers = columns.headers[index] if columns.headers is not None else ()
+        size = len(value or b"") + len(key or b"") + _headers_bytes(headers)
+        if size > limit_bytes:
+            raise RecordTooLargeError(f"record {index}", size, limit_bytes)

@@ -1,0 +1,82 @@
+"""Codec: compression of a batch's body, one codec a batch, mixed freely within a log.
+
+Invariant: decompression never yields more than the caller's limit, whatever the bytes claim, so a
+forged body costs bounded memory.
+
+    id  name  package         level
+     0  none  -               -
+     1  zlib  standard library 1     the fastest: a log writer waits for it
+     2  lz4   lz4 (frame)     default
+     3  zstd  zstandard       1
+"""
+
+from __future__ import annotations
+
+import zlib
+from importlib import import_module
+from typing import Any
+
+from .config import CODEC_NAMES
+from .errors import MissingCodecError
+from .files import Buffer
+
+__all__ = ["BadCompression", "codec_id", "compress", "decompress"]
+
+NONE, ZLIB, LZ4, ZSTD = range(4)
+_PACKAGES = {LZ4: ("lz4.frame", "lz4"), ZSTD: ("zstandard", "zstd")}
+
+
+class BadCompression(Exception):
+    """The compressed bytes do not decode to the size declared."""
+
+
+def codec_id(name: str) -> int:
+    """The number that stands for the codec in a batch; checks that its package is installed."""
+    number = CODEC_NAMES.index(name)
+    if number in _PACKAGES:
+        _package(number)
+    return number
+
+
+def compress(codec: int, body: bytes) -> bytes:
+    if codec == ZLIB:
+        return zlib.compress(body, 1)
+    package = _package(codec)
+    if codec == LZ4:
+        return bytes(package.compress(body))
+    return bytes(package.ZstdCompressor(level=1).compress(body))
+
+
+def decompress(codec: int, stored: Buffer, *, body_bytes: int) -> bytes:
+    """The body, which must be exactly `body_bytes` long; raises `BadCompression` otherwise."""
+    try:
+        # One byte over the declared size is room enough to notice a body that is longer.
+        body, finished = _decompress_at_most(codec, stored, body_bytes + 1)
+    except MissingCodecError:
+        raise
+    except Exception as error:  # three packages, each with its own exception classes
+        raise BadCompression(f"undecodable {CODEC_NAMES[codec]} data ({error})") from error
+    if len(body) != body_bytes or not finished:
+        raise BadCompression(f"{CODEC_NAMES[codec]} data of another size than the {body_bytes} bytes declared")
+    return body
+
+
+def _decompress_at_most(codec: int, stored: Buffer, limit: int) -> tuple[bytes, bool]:
+    if codec == ZLIB:
+        inflater = zlib.decompressobj()
+        return inflater.decompress(stored, limit), inflater.eof
+    package = _package(codec)
+    if codec == LZ4:
+        decoder = package.LZ4FrameDecompressor()
+        return decoder.decompress(stored, max_length=limit), decoder.eof
+    with package.ZstdDecompressor().stream_reader(bytes(stored)) as reader:
+        body = reader.read(limit)
+        return body, True
+
+
+def _package(codec: int) -> Any:
+    module, extra = _PACKAGES[codec]
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingCodecError(CODEC_NAMES[codec], extra) from error

@@ -1,0 +1,148 @@
+"""Config: the policies of a topic, as given to `Topic.open` and kept in `topic.json`.
+
+Invariant: a value of these classes has passed its checks. They are plain facts: nothing here reads
+a clock or a disk. Durations are given as seconds or `timedelta` and kept as whole microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Literal, cast
+
+__all__ = ["MAX_BATCH_BYTES", "Durability", "FlushPolicy", "Retention", "TopicConfig", "microseconds"]
+
+Durability = Literal["disk", "os"]
+
+MAX_BATCH_BYTES = 1 << 30  # a batch's columns are addressed by signed 32-bit numbers; half of that leaves room
+MAX_RECORDS_PER_BATCH = 1 << 24
+MIN_SEGMENT_BYTES = 4096
+MAX_PARTITIONS = 10_000  # directories are named with four digits
+
+
+def microseconds(duration: float | timedelta) -> int:
+    """A duration in seconds, or as a `timedelta`, in whole microseconds."""
+    if isinstance(duration, timedelta):
+        return duration // timedelta(microseconds=1)
+    return round(duration * 1_000_000)
+
+
+def _require(condition: bool, name: str, value: object, rule: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} must be {rule}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class FlushPolicy:
+    """When appended records become durable and visible: at whichever limit is reached first.
+
+    `messages` counts records, `interval` is in seconds (a background thread keeps it), `bytes`
+    counts encoded bytes. None switches a limit off; with all three off only `flush()`,
+    `append(sync=True)` and `close()` flush.
+
+    The defaults: 10,000 messages as in the Kafka paper's producer experiments, 50 ms so that a
+    person watching a quiet log sees no delay, 64 MiB so that one flush stays well under a second.
+    """
+
+    messages: int | None = 10_000
+    interval: float | None = 0.05
+    bytes: int | None = 64 << 20
+
+    def __post_init__(self) -> None:
+        _require(self.messages is None or self.messages >= 1, "FlushPolicy.messages", self.messages, "at least 1")
+        _require(self.interval is None or self.interval > 0, "FlushPolicy.interval", self.interval, "above 0 seconds")
+        _require(self.bytes is None or self.bytes >= 1, "FlushPolicy.bytes", self.bytes, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """When whole sealed segments are dropped; None (or 0) switches a limit off.
+
+    `age` counts from the time the segment's newest record was *appended*, by the log's clock;
+    `bytes` is the most that one partition keeps; `keep_free` is the part of the file system,
+    0 to 1, that must stay free.
+    """
+
+    age: timedelta | None = timedelta(days=7)
+    bytes: int | None = None
+    keep_free: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(self.age is None or self.age > timedelta(0), "Retention.age", self.age, "above zero")
+        _require(self.bytes is None or self.bytes >= 0, "Retention.bytes", self.bytes, "at least 0")
+        _require(0 <= self.keep_free < 1, "Retention.keep_free", self.keep_free, "a part from 0 up to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """Everything about a topic that outlives a process, but for its log id."""
+
+    partitions: int = 1
+    partitioner: str = "crc32"
+    flush: FlushPolicy = field(default_factory=FlushPolicy)
+    retention: Retention = field(default_factory=Retention)
+    segment_bytes: int = 1 << 30
+    segment_age: timedelta | None = timedelta(days=1)
+    compression: str = "none"
+    durability: Durability = "disk"
+    batch_bytes: int = 256 << 10  # see bench/RESULTS.md: larger gains little, and a lone read checks a whole batch
+    batch_records: int = 1 << 16
+    max_record_bytes: int = 64 << 20
+    permissions: int = 0o600
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.partitions <= MAX_PARTITIONS, "partitions", self.partitions, f"1 to {MAX_PARTITIONS}")
+        _require(self.segment_bytes >= MIN_SEGMENT_BYTES, "segment_bytes", self.segment_bytes, "at least 4096")
+        _require(self.segment_age is None or self.segment_age > timedelta(0), "segment_age", self.segment_age, "above 0")
+        _require(self.compression in CODEC_NAMES, "compression", self.compression, f"one of {CODEC_NAMES}")
+        _require(self.durability in ("disk", "os"), "durability", self.durability, "'disk' or 'os'")
+        _require(1 <= self.batch_bytes <= MAX_BATCH_BYTES, "batch_bytes", self.batch_bytes, f"1 to {MAX_BATCH_BYTES}")
+        _require(
+            1 <= self.batch_records <= MAX_RECORDS_PER_BATCH,
+            "batch_records",
+            self.batch_records,
+            f"1 to {MAX_RECORDS_PER_BATCH}",
+        )
+        _require(
+            1 <= self.max_record_bytes <= MAX_BATCH_BYTES // 2,
+            "max_record_bytes",
+            self.max_record_bytes,
+            f"1 to {MAX_BATCH_BYTES // 2}",
+        )
+        _require(
+            self.permissions & ~0o666 == 0 and self.permissions & 0o600 == 0o600,
+            "permissions",
+            oct(self.permissions),
+            "read and write bits, with the owner's set",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The policies as JSON values; durations become seconds."""
+        values = asdict(self)
+        values["segment_age"] = _seconds(self.segment_age)
+        values["retention"]["age"] = _seconds(self.retention.age)
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TopicConfig:
+        """The reverse of `to_json`; unknown names are left alone, for later versions to add."""
+        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        if "flush" in known:
+            known["flush"] = FlushPolicy(**known["flush"])
+        if "retention" in known:
+            known["retention"] = Retention(**(known["retention"] | {"age": _duration(known["retention"]["age"])}))
+        if "segment_age" in known:
+            known["segment_age"] = _duration(known["segment_age"])
+        return cls(**cast(dict[str, Any], known))
+
+
+CODEC_NAMES = ("none", "zlib", "lz4", "zstd")
+
+
+def _seconds(duration: timedelta | None) -> float | None:
+    return None if duration is None else duration.total_seconds()
+
+
+def _duration(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)

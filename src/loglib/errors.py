@@ -1,0 +1,202 @@
+"""Errors: every way in which loglib says no, told apart by what the caller would do next.
+
+`LogError` is the root of all that concerns data or state; a bad argument is a `ValueError` or
+`TypeError`. Each class takes facts, keeps them as attributes and builds its own message: which
+file, which byte or offset, what was found, what was expected, and what to do.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+import os
+
+__all__ = [
+    "ConfigConflictError",
+    "CorruptLogError",
+    "ForkedHandleError",
+    "InvalidOffsetError",
+    "LockedError",
+    "LogClosedError",
+    "LogError",
+    "MissingCodecError",
+    "OffsetOutOfRangeError",
+    "ReadOnlyError",
+    "RecordTooLargeError",
+    "StorageFullError",
+    "StorageIOError",
+    "UnsupportedFormatError",
+    "WriterFailedError",
+]
+
+
+class LogError(Exception):
+    """Root of every error that loglib raises about data or state."""
+
+
+class CorruptLogError(LogError):
+    """Stored bytes are not what was written. Stop: nothing has been cut, deleted or guessed.
+
+    Attributes: `path` of the file, `file_position` in bytes, `found` and `expected` in words.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], file_position: int, found: str, expected: str) -> None:
+        self.path = os.fspath(path)
+        self.file_position = file_position
+        self.found = found
+        self.expected = expected
+        super().__init__(f"{self.path}, byte {file_position}: found {found}, expected {expected}; nothing was changed")
+
+
+class UnsupportedFormatError(LogError):
+    """The file is intact but written in a newer format. Upgrade loglib to use it."""
+
+    def __init__(self, path: str | os.PathLike[str], what: str, found: int, supported: int) -> None:
+        self.path = os.fspath(path)
+        self.found = found
+        self.supported = supported
+        super().__init__(f"{self.path}: {what} {found} is newer than this loglib knows ({supported}); upgrade loglib")
+
+
+class OffsetOutOfRangeError(LogError, LookupError):
+    """The offset is not in the log (any more). Choose a start within the range given.
+
+    Attributes: `offset` asked for, and the valid half-open range `log_start_offset`,
+    `log_end_offset` (the end itself is a valid position: it means caught up).
+    """
+
+    def __init__(self, partition: int, offset: int, log_start_offset: int, log_end_offset: int) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.log_start_offset = log_start_offset
+        self.log_end_offset = log_end_offset
+        super().__init__(
+            f"partition {partition}: offset {offset} is outside the log, which holds "
+            f"[{log_start_offset}, {log_end_offset}); start at {log_start_offset} or 'begin'"
+        )
+
+
+class InvalidOffsetError(LogError, ValueError):
+    """The offset lies inside the log but no record has it. Use offsets that records carry.
+
+    Attributes: `offset` asked for; `batch_offsets`, the record offsets of the batch around it;
+    `next_offset`, where the following batch begins.
+    """
+
+    def __init__(self, partition: int, offset: int, batch_offsets: range, next_offset: int) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.batch_offsets = batch_offsets
+        self.next_offset = next_offset
+        super().__init__(
+            f"partition {partition}: no record has offset {offset}; the records around it are "
+            f"{batch_offsets.start} to {batch_offsets.stop - 1}, then {next_offset}; "
+            "use Record.offset or Record.next_offset"
+        )
+
+
+class LockedError(LogError):
+    """Another writer holds the partition. Attributes: `path` of the lock file, `holder` in words."""
+
+    def __init__(self, path: str | os.PathLike[str], holder: str) -> None:
+        self.path = os.fspath(path)
+        self.holder = holder
+        super().__init__(
+            f"{self.path} is held by {holder}; close that writer, or open with mode='r' to read, "
+            "or with shared=True to write to a partition of your own"
+        )
+
+
+class LogClosedError(LogError):
+    """The handle is closed. Open the topic again."""
+
+
+class ForkedHandleError(LogClosedError):
+    """The handle was opened before a fork and belongs to the parent. Open the topic in the child."""
+
+    def __init__(self, path: str | os.PathLike[str], parent_pid: int) -> None:
+        self.path = os.fspath(path)
+        self.parent_pid = parent_pid
+        super().__init__(f"{self.path} was opened for writing by pid {parent_pid} before a fork; open it again here")
+
+
+class ReadOnlyError(LogError):
+    """A write was asked of a topic opened with mode='r'."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        super().__init__(f"{self.path} is open with mode='r'; open it with mode='a' to write")
+
+
+class RecordTooLargeError(LogError, ValueError):
+    """A record, or a batch that must stay whole, exceeds its limit. Nothing was appended.
+
+    Attributes: `size_bytes` found and `limit_bytes` allowed.
+    """
+
+    def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(f"{what} is {size_bytes} bytes, the limit is {limit_bytes}; nothing was appended")
+
+
+class StorageFullError(LogError, OSError):
+    """The disk, a quota or a file-size limit refused a write. Make room and append again.
+
+    The file was cut back to its last good batch and the writer stays usable. `lost` is the range
+    of offsets that were handed out but not written; those offsets will be given out again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], error: OSError, lost: range) -> None:
+        self.path = os.fspath(path)
+        self.lost = lost
+        super().__init__(
+            error.errno or _errno.ENOSPC,
+            f"{self.path}: {error.strerror}; {len(lost)} buffered records from offset {lost.start} were not written",
+        )
+
+
+class StorageIOError(LogError, OSError):
+    """The operating system failed to read or write. Never taken for the end of the log."""
+
+    def __init__(self, path: str | os.PathLike[str], error: OSError, doing: str) -> None:
+        self.path = os.fspath(path)
+        super().__init__(error.errno or _errno.EIO, f"{self.path}: {error.strerror} while {doing}")
+
+
+class WriterFailedError(LogError):
+    """A flush failed, so the writer can no longer know what the disk holds. Reopen to recover.
+
+    Raised by every later append, flush and close of the same writer: after one failed fsync the
+    page cache shows data that the disk may never get.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], error: BaseException) -> None:
+        self.path = os.fspath(path)
+        self.error = error
+        super().__init__(f"{self.path}: a flush failed ({error}); records since the last flush are in doubt, reopen")
+
+
+class ConfigConflictError(LogError, ValueError):
+    """An argument disagrees with what the topic was created with.
+
+    Attributes: `name` of the argument, the value `given` and the value `stored`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str, given: object, stored: object) -> None:
+        self.path = os.fspath(path)
+        self.name = name
+        self.given = given
+        self.stored = stored
+        super().__init__(
+            f"{self.path} was created with {name}={stored!r}, not {given!r}; leave the argument out, "
+            "or change the topic with Topic.reconfigure()"
+        )
+
+
+class MissingCodecError(LogError, ImportError):
+    """The package of a compression codec is not installed. Install the extra named."""
+
+    def __init__(self, codec: str, extra: str) -> None:
+        self.codec = codec
+        self.extra = extra
+        super().__init__(f"compression {codec!r} needs a package that is not installed; install loglib's extra [{extra}]")

@@ -1,0 +1,292 @@
+"""Partition: an ordered, append-only run of records; the log of one directory and its one writer.
+
+Invariant: order holds here and only here. Offsets rise and are not consecutive from batch to batch;
+`log_start_offset <= high_watermark <= log_end_offset`, and readers see what lies below the second.
+
+Threads: safe for all; each reader it gives out belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any
+
+from .arguments import HeadersLike, record_columns, take_columns
+from .batch import NO_PRODUCER, Columns, Producer
+from .check import CheckReport, check_log
+from .config import TopicConfig, microseconds
+from .errors import ReadOnlyError
+from .files import Files
+from .log import Log
+from .reader import Reader, StartLike
+from .records import Batch, OffsetRange, Position
+from .recovery import Recovery
+from .retention import Decision, Space, decide
+from .segment import Identity, SegmentInfo
+from .transfer import read_frame, send
+from .writer import Timer, Writer
+
+__all__ = ["Partition", "Tracker"]
+
+Tracker = Callable[[Reader], Reader]  # keeps an eye on the readers given out, so that a topic can close them
+
+# The wall clock may drift from the monotonic one by this much between two retention passes before
+# the pass is left out: a clock set wrong for an hour must not cost a week of data.
+_CLOCK_JUMP_US = 60 * 60 * 1_000_000
+
+
+class Partition:
+    """One partition of a topic; made by `Topic`, never directly."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        identity: Identity,
+        config: TopicConfig,
+        *,
+        writable: bool,
+        clock: Callable[[], int],
+        track: Tracker,
+    ) -> None:
+        self.id = identity.partition
+        self.path = directory
+        self._files = files
+        self._identity = identity
+        self._config = config
+        self._writable = writable
+        self._clock = clock
+        self._track = track
+        self._log = Log(files, directory, identity)
+        self._writer: Writer | None = None
+        self._timer: Timer | None = None
+        self._clocks_at_retention: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.id} at {self.path!r} [{self.log_start_offset}, {self.high_watermark})>"
+
+    # --- facts -----------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        """First offset still readable."""
+        return self._log.mark().log_start_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """Readers see offsets below this: what has been flushed."""
+        return self._log.mark().flushed_end
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record will get; without a writer here, the high watermark."""
+        return self.high_watermark if self._writer is None else self._writer.next_offset
+
+    @property
+    def segments(self) -> list[SegmentInfo]:
+        """The segment files, oldest first; the last one is open."""
+        return self._log.segments()
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """What opening for writing found and mended; None when opened for reading."""
+        return None if self._writer is None else self._writer.recovery
+
+    @property
+    def log(self) -> Log:
+        """The reading side, for adapters that plan their own reads."""
+        return self._log
+
+    # --- append ----------------------------------------------------------------------------------
+
+    def append(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        timestamp: int | datetime | None = None,
+        headers: HeadersLike | None = None,
+        sync: bool = False,
+    ) -> Position:
+        """Append one record; see `Topic.append`."""
+        columns, size = record_columns(
+            value, key, timestamp, headers, limit_bytes=self._config.max_record_bytes
+        )
+        return Position(self.id, self.writer().append(columns, size, sync=sync).start)
+
+    def append_many(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Iterable[bytes | None] | None = None,
+        timestamps: Iterable[int | datetime] | None = None,
+        headers: Iterable[HeadersLike | None] | None = None,
+        producer: tuple[str, int] | None = None,
+    ) -> list[OffsetRange]:
+        """Append many records; returns their offsets in order, as ranges.
+
+        `producer`, a name and a rising number, makes the call idempotent: the records go into one
+        batch, and a call that the partition has seen from this producer appends nothing and returns
+        what it returned then. The partition remembers the last number of 125 producers.
+        """
+        columns, size = take_columns(
+            values, keys, timestamps, headers, limit_bytes=self._config.max_record_bytes
+        )
+        return self.append_columns(columns, size, producer=producer)
+
+    def append_columns(
+        self, columns: Columns, size_bytes: int, *, producer: tuple[str, int] | None = None
+    ) -> list[OffsetRange]:
+        """Append records that are checked columns already."""
+        if not columns.values:
+            return []
+        writer = self.writer()
+        if producer is not None:
+            return [OffsetRange(self.id, writer.append_batch(columns, producer=_producer(*producer)))]
+        if 2 * size_bytes < self._config.batch_bytes and len(columns.values) <= self._config.batch_records:
+            return [OffsetRange(self.id, writer.append(columns, size_bytes))]
+        return [
+            OffsetRange(self.id, writer.append_batch(chunk, producer=NO_PRODUCER))
+            for chunk in _chunks(columns, size_bytes, self._config)
+        ]
+
+    def flush(self) -> None:
+        """Make everything appended durable and visible to readers."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def receive(self, source: Any, *, preserve_offsets: bool = False) -> range | None:
+        """Append the batches of one frame that `transfer` sent; None at the end of the stream.
+
+        Each batch is checked and gets a new place here, or with `preserve_offsets` must continue
+        this log where it ends, else `InvalidOffsetError`. Returns the range of the log they fill.
+        """
+        writer = self.writer()
+        start: int | None = None
+        end = 0
+        for header, body in read_frame(source):
+            offsets = writer.adopt(header, body, preserve_offsets=preserve_offsets)
+            start = offsets.start if start is None else start
+            end = offsets.start + header.length
+        return None if start is None else range(start, end)
+
+    # --- read ------------------------------------------------------------------------------------
+
+    def read(self, start: StartLike = "begin", end: StartLike | None = None) -> Reader:
+        """A reader that ends at `end`, or at the end as of now."""
+        return self._track(Reader([self._log], start, end=end, clock=self._clock))
+
+    def follow(self, start: StartLike = "end", timeout: float | None = None) -> Reader:
+        """A reader that waits for more, for ever or until `timeout` seconds bring nothing."""
+        return self._track(Reader([self._log], start, follow=True, timeout=timeout, clock=self._clock))
+
+    def batches(self, start: StartLike = "begin", end: StartLike | None = None) -> Iterator[Batch]:
+        """Whole columns from `start` to `end`, or to the end as of now."""
+        return self.read(start, end).batches()
+
+    def transfer(self, to: Any, start: int, max_bytes: int = 64 << 20) -> int:
+        """Send flushed batches as stored to a socket, pipe or file; returns the offset to go on from.
+
+        The bytes go from the page cache to the target by `os.sendfile`; `receive` takes them. Sends
+        whole batches up to `max_bytes`, but at least one; nothing if `start` is the high watermark.
+        """
+        return send(self._log, to, start, max_bytes=max_bytes)
+
+    def check(self) -> CheckReport:
+        """Verify every byte below the high watermark; raises `CorruptLogError` at the first fault."""
+        return check_log(self._log)
+
+    # --- housekeeping ----------------------------------------------------------------------------
+
+    def roll(self) -> bool:
+        """Seal the open segment and begin a new one; False if it is empty."""
+        return self.writer().roll()
+
+    def retain(self, *, dry_run: bool = False) -> list[Decision]:
+        """Drop what the retention policy gives up; returns the decision for every segment."""
+        now = self._clock()
+        space = Space(*self._files.free_space(self.path))
+        decisions = decide(self.id, self.segments, self._config.retention, now_us=now, space=space)
+        if dry_run:
+            return decisions
+        if self._clock_jumped(now):
+            return [each._replace(drop=False, reason="the clock has jumped; not now") for each in decisions]
+        kept = [each.base_offset for each in decisions if not each.drop]
+        if len(kept) < len(decisions):
+            self.writer().drop_before(kept[0])
+        return decisions
+
+    def keep_house(self) -> None:
+        """What is due by the clock: rolling an old segment, then retention."""
+        if self._writer is not None:
+            age = self._config.segment_age
+            if age is not None:
+                self._writer.roll(older_than_us=microseconds(age))
+            self.retain()
+
+    def _clock_jumped(self, now: int) -> bool:
+        last, self._clocks_at_retention = self._clocks_at_retention, (now, time.monotonic_ns() // 1000)
+        if last is None:
+            return False
+        wall, monotonic = now - last[0], self._clocks_at_retention[1] - last[1]
+        return abs(wall - monotonic) > _CLOCK_JUMP_US
+
+    # --- the writer ------------------------------------------------------------------------------
+
+    @property
+    def owned(self) -> bool:
+        """Whether this process writes here."""
+        return self._writer is not None
+
+    def writer(self) -> Writer:
+        """The writer, whose lock is taken at the first call; `LockedError` if another process has it."""
+        if self._writer is None:
+            if not self._writable:
+                raise ReadOnlyError(self.path)
+            writer = Writer(
+                self._files, self.path, self._identity, self._config, index=self._log.index, clock=self._clock
+            )
+            writer.on_roll = self.retain
+            self._log.writer = writer
+            self._writer = writer
+        return self._writer
+
+    def close(self) -> None:
+        """Flush, release the lock and close the files."""
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            self._log.close()
+
+
+def _producer(name: str, sequence: int) -> Producer:
+    """A producer's name as the number that the batch header has room for."""
+    if sequence < 0:
+        raise ValueError(f"a producer's sequence must not be negative, not {sequence}")
+    return Producer(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1, sequence)
+
+
+def _chunks(columns: Columns, size_bytes: int, config: TopicConfig) -> Iterator[Columns]:
+    """The columns cut into batches of about the configured size."""
+    count = len(columns.values)
+    pieces = max(1, -(-size_bytes // config.batch_bytes), -(-count // config.batch_records))
+    step = -(-count // pieces)
+    for start in range(0, count, step):
+        chunk = Columns(*(None if column is None else column[start : start + step] for column in columns))
+        yield from _not_too_large(chunk, config)
+
+
+def _not_too_large(chunk: Columns, config: TopicConfig) -> Iterator[Columns]:
+    """Halve a chunk whose records are much larger than those around it."""
+    count = len(chunk.values)
+    size = sum(len(item) for column in (chunk.values, chunk.keys or ()) for item in column if item is not None)
+    if count == 1 or size <= 2 * config.max_record_bytes:
+        yield chunk
+        return
+    for half in (slice(0, count // 2), slice(count // 2, count)):
+        part = Columns(*(None if column is None else column[half] for column in chunk))
+        yield from _not_too_large(part, config)

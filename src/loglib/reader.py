@@ -1,0 +1,236 @@
+"""Reader: pulling records from one or more partitions, to the end or for ever.
+
+Invariant: a reader owns its position and leaves no trace in the log. `tell` is the next record that
+it will hand out, for each partition, whatever has been read ahead; `seek` takes the same back.
+Order holds within a partition; partitions take turns, a block each.
+
+Threads: a reader belongs to one thread, but for `close`, which may come from any and ends the
+iteration there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import length_hint
+
+from .arguments import Start, parse_start
+from .errors import LogClosedError
+from .log import Log
+from .records import Batch, Record
+from .wait import Waiter
+
+__all__ = ["Reader", "StartLike"]
+
+StartLike = Start | Mapping[int, Start]
+_FOR_EVER = 1 << 63
+
+
+class Reader:
+    """An iterable of `Record`s over some partitions; made by `read` and `follow`.
+
+    Iterating goes on from the present position, so a second loop continues the first.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[Log],
+        start: StartLike,
+        *,
+        clock: Callable[[], int],
+        end: StartLike | None = None,
+        follow: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        self._logs = {log.partition: log for log in logs}
+        self._clock = clock
+        self._follow = follow
+        self._timeout = timeout
+        self._closed = False
+        self._reading = threading.Lock()  # held while files are in use, so that close() knows
+        self._waiter: Waiter | None = None
+        self._waiter_pid = 0
+        self._ready: deque[Batch] = deque()  # read ahead, oldest first
+        self._batch: Batch | None = None  # being handed out record by record:
+        self._records: list[Record] = []  # its records,
+        self._rest: Iterator[Record] = iter(self._records)  # and those still to come
+        self._ends = dict.fromkeys(self._logs, _FOR_EVER) if follow else self._offsets("end" if end is None else end)
+        offsets = self._offsets("begin") if isinstance(start, Mapping) else {}
+        offsets |= self._offsets(start)
+        self._cursors = {partition: self._logs[partition].cursor(offset) for partition, offset in offsets.items()}
+        self._turns = deque(self._cursors)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Record]:
+        while self._have_records(self._timeout):
+            yield from self._rest
+
+    def batches(self) -> Iterator[Batch]:
+        """The same as whole columns. What was handed out in part comes as the rest of its batch."""
+        while (batch := self._next_batch(self._timeout)) is not None:
+            yield batch
+
+    def poll(
+        self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: float | None = 0.0
+    ) -> list[Record]:
+        """Up to `max_records` records, or the first that together reach `max_bytes` of keys and values.
+
+        Waits up to `timeout` seconds (None: for ever) for the first one, and returns an empty list
+        if none comes. Without limits it returns one batch.
+        """
+        if max_records is not None and max_records < 1:
+            raise ValueError(f"max_records must be at least 1, not {max_records}")
+        self._check_open()
+        polled: list[Record] = []
+        room = max_bytes
+        while self._have_records(timeout if not polled else 0.0):
+            for record in self._rest:
+                polled.append(record)
+                if room is not None:
+                    room -= len(record.value or b"") + len(record.key or b"")
+                if len(polled) == max_records or (room is not None and room <= 0):
+                    return polled
+            if max_records is None and max_bytes is None:
+                break
+        return polled
+
+    def tell(self) -> dict[int, int]:
+        """The offset of the next record to be handed out, by partition."""
+        positions = {partition: cursor.offset for partition, cursor in self._cursors.items()}
+        for batch in reversed(self._ready):
+            positions[batch.partition] = batch.offsets.start
+        if left := length_hint(self._rest):
+            record = self._records[-left]
+            positions[record.partition] = record.offset
+        return positions
+
+    def seek(self, start: StartLike) -> None:
+        """Go to a start. A mapping moves the partitions that it names and leaves the others."""
+        self._check_open()
+        offsets = self.tell() | self._offsets(start)
+        self._ready.clear()
+        self._forget_records()
+        for partition, offset in offsets.items():
+            self._cursors[partition].seek(offset)
+
+    def lag_bytes(self) -> dict[int, int]:
+        """Bytes of log between the position and the flushed end, by partition."""
+        ends = {partition: log.mark().flushed_end for partition, log in self._logs.items()}
+        return {partition: max(0, ends[partition] - offset) for partition, offset in self.tell().items()}
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """End the iteration, also one that waits in another thread."""
+        self._closed = True
+        self._forget_records()
+        if self._waiter is not None:
+            self._waiter.wake()
+        if self._reading.acquire(blocking=False):  # otherwise the thread that is reading cleans up
+            try:
+                self._release()
+            finally:
+                self._reading.release()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _offsets(self, start: StartLike) -> dict[int, int]:
+        now = self._clock()
+        if isinstance(start, Mapping):
+            unknown = [partition for partition in start if partition not in self._logs]
+            if unknown:
+                raise ValueError(f"no partition {unknown[0]} here; there are {sorted(self._logs)}")
+            starts = {partition: parse_start(each, now_us=now) for partition, each in start.items()}
+        else:
+            parsed = parse_start(start, now_us=now)
+            if isinstance(parsed, int) and len(self._logs) > 1:
+                raise ValueError(f"offset {parsed} means another record in each partition; give {{partition: offset}}")
+            starts = dict.fromkeys(self._logs, parsed)
+        return {partition: self._logs[partition].resolve(each) for partition, each in starts.items()}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosedError("this reader is closed; read or follow again")
+
+    def _forget_records(self) -> None:
+        self._records.clear()  # a list iterator ends with its list, also one that a loop holds
+        self._ready = deque()
+
+    def _have_records(self, timeout: float | None) -> bool:
+        """Fill `_rest`; False at the end, or after `timeout` seconds without a record."""
+        if length_hint(self._rest):
+            return True
+        self._batch = self._next_batch(timeout)
+        if self._batch is None:
+            return False
+        self._records = self._batch.records()
+        self._rest = iter(self._records)
+        return True
+
+    def _next_batch(self, timeout: float | None) -> Batch | None:
+        if self._batch is not None and (left := length_hint(self._rest)):
+            rest = self._batch.between(self._records[-left].offset, _FOR_EVER)
+            self._records.clear()
+            return rest
+        with self._reading:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while not self._closed:
+                if self._ready:
+                    return self._ready.popleft()
+                if self._read_ahead():
+                    if self._waiter is not None:
+                        self._waiter.progressed()
+                    continue
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if not self._follow or (remaining is not None and remaining <= 0):
+                    return None
+                self._wait(remaining)
+            self._release()
+            return None
+
+    def _read_ahead(self) -> bool:
+        """Read one block of the next partition that has more; False if none has."""
+        for _ in self._cursors:
+            partition = self._turns[0]
+            self._turns.rotate(-1)
+            cursor, end = self._cursors[partition], self._ends[partition]
+            if cursor.offset >= end:
+                continue
+            batches = cursor.read(self._logs[partition].mark().flushed_end)
+            if batches and batches[-1].next_offset > end:  # an end inside a batch, or inside a block
+                batches = [part for batch in batches if len(part := batch.between(0, end))]
+                cursor.seek(end)
+            if batches:
+                self._ready.extend(batches)
+                return True
+        return False
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._waiter is None or self._waiter_pid != os.getpid():  # a forked child must have its own
+            self._waiter, self._waiter_pid = self._watch(), os.getpid()
+            return  # and look once more: what came before the watch began is not reported
+        self._waiter.wait(timeout)
+
+    def _watch(self) -> Waiter:
+        waiter = Waiter(log.watermark_path for log in self._logs.values() if log.writer is None)
+        for log in self._logs.values():
+            if log.writer is not None:
+                log.writer.listen(waiter)
+        return waiter
+
+    def _release(self) -> None:
+        for cursor in self._cursors.values():
+            cursor.close()
+        if self._waiter is not None:
+            self._waiter.close()
+            self._waiter = None

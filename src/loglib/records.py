@@ -1,0 +1,290 @@
+"""Records: what readers are given, singly (`Record`) or as whole columns (`Batch`).
+
+Invariant: offsets in a batch are consecutive (`offsets` is a `range`), and each record's
+`next_offset` is where a reader that has handled it goes on: the next record of the batch, or the
+next batch. All ranges are half-open, all times are microseconds UTC.
+
+Threads: immutable facts; columns are decoded when first asked for and then kept by the batch.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from io import BytesIO
+from itertools import chain, repeat
+from operator import sub
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .batch import BadBatch, Header, Headers, Layout, layout, uniform_offsets
+from .errors import CorruptLogError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Batch", "OffsetRange", "Position", "Record", "from_datetime", "to_datetime"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+new_tuple = tuple.__new__  # half the time of calling the NamedTuple; see bench/RESULTS.md
+
+
+def to_datetime(timestamp_us: int) -> datetime:
+    """The aware UTC datetime of a timestamp in microseconds; `OverflowError` outside years 1 to 9999."""
+    return _EPOCH + timestamp_us * _MICROSECOND
+
+
+def from_datetime(time: datetime) -> int:
+    """Microseconds UTC of an aware datetime; `ValueError` if it has no time zone."""
+    if time.tzinfo is None:
+        raise ValueError(f"{time!r} has no time zone; say which, as in datetime.now(timezone.utc)")
+    return (time - _EPOCH) // _MICROSECOND
+
+
+class Position(NamedTuple):
+    """Where an appended record went: its partition and its offset there."""
+
+    partition: int
+    offset: int
+
+
+class OffsetRange(NamedTuple):
+    """Where appended records went: one partition and consecutive offsets there, in order."""
+
+    partition: int
+    offsets: range
+
+
+class Record(NamedTuple):
+    """One message, with its place in the log.
+
+    `value` and `key` are bytes or None (null, which is not the same as empty); `headers` is a tuple
+    of (name, bytes) pairs; `next_offset` is the position after this record.
+    """
+
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    next_offset: int
+
+    @property
+    def time(self) -> datetime:
+        """The timestamp as an aware UTC datetime."""
+        return to_datetime(self.timestamp)
+
+
+class Source(NamedTuple):
+    """Where a batch was read from, for errors to name."""
+
+    path: str
+    file_position: int
+
+
+class Batch:
+    """Consecutive records of one partition as columns, decoded from one stored batch when asked for.
+
+    After a seek into its middle, or up to an end inside it, a batch shows only the records asked
+    for: `offsets` says which. Columns are lists with one item a record.
+    """
+
+    __slots__ = (
+        "_body_at", "_data", "_first", "_headers", "_keys", "_layout", "_source", "_stop", "_timestamps", "_values",
+        "header", "partition",
+    )  # fmt: skip
+
+    def __init__(self, partition: int, header: Header, data: bytes, body_at: int, source: Source) -> None:
+        self.partition = partition
+        self.header = header
+        self._data = data
+        self._body_at = body_at
+        self._source = source
+        self._first = 0
+        self._stop = header.record_count
+        self._layout: Layout = layout(header)
+        self._values: list[bytes | None] | None = None
+        self._keys: list[bytes | None] | None = None
+        self._timestamps: list[int] | None = None
+        self._headers: list[Headers] | None = None
+
+    def __len__(self) -> int:
+        return self._stop - self._first
+
+    def __repr__(self) -> str:
+        return f"<Batch partition={self.partition} offsets={self.offsets} next_offset={self.next_offset}>"
+
+    def between(self, start_offset: int, end_offset: int) -> Batch:
+        """The part of the batch whose offsets lie in [start_offset, end_offset), over the same memory."""
+        base = self.header.base_offset
+        part = Batch(self.partition, self.header, self._data, self._body_at, self._source)
+        part._first = min(max(start_offset - base, self._first), self._stop)
+        part._stop = max(min(end_offset - base, self._stop), part._first)
+        return part
+
+    @property
+    def offsets(self) -> range:
+        """The records' offsets."""
+        base = self.header.base_offset
+        return range(base + self._first, base + self._stop)
+
+    @property
+    def next_offset(self) -> int:
+        """Where a reader goes on after this batch."""
+        whole = self._stop == self.header.record_count
+        return self.header.next_offset if whole else self.header.base_offset + self._stop
+
+    @property
+    def append_time(self) -> int:
+        """When the batch was written, by the log's own clock."""
+        return self.header.append_time
+
+    @property
+    def values(self) -> list[bytes | None]:
+        """The values; None where null."""
+        if self._values is None:
+            at = self._layout
+            self._values = self._column(at.value_offsets, at.values, self.header.value_bytes, at.value_validity)
+        return self._values
+
+    @property
+    def keys(self) -> list[bytes | None]:
+        """The keys; None where null."""
+        if self._keys is None:
+            at = self._layout
+            if at.key_offsets < 0:
+                self._keys = [None] * len(self)
+            else:
+                self._keys = self._column(at.key_offsets, at.keys, self.header.key_bytes, at.key_validity)
+        return self._keys
+
+    @property
+    def timestamps(self) -> list[int]:
+        """The event times, microseconds UTC."""
+        if self._timestamps is None:
+            at = self._layout.timestamps
+            if at < 0:
+                self._timestamps = [self.header.base_timestamp] * len(self)
+            else:
+                stored = _integers("q", self._data, self._body_at + at, self.header.record_count)
+                self._timestamps = stored[self._first : self._stop]
+        return self._timestamps
+
+    @property
+    def headers(self) -> list[Headers]:
+        """The record headers: a tuple of (name, bytes) pairs for each record, empty if it has none."""
+        if self._headers is None:
+            at = self._layout
+            if at.header_counts < 0:
+                self._headers = [()] * len(self)
+            else:
+                try:
+                    self._headers = self._decode_headers()[self._first : self._stop]
+                except BadBatch as error:
+                    raise self._corrupt(error) from error
+        return self._headers
+
+    def records(self) -> list[Record]:
+        """The same as `Record` objects."""
+        offsets = self.offsets
+        next_offsets = chain(range(offsets.start + 1, offsets.stop), (self.next_offset,))
+        fields = zip(
+            repeat(self.partition), offsets, self.timestamps, self.keys, self.values, self.headers, next_offsets
+        )
+        return list(map(new_tuple, repeat(Record), fields))  # type: ignore[arg-type]
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """The columns as a `pyarrow.RecordBatch` over the same memory, without copying keys or values.
+
+        Columns: key, value (binary), partition (int32), offset (int64), timestamp
+        (timestamp[us, UTC]), headers (list of name and value). Needs the extra [arrow].
+        """
+        from .arrow import record_batch
+
+        try:
+            whole = record_batch(self.partition, self.header, self._data, self._body_at)
+        except BadBatch as error:
+            raise self._corrupt(error) from error
+        return whole.slice(self._first, len(self))
+
+    def _corrupt(self, error: BadBatch) -> CorruptLogError:
+        path, position = self._source
+        return CorruptLogError(path, position + error.at, error.found, error.expected)
+
+    def _column(self, offsets_at: int, bytes_at: int, size: int, validity_at: int) -> list[bytes | None]:
+        body, count = self._body_at, self.header.record_count
+        items: list[bytes | None]
+        try:
+            items = _decode_column(self._data, body + offsets_at, body + bytes_at, size, count)
+        except BadBatch as error:
+            raise self._corrupt(error) from error
+        if validity_at >= 0:
+            bits = int.from_bytes(self._data[body + validity_at : body + validity_at + -(-count // 8)], "little")
+            items = [item if bits >> index & 1 else None for index, item in enumerate(items)]
+        if len(self) == count:
+            return items
+        return items[self._first : self._stop]
+
+    def _decode_headers(self) -> list[Headers]:
+        data, count = self._data, self.header.record_count
+        counts = _integers("i", data, self._body_at + self._layout.header_counts, count + 1)
+        start = self._body_at + self._layout.headers
+        names, values = _header_columns(data, start, self.header.header_bytes, counts)
+        try:
+            pairs = list(zip((name.decode() for name in names), values))
+        except UnicodeDecodeError as error:
+            raise BadBatch(self._layout.headers, "a header name that is not UTF-8", "UTF-8") from error
+        return [tuple(pairs[first:stop]) for first, stop in zip(counts, counts[1:])]
+
+
+def _header_columns(data: bytes, start: int, size: int, counts: list[int]) -> tuple[list[bytes], list[bytes]]:
+    """Names and values in the headers section, whose own two offset columns come first."""
+    total = counts[-1]
+    offsets_bytes = 4 * (total + 1) + 7 & ~7
+    if counts[0] != 0 or min(map(sub, counts[1:], counts)) < 0 or 2 * offsets_bytes > size:
+        raise BadBatch(start, "header counts that do not fit their section", "counts from 0, never falling")
+    name_bytes = _integers("i", data, start + 4 * total, 1)[0]
+    value_bytes = _integers("i", data, start + offsets_bytes + 4 * total, 1)[0]
+    names_at = start + 2 * offsets_bytes
+    values_at = names_at + (name_bytes + 7 & ~7)
+    if name_bytes < 0 or value_bytes < 0 or values_at + value_bytes > start + size:
+        raise BadBatch(start, "header names and values beyond their section", f"at most {size} bytes")
+    names = _decode_column(data, start, names_at, name_bytes, total)
+    return names, _decode_column(data, start + offsets_bytes, values_at, value_bytes, total)
+
+
+_UNIFORM_MOST = 8192  # bounds what the two caches of uniform columns hold to a few megabytes
+
+
+def _decode_column(data: bytes, offsets_at: int, bytes_at: int, size: int, count: int) -> list[Any]:
+    """The items of a binary column, after proving that its offsets rise from 0 to `size`."""
+    if 0 < count <= _UNIFORM_MOST and size % count == 0:
+        offsets = data[offsets_at : offsets_at + 4 * (count + 1)]
+        if offsets == uniform_offsets(size // count, count):  # items of one size unpack twice as fast
+            return list(_uniform_struct(size // count, count).unpack_from(data, bytes_at))
+    bounds = _integers("i", data, offsets_at, count + 1)
+    sizes = list(map(sub, bounds[1:], bounds))
+    if bounds[0] != 0 or bounds[-1] != size or (sizes and min(sizes) < 0):
+        raise BadBatch(offsets_at, "column offsets that do not rise from 0 to the column's size", f"0 to {size}")
+    source = BytesIO(data)  # shares the bytes; its read() is the fastest slicer the standard library has
+    source.seek(bytes_at)
+    return list(map(source.read, sizes))
+
+
+@lru_cache(maxsize=16)
+def _uniform_struct(size: int, count: int) -> Struct:
+    return Struct(f"{size}s" * count)
+
+
+def _integers(typecode: str, data: bytes, at: int, count: int) -> list[int]:
+    """`count` little-endian int32 ("i") or int64 ("q") numbers."""
+    width = 4 if typecode == "i" else 8
+    if sys.byteorder == "little":
+        return memoryview(data)[at : at + width * count].cast(typecode).tolist()
+    numbers = array(typecode, data[at : at + width * count])
+    numbers.byteswap()
+    return numbers.tolist()

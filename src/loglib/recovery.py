@@ -1,0 +1,299 @@
+"""Recovery: what a writer does to a partition before it trusts it, and what every reader may assume.
+
+Invariant: only bytes that were never promised are cut, and they are kept aside; damage below the
+durable end raises `CorruptLogError` and changes nothing. Recovery may itself crash at any point and
+be run again: it rewrites bytes with themselves, cuts only what it has copied, and publishes last.
+
+    D = the largest of: the watermark's durable end, the base of the last segment, and what any whole
+        batch above says was durable when it was made
+    p = the first offset, from D on, at which no valid batch begins
+
+    p < D, or a segment missing, cut or swapped     corruption: raise, touch nothing
+    bytes above p                                   torn tail: copy aside, cut, go on
+    bytes in [D, p)                                 whole but never synced: write them again, then sync,
+                                                    since after a failed fsync the page cache lies
+
+Only the bytes above the watermark are read, and one batch header below it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from typing import NamedTuple
+
+from .batch import PRODUCERS
+from .errors import CorruptLogError
+from .files import Files
+from .segment import (
+    HEADER_BYTES,
+    Identity,
+    SegmentHeader,
+    SegmentReader,
+    parse_segment_name,
+    read_segment_header,
+    segment_name,
+)
+from .watermark import NAME as WATERMARK
+from .watermark import Mark, encode_new, newest
+
+__all__ = ["Recovered", "Recovery", "Tail", "list_segments", "load_headers", "recover", "scan_flushed_end"]
+
+logger = logging.getLogger("loglib")
+
+QUARANTINE_BYTES = 64 << 20  # the most of a torn tail that is kept aside; a tail is a few flushes long
+_BLOCK_BYTES = 1 << 20
+
+
+class Tail(NamedTuple):
+    """Where the next batch goes, and what its header says of the log before it."""
+
+    end: int  # base offset of the next batch
+    previous_crc: int
+    append_time: int
+    running_max_timestamp: int
+    writer_epoch: int  # of the writer that came before
+    producers_in_segment: bool = False  # whether a batch before this in the segment names a producer
+    records: int = 0  # appended through this handle so far
+
+
+class Recovery(NamedTuple):
+    """What recovery found and did; all zero after a clean close."""
+
+    cut_bytes: int  # of a torn tail, cut off
+    rewritten_bytes: int  # whole but unsynced, written again
+    quarantine: str | None  # file that keeps the bytes cut
+    watermark_lost: bool  # neither slot was whole: the last segment was scanned instead
+
+    @property
+    def clean(self) -> bool:
+        return not (self.cut_bytes or self.rewritten_bytes or self.watermark_lost)
+
+
+class Recovered(NamedTuple):
+    """A partition ready to be written to."""
+
+    headers: dict[int, SegmentHeader]  # by base offset
+    tail: Tail
+    mark: Mark  # as on disk
+    report: Recovery
+
+
+def list_segments(files: Files, directory: str) -> dict[int, int]:
+    """Base offset and file size in bytes of each segment, in order of offset."""
+    sizes = {parse_segment_name(name): size for name, size in files.sizes(directory).items()}
+    return {base: sizes[base] for base in sorted(base for base in sizes if base is not None)}
+
+
+def load_headers(
+    files: Files, directory: str, segments: dict[int, int], identity: Identity
+) -> dict[int, SegmentHeader]:
+    """The headers of the segments, checked against each other: a chain without a gap."""
+    headers: dict[int, SegmentHeader] = {}
+    previous: SegmentHeader | None = None
+    for base in segments:
+        path = os.path.join(directory, segment_name(base))
+        header = read_segment_header(files, path, identity)
+        if previous is not None:
+            _check_link(path, previous, header, segments[previous.base_offset] - HEADER_BYTES)
+        headers[base] = previous = header
+    return headers
+
+
+def _check_link(path: str, previous: SegmentHeader, header: SegmentHeader, previous_bytes: int) -> None:
+    if header.previous_base_offset != previous.base_offset or header.previous_bytes != previous_bytes:
+        raise CorruptLogError(
+            path,
+            56,
+            f"before it, a segment of {previous_bytes} bytes at offset {previous.base_offset}",
+            f"one of {header.previous_bytes} bytes at offset {header.previous_base_offset}",
+        )
+    if header.previous_base_offset + header.previous_bytes != header.base_offset:
+        raise CorruptLogError(path, 40, f"base offset {header.base_offset}", "the end of the segment before")
+
+
+def scan_flushed_end(reader: SegmentReader) -> int:
+    """What the last segment itself proves to be durable, for when the watermark is lost."""
+    end = reader.base_offset
+    limit = reader.end_of_file()
+    header = reader.next_header(end, limit)
+    while header is not None:
+        end = max(end, header.durable_up_to)
+        header = reader.next_header(header.base_offset + 8, limit)
+    return end
+
+
+def recover(files: Files, directory: str, identity: Identity, permissions: int) -> Recovered:
+    """Bring the partition to a state in which appending is safe. The caller holds the writer lock."""
+    mark = _read_mark(files, directory, identity)
+    segments = list_segments(files, directory)
+    if mark is not None:
+        _finish_retention(files, directory, segments, mark.log_start_offset)
+    if not segments:
+        raise CorruptLogError(directory, 0, "no segment", "at least one: a partition is made with its first")
+    headers = load_headers(files, directory, segments, identity)
+    first, last = min(segments), max(segments)
+    if mark is not None and first != mark.log_start_offset:
+        raise CorruptLogError(directory, 0, f"a first segment at {first}", f"one at {mark.log_start_offset}")
+    with SegmentReader(files, os.path.join(directory, segment_name(last)), identity) as reader:
+        durable_end, valid_end = _measure(reader, mark)
+        tail = tail_at(reader, valid_end)
+        torn_bytes = reader.end_of_file() - valid_end
+    quarantine = _mend(files, reader.path, reader, durable_end=durable_end, valid_end=valid_end, torn_bytes=torn_bytes)
+    for name in files.sizes(directory):
+        if name.endswith(".tmp"):
+            files.unlink(os.path.join(directory, name))
+    files.sync_directory(directory)
+    report = Recovery(torn_bytes, valid_end - durable_end, quarantine, mark is None)
+    if not report.clean:
+        logger.warning(
+            "%s: recovered; cut %d bytes of a torn tail%s, wrote %d unsynced bytes again%s",
+            directory,
+            report.cut_bytes,
+            f" (kept in {quarantine})" if quarantine else "",
+            report.rewritten_bytes,
+            ", rebuilt the watermark" if report.watermark_lost else "",
+        )
+    if mark is None:
+        mark = _replace_watermark(files, directory, identity, permissions, Mark(1, first, valid_end, valid_end, 0))
+    return Recovered(headers, tail, mark, report)
+
+
+def tail_at(reader: SegmentReader, end: int) -> Tail:
+    """The tail of a log that ends at `end`, from the last batch before it."""
+    if end == reader.base_offset:
+        header = reader.header
+        return Tail(
+            end, header.previous_crc, header.last_append_time, header.running_max_timestamp, header.writer_epoch
+        )
+    last = reader.locate(end - 1, end)
+    if last.next_offset != end:
+        found = f"a batch that ends at offset {last.next_offset}"
+        raise CorruptLogError(reader.path, reader.file_position(last.base_offset), found, f"one that ends at {end}")
+    return Tail(end, last.header_crc, last.append_time, last.running_max_timestamp, last.writer_epoch, bool(last.flags & PRODUCERS))
+
+
+def _read_mark(files: Files, directory: str, identity: Identity) -> Mark | None:
+    path = os.path.join(directory, WATERMARK)
+    if not files.exists(path):
+        return None
+    return newest(files.read_whole(path, 1 << 16), identity.salt, path)
+
+
+def _finish_retention(files: Files, directory: str, segments: dict[int, int], log_start: int) -> None:
+    """Remove segments that retention had given up before a crash: they lie wholly below the log start."""
+    if log_start not in segments:
+        return  # then something is missing, which the caller reports; remove nothing
+    for base in [base for base in segments if base < log_start]:
+        files.unlink(os.path.join(directory, segment_name(base)))
+        del segments[base]
+
+
+def _measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, int]:
+    """(D, p) of the last segment, as the module's table defines them; `CorruptLogError` if p < D."""
+    end_of_file = reader.end_of_file()
+    durable_end = max(reader.base_offset, mark.durable_end) if mark else scan_flushed_end(reader)
+    if end_of_file < durable_end:
+        position = reader.file_position(end_of_file)
+        raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {durable_end}")
+    start = tail_at(reader, durable_end if mark else reader.base_offset)
+    valid_end, fault = valid_prefix(reader, start, end_of_file)
+    if fault is not None:
+        # A batch further on may prove that the bad bytes were durable: then they are no torn tail.
+        header = reader.next_header(valid_end, end_of_file)
+        while header is not None:
+            if header.durable_up_to > valid_end:
+                raise fault
+            header = reader.next_header(header.base_offset + 8, end_of_file)
+        if valid_end < durable_end:
+            raise fault
+    return durable_end, valid_end
+
+
+def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[int, CorruptLogError | None]:
+    """(offset up to which whole batches follow each other from the tail, what is wrong there)."""
+    start, previous_crc = tail.end, tail.previous_crc
+    while start < end:
+        try:
+            for batch in reader.batches(start, end, block_bytes=_BLOCK_BYTES):
+                header = batch.header
+                if header.previous_crc != previous_crc:
+                    position = reader.file_position(header.base_offset) + 60
+                    found = f"a batch that follows one with CRC {header.previous_crc:08x}"
+                    return start, CorruptLogError(reader.path, position, found, f"{previous_crc:08x}")
+                previous_crc = header.header_crc
+                start = header.next_offset
+        except CorruptLogError as error:
+            # The block may hold whole batches ahead of the bad one: take them one at a time.
+            first = _first_batch(reader, start, end)
+            if first is None:
+                return start, error
+            previous_crc, start = first
+    return start, None
+
+
+def _first_batch(reader: SegmentReader, start: int, end: int) -> tuple[int, int] | None:
+    try:
+        header = reader.header_at(start)
+        if header.next_offset > end:
+            return None
+        reader.batches(start, header.next_offset, block_bytes=header.length)
+    except CorruptLogError:
+        return None
+    return header.header_crc, header.next_offset
+
+
+def _mend(
+    files: Files, path: str, reader: SegmentReader, *, durable_end: int, valid_end: int, torn_bytes: int
+) -> str | None:
+    """Keep the torn tail aside, cut it, write the unsynced batches again and sync; returns the file kept."""
+    if not torn_bytes and valid_end == durable_end:
+        return None
+    quarantine = None
+    fd = files.open_write(path)
+    try:
+        if torn_bytes:
+            start = reader.file_position(valid_end)
+            quarantine = _keep_aside(files, path, fd, start, min(torn_bytes, QUARANTINE_BYTES))
+            files.ftruncate(fd, start)
+        rewrite(files, fd, reader.file_position(durable_end), reader.file_position(valid_end))
+    finally:
+        files.close(fd)
+    return quarantine
+
+
+def rewrite(files: Files, fd: int, start: int, end: int) -> None:
+    """Write bytes [start, end) of the file over themselves and sync them.
+
+    A second fsync after a failed one succeeds without writing anything; dirtying the pages anew is
+    the only way to have them written. Repeating it after a crash is harmless: same bytes, same place.
+    """
+    files.copy_range(fd, fd, start=start, end=end, at=start)
+    files.datasync(fd)
+
+
+def _keep_aside(files: Files, path: str, fd: int, start: int, size_bytes: int) -> str | None:
+    kept = f"{path.removesuffix('.log')}.torn-{start}"
+    try:
+        copy = files.create(kept, 0o600, exclusive=False)
+        try:
+            files.copy_range(fd, copy, start=start, end=start + size_bytes, at=0)
+            files.datasync(copy)
+        finally:
+            files.close(copy)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        logger.warning("%s: no room to keep %d bytes of a torn tail aside; they are cut", path, size_bytes)
+        return None
+    return kept
+
+
+def _replace_watermark(files: Files, directory: str, identity: Identity, permissions: int, mark: Mark) -> Mark:
+    path = os.path.join(directory, WATERMARK)
+    temporary = path + ".tmp"
+    files.write_new(temporary, encode_new(mark, identity.salt), permissions)
+    files.rename(temporary, path)
+    files.sync_directory(directory)
+    return mark

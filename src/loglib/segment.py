@@ -1,0 +1,406 @@
+"""Segment: one append-only file of a partition; batches back to back behind a fixed header.
+
+Invariant: `file position = HEADER_BYTES + offset - base_offset`, and the next segment's base is this
+base plus this segment's bytes, so that a missing, swapped or cut segment is found by arithmetic. A
+file whose name ends in `.log` has a whole header: it is written as `.tmp`, synced and renamed. A
+sealed segment never changes; what there is to say about it stands in the header of the next one.
+
+    byte size field                  meaning (little-endian)
+       0    8  magic                 89 4C 4C 53 45 47 0D 0A
+       8    2  version               1
+      10    2  flags                 none yet; a reader refuses what it does not know
+      12    4  crc                   CRC-32C of bytes 0..11 and 16..4095
+      16   16  log_id                of the topic
+      32    4  partition
+      36    4  writer_epoch          of the writer that made the segment
+      40    8  base_offset           as in the file's name
+      48    8  created               microseconds UTC
+      56    8  previous_base_offset  of the segment before; base_offset itself if there is none
+      64    8  previous_bytes        of batches in the segment before
+      72    4  previous_crc          header CRC of the last batch before this segment
+      76    4  producer_count        0 to 125
+      80    8  last_append_time      of the newest batch before this segment, microseconds UTC
+      88    8  running_max_timestamp largest event time before this segment
+      96 4000  producers             125 of: id u64, sequence u64, base offset u64, records u32, zero u32
+
+Threads: a reader belongs to one thread; it shares nothing but the page cache.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple, NoReturn
+
+from .batch import HEADER_BYTES as BATCH_HEADER_BYTES
+from .batch import MAGIC as BATCH_MAGIC
+from .batch import (
+    BadBatch,
+    Header,
+    NewerBatch,
+    check_body,
+    crc32c,
+    make_salt,
+    open_body,
+    parse_header,
+)
+from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
+from .files import Files
+from .records import Batch, Source
+
+__all__ = [
+    "HEADER_BYTES",
+    "NO_TIMESTAMP",
+    "Identity",
+    "ProducerState",
+    "SegmentHeader",
+    "SegmentInfo",
+    "SegmentReader",
+    "create_segment",
+    "first_segment",
+    "parse_segment_name",
+    "read_segment_header",
+    "segment_name",
+]
+
+MAGIC = b"\x89LLSEG\r\n"
+VERSION = 1
+HEADER_BYTES = 4096
+NO_TIMESTAMP = -(1 << 63)  # running maximum of no timestamps at all
+
+_FIELDS = Struct("<8sHHI16sIIQQQQIIqq")
+_PRODUCER = Struct("<QQQII")
+MAX_PRODUCERS = (HEADER_BYTES - _FIELDS.size) // _PRODUCER.size
+assert _FIELDS.size == 96 and MAX_PRODUCERS == 125
+
+# A lone record is mostly found in the first window; the growth bounds both the reads and the memory.
+_FIRST_WINDOW = 4 << 10
+_LARGEST_WINDOW = 1 << 20
+
+
+class Identity(NamedTuple):
+    """Which partition of which log a file must belong to."""
+
+    log_id: bytes
+    partition: int
+    salt: int
+
+    @classmethod
+    def of(cls, log_id: bytes, partition: int) -> Identity:
+        return cls(log_id, partition, make_salt(log_id, partition))
+
+
+class ProducerState(NamedTuple):
+    """The last batch that a producer appended to a partition."""
+
+    producer_id: int
+    sequence: int
+    base_offset: int
+    record_count: int
+
+
+class SegmentHeader(NamedTuple):
+    """A segment header's facts; the table at the top of the module says what each means."""
+
+    log_id: bytes
+    partition: int
+    writer_epoch: int
+    base_offset: int
+    created: int
+    previous_base_offset: int
+    previous_bytes: int
+    previous_crc: int
+    last_append_time: int
+    running_max_timestamp: int
+    producers: tuple[ProducerState, ...] = ()
+
+    def encode(self) -> bytes:
+        fields = [
+            MAGIC, VERSION, 0, 0, self.log_id, self.partition, self.writer_epoch, self.base_offset, self.created,
+            self.previous_base_offset, self.previous_bytes, self.previous_crc, len(self.producers),
+            self.last_append_time, self.running_max_timestamp,
+        ]  # fmt: skip
+        table = b"".join(_PRODUCER.pack(*state, 0) for state in self.producers)
+        content = bytearray((_FIELDS.pack(*fields) + table).ljust(HEADER_BYTES, b"\0"))
+        content[12:16] = _crc(content).to_bytes(4, "little")
+        return bytes(content)
+
+    @classmethod
+    def decode(cls, content: bytes, path: str) -> SegmentHeader:
+        """The facts in a header's bytes; `CorruptLogError` or `UnsupportedFormatError` if it is none."""
+        if len(content) < HEADER_BYTES:
+            raise CorruptLogError(path, len(content), "the end of the file", f"a segment header of {HEADER_BYTES} bytes")
+        magic, version, flags, crc, *fields = _FIELDS.unpack_from(content)
+        if magic != MAGIC:
+            raise CorruptLogError(path, 0, f"bytes {magic.hex()}", f"the segment magic {MAGIC.hex()}")
+        actual = _crc(content)
+        if crc != actual:
+            raise CorruptLogError(path, 12, f"header CRC {crc:08x}", f"{actual:08x}, that of the header's bytes")
+        if version > VERSION:
+            raise UnsupportedFormatError(path, "segment version", version, VERSION)
+        if flags:
+            raise UnsupportedFormatError(path, "segment flags", flags, 0)
+        count = fields.pop(8)
+        if count > MAX_PRODUCERS:
+            raise CorruptLogError(path, 76, f"{count} producers", f"at most {MAX_PRODUCERS}")
+        table = content[_FIELDS.size : _FIELDS.size + count * _PRODUCER.size]
+        producers = tuple(ProducerState(*row[:4]) for row in _PRODUCER.iter_unpack(table))
+        return cls(*fields, producers)
+
+
+class SegmentInfo(NamedTuple):
+    """A segment as `Partition.segments` lists it."""
+
+    path: str
+    base_offset: int
+    end_offset: int
+    sealed: bool
+    created: int  # microseconds UTC
+    last_append_time: int | None  # of its newest batch; None while the segment is open
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of batches; the file is larger by its header."""
+        return self.end_offset - self.base_offset
+
+
+def segment_name(base_offset: int) -> str:
+    return f"{base_offset:020d}.log"
+
+
+def parse_segment_name(name: str) -> int | None:
+    """The base offset that a file name states, or None if it is no segment's name."""
+    stem, dot, suffix = name.partition(".")
+    return int(stem) if suffix == "log" and len(stem) == 20 and stem.isascii() and stem.isdigit() else None
+
+
+def first_segment(identity: Identity, *, created: int) -> SegmentHeader:
+    """The header of a new partition's first segment."""
+    return SegmentHeader(identity.log_id, identity.partition, 0, 0, created, 0, 0, 0, 0, NO_TIMESTAMP)
+
+
+def create_segment(files: Files, directory: str, header: SegmentHeader, permissions: int) -> int:
+    """Create the segment and return it open for writing. Synced, its name included.
+
+    A crash at any point leaves a `.tmp`, which is rubbish, or a whole segment: no third state.
+    """
+    path = os.path.join(directory, segment_name(header.base_offset))
+    temporary = path + ".tmp"
+    if files.exists(temporary):
+        files.unlink(temporary)
+    fd = files.create(temporary, permissions)
+    try:
+        files.write_all(fd, [header.encode()], 0)
+        files.datasync(fd)
+        files.rename(temporary, path)
+        files.sync_directory(directory)
+    except BaseException:
+        files.close(fd)
+        raise
+    return fd
+
+
+def read_segment_header(files: Files, path: str, identity: Identity) -> SegmentHeader:
+    """The checked header of the segment, which must belong to this log, partition and name."""
+    fd = files.open_read(path)
+    try:
+        return _read_header(files, fd, path, identity)
+    finally:
+        files.close(fd)
+
+
+class SegmentReader:
+    """An open segment: batches by offset, and the batch around any byte, without an index."""
+
+    def __init__(self, files: Files, path: str, identity: Identity) -> None:
+        self._fd = -1
+        self._files = files
+        self._identity = identity
+        self.path = path
+        self._fd = files.open_read(path)
+        try:
+            self.header = _read_header(files, self._fd, path, identity)
+        except BaseException:
+            files.close(self._fd)
+            raise
+        self.base_offset = self.header.base_offset
+
+    def __enter__(self) -> SegmentReader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:  # a reader that is dropped in mid-iteration must not leak its file
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._files.close(fd)
+
+    def end_of_file(self) -> int:
+        """The offset at which the file ends just now. Never a proof that bytes below it are whole."""
+        return self.base_offset + self._files.size(self._fd) - HEADER_BYTES
+
+    def file_position(self, offset: int) -> int:
+        return HEADER_BYTES + offset - self.base_offset
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Up to `size_bytes` bytes of the log from `offset`; fewer at the end of the file."""
+        try:
+            return self._files.pread(self._fd, max(size_bytes, 0), self.file_position(offset))
+        except OSError as error:
+            raise StorageIOError(self.path, error, f"reading at byte {self.file_position(offset)}") from error
+
+    def fileno(self) -> int:
+        """The open file, for handing its bytes on without copying them here."""
+        return self._fd
+
+    def header_at(self, offset: int) -> Header:
+        """The header of the batch that begins at `offset`."""
+        try:
+            return parse_header(self.read(offset, BATCH_HEADER_BYTES), 0, salt=self._identity.salt, offset=offset)
+        except (BadBatch, NewerBatch) as error:
+            self.refuse(error, offset)
+
+    def batches(self, offset: int, limit: int, *, block_bytes: int) -> list[Batch]:
+        """The whole checked batches from `offset` that one block holds, at least one below `limit`.
+
+        `limit` is an offset at which a batch ends (the flushed end or the segment's). An empty list
+        means that the file ends at `offset`.
+        """
+        block = self.read(offset, min(block_bytes, limit - offset))
+        batches: list[Batch] = []
+        position = 0
+        salt, partition = self._identity.salt, self._identity.partition
+        while position < len(block):
+            try:
+                if batches and len(block) - position < BATCH_HEADER_BYTES:
+                    break
+                header = parse_header(block, position, salt=salt, offset=offset + position)
+                if header.length > len(block) - position:
+                    if batches:
+                        break
+                    block = self._whole_batch(header, limit)
+                body = memoryview(block)[position + BATCH_HEADER_BYTES : position + header.length]
+                check_body(header, body)
+                source = Source(self.path, self.file_position(offset + position))
+                if header.codec:
+                    batches.append(Batch(partition, header, open_body(header, body), 0, source))
+                else:
+                    batches.append(Batch(partition, header, block, position + BATCH_HEADER_BYTES, source))
+            except (BadBatch, NewerBatch) as error:
+                self.refuse(error, offset + position)
+            position += header.length
+        return batches
+
+    def locate(self, offset: int, limit: int) -> Header:
+        """The header of the batch that holds `offset`, found by searching backwards for it.
+
+        The batch is the nearest one that begins at or before `offset`: its magic, salted CRC and
+        own base offset must agree, so a payload that looks like a batch is passed over.
+        """
+        high = min(offset + BATCH_HEADER_BYTES, limit)
+        size = _FIRST_WINDOW
+        last_start = offset
+        while last_start >= self.base_offset:
+            low = max(self.base_offset, last_start + 1 - size)
+            window = self.read(low, high - low)
+            at = window.rfind(BATCH_MAGIC, 0, last_start - low + len(BATCH_MAGIC))
+            while at >= 0:
+                header = self._candidate(window, at, low + at)
+                if header is not None:
+                    if header.next_offset <= offset:
+                        expected = f"the batch that holds offset {offset}"
+                        self._corrupt(header.next_offset, "bytes that are no batch", expected)
+                    return header
+                at = window.rfind(BATCH_MAGIC, 0, at + len(BATCH_MAGIC) - 1)
+            last_start, high = low - 1, low + BATCH_HEADER_BYTES
+            size = min(size * 4, _LARGEST_WINDOW)
+        self._corrupt(self.base_offset, "no batch header", f"the batch that holds offset {offset}")
+
+    def next_header(self, offset: int, limit: int) -> Header | None:
+        """The header of the first batch that begins in [offset, limit), or None."""
+        size = _FIRST_WINDOW
+        while offset < limit:
+            window = self.read(offset, min(size, limit - offset) + BATCH_HEADER_BYTES)
+            at = window.find(BATCH_MAGIC)
+            while 0 <= at < limit - offset:
+                header = self._candidate(window, at, offset + at)
+                if header is not None:
+                    return header
+                at = window.find(BATCH_MAGIC, at + 1)
+            if len(window) < size + BATCH_HEADER_BYTES:
+                return None
+            offset += size
+            size = min(size * 4, _LARGEST_WINDOW)
+        return None
+
+    def first_reaching(self, timestamp: int, limit: int) -> Header | None:
+        """The first batch whose running maximum of event times is `timestamp` or later, by bisection."""
+        low, high, found = self.base_offset, limit, None
+        while low < high:
+            middle = (low + high) // 2
+            header = self.next_header(middle, high)
+            if header is None:
+                high = middle
+            elif header.running_max_timestamp < timestamp:
+                low = header.next_offset
+            else:
+                found, high = header, middle
+        return found
+
+    def headers(self, offset: int, limit: int) -> Iterator[Header]:
+        """The headers of all batches from `offset`, bodies unread."""
+        while offset < limit:
+            header = self.header_at(offset)
+            yield header
+            offset = header.next_offset
+
+    def refuse(self, error: BadBatch | NewerBatch, offset: int) -> NoReturn:
+        """Raise what a bad batch at `offset` means for the caller of the library."""
+        if isinstance(error, NewerBatch):
+            raise UnsupportedFormatError(self.path, error.what, error.found, error.supported) from error
+        position = self.file_position(offset) + error.at
+        raise CorruptLogError(self.path, position, error.found, error.expected) from error
+
+    def _whole_batch(self, header: Header, limit: int) -> bytes:
+        if header.next_offset > limit:
+            raise BadBatch(12, f"length {header.length}", f"at most {limit - header.base_offset}, up to the flushed end")
+        block = self.read(header.base_offset, header.length)
+        if len(block) < header.length:
+            raise BadBatch(len(block), "the end of the file", f"a batch of {header.length} bytes")
+        return block
+
+    def _candidate(self, window: bytes, at: int, offset: int) -> Header | None:
+        if offset & 7:  # batches are multiples of 8 bytes long, so none begins here
+            return None
+        try:
+            return parse_header(window, at, salt=self._identity.salt, offset=offset)
+        except BadBatch:
+            return None
+        except NewerBatch as error:
+            self.refuse(error, offset)
+
+    def _corrupt(self, offset: int, found: str, expected: str) -> NoReturn:
+        raise CorruptLogError(self.path, self.file_position(offset), found, expected)
+
+
+def _read_header(files: Files, fd: int, path: str, identity: Identity) -> SegmentHeader:
+    try:
+        content = files.pread(fd, HEADER_BYTES, 0)
+    except OSError as error:
+        raise StorageIOError(path, error, "reading the segment header") from error
+    header = SegmentHeader.decode(content, path)
+    if (header.log_id, header.partition) != identity[:2]:
+        found = f"a segment of log {header.log_id.hex()}, partition {header.partition}"
+        raise CorruptLogError(path, 16, found, f"log {identity.log_id.hex()}, partition {identity.partition}")
+    if header.base_offset != parse_segment_name(os.path.basename(path)):
+        raise CorruptLogError(path, 40, f"base offset {header.base_offset}", "the one in the file's name")
+    return header
+
+
+def _crc(content: bytes | bytearray) -> int:
+    return crc32c(content[16:HEADER_BYTES], crc32c(content[:12]))

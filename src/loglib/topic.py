@@ -1,0 +1,554 @@
+"""Topic: N partitions in one directory, and which of them a record goes to.
+
+Invariant: the directory describes itself. `topic.json` holds the format version, the log id that
+salts every checksum, and the policies; a topic is built aside and renamed, so that a directory with
+a `topic.json` is whole. An argument that disagrees with it is an error and never silently wins.
+
+Writers: opened with mode="a", a topic holds the lock of all its partitions, so that a second writer
+is refused at once. With shared=True it takes a partition's lock when it first appends there: keyless
+records of several processes go to partitions of their own.
+
+Threads: safe for all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import json
+import os
+import threading
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import EllipsisType
+from typing import Any, Literal
+
+from .arguments import HeadersLike, check_names, record_columns, take_columns
+from .batch import Columns
+from .codec import codec_id
+from .config import Durability, FlushPolicy, Retention, TopicConfig
+from .errors import (
+    ConfigConflictError,
+    CorruptLogError,
+    LockedError,
+    LogClosedError,
+    LogError,
+    ReadOnlyError,
+    UnsupportedFormatError,
+)
+from .files import REAL, Files
+from .flusher import Flusher
+from .partition import Partition
+from .partitioner import Partitioner, by_crc32, spread
+from .reader import Reader, StartLike
+from .records import Batch, OffsetRange, Position
+from .retention import Decision
+from .segment import Identity, create_segment, first_segment
+from .watermark import NAME as WATERMARK
+from .watermark import Mark, encode_new
+from .writer import Writer, now_us
+
+__all__ = ["Topic"]
+
+FORMAT = 1
+DESCRIPTION = "topic.json"
+_DESCRIPTION_BYTES = 1 << 20
+_HOUSEKEEPING_S = 60.0  # retention and rolling by age are matters of hours: once a minute is soon enough
+
+
+class Topic:
+    """A named, partitioned log. Open one with `Topic.open`."""
+
+    def __init__(
+        self,
+        path: str,
+        log_id: bytes,
+        config: TopicConfig,
+        *,
+        mode: Literal["a", "r"],
+        shared: bool,
+        partitioner: Partitioner | None,
+        files: Files,
+        clock: Callable[[], int],
+    ) -> None:
+        self.path = path
+        self.name = os.path.basename(path)
+        self.log_id = log_id
+        self.config = config
+        self.mode = mode
+        self._shared = shared
+        self._partitioner = partitioner
+        self._clock = clock
+        self._closed = False
+        self._closing = threading.Lock()
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._flusher: Flusher | None = None
+        self._writers: list[Writer] = []  # of the partitions that this process writes to
+        self._sticky: Writer | None = None  # where keyless records go until a batch is full
+        self.partitions = tuple(
+            Partition(
+                files, os.path.join(path, f"{number:04d}"), Identity.of(log_id, number), config,
+                writable=mode == "a", clock=clock, track=self._track,
+            )
+            for number in range(config.partitions)
+        )  # fmt: skip
+        if mode == "a":
+            self._start_writing()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        partitions: int | None = None,
+        flush: FlushPolicy | None = None,
+        retention: Retention | None = None,
+        segment_bytes: int | None = None,
+        segment_age: timedelta | EllipsisType | None = ...,
+        compression: str | None = None,
+        durability: Durability | None = None,
+        batch_bytes: int | None = None,
+        batch_records: int | None = None,
+        max_record_bytes: int | None = None,
+        partitioner: Literal["crc32"] | Partitioner | None = None,
+        permissions: int | None = None,
+        shared: bool = False,
+        mode: Literal["a", "r"] = "a",
+        files: Files = REAL,
+        clock: Callable[[], int] = now_us,
+    ) -> Topic:
+        """Open the topic in directory `path`; with mode="a" make it first if there is none.
+
+        Policies are fixed when the topic is made and need not be given again; one that differs
+        raises `ConfigConflictError`. `segment_age=None` means that age rolls no segment.
+
+        mode="a" recovers what a crash has left and raises `LockedError` if another writer has the
+        topic, `CorruptLogError` if promised data is damaged. mode="r" takes no lock and writes
+        nothing. Raises `FileNotFoundError` for mode="r" where there is no topic, and
+        `UnsupportedFormatError` if a newer loglib has made it.
+        """
+        if mode not in ("a", "r"):
+            raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
+        given: dict[str, Any] = {
+            "partitions": partitions, "flush": flush, "retention": retention, "segment_bytes": segment_bytes,
+            "compression": compression, "durability": durability, "batch_bytes": batch_bytes,
+            "batch_records": batch_records, "max_record_bytes": max_record_bytes, "permissions": permissions,
+            "partitioner": partitioner if partitioner is None or isinstance(partitioner, str) else "custom",
+        }  # fmt: skip
+        given = {name: value for name, value in given.items() if value is not None}
+        if segment_age is not ...:
+            given["segment_age"] = segment_age
+        absolute = os.path.abspath(os.fspath(path))
+        check_names(os.path.basename(absolute))
+        description = _read_description(files, absolute)
+        if description is None:
+            if mode == "r":
+                raise FileNotFoundError(errno.ENOENT, "no topic here; mode='a' makes one", absolute)
+            _create(files, absolute, TopicConfig(**given), now=clock())
+            description = _read_description(files, absolute)
+        if description is None:
+            raise FileNotFoundError(errno.ENOENT, "the topic was removed while it was opened", absolute)
+        log_id, config = description
+        for name, value in given.items():
+            if value != getattr(config, name):
+                raise ConfigConflictError(absolute, name, value, getattr(config, name))
+        function = partitioner if callable(partitioner) else by_crc32 if config.partitioner == "crc32" else None
+        return cls(
+            absolute, log_id, config,
+            mode=mode, shared=shared, partitioner=function, files=files, clock=clock,
+        )  # fmt: skip
+
+    @classmethod
+    def reconfigure(cls, path: str | os.PathLike[str], **policies: Any) -> None:
+        """Change policies of a topic that no writer has open, such as `retention=Retention(...)`.
+
+        The number of partitions and the partitioner cannot change: keys would move.
+        """
+        for name in ("partitions", "partitioner"):
+            if name in policies:
+                raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
+        absolute = os.path.abspath(os.fspath(path))
+        with cls.open(absolute) as topic:  # holds every lock meanwhile
+            config = replace(topic.config, **policies)
+            _write_description(REAL, absolute, topic.log_id, config)
+
+    def __enter__(self) -> Topic:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True) is False and self.mode == "a":
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"mode={self.mode!r}"
+        return f"<Topic {self.path!r} partitions={len(self.partitions)} {state}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.mode == "a":
+            raise TypeError(f"{self!r} holds locks and cannot be pickled; pickle its path, or a topic with mode='r'")
+        return _open_for_reading, (self.path,)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def partition(self, number: int) -> Partition:
+        """The partition of that number; `ValueError` if there is none."""
+        if not 0 <= number < len(self.partitions):
+            raise ValueError(f"{self.path} has partitions 0 to {len(self.partitions) - 1}, not {number}")
+        return self.partitions[number]
+
+    # --- append ----------------------------------------------------------------------------------
+
+    def append(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        timestamp: int | datetime | None = None,
+        headers: HeadersLike | None = None,
+        partition: int | None = None,
+        sync: bool = False,
+    ) -> Position:
+        """Append one record and say where it went.
+
+        The record is buffered, and durable and visible to readers at the next flush; with
+        `sync=True` when the call returns. A key chooses the partition; without one, records stay
+        with a partition drawn at random until a batch is full. `timestamp` is the event's time, in
+        microseconds UTC or as an aware datetime; without it, the time of appending.
+
+        Raises `RecordTooLargeError` (nothing is appended), `StorageFullError`, `WriterFailedError`
+        after a failed flush, `LockedError` if the partition is another writer's.
+        """
+        # The common case by hand, without a call: half the time of the general way (bench/RESULTS.md).
+        writer = self._sticky
+        if (
+            key is None and partition is None and timestamp is None and headers is None
+            and not sync and type(value) is bytes and writer is not None
+        ):  # fmt: skip
+            with writer.lock:
+                batch = writer.batch
+                room = batch.plain_room - len(value)
+                if room >= 0:
+                    try:
+                        position = next(batch.positions, None)
+                        if position is not None:
+                            batch.plain_room = room
+                            batch.values.append(value)
+                            return position
+                    except BaseException:
+                        batch.resume()  # an interrupt came between the position and the value
+                        raise
+        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self.config.max_record_bytes)
+        if partition is not None:
+            writer = self._writer_of(partition)
+        elif key is not None:
+            writer = self._writer_of(self._partition_of(key))
+        else:
+            writer = self._choose()
+        return Position(writer.partition, writer.append(columns, size, sync=sync).start)
+
+    def append_many(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Iterable[bytes | None] | None = None,
+        timestamps: Iterable[int | datetime] | None = None,
+        headers: Iterable[HeadersLike | None] | None = None,
+        partition: int | None = None,
+        producer: tuple[str, int] | None = None,
+    ) -> list[OffsetRange]:
+        """Append many records in one call: the fast path. Returns where they went, by partition.
+
+        With `keys`, records are spread over the partitions, in their order within each; otherwise
+        they all go to one. `producer`, a name and a rising number, makes the call idempotent (see
+        `Partition.append_many`); without keys it needs an explicit `partition`.
+        """
+        columns, size = take_columns(
+            values, keys, timestamps, headers, limit_bytes=self.config.max_record_bytes
+        )
+        if not columns.values:
+            return []
+        if partition is None and columns.keys is None:
+            if producer is not None:
+                raise ValueError("an idempotent append without keys must say partition=, to meet its first try again")
+            partition = self._choose().partition
+        if partition is None and len(self.partitions) == 1:
+            partition = 0
+        if partition is not None:
+            self._writer_of(partition)
+            return self.partitions[partition].append_columns(columns, size, producer=producer)
+        keyless = 0 if columns.keys is None or None not in columns.keys else self._choose().partition
+        groups = spread(columns, len(self.partitions), keyless, self._require_partitioner())
+        ranges: list[OffsetRange] = []
+        for number, group in groups.items():
+            self._writer_of(number)
+            part = size * len(group.values) // len(columns.values)
+            ranges += self.partitions[number].append_columns(group, part, producer=producer)
+        return ranges
+
+    def flush(self) -> None:
+        """Make everything appended durable and visible to readers."""
+        self._check_writable()
+        for writer in self._writers:
+            writer.flush()
+
+    # --- read ------------------------------------------------------------------------------------
+
+    def read(self, start: StartLike = "begin", end: StartLike | None = None) -> Reader:
+        """A reader of all partitions that ends at `end`, or at the end as of now.
+
+        `start` and `end` are "begin", "end", an aware datetime, an age (a timedelta, or "-15m"), an
+        offset if there is one partition, or a mapping of partitions to these.
+        """
+        self._check_open()
+        return self._track(Reader([each.log for each in self.partitions], start, end=end, clock=self._clock))
+
+    def follow(self, start: StartLike = "end", timeout: float | None = None) -> Reader:
+        """A reader that never ends: it waits for more, or stops after `timeout` seconds of silence."""
+        self._check_open()
+        logs = [each.log for each in self.partitions]
+        return self._track(Reader(logs, start, follow=True, timeout=timeout, clock=self._clock))
+
+    def batches(self, start: StartLike = "begin", end: StartLike | None = None) -> Iterator[Batch]:
+        """Whole columns of all partitions, from `start` to `end` or to the end as of now."""
+        return self.read(start, end).batches()
+
+    # --- housekeeping ----------------------------------------------------------------------------
+
+    def retain(self, *, dry_run: bool = False) -> list[Decision]:
+        """Drop what the retention policy gives up, and explain the decision for every segment.
+
+        With `dry_run` nothing is dropped. Runs by itself when a segment is rolled and once a minute.
+        """
+        self._check_open()
+        if not dry_run:
+            self._check_writable()
+        partitions = self.partitions if dry_run else [each for each in self.partitions if each.owned]
+        return [decision for each in partitions for decision in each.retain(dry_run=dry_run)]
+
+    def close(self) -> None:
+        """End the readers, flush, and release the locks. Released also when the flush fails."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        _open_topics.discard(self)
+        self._sticky = None
+        if self._flusher is not None:
+            self._flusher.stop()
+        for reader in list(self._readers):
+            reader.close()
+        failure: Exception | None = None
+        for partition in self.partitions:
+            try:
+                partition.close()
+            except (LogError, OSError) as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _start_writing(self) -> None:
+        codec_id(self.config.compression)  # a missing package is better found now than at the first flush
+        try:
+            if not self._shared:
+                self._writers = [each.writer() for each in self.partitions]
+            if self._wants_thread():
+                self._flusher = Flusher(
+                    self._writers,
+                    interval=self.config.flush.interval,
+                    housekeeping=_housekeeper(self.partitions),
+                    housekeeping_every=_HOUSEKEEPING_S,
+                )
+        except BaseException:
+            for partition in self.partitions:
+                partition.close()
+            self._closed = True
+            raise
+        for writer in self._writers:
+            writer.timer = self._flusher
+        _open_topics.add(self)
+
+    def _wants_thread(self) -> bool:
+        # Python 3.12 and later warn when a process with threads forks: no thread without a reason.
+        policy = self.config.retention
+        clocked = (self.config.flush.interval, self.config.segment_age, policy.age, policy.bytes)
+        return any(each is not None for each in clocked) or policy.keep_free > 0
+
+    def _track(self, reader: Reader) -> Reader:
+        self._readers.add(reader)
+        return reader
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosedError(f"{self.path} is closed; open the topic again")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.mode != "a":
+            raise ReadOnlyError(self.path)
+
+    def _require_partitioner(self) -> Partitioner:
+        if self._partitioner is None:
+            raise ValueError(f"{self.path} was made with a partitioner of your own; give it to Topic.open() again")
+        return self._partitioner
+
+    def _partition_of(self, key: bytes) -> int:
+        number = self._require_partitioner()(key, len(self.partitions))
+        if not 0 <= number < len(self.partitions):
+            raise ValueError(f"the partitioner chose partition {number} of {len(self.partitions)}")
+        return number
+
+    def _writer_of(self, number: int) -> Writer:
+        """The writer of a partition, which this process must be able to own."""
+        self._check_writable()
+        partition = self.partition(number)
+        if not partition.owned:
+            self._own(partition)
+        return partition.writer()
+
+    def _own(self, partition: Partition) -> Writer:
+        with self._closing:
+            self._check_open()
+            if partition.owned:
+                return partition.writer()
+            writer = partition.writer()
+            writer.timer = self._flusher
+            self._writers.append(writer)
+            if self._flusher is not None:
+                self._flusher.writers.append(writer)
+            return writer
+
+    def _choose(self) -> Writer:
+        """The writer for keyless records: the last one until its batch is full, then one at random."""
+        self._check_writable()
+        sticky = self._sticky
+        if sticky is None or not sticky.batch.values:
+            if not self._writers:
+                self._own_any()
+            sticky = self._sticky = self._writers[_random_below(len(self._writers))]
+        return sticky
+
+    def _own_any(self) -> None:
+        """In shared mode, take one partition that no other process has."""
+        order = sorted(self.partitions, key=lambda _: os.urandom(8))
+        refused: LockedError | None = None
+        for partition in order:
+            try:
+                self._own(partition)
+                return
+            except LockedError as error:
+                refused = error
+        assert refused is not None
+        raise LockedError(self.path, f"others: all {len(order)} partitions are taken, the last by {refused.holder}")
+
+
+def _random_below(count: int) -> int:
+    return int.from_bytes(os.urandom(4), "little") % count if count > 1 else 0
+
+
+def _housekeeper(partitions: tuple[Partition, ...]) -> Callable[[], None]:
+    def keep_house() -> None:
+        for partition in partitions:
+            try:
+                partition.keep_house()
+            except LogClosedError:
+                continue
+            except LogError as error:
+                partition.writer().raise_soon(error)
+
+    return keep_house
+
+
+def _open_for_reading(path: str) -> Topic:
+    return Topic.open(path, mode="r")
+
+
+# --- the directory ------------------------------------------------------------------------------
+
+
+def _read_description(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
+    """The log id and policies in `topic.json`, or None if there is no topic yet."""
+    name = os.path.join(path, DESCRIPTION)
+    try:
+        content = files.read_whole(name, _DESCRIPTION_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        values = json.loads(content)
+        version = values["format"]
+        if version > FORMAT:
+            raise UnsupportedFormatError(name, "topic format", version, FORMAT)
+        return uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
+
+
+def _write_description(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None:
+    """Replace `topic.json`. Synced."""
+    name = os.path.join(path, DESCRIPTION)
+    temporary = name + ".tmp"
+    if files.exists(temporary):
+        files.unlink(temporary)
+    values = {"format": FORMAT, "log_id": str(uuid.UUID(bytes=log_id))} | config.to_json()
+    files.write_new(temporary, (json.dumps(values, indent=2) + "\n").encode(), config.permissions)
+    files.rename(temporary, name)
+    files.sync_directory(path)
+
+
+def _create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
+    """Make the topic aside and move it into place, whole. Synced, its name included."""
+    if files.exists(path) and files.sizes(path):
+        raise LogError(f"{path} holds files but no {DESCRIPTION}; a topic is made in a new or an empty directory")
+    codec_id(config.compression)
+    parent, name = os.path.split(path)
+    files.make_directories(parent)
+    log_id = uuid.uuid4().bytes
+    aside = os.path.join(parent, f".{name}.{log_id.hex()}.tmp")
+    files.make_directory(aside, config.permissions)
+    for number in range(config.partitions):
+        identity = Identity.of(log_id, number)
+        directory = os.path.join(aside, f"{number:04d}")
+        files.make_directory(directory, config.permissions)
+        first = encode_new(Mark(0, 0, 0, 0, 0), identity.salt)
+        files.write_new(os.path.join(directory, WATERMARK), first, config.permissions)
+        files.close(create_segment(files, directory, first_segment(identity, created=now), config.permissions))
+    _write_description(files, aside, log_id, config)
+    try:
+        files.rename(aside, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        files.remove_tree(aside)  # another process has made the topic meanwhile: that one counts
+    files.sync_directory(parent)
+
+
+# --- the end of the process ------------------------------------------------------------------------
+
+_open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
+
+
+def _close_topics() -> None:
+    """Flush what was appended when the interpreter ends without `close`."""
+    for topic in list(_open_topics):
+        topic.close()
+
+
+def _forget_topics() -> None:
+    for topic in list(_open_topics):
+        topic._closed = True  # the parent's to close; this process's copies of its writers are abandoned
+    _open_topics.clear()
+
+
+atexit.register(_close_topics)
+os.register_at_fork(after_in_child=_forget_topics)

@@ -1,0 +1,133 @@
+"""Transfer: stored batches on their way between logs, by zero copy, behind a small frame header.
+
+Invariant: a frame holds whole flushed batches of one partition, exactly as stored, and what is
+needed to check them: nothing is decoded at either end, and every batch is checked before it is
+appended. The receiver gives each a new place, so its header is stamped anew; its body is untouched.
+
+    byte size field        frame header, little-endian
+       0   4  magic        89 4C 4C 54
+       4   2  version      1
+       6   2  zero
+       8   4  salt         of the sending partition, with which its batch headers are checked
+      12   8  base_offset  of the first batch, in the sender's log
+      20   8  size_bytes   of the batches that follow
+      28   4  crc          CRC-32C of bytes 0..27
+
+Threads: no state; a stream must not be shared while a frame passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Any
+
+from .batch import HEADER_BYTES, BadBatch, Header, NewerBatch, check_body, crc32c, parse_header
+from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
+from .files import REAL
+from .log import Log
+
+__all__ = ["read_frame", "send"]
+
+MAGIC = b"\x89LLT"
+VERSION = 1
+_FRAME = Struct("<4sHHIQQI")
+FRAME_BYTES = _FRAME.size
+assert FRAME_BYTES == 32
+
+_STREAM = "the stream"
+_PIECE_BYTES = 1 << 20  # a claimed length is believed only as far as bytes arrive
+
+
+def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
+    """Send the batches from the one that begins at or holds `start`; returns where to go on.
+
+    Sends whole batches up to `max_bytes`, but at least one, in a frame for each segment; nothing
+    when `start` is the flushed end. `to` is a socket, an open file or a file descriptor.
+    """
+    mark = log.mark()
+    offset = log.batch_base(start, mark)
+    stop = min(offset + max_bytes, mark.flushed_end)
+    out = to if isinstance(to, int) else to.fileno()
+    sent_any = False
+    while offset < stop or (not sent_any and offset < mark.flushed_end):
+        with log.open_segment(offset) as segment:
+            following = log.index.after(segment.base_offset)
+            limit = mark.flushed_end if following is None else min(following, mark.flushed_end)
+            if following is None and segment.end_of_file() < limit:  # rolled since the index was made
+                log.refresh()
+                limit = min(limit, segment.end_of_file())
+            end = limit
+            if stop < limit:
+                last = segment.locate(max(stop - 1, offset), limit)
+                end = last.next_offset if last.next_offset <= stop else last.base_offset
+                if end <= offset:
+                    if sent_any:
+                        break
+                    end = segment.header_at(offset).next_offset
+            log.files.write_stream(out, _frame(log.identity.salt, offset, end - offset))
+            try:
+                log.files.send_range(out, segment.fileno(), segment.file_position(offset), end - offset)
+            except OSError as error:
+                raise StorageIOError(segment.path, error, "sending batches") from error
+            offset, sent_any = end, True
+    return offset
+
+
+def read_frame(source: Any) -> Iterator[tuple[Header, bytes]]:
+    """The checked batches of the next frame, one by one; none at all at the end of the stream.
+
+    `source` is a socket, an open binary file or a file descriptor. Raises `CorruptLogError` when
+    the stream ends or differs from what was sent.
+    """
+    raw = _read(source, FRAME_BYTES, at=0, may_end=True)
+    if not raw:
+        return
+    magic, version, _, salt, offset, size, crc = _FRAME.unpack(raw)
+    if magic != MAGIC or crc != crc32c(raw[:-4]):
+        raise CorruptLogError(_STREAM, 0, f"bytes {raw.hex()}", "a frame header")
+    if version > VERSION:
+        raise UnsupportedFormatError(_STREAM, "frame version", version, VERSION)
+    position = FRAME_BYTES
+    end = offset + size
+    while offset < end:
+        try:
+            stored = _read(source, HEADER_BYTES, at=position)
+            header = parse_header(stored, 0, salt=salt, offset=offset)
+            if header.next_offset > end:
+                raise BadBatch(12, f"length {header.length}", f"at most {end - offset}, what the frame holds")
+            body = _read(source, header.length - HEADER_BYTES, at=position + HEADER_BYTES)
+            check_body(header, body)
+        except BadBatch as error:
+            raise CorruptLogError(_STREAM, position + error.at, error.found, error.expected) from error
+        except NewerBatch as error:
+            raise UnsupportedFormatError(_STREAM, error.what, error.found, error.supported) from error
+        yield header, body
+        position += header.length
+        offset = header.next_offset
+
+
+def _frame(salt: int, offset: int, size: int) -> bytes:
+    unsealed = _FRAME.pack(MAGIC, VERSION, 0, salt, offset, size, 0)[:-4]
+    return unsealed + crc32c(unsealed).to_bytes(4, "little")
+
+
+def _read(source: Any, size: int, *, at: int, may_end: bool = False) -> bytes:
+    parts: list[bytes] = []
+    missing = size
+    while missing:
+        piece = _read_some(source, min(missing, _PIECE_BYTES))
+        if not piece:
+            if may_end and missing == size:
+                return b""
+            raise CorruptLogError(_STREAM, at + size - missing, "the end of the stream", f"{missing} bytes more")
+        parts.append(piece)
+        missing -= len(piece)
+    return b"".join(parts)
+
+
+def _read_some(source: Any, size: int) -> bytes:
+    if isinstance(source, int):
+        return REAL.read_stream(source, size)
+    piece: bytes = source.recv(size) if hasattr(source, "recv") else source.read(size)
+    return piece

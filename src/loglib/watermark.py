@@ -1,0 +1,142 @@
+"""Watermark: how far a partition has been flushed, published for readers in any process.
+
+Invariant: the published `durable_end` never passes what fdatasync has returned for, and
+`flushed_end` (below which readers see records) never passes what was handed to the system. Two
+slots are written in turn, so that one of them is whole at every instant; the valid one with the
+higher sequence wins. Losing the file costs a scan of the last segment, never data.
+
+    byte size field             each slot, at bytes 0 and 4096 of the file, little-endian
+       0   3  magic             89 4C 57
+       3   1  version           1
+       4   4  crc               CRC-32C of bytes 0..3 and 8..63, salted with log id and partition
+       8   8  sequence          grows by one with each publication
+      16   8  log_start_offset  first offset still readable
+      24   8  flushed_end       readers see offsets below this
+      32   8  durable_end       what fdatasync has returned for; below flushed_end only with durability "os"
+      40   4  writer_epoch      of the writer that published
+      44  20  zero
+
+Threads: one writer; any number of readers, in any process, without a lock.
+"""
+
+from __future__ import annotations
+
+import os
+from struct import Struct
+from typing import NamedTuple
+
+from .batch import crc32c
+from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
+from .files import Files
+
+__all__ = ["NAME", "Mark", "WatermarkReader", "WatermarkWriter", "encode_new"]
+
+NAME = "watermark"
+MAGIC = b"\x89LW"
+VERSION = 1
+SLOT_BYTES = 64
+SECOND_SLOT = 4096  # another sector, and another page: one torn write cannot spoil both
+FILE_BYTES = SECOND_SLOT + SLOT_BYTES
+
+_SLOT = Struct("<3sBIQQQQI20s")
+assert _SLOT.size == SLOT_BYTES
+_NOTHING = bytes(20)
+
+
+class Mark(NamedTuple):
+    """One publication; see the table at the top of the module."""
+
+    sequence: int
+    log_start_offset: int
+    flushed_end: int
+    durable_end: int
+    writer_epoch: int
+
+
+class WatermarkWriter:
+    """Publishes marks, each into the slot that the one before did not use."""
+
+    def __init__(self, files: Files, path: str, salt: int, last: Mark) -> None:
+        self._files = files
+        self._salt = salt
+        self._fd = files.open_write(path)
+        self.mark = last
+
+    def publish(self, mark: Mark) -> None:
+        """Make the mark visible to readers. Handed to the system."""
+        slot = SECOND_SLOT if mark.sequence & 1 else 0
+        self._files.write_all(self._fd, [_encode(mark, self._salt)], slot)
+        self.mark = mark
+
+    def sync(self) -> None:
+        """Make the last mark durable. Synced."""
+        self._files.datasync(self._fd)
+
+    def close(self) -> None:
+        self._files.close(self._fd)
+
+
+class WatermarkReader:
+    """Reads the current mark with one pread; keeps the file open between polls."""
+
+    def __init__(self, files: Files, path: str, salt: int) -> None:
+        self._files = files
+        self._path = path
+        self._salt = salt
+        self._fd = files.open_read(path)
+        self._last: tuple[bytes, Mark | None] = (b"", None)  # one attribute: threads may share the reader
+
+    def read(self) -> Mark | None:
+        """The newest valid mark, or None when neither slot is whole."""
+        try:
+            raw = self._files.pread(self._fd, FILE_BYTES, 0)
+        except OSError as error:
+            raise StorageIOError(self._path, error, "reading the watermark") from error
+        last = self._last
+        if raw != last[0]:
+            self._last = last = (raw, newest(raw, self._salt, self._path))
+        return last[1]
+
+    def close(self) -> None:
+        self._files.close(self._fd)
+
+
+def newest(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> Mark | None:
+    """The valid slot with the higher sequence in the bytes of a watermark file.
+
+    Raises `UnsupportedFormatError` if a whole slot is of a newer version, and `CorruptLogError` if
+    a whole slot contradicts itself.
+    """
+    marks = [mark for at in (0, SECOND_SLOT) if (mark := _decode(raw, at, salt, path)) is not None]
+    return max(marks, default=None)
+
+
+def encode_new(first: Mark, salt: int) -> bytes:
+    """The content of a new watermark file: the same mark in both slots, so that either may be lost."""
+    slot = _encode(first, salt)
+    return slot + bytes(SECOND_SLOT - SLOT_BYTES) + slot
+
+
+def _encode(mark: Mark, salt: int) -> bytes:
+    numbers = (mark.sequence, mark.log_start_offset, mark.flushed_end, mark.durable_end, mark.writer_epoch, _NOTHING)
+    unsealed = _SLOT.pack(MAGIC, VERSION, 0, *numbers)
+    return _SLOT.pack(MAGIC, VERSION, _crc(unsealed, salt), *numbers)
+
+
+def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mark | None:
+    slot = raw[at : at + SLOT_BYTES]
+    if len(slot) < SLOT_BYTES or slot[:3] != MAGIC:
+        return None
+    _, version, crc, sequence, log_start, flushed_end, durable_end, epoch, _ = _SLOT.unpack(slot)
+    if crc != _crc(slot, salt):
+        return None
+    if version > VERSION:
+        raise UnsupportedFormatError(path, "watermark version", version, VERSION)
+    if not log_start <= durable_end <= flushed_end:
+        found = f"log start {log_start}, durable end {durable_end}, flushed end {flushed_end}"
+        raise CorruptLogError(path, at, found, "numbers in that order")
+    return Mark(sequence, log_start, flushed_end, durable_end, epoch)
+
+
+def _crc(slot: bytes, salt: int) -> int:
+    return crc32c(slot[8:], crc32c(slot[:4], salt))

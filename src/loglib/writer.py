@@ -1,0 +1,710 @@
+"""Writer: the appending side of one partition, from a record to a durable, visible batch.
+
+Invariant: appended records gather in one open batch whose offsets are known at once; a batch is
+written at a position that is tracked here (never by the file), and the state moves on by assigning
+one new `OpenBatch`, so that an interrupt at any instruction leaves the old state or the new one,
+and writing again overwrites the same bytes.
+
+    append      buffered here: at most one batch a partition is in memory
+    write       a full batch, or the batch that a flush closes: handed to the system
+    flush       fdatasync, then the watermark: synced, acknowledged, visible to readers
+
+Failures: a full disk cuts the file back and drops the open batch, reported with its offsets; a
+failed fsync makes the writer refuse everything from then on (`WriterFailedError`).
+
+Threads: any number may append and flush. `lock` guards the open batch and the active segment and is
+held while a batch is written, never while waiting for a flush. `_flush_lock` is held over fdatasync:
+whoever has it syncs for all that wait for it (group commit). Order: _flush_lock, lock, _mark_lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import repeat
+from typing import NamedTuple, NoReturn, Protocol
+
+from . import lock as writer_lock
+from .batch import NO_PRODUCER, Body, Columns, Header, Headers, Producer, encode_body, stamp
+from .codec import codec_id
+from .config import MAX_BATCH_BYTES, TopicConfig, microseconds
+from .errors import (
+    ForkedHandleError,
+    InvalidOffsetError,
+    LogClosedError,
+    LogError,
+    RecordTooLargeError,
+    StorageFullError,
+    StorageIOError,
+    WriterFailedError,
+)
+from .files import Buffer, Files
+from .index import SegmentIndex
+from .log import Wakeable
+from .records import Position, new_tuple
+from .recovery import Recovery, Tail, recover, rewrite
+from .segment import (
+    HEADER_BYTES,
+    MAX_PRODUCERS,
+    Identity,
+    ProducerState,
+    SegmentHeader,
+    SegmentReader,
+    create_segment,
+    segment_name,
+)
+from .watermark import NAME as WATERMARK
+from .watermark import Mark, WatermarkWriter
+
+__all__ = ["OpenBatch", "Timer", "Writer", "now_us"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = -1
+# How far a background flush may fall behind the flush policy before appenders flush themselves:
+# back-pressure, and the bound on what a crash can take.
+_LAG_ALLOWED = 4
+
+
+def now_us() -> int:
+    """The wall clock in microseconds UTC."""
+    return time.time_ns() // 1000
+
+
+class Timer(Protocol):
+    """What a writer tells the thread that keeps the flush interval."""
+
+    def touch(self) -> None:
+        """There are records to flush within the interval."""
+
+    def kick(self) -> None:
+        """A flush is due now."""
+
+
+class OpenBatch:
+    """Records appended but not yet written, and the tail of the log that they will follow.
+
+    `plain_room` is how many bytes of values the fast path (in `Topic.append`) may still add; below
+    zero it must leave the batch alone: it is empty, so that its first record starts the flush
+    timer, or it has other columns than values, or the writer takes nothing more. `positions` yields
+    the positions of the records that the fast path may add.
+    """
+
+    __slots__ = (
+        "headers", "keys", "limit", "partition", "plain_room", "positions", "room", "tail", "timestamps", "values",
+    )  # fmt: skip
+
+    def __init__(self, tail: Tail, partition: int, *, room: int) -> None:
+        self.tail = tail
+        self.partition = partition
+        self.limit = 0  # the record with which the batch is full, or a flush is due; set with the first
+        self.room = room  # bytes left; plain_room counts instead while it is not negative
+        self.plain_room = _NO_ROOM
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.timestamps: list[int | None] | None = None
+        self.headers: list[Headers] | None = None
+        self.positions = _positions(partition, range(0))
+
+    def bytes_left(self) -> int:
+        return self.plain_room if self.plain_room >= 0 else self.room
+
+    def extend(self, columns: Columns, size_bytes: int) -> range:
+        """Add records; returns their offsets. Values go in last: their number is the truth."""
+        start = len(self.values)
+        self.room = self.bytes_left() - size_bytes
+        self.plain_room = _NO_ROOM
+        for name in ("keys", "timestamps", "headers"):
+            added, column = getattr(columns, name), getattr(self, name)
+            if added is not None or column is not None:
+                missing: object = () if name == "headers" else None
+                if column is None:
+                    column = [missing] * start
+                    setattr(self, name, column)
+                column.extend(added if added is not None else repeat(missing, len(columns.values)))
+        self.values.extend(columns.values)
+        self.resume()
+        return range(self.tail.end + start, self.tail.end + len(self.values))
+
+    def resume(self) -> None:
+        """Make the other columns and the positions agree with the values, also after an interrupt."""
+        count = len(self.values)
+        for column in (self.keys, self.timestamps, self.headers):
+            if column is not None:
+                del column[count:]
+        plain = count > 0 and self.keys is None and self.timestamps is None and self.headers is None
+        left, self.plain_room = self.bytes_left(), _NO_ROOM
+        self.room = left
+        self.positions = _positions(self.partition, range(self.tail.end + count, self.tail.end + self.limit - 1))
+        if plain:
+            self.plain_room = max(left, _NO_ROOM)
+
+    def columns(self, append_time: int) -> Columns:
+        """What is to be encoded; records without a time of their own get the append time."""
+        timestamps = self.timestamps
+        if timestamps is not None:
+            filled = [append_time if each is None else each for each in timestamps]
+            return Columns(self.values, self.keys, filled, self.headers)
+        return Columns(self.values, self.keys, None, self.headers)
+
+
+class _Active(NamedTuple):
+    """The segment being written."""
+
+    fd: int
+    path: str
+    base_offset: int
+    began: int | None  # append time of its first batch
+
+    def file_position(self, offset: int) -> int:
+        return HEADER_BYTES + offset - self.base_offset
+
+
+class Writer:
+    """The one writer of a partition; holds its lock file from construction to `close`.
+
+    Construction recovers the partition (see recovery.py) and raises `LockedError` or
+    `CorruptLogError` without having changed anything.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        identity: Identity,
+        config: TopicConfig,
+        *,
+        index: SegmentIndex,
+        clock: Callable[[], int] = now_us,
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._identity = identity
+        self._config = config
+        self._codec = codec_id(config.compression)
+        self._index = index
+        self._clock = clock
+        self.partition = identity.partition
+        self.timer: Timer | None = None
+        self.on_roll: Callable[[], object] | None = None
+        self._listeners: tuple[weakref.ref[Wakeable], ...] = ()
+        self.lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+        self._mark_lock = threading.Lock()
+        self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
+        self._producers: dict[int, ProducerState] | None = None  # read from the segment when first needed
+        self._flushed_records = 0
+        self._failure: BaseException | None = None
+        self._background_error: LogError | None = None
+        self._closed: LogClosedError | None = None
+        self._in_doubt = False
+        self._rolled = False
+        self._lock_fd = writer_lock.acquire(files, os.path.join(directory, writer_lock.NAME), config.permissions)
+        try:
+            self._start()
+        except BaseException:
+            files.close(self._lock_fd)
+            raise
+        _live.add(self)
+
+    def _start(self) -> None:
+        recovered = recover(self._files, self._directory, self._identity, self._config.permissions)
+        self.recovery: Recovery = recovered.report
+        tail, mark = recovered.tail, recovered.mark
+        self._index.replace(recovered.headers)
+        self._epoch = max(mark.writer_epoch, tail.writer_epoch) + 1
+        header = recovered.headers[max(recovered.headers)]
+        self._first_producers = header.producers
+        self._opened_at = tail.end
+        watermark = WatermarkWriter(self._files, self._path(WATERMARK), self._identity.salt, mark)
+        try:
+            path = self._path(segment_name(header.base_offset))
+            began = self._first_append_time(path, header.base_offset) if tail.end > header.base_offset else None
+            self._active = _Active(self._files.open_write(path), path, header.base_offset, began)
+            self._watermark = watermark
+            self.batch = self._open_batch(tail)
+            self._publish(flushed_end=tail.end, durable_end=tail.end)
+            watermark.sync()
+        except BaseException:
+            watermark.close()
+            raise
+
+    def _first_append_time(self, path: str, base_offset: int) -> int:
+        with SegmentReader(self._files, path, self._identity) as reader:
+            return reader.header_at(base_offset).append_time
+
+    # --- what others may know ------------------------------------------------------------------
+
+    @property
+    def flushed_end(self) -> int:
+        """Readers see offsets below this."""
+        return self._watermark.mark.flushed_end
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._watermark.mark.log_start_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next record will get, buffered ones counted."""
+        batch = self.batch
+        return batch.tail.end + len(batch.values)
+
+    @property
+    def end(self) -> Tail:
+        """The tail of what has been written."""
+        return self.batch.tail
+
+    def mark(self) -> Mark:
+        """What has been published last; raises if the writer is closed."""
+        if self._closed is not None:
+            raise self._closed
+        return self._watermark.mark
+
+    def listen(self, waiter: Wakeable) -> None:
+        """Wake the waiter after every publication, from the thread that flushed, while it lives."""
+        with self._mark_lock:
+            self._listeners = (*(each for each in self._listeners if each() is not None), weakref.ref(waiter))
+
+    # --- append --------------------------------------------------------------------------------
+
+    def append(self, columns: Columns, size_bytes: int, *, sync: bool = False) -> range:
+        """Add a few records to the open batch; returns their offsets. `size_bytes`: of values and keys."""
+        count = len(columns.values)
+        with self.lock:
+            self.check_usable()
+            batch = self.batch
+            full = batch.bytes_left() < size_bytes or len(batch.values) + count > batch.limit
+            if batch.values and full:
+                self._seal()
+                batch = self.batch
+            if not batch.values:
+                batch.limit = self._records_wanted()
+                if self.timer is not None:
+                    self.timer.touch()
+            try:
+                offsets = batch.extend(columns, size_bytes)
+            except BaseException:
+                batch.resume()
+                raise
+            due = self._flush_due()
+            if due:
+                self._seal()
+        self._after_append(due=due and not sync)
+        if sync:
+            self.flush(through=offsets[-1])
+        return offsets
+
+    def append_batch(self, columns: Columns, *, producer: Producer = NO_PRODUCER) -> range:
+        """Write the records as one batch of their own; returns their offsets.
+
+        With a producer, a batch that it has appended before is not written again: the offsets of
+        the first time are returned. `LogError` if the sequence is older than its last one.
+        """
+        with self.lock:
+            self.check_usable()
+            if producer != NO_PRODUCER and (seen := self._seen(producer)) is not None:
+                return seen
+            self._seal()
+            append_time = self._next_append_time()
+            body = encode_body(columns, append_time=append_time, codec=self._codec)
+            if body.length > MAX_BATCH_BYTES:
+                raise RecordTooLargeError("the batch", body.length, MAX_BATCH_BYTES)
+            if self.timer is not None:
+                self.timer.touch()
+            offsets = self._write(body, body.parts, append_time, producer)
+            due = self._flush_due()
+        self._after_append(due=due)
+        return offsets
+
+    def adopt(self, header: Header, body: Buffer, *, preserve_offsets: bool) -> range:
+        """Append a batch that was encoded elsewhere and checked by the caller, its body untouched.
+
+        With `preserve_offsets` its base offset must be this log's end, or `InvalidOffsetError`.
+        """
+        with self.lock:
+            self.check_usable()
+            self._seal()
+            end = self.batch.tail.end
+            if preserve_offsets and header.base_offset != end:
+                raise InvalidOffsetError(self.partition, header.base_offset, range(end, end + 1), end)
+            producer = Producer(header.producer_id, header.producer_sequence)
+            if self.timer is not None:
+                self.timer.touch()
+            offsets = self._write(header, [body], self._next_append_time(), producer)
+            due = self._flush_due()
+        self._after_append(due=due)
+        return offsets
+
+    def raise_soon(self, error: LogError) -> None:
+        """Have the next call raise what went wrong in the background."""
+        with self.lock:
+            self._background_error = error
+            self.batch.plain_room = _NO_ROOM
+
+    def check_usable(self) -> None:
+        """Raise whatever stands against writing."""
+        if self._failure is not None:
+            raise WriterFailedError(self._active.path, self._failure) from self._failure
+        if self._closed is not None:
+            raise self._closed
+        if self._background_error is not None:
+            error, self._background_error = self._background_error, None
+            raise error
+
+    def _flush_due(self) -> bool:
+        policy, batch = self._config.flush, self.batch
+        records = batch.tail.records + len(batch.values) - self._flushed_records
+        if policy.messages is not None and records >= policy.messages:
+            return True
+        if policy.bytes is None:
+            return False
+        buffered = self._config.batch_bytes - batch.bytes_left() if batch.values else 0
+        return batch.tail.end - self.flushed_end + buffered >= policy.bytes
+
+    def _tell_rolled(self) -> None:
+        if self._rolled and self.on_roll is not None:
+            self._rolled = False
+            self.on_roll()
+
+    def _after_append(self, *, due: bool) -> None:
+        self._tell_rolled()
+        if not due:
+            return
+        if self.timer is None or self._lagging():
+            self.flush()
+        else:
+            self.timer.kick()
+
+    def _lagging(self) -> bool:
+        policy, tail = self._config.flush, self.batch.tail
+        records, size = tail.records - self._flushed_records, tail.end - self.flushed_end
+        return (policy.messages is not None and records > _LAG_ALLOWED * policy.messages) or (
+            policy.bytes is not None and size > _LAG_ALLOWED * policy.bytes
+        )
+
+    # --- write: `lock` is held -------------------------------------------------------------------
+
+    def _open_batch(self, tail: Tail) -> OpenBatch:
+        return OpenBatch(tail, self.partition, room=self._config.batch_bytes)
+
+    def _records_wanted(self) -> int:
+        """How many records the next batch takes until it is full or a flush is due."""
+        limit, messages = self._config.batch_records, self._config.flush.messages
+        if messages is None:
+            return limit
+        return min(limit, messages - (self.batch.tail.records - self._flushed_records) % messages)
+
+    def _next_append_time(self) -> int:
+        return max(self._clock(), self.batch.tail.append_time)
+
+    def _seal(self) -> None:
+        """Write the open batch, if it has records."""
+        batch = self.batch
+        if batch.values:
+            append_time = self._next_append_time()
+            body = encode_body(batch.columns(append_time), append_time=append_time, codec=self._codec)
+            self._write(body, body.parts, append_time, NO_PRODUCER)
+
+    def _write(self, body: Body | Header, parts: Sequence[Buffer], append_time: int, producer: Producer) -> range:
+        """Write one batch at the tail and move the tail; returns its records' offsets."""
+        tail = self.batch.tail
+        lost = range(tail.end, tail.end + body.record_count)
+        try:
+            if self._must_roll(body.length, append_time):
+                self._roll(append_time)
+                tail = self.batch.tail
+            running_max = max(tail.running_max_timestamp, body.max_timestamp)
+            in_segment = tail.producers_in_segment or producer != NO_PRODUCER
+            header, header_crc = stamp(
+                body,
+                base_offset=tail.end,
+                durable_up_to=self._watermark.mark.durable_end,
+                writer_epoch=self._epoch,
+                previous_crc=tail.previous_crc,
+                append_time=append_time,
+                running_max_timestamp=running_max,
+                producer=producer,
+                producers_in_segment=in_segment,
+                salt=self._identity.salt,
+            )
+            active = self._active
+            self._files.write_all(active.fd, [header, *parts], active.file_position(tail.end))
+        except OSError as error:
+            self._cut_back(error, lost)
+        if producer != NO_PRODUCER:
+            self._remember(producer, lost)
+        if active.began is None:
+            self._active = active._replace(began=append_time)
+        end, records = tail.end + body.length, tail.records + body.record_count
+        self.batch = self._open_batch(
+            Tail(end, header_crc, append_time, running_max, self._epoch, in_segment, records)
+        )  # the one assignment by which the write has happened
+        return lost
+
+    def _cut_back(self, error: OSError, lost: range) -> NoReturn:
+        """Undo a write that failed: its records are lost, the writer stays usable."""
+        active, tail = self._active, self.batch.tail
+        self.batch = self._open_batch(tail)
+        if isinstance(error, LogError):  # the roll failed, and has said why
+            raise error
+        try:
+            self._files.ftruncate(active.fd, active.file_position(tail.end))
+        except OSError as second:
+            self._poison(second)
+        if error.errno in _FULL:
+            raise StorageFullError(active.path, error, lost) from error
+        raise StorageIOError(active.path, error, "writing a batch") from error
+
+    def _must_roll(self, length: int, now: int) -> bool:
+        used = self.batch.tail.end - self._active.base_offset
+        if used == 0:
+            return False
+        if used + length > self._config.segment_bytes:
+            return True
+        age, began = self._config.segment_age, self._active.began
+        return age is not None and began is not None and now - began >= microseconds(age)
+
+    def _roll(self, now: int) -> None:
+        """Seal the active segment and begin the next. Synced: both files, the watermark, the name."""
+        old, tail = self._active, self.batch.tail
+        if self._files.size(old.fd) != old.file_position(tail.end):  # left by an interrupted write
+            self._files.ftruncate(old.fd, old.file_position(tail.end))
+        self._sync(old, tail.end)
+        self._publish(flushed_end=tail.end, durable_end=tail.end)
+        self._sync_watermark()
+        producers = tuple(self._known_producers().values()) if self._has_producers() else ()
+        header = SegmentHeader(
+            self._identity.log_id, self.partition, self._epoch, tail.end, now,
+            old.base_offset, tail.end - old.base_offset, tail.previous_crc,
+            tail.append_time, tail.running_max_timestamp, producers,
+        )  # fmt: skip
+        fd = create_segment(self._files, self._directory, header, self._config.permissions)
+        self._index.add(tail.end)
+        self._first_producers, self._opened_at = producers, tail.end
+        self._active = _Active(fd, self._path(segment_name(tail.end)), tail.end, None)
+        self._retired.append(old.fd)
+        self.batch.tail = tail._replace(producers_in_segment=False)
+        self._rolled = True
+
+    def roll(self, *, older_than_us: int | None = None) -> bool:
+        """Begin a new segment if the active one has records and is at least so old; says if it did."""
+        with self._flush_lock, self.lock:
+            self.check_usable()
+            self._seal()
+            now = self._next_append_time()
+            if self.batch.tail.end == self._active.base_offset:
+                return False
+            if older_than_us is not None and now - (self._active.began or now) < older_than_us:
+                return False
+            try:
+                self._roll(now)
+            except OSError as error:
+                self._cut_back(error, range(0))
+            self._close_retired()
+            self._rolled = False
+            return True
+
+    # --- flush -----------------------------------------------------------------------------------
+
+    def flush(self, *, through: int | None = None) -> None:
+        """Make all that was appended durable and visible; or at least the record at offset `through`.
+
+        Raises `StorageFullError` if the open batch could not be written and `WriterFailedError` if
+        it could not be synced.
+        """
+        with self._flush_lock:
+            if through is not None and through < self.flushed_end:
+                return  # another thread's flush has taken it along
+            with self.lock:
+                self.check_usable()
+                self._seal()
+                tail, active = self.batch.tail, self._active
+            if tail.end > self.flushed_end:
+                if self._config.durability == "disk":
+                    self._sync(active, tail.end)
+                    self._publish(flushed_end=tail.end, durable_end=tail.end)
+                else:
+                    self._publish(flushed_end=tail.end, durable_end=self._watermark.mark.durable_end)
+            self._flushed_records = tail.records
+            self._close_retired()
+        self._tell_rolled()
+
+    def _sync(self, active: _Active, end: int) -> None:
+        try:
+            try:
+                if self._in_doubt:
+                    start = max(self._watermark.mark.durable_end, active.base_offset)
+                    rewrite(self._files, active.fd, active.file_position(start), active.file_position(end))
+                    self._in_doubt = False
+                else:
+                    self._files.datasync(active.fd)
+            except OSError as error:
+                self._poison(error)
+        except LogError:
+            raise
+        except BaseException:
+            # An interrupt may have come between the system's answer and its reading: the answer may
+            # have been an error, after which the page cache lies. Write again before syncing again.
+            self._in_doubt = True
+            raise
+
+    def _sync_watermark(self) -> None:
+        try:
+            self._watermark.sync()
+        except OSError as error:
+            self._poison(error)
+
+    def _publish(self, *, flushed_end: int, durable_end: int, log_start: int | None = None) -> None:
+        """Let readers see up to `flushed_end`. Never moves a published end back."""
+        with self._mark_lock:
+            last = self._watermark.mark
+            mark = Mark(
+                last.sequence + 1,
+                last.log_start_offset if log_start is None else log_start,
+                max(last.flushed_end, flushed_end),
+                max(last.durable_end, durable_end),
+                self._epoch,
+            )
+            try:
+                self._watermark.publish(mark)
+            except OSError as error:
+                self._poison(error)
+            listeners = self._listeners
+        for listener in listeners:
+            if (waiter := listener()) is not None:
+                waiter.wake()
+
+    def _poison(self, error: OSError) -> NoReturn:
+        self._failure = error
+        self.batch = self._dead_batch()
+        raise WriterFailedError(self._active.path, error) from error
+
+    def _dead_batch(self) -> OpenBatch:
+        return OpenBatch(self.batch.tail, self.partition, room=0)
+
+    def _close_retired(self) -> None:
+        while self._retired:
+            self._files.close(self._retired.pop())
+
+    # --- retention ---------------------------------------------------------------------------------
+
+    def drop_before(self, base_offset: int) -> list[str]:
+        """Drop the sealed segments below `base_offset`, which must be a segment's; returns their paths.
+
+        The new log start is durable before the first file goes, so that a crash between leaves
+        files that recovery removes, never a gap.
+        """
+        with self._flush_lock:
+            self.check_usable()
+            dropped = [base for base in self._index.bases() if base < base_offset]
+            if base_offset > self._active.base_offset or not dropped:
+                return []
+            self._publish(flushed_end=0, durable_end=0, log_start=base_offset)
+            self._sync_watermark()
+            self._index.remove(dropped)
+            paths = [self._path(segment_name(base)) for base in dropped]
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    self._files.unlink(path)
+            self._files.sync_directory(self._directory)
+            return paths
+
+    # --- idempotent producers: `lock` is held ------------------------------------------------------
+
+    def _seen(self, producer: Producer) -> range | None:
+        last = self._known_producers().get(producer.id)
+        if last is None or producer.sequence > last.sequence:
+            return None
+        if producer.sequence < last.sequence:
+            raise LogError(
+                f"partition {self.partition}: producer {producer.id:016x} has appended sequence {last.sequence} "
+                f"already, so {producer.sequence} comes too late; use rising sequences"
+            )
+        return range(last.base_offset, last.base_offset + last.record_count)
+
+    def _remember(self, producer: Producer, offsets: range) -> None:
+        known = self._known_producers()
+        known.pop(producer.id, None)  # to the end: the longest unheard is forgotten first
+        known[producer.id] = ProducerState(producer.id, producer.sequence, offsets.start, len(offsets))
+        while len(known) > MAX_PRODUCERS:
+            del known[next(iter(known))]
+
+    def _has_producers(self) -> bool:
+        return bool(self._producers or self._first_producers or self.batch.tail.producers_in_segment)
+
+    def _known_producers(self) -> dict[int, ProducerState]:
+        """The last batch of each producer: from the segment's header, and what follows in the segment."""
+        if self._producers is None:
+            self._producers = {state.producer_id: state for state in self._first_producers}
+            if self.batch.tail.producers_in_segment:
+                with SegmentReader(self._files, self._active.path, self._identity) as reader:
+                    for header in reader.headers(self._active.base_offset, self._opened_at):
+                        if header.producer_id:
+                            self._remember(Producer(header.producer_id, header.producer_sequence), header.offsets)
+        return self._producers
+
+    # --- end -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush, sync the watermark and release the partition. Released also when the flush fails."""
+        if self._closed is not None:
+            return
+        reported, self._background_error = self._background_error, None
+        try:
+            self.flush()
+            with self._flush_lock, self.lock:
+                active, end = self._active, self.batch.tail.end
+                if self._files.size(active.fd) != active.file_position(end):
+                    self._files.ftruncate(active.fd, active.file_position(end))
+                if self._config.durability != "disk":
+                    self._sync(active, end)
+                    self._publish(flushed_end=end, durable_end=end)
+                self._sync_watermark()
+        finally:
+            self._release(LogClosedError(f"{self._directory} is closed; open the topic again"))
+        if reported is not None:
+            raise reported
+
+    def _release(self, why: LogClosedError) -> None:
+        self._closed = why
+        self.batch = self._dead_batch()
+        _live.discard(self)
+        self._close_retired()
+        self._files.close(self._active.fd)
+        self._watermark.close()
+        self._files.close(self._lock_fd)
+
+    def _abandon_in_child(self, parent_pid: int) -> None:
+        """After a fork: the child's copies of the files go, buffers are the parent's to write."""
+        self.lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+        self._mark_lock = threading.Lock()
+        if self._closed is None:
+            self._release(ForkedHandleError(self._directory, parent_pid))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)
+
+
+def _positions(partition: int, offsets: range) -> Iterator[Position]:
+    """The positions that appends are answered with, made in C: see bench/RESULTS.md."""
+    return map(new_tuple, repeat(Position), zip(repeat(partition), offsets))  # type: ignore[arg-type]
+
+
+_live: weakref.WeakSet[Writer] = weakref.WeakSet()
+_pid = os.getpid()
+
+
+def _abandon_writers() -> None:
+    global _pid
+    parent_pid, _pid = _pid, os.getpid()
+    for writer in list(_live):
+        writer._abandon_in_child(parent_pid)
+
+
+os.register_at_fork(after_in_child=_abandon_writers)
