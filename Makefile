@@ -10,11 +10,6 @@ VENV_PYTHON := .venv/bin/python
 # Named by its content, so that a checkout that only touches pyproject.toml does not install again.
 STAMP := .venv/installed-$(shell cat pyproject.toml scripts/venv.sh | cksum | cut -d ' ' -f 1)
 PYTEST := $(VENV_PYTHON) -m pytest -q
-STORAGE := batch files watermark segment retention partition topic
-comma := ,
-empty :=
-space := $(empty) $(empty)
-STORAGE_FILES := $(subst $(space),$(comma),$(STORAGE:%=src/loglib/%.py))
 
 .PHONY: help demo test check lint types bench clean venv java
 
@@ -56,8 +51,8 @@ test: lint types java
 	else \
 	    echo "== Spark tests left out: no Java"; \
 	fi
-	@echo "== coverage of the storage modules"
-	@$(VENV_PYTHON) -m coverage report --include=$(STORAGE_FILES) --fail-under=100
+	@echo "== coverage of the log itself (adapters stand in packages of their own)"
+	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py" --fail-under=100
 
 bench: venv
 	@$(VENV_PYTHON) bench/run.py

@@ -47,8 +47,6 @@ def follow(directory: Path, options: Options) -> Measurement:
     close()
     latencies = sorted(report["latencies_us"][_WARM_UP:])
     return Measurement(
-        messages=messages,
-        payload_bytes=messages * MESSAGE_BYTES,
         seconds=seconds,
         cpu_seconds=sender_cpu,
         p50_us=percentile(latencies, 50),

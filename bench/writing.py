@@ -36,10 +36,8 @@ def write(directory: Path, options: Options) -> Measurement:
     keys = keys_of(shape, len(values))
     payload_bytes = sum(map(len, values)) + sum(map(len, keys or ()))
     rounds = _Rounds(directory, options)
-    if options.text("system") == "raw" and options.text("flush") != "fsync":
-        blocks = in_blocks(values, keys)
-        timing = rounds.timed(lambda writer: writer.append_many(blocks))
-        return _measurement(timing, len(values), payload_bytes)
+    if options.text("system") == "raw":
+        return _measurement(rounds.timed(_raw_calls(values, keys, options)), len(values), payload_bytes)
     calls = _calls(values, keys, per_call)
     timing = rounds.timed(calls)
     latencies = rounds.latencies(values, keys, per_call)
@@ -189,6 +187,15 @@ def _calls(values: list[bytes], keys: list[bytes] | None, per_call: int) -> Call
     return lambda writer: _many_keyed_a_call(writer, keyed)
 
 
+def _raw_calls(values: list[bytes], keys: list[bytes] | None, options: Options) -> Callable[[FlushingWriter], None]:
+    """Return the loop of the machine's limit: blocks of 1 MiB, or, when each call is synced, one write a call."""
+    if options.text("flush") != "fsync":
+        blocks = in_blocks(values, keys)
+        return lambda writer: _many_a_call(writer, [blocks])
+    writes = [[b"".join(call)] for call in in_calls(values, options.number("per_call"))]
+    return lambda writer: _many_a_call(writer, writes)
+
+
 def _one_a_call(writer: FlushingWriter, values: list[bytes]) -> None:
     append = writer.append
     for value in values:
@@ -220,7 +227,7 @@ def _timed_batches(
 ) -> None:
     clock = time.perf_counter_ns
     end = time.monotonic() + _LATENCY_SECONDS
-    pairs = zip(batches, keyed or repeat(None))
+    pairs = zip(batches, keyed or repeat(None), strict=False)
     for values, keys in islice(cycle(list(pairs)), _LATENCY_CALLS):
         start = clock()
         writer.append_many(values, keys=keys)

@@ -57,7 +57,7 @@ def main() -> None:
 
     print(f"1. Writing {source} to {hits}", flush=True)
     written = in_a_process(write, args.log or args.lines, hits, rejected)
-    print(f"   {written.hits:,} messages appended in {written.seconds:.1f} s, of which {written.seconds_in_log:.2f} s in loglib")
+    print(f"   {written.hits:,} messages in {written.seconds:.1f} s, of it {written.append_seconds:.2f} s for appending")
     if written.rejected:
         print(f"   {written.rejected:,} lines are no access-log lines; they are kept in {rejected}, the first of them:")
         print(f"   {written.first_rejected!r}")
@@ -105,13 +105,13 @@ class Written(NamedTuple):
     rejected: int
     first_rejected: bytes
     seconds: float
-    seconds_in_log: float  # the rest went into making and parsing lines
+    append_seconds: float  # the rest went into making and parsing lines
 
 
 def write(source: Path | int, hits_path: Path, rejected_path: Path) -> Written:
     began = reported = monotonic()
     hit_count = rejected_count = 0
-    seconds_in_log = 0.0
+    append_seconds = 0.0
     first_rejected = b""
     with Topic.open(hits_path, partitions=4) as hits, Topic.open(rejected_path) as rejected:
         for lines in chunks(accesslog.generate(source) if isinstance(source, int) else read_lines(source), 10_000):
@@ -128,13 +128,13 @@ def write(source: Path | int, hits_path: Path, rejected_path: Path) -> Written:
             if bad:
                 rejected.append_many(bad)
                 first_rejected = first_rejected or bad[0][:100]
-            seconds_in_log += monotonic() - append_began
+            append_seconds += monotonic() - append_began
             hit_count += len(good)
             rejected_count += len(bad)
             if monotonic() - reported > 1:
                 reported = monotonic()
                 print(f"   {hit_count + rejected_count:,} lines", flush=True)
-    return Written(hit_count, rejected_count, first_rejected, monotonic() - began, seconds_in_log)
+    return Written(hit_count, rejected_count, first_rejected, monotonic() - began, append_seconds)
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

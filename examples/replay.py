@@ -51,5 +51,5 @@ def at_pace(records: Iterable[Record], speed: float) -> Iterator[Record]:
 if __name__ == "__main__":
     try:
         main()
-    except LogError as error:
+    except (LogError, OSError) as error:
         sys.exit(f"replay: {error}")

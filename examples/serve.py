@@ -31,7 +31,7 @@ def send(path: Path, host: str, port: int) -> None:
 
 
 def answer(topic: Topic, connection: socket.socket) -> None:
-    """Say how many partitions there are; then for each hear where to start, say where it ends, send what lies between."""
+    """Say how many partitions there are; for each hear where to start, say where it ends, send what lies between."""
     send_number(connection, len(topic.partitions))
     for partition in topic.partitions:
         offset, end = receive_number(connection), partition.high_watermark
@@ -41,15 +41,17 @@ def answer(topic: Topic, connection: socket.socket) -> None:
 
 
 def receive(path: Path, host: str, port: int) -> None:
-    with socket.create_connection((host, port)) as connection:
-        with Topic.open(path, partitions=receive_number(connection)) as topic:
-            for partition in topic.partitions:
-                start = partition.log_end_offset
-                send_number(connection, start)
-                end = receive_number(connection)
-                while partition.log_end_offset < end:
-                    partition.receive(connection, preserve_offsets=True)
-                print(f"partition {partition.id}: {end - start:,} bytes of log received")
+    with (
+        socket.create_connection((host, port)) as connection,
+        Topic.open(path, partitions=receive_number(connection)) as topic,
+    ):
+        for partition in topic.partitions:
+            start = partition.log_end_offset
+            send_number(connection, start)
+            end = receive_number(connection)
+            while partition.log_end_offset < end:
+                partition.receive(connection, preserve_offsets=True)
+            print(f"partition {partition.id}: {end - start:,} bytes of log received")
 
 
 def send_number(connection: socket.socket, number: int) -> None:
@@ -77,7 +79,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except LogError as error:
+    except (LogError, OSError) as error:
         sys.exit(f"serve: {error}")
     except KeyboardInterrupt:
         pass

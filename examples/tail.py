@@ -36,5 +36,5 @@ def text(data: bytes | None) -> str:
 if __name__ == "__main__":
     try:
         main()
-    except LogError as error:
+    except (LogError, OSError) as error:
         sys.exit(f"tail: {error}")

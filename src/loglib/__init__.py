@@ -1,12 +1,12 @@
 """loglib: Kafka's log as a library: partitioned, append-only, segment files, no server.
 
-    from loglib import Topic
+from loglib import Topic
 
-    with Topic.open("data/clicks", partitions=8) as topic:
-        topic.append(b"page=/home", key=b"user-42")
-        topic.flush()
-        for record in topic.read():
-            print(record.offset, record.value)
+with Topic.open("data/clicks", partitions=8) as topic:
+    topic.append(b"page=/home", key=b"user-42")
+    topic.flush()
+    for record in topic.read():
+        print(record.offset, record.value)
 """
 
 import importlib.util

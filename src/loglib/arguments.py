@@ -35,7 +35,7 @@ class Time(NamedTuple):
 
 
 def parse_start(start: Start, *, now_us: int) -> str | int | Time:
-    """"begin", "end", an offset, or the `Time` that a datetime, an age or "-15m" stands for."""
+    """ "begin", "end", an offset, or the `Time` that a datetime, an age or "-15m" stands for."""
     if isinstance(start, str):
         if start in ("begin", "end"):
             return start
@@ -47,9 +47,9 @@ def parse_start(start: Start, *, now_us: int) -> str | int | Time:
         return Time(from_datetime(start))
     if isinstance(start, timedelta):
         return Time(now_us - abs(microseconds(start)))
-    if isinstance(start, int) and not isinstance(start, bool):
-        return start
-    raise TypeError(f'start must be "begin", "end", an offset, a datetime, a timedelta or "-15m", not {start!r}')
+    if type(start) is not int:  # bool is an int to isinstance, and no offset
+        raise TypeError(f'start must be "begin", "end", an offset, a datetime, a timedelta or "-15m", not {start!r}')
+    return start
 
 
 def check_names(*names: str) -> None:
@@ -139,7 +139,7 @@ def _binary(what: str, item: Any) -> bytes | None:
 def _binary_column(what: str, items: Iterable[Any]) -> tuple[Sequence[bytes | None], int]:
     if isinstance(items, (bytes, bytearray, memoryview, str)):
         raise TypeError(f"{what}s must be an iterable of bytes, not one {type(items).__name__}; use append() for one")
-    column: list[Any] | tuple[Any, ...] = items if type(items) in (list, tuple) else list(items)  # type: ignore[assignment]
+    column: Sequence[Any] = items if isinstance(items, list | tuple) else list(items)
     if list(map(type, column)).count(bytes) != len(column):
         column = [_binary(what, item) for item in column]
         return column, sum(len(item) for item in column if item is not None)

@@ -168,6 +168,16 @@ class Columns(NamedTuple):
     timestamps: Sequence[int] | None = None  # microseconds UTC
     headers: Sequence[Headers] | None = None
 
+    def part(self, take: slice) -> Columns:
+        """Some of the records."""
+        values, keys, timestamps, headers = self
+        return Columns(
+            values[take],
+            None if keys is None else keys[take],
+            None if timestamps is None else timestamps[take],
+            None if headers is None else headers[take],
+        )
+
 
 class Body(NamedTuple):
     """An encoded body and what a header says about it; not yet bound to a place in a log."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 __all__ = ["MAX_BATCH_BYTES", "Durability", "FlushPolicy", "Retention", "TopicConfig", "microseconds"]
 
@@ -94,7 +94,9 @@ class TopicConfig:
     def __post_init__(self) -> None:
         _require(1 <= self.partitions <= MAX_PARTITIONS, "partitions", self.partitions, f"1 to {MAX_PARTITIONS}")
         _require(self.segment_bytes >= MIN_SEGMENT_BYTES, "segment_bytes", self.segment_bytes, "at least 4096")
-        _require(self.segment_age is None or self.segment_age > timedelta(0), "segment_age", self.segment_age, "above 0")
+        _require(
+            self.segment_age is None or self.segment_age > timedelta(0), "segment_age", self.segment_age, "above 0"
+        )
         _require(self.compression in CODEC_NAMES, "compression", self.compression, f"one of {CODEC_NAMES}")
         _require(self.durability in ("disk", "os"), "durability", self.durability, "'disk' or 'os'")
         _require(1 <= self.batch_bytes <= MAX_BATCH_BYTES, "batch_bytes", self.batch_bytes, f"1 to {MAX_BATCH_BYTES}")
@@ -134,7 +136,7 @@ class TopicConfig:
             known["retention"] = Retention(**(known["retention"] | {"age": _duration(known["retention"]["age"])}))
         if "segment_age" in known:
             known["segment_age"] = _duration(known["segment_age"])
-        return cls(**cast(dict[str, Any], known))
+        return cls(**known)
 
 
 CODEC_NAMES = ("none", "zlib", "lz4", "zstd")

@@ -199,4 +199,6 @@ class MissingCodecError(LogError, ImportError):
     def __init__(self, codec: str, extra: str) -> None:
         self.codec = codec
         self.extra = extra
-        super().__init__(f"compression {codec!r} needs a package that is not installed; install loglib's extra [{extra}]")
+        super().__init__(
+            f"compression {codec!r} needs a package that is not installed; install loglib's extra [{extra}]"
+        )

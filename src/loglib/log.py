@@ -22,7 +22,7 @@ from .files import Files
 from .index import SegmentIndex
 from .records import Batch
 from .recovery import list_segments, scan_flushed_end
-from .segment import HEADER_BYTES, Identity, SegmentInfo, SegmentReader, read_segment_header, segment_name
+from .segment import Identity, SegmentInfo, SegmentReader, read_segment_header, segment_name
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkReader
 
@@ -107,7 +107,7 @@ class Log:
         mark = self.mark()
         bases = [base for base in self.index.bases() if base >= mark.log_start_offset]
         infos: list[SegmentInfo] = []
-        for base, end in zip(bases, [*bases[1:], max(mark.flushed_end, *bases[-1:])]):
+        for base, end in zip(bases, [*bases[1:], max(mark.flushed_end, *bases[-1:])], strict=True):
             path = self._path(base)
             header = read_segment_header(self.files, path, self.identity)
             if infos:

@@ -112,9 +112,7 @@ class Partition:
         sync: bool = False,
     ) -> Position:
         """Append one record; see `Topic.append`."""
-        columns, size = record_columns(
-            value, key, timestamp, headers, limit_bytes=self._config.max_record_bytes
-        )
+        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self._config.max_record_bytes)
         return Position(self.id, self.writer().append(columns, size, sync=sync).start)
 
     def append_many(
@@ -132,9 +130,7 @@ class Partition:
         batch, and a call that the partition has seen from this producer appends nothing and returns
         what it returned then. The partition remembers the last number of 125 producers.
         """
-        columns, size = take_columns(
-            values, keys, timestamps, headers, limit_bytes=self._config.max_record_bytes
-        )
+        columns, size = take_columns(values, keys, timestamps, headers, limit_bytes=self._config.max_record_bytes)
         return self.append_columns(columns, size, producer=producer)
 
     def append_columns(
@@ -276,8 +272,7 @@ def _chunks(columns: Columns, size_bytes: int, config: TopicConfig) -> Iterator[
     pieces = max(1, -(-size_bytes // config.batch_bytes), -(-count // config.batch_records))
     step = -(-count // pieces)
     for start in range(0, count, step):
-        chunk = Columns(*(None if column is None else column[start : start + step] for column in columns))
-        yield from _not_too_large(chunk, config)
+        yield from _not_too_large(columns.part(slice(start, start + step)), config)
 
 
 def _not_too_large(chunk: Columns, config: TopicConfig) -> Iterator[Columns]:
@@ -288,5 +283,4 @@ def _not_too_large(chunk: Columns, config: TopicConfig) -> Iterator[Columns]:
         yield chunk
         return
     for half in (slice(0, count // 2), slice(count // 2, count)):
-        part = Columns(*(None if column is None else column[half] for column in chunk))
-        yield from _not_too_large(part, config)
+        yield from _not_too_large(chunk.part(half), config)

@@ -28,25 +28,29 @@ def spread(columns: Columns, partitions: int, keyless: int, partitioner: Partiti
     """The records of each partition, in their order; those with a null key go to `keyless`."""
     keys = columns.keys
     assert keys is not None
-    if partitioner is by_crc32 and None not in set(keys[:1]) and _all_bytes(keys):
+    if partitioner is by_crc32 and _all_bytes(keys):
         targets = list(map(mod, map(crc32, keys), repeat(partitions)))  # type: ignore[arg-type]
     else:
         targets = [keyless if key is None else _checked(partitioner(key, partitions), partitions) for key in keys]
-    present = [column for column in columns if column is not None]
-    split = [_split(column, targets, partitions) for column in present]
-    groups: dict[int, Columns] = {}
-    for partition in range(partitions):
-        if split[0][partition]:
-            parts = iter(split)
-            groups[partition] = Columns(*(None if column is None else next(parts)[partition] for column in columns))
-    return groups
+    values = _split(columns.values, targets, partitions)
+    split_keys = _split(keys, targets, partitions)
+    timestamps = _split(columns.timestamps, targets, partitions)
+    headers = _split(columns.headers, targets, partitions)
+    return {
+        partition: Columns(values[partition], split_keys[partition], timestamps[partition], headers[partition])
+        for partition in range(partitions)
+        if values[partition]
+    }
 
 
-def _split(column: Sequence[Any], targets: list[int], partitions: int) -> list[list[Any]]:
+def _split(column: Sequence[Any] | None, targets: list[int], partitions: int) -> list[Any]:
+    """The column's items for each partition; None for each if there is no column."""
+    if column is None:
+        return [None] * partitions
     # One bound append a partition and a plain loop: half the time of a sort or of a pass a partition.
     lists: list[list[Any]] = [[] for _ in range(partitions)]
     appends = [each.append for each in lists]
-    for target, item in zip(targets, column):
+    for target, item in zip(targets, column, strict=True):
         appends[target](item)
     return lists
 

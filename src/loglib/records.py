@@ -14,10 +14,10 @@ from array import array
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from io import BytesIO
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from operator import sub
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .batch import BadBatch, Header, Headers, Layout, layout, uniform_offsets
 from .errors import CorruptLogError
@@ -195,7 +195,7 @@ class Batch:
         fields = zip(
             repeat(self.partition), offsets, self.timestamps, self.keys, self.values, self.headers, next_offsets
         )
-        return list(map(new_tuple, repeat(Record), fields))  # type: ignore[arg-type]
+        return list(map(new_tuple, repeat(Record), fields))
 
     def to_arrow(self) -> pa.RecordBatch:
         """The columns as a `pyarrow.RecordBatch` over the same memory, without copying keys or values.
@@ -235,10 +235,10 @@ class Batch:
         start = self._body_at + self._layout.headers
         names, values = _header_columns(data, start, self.header.header_bytes, counts)
         try:
-            pairs = list(zip((name.decode() for name in names), values))
+            pairs = list(zip((name.decode() for name in names), values, strict=True))
         except UnicodeDecodeError as error:
             raise BadBatch(self._layout.headers, "a header name that is not UTF-8", "UTF-8") from error
-        return [tuple(pairs[first:stop]) for first, stop in zip(counts, counts[1:])]
+        return [tuple(pairs[first:stop]) for first, stop in pairwise(counts)]
 
 
 def _header_columns(data: bytes, start: int, size: int, counts: list[int]) -> tuple[list[bytes], list[bytes]]:
@@ -280,11 +280,11 @@ def _uniform_struct(size: int, count: int) -> Struct:
     return Struct(f"{size}s" * count)
 
 
-def _integers(typecode: str, data: bytes, at: int, count: int) -> list[int]:
+def _integers(typecode: Literal["i", "q"], data: bytes, at: int, count: int) -> list[int]:
     """`count` little-endian int32 ("i") or int64 ("q") numbers."""
-    width = 4 if typecode == "i" else 8
+    stored = memoryview(data)[at : at + (4 if typecode == "i" else 8) * count]
     if sys.byteorder == "little":
-        return memoryview(data)[at : at + width * count].cast(typecode).tolist()
-    numbers = array(typecode, data[at : at + width * count])
+        return stored.cast(typecode).tolist()
+    numbers = array(typecode, stored)
     numbers.byteswap()
     return numbers.tolist()

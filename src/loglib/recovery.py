@@ -171,7 +171,14 @@ def tail_at(reader: SegmentReader, end: int) -> Tail:
     if last.next_offset != end:
         found = f"a batch that ends at offset {last.next_offset}"
         raise CorruptLogError(reader.path, reader.file_position(last.base_offset), found, f"one that ends at {end}")
-    return Tail(end, last.header_crc, last.append_time, last.running_max_timestamp, last.writer_epoch, bool(last.flags & PRODUCERS))
+    return Tail(
+        end,
+        last.header_crc,
+        last.append_time,
+        last.running_max_timestamp,
+        last.writer_epoch,
+        bool(last.flags & PRODUCERS),
+    )
 
 
 def _read_mark(files: Files, directory: str, identity: Identity) -> Mark | None:

@@ -130,8 +130,10 @@ class SegmentHeader(NamedTuple):
     def decode(cls, content: bytes, path: str) -> SegmentHeader:
         """The facts in a header's bytes; `CorruptLogError` or `UnsupportedFormatError` if it is none."""
         if len(content) < HEADER_BYTES:
-            raise CorruptLogError(path, len(content), "the end of the file", f"a segment header of {HEADER_BYTES} bytes")
-        magic, version, flags, crc, *fields = _FIELDS.unpack_from(content)
+            raise CorruptLogError(
+                path, len(content), "the end of the file", f"a segment header of {HEADER_BYTES} bytes"
+            )
+        magic, version, flags, crc, *numbers = _FIELDS.unpack_from(content)
         if magic != MAGIC:
             raise CorruptLogError(path, 0, f"bytes {magic.hex()}", f"the segment magic {MAGIC.hex()}")
         actual = _crc(content)
@@ -141,12 +143,12 @@ class SegmentHeader(NamedTuple):
             raise UnsupportedFormatError(path, "segment version", version, VERSION)
         if flags:
             raise UnsupportedFormatError(path, "segment flags", flags, 0)
-        count = fields.pop(8)
+        count = numbers.pop(8)
         if count > MAX_PRODUCERS:
             raise CorruptLogError(path, 76, f"{count} producers", f"at most {MAX_PRODUCERS}")
         table = content[_FIELDS.size : _FIELDS.size + count * _PRODUCER.size]
         producers = tuple(ProducerState(*row[:4]) for row in _PRODUCER.iter_unpack(table))
-        return cls(*fields, producers)
+        return cls._make((*numbers, producers))
 
 
 class SegmentInfo(NamedTuple):
@@ -171,7 +173,7 @@ def segment_name(base_offset: int) -> str:
 
 def parse_segment_name(name: str) -> int | None:
     """The base offset that a file name states, or None if it is no segment's name."""
-    stem, dot, suffix = name.partition(".")
+    stem, _, suffix = name.partition(".")
     return int(stem) if suffix == "log" and len(stem) == 20 and stem.isascii() and stem.isdigit() else None
 
 
@@ -319,7 +321,7 @@ class SegmentReader:
                 at = window.rfind(BATCH_MAGIC, 0, at + len(BATCH_MAGIC) - 1)
             last_start, high = low - 1, low + BATCH_HEADER_BYTES
             size = min(size * 4, _LARGEST_WINDOW)
-        self._corrupt(self.base_offset, "no batch header", f"the batch that holds offset {offset}")
+        return self._corrupt(self.base_offset, "no batch header", f"the batch that holds offset {offset}")
 
     def next_header(self, offset: int, limit: int) -> Header | None:
         """The header of the first batch that begins in [offset, limit), or None."""
@@ -368,7 +370,9 @@ class SegmentReader:
 
     def _whole_batch(self, header: Header, limit: int) -> bytes:
         if header.next_offset > limit:
-            raise BadBatch(12, f"length {header.length}", f"at most {limit - header.base_offset}, up to the flushed end")
+            raise BadBatch(
+                12, f"length {header.length}", f"at most {limit - header.base_offset}, up to the flushed end"
+            )
         block = self.read(header.base_offset, header.length)
         if len(block) < header.length:
             raise BadBatch(len(block), "the end of the file", f"a batch of {header.length} bytes")

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import atexit
 import errno
-import json
 import os
 import threading
-import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -27,18 +25,17 @@ from datetime import datetime, timedelta
 from types import EllipsisType
 from typing import Any, Literal
 
+from . import description
 from .arguments import HeadersLike, check_names, record_columns, take_columns
-from .batch import Columns
 from .codec import codec_id
 from .config import Durability, FlushPolicy, Retention, TopicConfig
 from .errors import (
     ConfigConflictError,
-    CorruptLogError,
+    ForkedHandleError,
     LockedError,
     LogClosedError,
     LogError,
     ReadOnlyError,
-    UnsupportedFormatError,
 )
 from .files import REAL, Files
 from .flusher import Flusher
@@ -47,16 +44,11 @@ from .partitioner import Partitioner, by_crc32, spread
 from .reader import Reader, StartLike
 from .records import Batch, OffsetRange, Position
 from .retention import Decision
-from .segment import Identity, create_segment, first_segment
-from .watermark import NAME as WATERMARK
-from .watermark import Mark, encode_new
+from .segment import Identity
 from .writer import Writer, now_us
 
 __all__ = ["Topic"]
 
-FORMAT = 1
-DESCRIPTION = "topic.json"
-_DESCRIPTION_BYTES = 1 << 20
 _HOUSEKEEPING_S = 60.0  # retention and rolling by age are matters of hours: once a minute is soon enough
 
 
@@ -83,7 +75,7 @@ class Topic:
         self._shared = shared
         self._partitioner = partitioner
         self._clock = clock
-        self._closed = False
+        self._closed: LogClosedError | None = None
         self._closing = threading.Lock()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._flusher: Flusher | None = None
@@ -91,7 +83,7 @@ class Topic:
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self.partitions = tuple(
             Partition(
-                files, os.path.join(path, f"{number:04d}"), Identity.of(log_id, number), config,
+                files, description.partition_directory(path, number), Identity.of(log_id, number), config,
                 writable=mode == "a", clock=clock, track=self._track,
             )
             for number in range(config.partitions)
@@ -144,15 +136,15 @@ class Topic:
             given["segment_age"] = segment_age
         absolute = os.path.abspath(os.fspath(path))
         check_names(os.path.basename(absolute))
-        description = _read_description(files, absolute)
-        if description is None:
+        described = description.read(files, absolute)
+        if described is None:
             if mode == "r":
                 raise FileNotFoundError(errno.ENOENT, "no topic here; mode='a' makes one", absolute)
-            _create(files, absolute, TopicConfig(**given), now=clock())
-            description = _read_description(files, absolute)
-        if description is None:
+            description.create(files, absolute, TopicConfig(**given), now=clock())
+            described = description.read(files, absolute)
+        if described is None:
             raise FileNotFoundError(errno.ENOENT, "the topic was removed while it was opened", absolute)
-        log_id, config = description
+        log_id, config = described
         for name, value in given.items():
             if value != getattr(config, name):
                 raise ConfigConflictError(absolute, name, value, getattr(config, name))
@@ -174,7 +166,7 @@ class Topic:
         absolute = os.path.abspath(os.fspath(path))
         with cls.open(absolute) as topic:  # holds every lock meanwhile
             config = replace(topic.config, **policies)
-            _write_description(REAL, absolute, topic.log_id, config)
+            description.write(REAL, absolute, topic.log_id, config)
 
     def __enter__(self) -> Topic:
         return self
@@ -183,12 +175,12 @@ class Topic:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_closed", True) is False and self.mode == "a":
+        if getattr(self, "_closed", self) is None and self.mode == "a":
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"mode={self.mode!r}"
+        state = "closed" if self.closed else f"mode={self.mode!r}"
         return f"<Topic {self.path!r} partitions={len(self.partitions)} {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -198,7 +190,7 @@ class Topic:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._closed is not None
 
     def partition(self, number: int) -> Partition:
         """The partition of that number; `ValueError` if there is none."""
@@ -272,9 +264,7 @@ class Topic:
         they all go to one. `producer`, a name and a rising number, makes the call idempotent (see
         `Partition.append_many`); without keys it needs an explicit `partition`.
         """
-        columns, size = take_columns(
-            values, keys, timestamps, headers, limit_bytes=self.config.max_record_bytes
-        )
+        columns, size = take_columns(values, keys, timestamps, headers, limit_bytes=self.config.max_record_bytes)
         if not columns.values:
             return []
         if partition is None and columns.keys is None:
@@ -338,9 +328,9 @@ class Topic:
     def close(self) -> None:
         """End the readers, flush, and release the locks. Released also when the flush fails."""
         with self._closing:
-            if self._closed:
+            if self._closed is not None:
                 return
-            self._closed = True
+            self._closed = LogClosedError(f"{self.path} is closed; open the topic again")
         _open_topics.discard(self)
         self._sticky = None
         if self._flusher is not None:
@@ -355,6 +345,11 @@ class Topic:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def abandon_in_child(self) -> None:
+        """After a fork: the topic is the parent's to write and to close."""
+        self._closing = threading.Lock()
+        self._closed = ForkedHandleError(self.path, os.getppid())
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -373,7 +368,7 @@ class Topic:
         except BaseException:
             for partition in self.partitions:
                 partition.close()
-            self._closed = True
+            self._closed = LogClosedError(f"{self.path} could not be opened")
             raise
         for writer in self._writers:
             writer.timer = self._flusher
@@ -390,8 +385,8 @@ class Topic:
         return reader
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise LogClosedError(f"{self.path} is closed; open the topic again")
+        if self._closed is not None:
+            raise self._closed
 
     def _check_writable(self) -> None:
         self._check_open()
@@ -474,65 +469,6 @@ def _open_for_reading(path: str) -> Topic:
     return Topic.open(path, mode="r")
 
 
-# --- the directory ------------------------------------------------------------------------------
-
-
-def _read_description(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
-    """The log id and policies in `topic.json`, or None if there is no topic yet."""
-    name = os.path.join(path, DESCRIPTION)
-    try:
-        content = files.read_whole(name, _DESCRIPTION_BYTES)
-    except FileNotFoundError:
-        return None
-    try:
-        values = json.loads(content)
-        version = values["format"]
-        if version > FORMAT:
-            raise UnsupportedFormatError(name, "topic format", version, FORMAT)
-        return uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
-
-
-def _write_description(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None:
-    """Replace `topic.json`. Synced."""
-    name = os.path.join(path, DESCRIPTION)
-    temporary = name + ".tmp"
-    if files.exists(temporary):
-        files.unlink(temporary)
-    values = {"format": FORMAT, "log_id": str(uuid.UUID(bytes=log_id))} | config.to_json()
-    files.write_new(temporary, (json.dumps(values, indent=2) + "\n").encode(), config.permissions)
-    files.rename(temporary, name)
-    files.sync_directory(path)
-
-
-def _create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
-    """Make the topic aside and move it into place, whole. Synced, its name included."""
-    if files.exists(path) and files.sizes(path):
-        raise LogError(f"{path} holds files but no {DESCRIPTION}; a topic is made in a new or an empty directory")
-    codec_id(config.compression)
-    parent, name = os.path.split(path)
-    files.make_directories(parent)
-    log_id = uuid.uuid4().bytes
-    aside = os.path.join(parent, f".{name}.{log_id.hex()}.tmp")
-    files.make_directory(aside, config.permissions)
-    for number in range(config.partitions):
-        identity = Identity.of(log_id, number)
-        directory = os.path.join(aside, f"{number:04d}")
-        files.make_directory(directory, config.permissions)
-        first = encode_new(Mark(0, 0, 0, 0, 0), identity.salt)
-        files.write_new(os.path.join(directory, WATERMARK), first, config.permissions)
-        files.close(create_segment(files, directory, first_segment(identity, created=now), config.permissions))
-    _write_description(files, aside, log_id, config)
-    try:
-        files.rename(aside, path)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        files.remove_tree(aside)  # another process has made the topic meanwhile: that one counts
-    files.sync_directory(parent)
-
-
 # --- the end of the process ------------------------------------------------------------------------
 
 _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
@@ -544,11 +480,11 @@ def _close_topics() -> None:
         topic.close()
 
 
-def _forget_topics() -> None:
+def _abandon_topics() -> None:
     for topic in list(_open_topics):
-        topic._closed = True  # the parent's to close; this process's copies of its writers are abandoned
+        topic.abandon_in_child()
     _open_topics.clear()
 
 
 atexit.register(_close_topics)
-os.register_at_fork(after_in_child=_forget_topics)
+os.register_at_fork(after_in_child=_abandon_topics)

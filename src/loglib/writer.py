@@ -26,11 +26,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import repeat
 from typing import NamedTuple, NoReturn, Protocol
 
 from . import lock as writer_lock
-from .batch import NO_PRODUCER, Body, Columns, Header, Headers, Producer, encode_body, stamp
+from .batch import NO_PRODUCER, Body, Columns, Header, Producer, encode_body, stamp
 from .codec import codec_id
 from .config import MAX_BATCH_BYTES, TopicConfig, microseconds
 from .errors import (
@@ -46,13 +45,12 @@ from .errors import (
 from .files import Buffer, Files
 from .index import SegmentIndex
 from .log import Wakeable
-from .records import Position, new_tuple
+from .open_batch import NO_ROOM, OpenBatch
+from .producers import Producers
 from .recovery import Recovery, Tail, recover, rewrite
 from .segment import (
     HEADER_BYTES,
-    MAX_PRODUCERS,
     Identity,
-    ProducerState,
     SegmentHeader,
     SegmentReader,
     create_segment,
@@ -61,10 +59,9 @@ from .segment import (
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkWriter
 
-__all__ = ["OpenBatch", "Timer", "Writer", "now_us"]
+__all__ = ["Timer", "Writer", "now_us"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_ROOM = -1
 # How far a background flush may fall behind the flush policy before appenders flush themselves:
 # back-pressure, and the bound on what a crash can take.
 _LAG_ALLOWED = 4
@@ -83,73 +80,6 @@ class Timer(Protocol):
 
     def kick(self) -> None:
         """A flush is due now."""
-
-
-class OpenBatch:
-    """Records appended but not yet written, and the tail of the log that they will follow.
-
-    `plain_room` is how many bytes of values the fast path (in `Topic.append`) may still add; below
-    zero it must leave the batch alone: it is empty, so that its first record starts the flush
-    timer, or it has other columns than values, or the writer takes nothing more. `positions` yields
-    the positions of the records that the fast path may add.
-    """
-
-    __slots__ = (
-        "headers", "keys", "limit", "partition", "plain_room", "positions", "room", "tail", "timestamps", "values",
-    )  # fmt: skip
-
-    def __init__(self, tail: Tail, partition: int, *, room: int) -> None:
-        self.tail = tail
-        self.partition = partition
-        self.limit = 0  # the record with which the batch is full, or a flush is due; set with the first
-        self.room = room  # bytes left; plain_room counts instead while it is not negative
-        self.plain_room = _NO_ROOM
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] | None = None
-        self.timestamps: list[int | None] | None = None
-        self.headers: list[Headers] | None = None
-        self.positions = _positions(partition, range(0))
-
-    def bytes_left(self) -> int:
-        return self.plain_room if self.plain_room >= 0 else self.room
-
-    def extend(self, columns: Columns, size_bytes: int) -> range:
-        """Add records; returns their offsets. Values go in last: their number is the truth."""
-        start = len(self.values)
-        self.room = self.bytes_left() - size_bytes
-        self.plain_room = _NO_ROOM
-        for name in ("keys", "timestamps", "headers"):
-            added, column = getattr(columns, name), getattr(self, name)
-            if added is not None or column is not None:
-                missing: object = () if name == "headers" else None
-                if column is None:
-                    column = [missing] * start
-                    setattr(self, name, column)
-                column.extend(added if added is not None else repeat(missing, len(columns.values)))
-        self.values.extend(columns.values)
-        self.resume()
-        return range(self.tail.end + start, self.tail.end + len(self.values))
-
-    def resume(self) -> None:
-        """Make the other columns and the positions agree with the values, also after an interrupt."""
-        count = len(self.values)
-        for column in (self.keys, self.timestamps, self.headers):
-            if column is not None:
-                del column[count:]
-        plain = count > 0 and self.keys is None and self.timestamps is None and self.headers is None
-        left, self.plain_room = self.bytes_left(), _NO_ROOM
-        self.room = left
-        self.positions = _positions(self.partition, range(self.tail.end + count, self.tail.end + self.limit - 1))
-        if plain:
-            self.plain_room = max(left, _NO_ROOM)
-
-    def columns(self, append_time: int) -> Columns:
-        """What is to be encoded; records without a time of their own get the append time."""
-        timestamps = self.timestamps
-        if timestamps is not None:
-            filled = [append_time if each is None else each for each in timestamps]
-            return Columns(self.values, self.keys, filled, self.headers)
-        return Columns(self.values, self.keys, None, self.headers)
 
 
 class _Active(NamedTuple):
@@ -196,7 +126,6 @@ class Writer:
         self._flush_lock = threading.Lock()
         self._mark_lock = threading.Lock()
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
-        self._producers: dict[int, ProducerState] | None = None  # read from the segment when first needed
         self._flushed_records = 0
         self._failure: BaseException | None = None
         self._background_error: LogError | None = None
@@ -218,8 +147,7 @@ class Writer:
         self._index.replace(recovered.headers)
         self._epoch = max(mark.writer_epoch, tail.writer_epoch) + 1
         header = recovered.headers[max(recovered.headers)]
-        self._first_producers = header.producers
-        self._opened_at = tail.end
+        self._producers = Producers(self.partition, header.producers, lambda: self._headers_with_producers(tail))
         watermark = WatermarkWriter(self._files, self._path(WATERMARK), self._identity.salt, mark)
         try:
             path = self._path(segment_name(header.base_offset))
@@ -236,6 +164,12 @@ class Writer:
     def _first_append_time(self, path: str, base_offset: int) -> int:
         with SegmentReader(self._files, path, self._identity) as reader:
             return reader.header_at(base_offset).append_time
+
+    def _headers_with_producers(self, tail: Tail) -> Iterator[Header]:
+        """The headers of the batches that were in the segment when it was opened, if any names a producer."""
+        if tail.producers_in_segment:
+            with SegmentReader(self._files, self._active.path, self._identity) as reader:
+                yield from reader.headers(self._active.base_offset, tail.end)
 
     # --- what others may know ------------------------------------------------------------------
 
@@ -307,7 +241,7 @@ class Writer:
         """
         with self.lock:
             self.check_usable()
-            if producer != NO_PRODUCER and (seen := self._seen(producer)) is not None:
+            if producer != NO_PRODUCER and (seen := self._producers.seen(producer)) is not None:
                 return seen
             self._seal()
             append_time = self._next_append_time()
@@ -344,7 +278,7 @@ class Writer:
         """Have the next call raise what went wrong in the background."""
         with self.lock:
             self._background_error = error
-            self.batch.plain_room = _NO_ROOM
+            self.batch.plain_room = NO_ROOM
 
     def check_usable(self) -> None:
         """Raise whatever stands against writing."""
@@ -437,7 +371,7 @@ class Writer:
         except OSError as error:
             self._cut_back(error, lost)
         if producer != NO_PRODUCER:
-            self._remember(producer, lost)
+            self._producers.remember(producer, lost)
         if active.began is None:
             self._active = active._replace(began=append_time)
         end, records = tail.end + body.length, tail.records + body.record_count
@@ -477,7 +411,7 @@ class Writer:
         self._sync(old, tail.end)
         self._publish(flushed_end=tail.end, durable_end=tail.end)
         self._sync_watermark()
-        producers = tuple(self._known_producers().values()) if self._has_producers() else ()
+        producers = self._producers.snapshot()
         header = SegmentHeader(
             self._identity.log_id, self.partition, self._epoch, tail.end, now,
             old.base_offset, tail.end - old.base_offset, tail.previous_crc,
@@ -485,7 +419,6 @@ class Writer:
         )  # fmt: skip
         fd = create_segment(self._files, self._directory, header, self._config.permissions)
         self._index.add(tail.end)
-        self._first_producers, self._opened_at = producers, tail.end
         self._active = _Active(fd, self._path(segment_name(tail.end)), tail.end, None)
         self._retired.append(old.fd)
         self.batch.tail = tail._replace(producers_in_segment=False)
@@ -614,40 +547,6 @@ class Writer:
             self._files.sync_directory(self._directory)
             return paths
 
-    # --- idempotent producers: `lock` is held ------------------------------------------------------
-
-    def _seen(self, producer: Producer) -> range | None:
-        last = self._known_producers().get(producer.id)
-        if last is None or producer.sequence > last.sequence:
-            return None
-        if producer.sequence < last.sequence:
-            raise LogError(
-                f"partition {self.partition}: producer {producer.id:016x} has appended sequence {last.sequence} "
-                f"already, so {producer.sequence} comes too late; use rising sequences"
-            )
-        return range(last.base_offset, last.base_offset + last.record_count)
-
-    def _remember(self, producer: Producer, offsets: range) -> None:
-        known = self._known_producers()
-        known.pop(producer.id, None)  # to the end: the longest unheard is forgotten first
-        known[producer.id] = ProducerState(producer.id, producer.sequence, offsets.start, len(offsets))
-        while len(known) > MAX_PRODUCERS:
-            del known[next(iter(known))]
-
-    def _has_producers(self) -> bool:
-        return bool(self._producers or self._first_producers or self.batch.tail.producers_in_segment)
-
-    def _known_producers(self) -> dict[int, ProducerState]:
-        """The last batch of each producer: from the segment's header, and what follows in the segment."""
-        if self._producers is None:
-            self._producers = {state.producer_id: state for state in self._first_producers}
-            if self.batch.tail.producers_in_segment:
-                with SegmentReader(self._files, self._active.path, self._identity) as reader:
-                    for header in reader.headers(self._active.base_offset, self._opened_at):
-                        if header.producer_id:
-                            self._remember(Producer(header.producer_id, header.producer_sequence), header.offsets)
-        return self._producers
-
     # --- end -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -679,7 +578,7 @@ class Writer:
         self._watermark.close()
         self._files.close(self._lock_fd)
 
-    def _abandon_in_child(self, parent_pid: int) -> None:
+    def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the child's copies of the files go, buffers are the parent's to write."""
         self.lock = threading.Lock()
         self._flush_lock = threading.Lock()
@@ -691,11 +590,6 @@ class Writer:
         return os.path.join(self._directory, name)
 
 
-def _positions(partition: int, offsets: range) -> Iterator[Position]:
-    """The positions that appends are answered with, made in C: see bench/RESULTS.md."""
-    return map(new_tuple, repeat(Position), zip(repeat(partition), offsets))  # type: ignore[arg-type]
-
-
 _live: weakref.WeakSet[Writer] = weakref.WeakSet()
 _pid = os.getpid()
 
@@ -704,7 +598,7 @@ def _abandon_writers() -> None:
     global _pid
     parent_pid, _pid = _pid, os.getpid()
     for writer in list(_live):
-        writer._abandon_in_child(parent_pid)
+        writer.abandon_in_child(parent_pid)
 
 
 os.register_at_fork(after_in_child=_abandon_writers)

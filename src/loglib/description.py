@@ -1,0 +1,90 @@
+"""Description: `topic.json`, by which a topic's directory says what it is, and the making of one.
+
+Invariant: a directory that has a `topic.json` is a whole topic. It is built aside, every file and
+directory of it synced, and then renamed into place; of several processes that make it at once, one
+wins and the others use what it made.
+
+The file is JSON for people to read: format version, log id (a UUID, the salt of every checksum), and
+the policies by the names that `Topic.open` has for them. Readers leave alone what they do not know.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import uuid
+
+from .codec import codec_id
+from .config import TopicConfig
+from .errors import CorruptLogError, LogError, UnsupportedFormatError
+from .files import Files
+from .segment import Identity, create_segment, first_segment
+from .watermark import NAME as WATERMARK
+from .watermark import Mark, encode_new
+
+__all__ = ["FORMAT", "NAME", "create", "partition_directory", "read", "write"]
+
+FORMAT = 1
+NAME = "topic.json"
+_MOST_BYTES = 1 << 20
+
+
+def partition_directory(path: str, number: int) -> str:
+    return os.path.join(path, f"{number:04d}")
+
+
+def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
+    """The log id and policies in `topic.json`, or None if there is no topic yet."""
+    name = os.path.join(path, NAME)
+    try:
+        content = files.read_whole(name, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        values = json.loads(content)
+        version = values["format"]
+        if version > FORMAT:
+            raise UnsupportedFormatError(name, "topic format", version, FORMAT)
+        return uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
+
+
+def write(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None:
+    """Replace `topic.json`. Synced."""
+    name = os.path.join(path, NAME)
+    temporary = name + ".tmp"
+    if files.exists(temporary):
+        files.unlink(temporary)
+    values = {"format": FORMAT, "log_id": str(uuid.UUID(bytes=log_id))} | config.to_json()
+    files.write_new(temporary, (json.dumps(values, indent=2) + "\n").encode(), config.permissions)
+    files.rename(temporary, name)
+    files.sync_directory(path)
+
+
+def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
+    """Make the topic aside and move it into place, whole. Synced, its name included."""
+    if files.exists(path) and files.sizes(path):
+        raise LogError(f"{path} holds files but no {NAME}; a topic is made in a new or an empty directory")
+    codec_id(config.compression)
+    parent, name = os.path.split(path)
+    files.make_directories(parent)
+    log_id = uuid.uuid4().bytes
+    aside = os.path.join(parent, f".{name}.{log_id.hex()}.tmp")
+    files.make_directory(aside, config.permissions)
+    for number in range(config.partitions):
+        identity = Identity.of(log_id, number)
+        directory = partition_directory(aside, number)
+        files.make_directory(directory, config.permissions)
+        first = encode_new(Mark(0, 0, 0, 0, 0), identity.salt)
+        files.write_new(os.path.join(directory, WATERMARK), first, config.permissions)
+        files.close(create_segment(files, directory, first_segment(identity, created=now), config.permissions))
+    write(files, aside, log_id, config)
+    try:
+        files.rename(aside, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        files.remove_tree(aside)  # another process has made the topic meanwhile: that one counts
+    files.sync_directory(parent)

@@ -1,0 +1,92 @@
+"""Open batch: records appended to a partition but not yet written.
+
+Invariant: all columns are as long as `values`, or become so by `resume` after an interrupt; record i
+will get offset `tail.end + i`, whatever the batch will look like on disk.
+
+Threads: guarded by the writer's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+
+from .batch import Columns, Headers
+from .records import Position, new_tuple
+from .recovery import Tail
+
+__all__ = ["NO_ROOM", "OpenBatch"]
+
+NO_ROOM = -1
+
+
+class OpenBatch:
+    """Records appended but not yet written, and the tail of the log that they will follow.
+
+    `plain_room` is how many bytes of values the fast path (in `Topic.append`) may still add; below
+    zero it must leave the batch alone: it is empty, so that its first record starts the flush
+    timer, or it has other columns than values, or the writer takes nothing more. `positions` yields
+    the positions of the records that the fast path may add.
+    """
+
+    __slots__ = (
+        "headers", "keys", "limit", "partition", "plain_room", "positions", "room", "tail", "timestamps", "values",
+    )  # fmt: skip
+
+    def __init__(self, tail: Tail, partition: int, *, room: int) -> None:
+        self.tail = tail
+        self.partition = partition
+        self.limit = 0  # the record with which the batch is full, or a flush is due; set with the first
+        self.room = room  # bytes left; plain_room counts instead while it is not negative
+        self.plain_room = NO_ROOM
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.timestamps: list[int | None] | None = None
+        self.headers: list[Headers] | None = None
+        self.positions = _positions(partition, range(0))
+
+    def bytes_left(self) -> int:
+        return self.plain_room if self.plain_room >= 0 else self.room
+
+    def extend(self, columns: Columns, size_bytes: int) -> range:
+        """Add records; returns their offsets. Values go in last: their number is the truth."""
+        start = len(self.values)
+        self.room = self.bytes_left() - size_bytes
+        self.plain_room = NO_ROOM
+        for name in ("keys", "timestamps", "headers"):
+            added, column = getattr(columns, name), getattr(self, name)
+            if added is not None or column is not None:
+                missing: object = () if name == "headers" else None
+                if column is None:
+                    column = [missing] * start
+                    setattr(self, name, column)
+                column.extend(added if added is not None else repeat(missing, len(columns.values)))
+        self.values.extend(columns.values)
+        self.resume()
+        return range(self.tail.end + start, self.tail.end + len(self.values))
+
+    def resume(self) -> None:
+        """Make the other columns and the positions agree with the values, also after an interrupt."""
+        count = len(self.values)
+        for column in (self.keys, self.timestamps, self.headers):
+            if column is not None:
+                del column[count:]
+        plain = count > 0 and self.keys is None and self.timestamps is None and self.headers is None
+        left, self.plain_room = self.bytes_left(), NO_ROOM
+        self.room = left
+        self.positions = _positions(self.partition, range(self.tail.end + count, self.tail.end + self.limit - 1))
+        if plain:
+            self.plain_room = max(left, NO_ROOM)
+
+    def columns(self, append_time: int) -> Columns:
+        """What is to be encoded; records without a time of their own get the append time."""
+        timestamps = self.timestamps
+        if timestamps is not None:
+            filled = [append_time if each is None else each for each in timestamps]
+            return Columns(self.values, self.keys, filled, self.headers)
+        return Columns(self.values, self.keys, None, self.headers)
+
+
+def _positions(partition: int, offsets: range) -> Iterator[Position]:
+    """The positions that appends are answered with, made in C: see bench/RESULTS.md."""
+    return map(new_tuple, repeat(Position), zip(repeat(partition), offsets))
