@@ -22,7 +22,7 @@ __all__ = ["HeadersLike", "Start", "Time", "check_names", "parse_start", "record
 Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, an age, or "-15m"
 HeadersLike = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 
-_AGE = re.compile(r"-(\d+(?:\.\d+)?)(us|ms|s|m|h|d|w)")
+_AGE = re.compile(r"-(\d{1,18}(?:\.\d{1,18})?)(us|ms|s|m|h|d|w)")
 _UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6, "w": 604800 * 10**6}
 _SAFE_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # Kafka's rule for topics
 _INT64 = range(-(1 << 63), 1 << 63)

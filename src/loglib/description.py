@@ -16,7 +16,7 @@ import os
 import uuid
 
 from .codec import codec_id
-from .config import TopicConfig
+from .config import CODEC_NAMES, TopicConfig
 from .errors import CorruptLogError, LogError, UnsupportedFormatError
 from .files import Files
 from .segment import Identity, create_segment, first_segment
@@ -46,8 +46,10 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
         version = values["format"]
         if version > FORMAT:
             raise UnsupportedFormatError(name, "topic format", version, FORMAT)
+        if values.get("compression", "none") not in CODEC_NAMES:
+            raise UnsupportedFormatError(name, "compression", values["compression"], ", ".join(CODEC_NAMES))
         return uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
 
 

@@ -214,6 +214,7 @@ class Cursor:
         self.position = position  # base offset of the next batch to read
         self._skip_before = skip_before  # in it, the first record wanted
         self._segment: SegmentReader | None = None
+        self._block_bytes = BLOCK_BYTES
 
     @property
     def offset(self) -> int:
@@ -225,7 +226,7 @@ class Cursor:
             self._segment.close()
             self._segment = None
 
-    def read(self, limit: int, *, block_bytes: int = BLOCK_BYTES) -> list[Batch]:
+    def read(self, limit: int) -> list[Batch]:
         """The next batches below `limit` (the flushed end, as a rule): those in one block of the file.
 
         An empty list means that there are none below the limit. Raises `OffsetOutOfRangeError` when
@@ -240,16 +241,19 @@ class Cursor:
             if end is not None and self.position >= end:
                 self.close()
                 continue
-            batches = segment.batches(self.position, limit if end is None else min(limit, end), block_bytes=block_bytes)
+            stop = limit if end is None else min(limit, end)
+            batches = segment.batches(self.position, stop, block_bytes=self._block_bytes)
             if batches:
-                self.position = batches[-1].header.next_offset
+                used = batches[-1].header.next_offset - self.position
+                self.position += used
+                # Batches are much of a size: as many fit the next block, and none is read in part.
+                self._block_bytes = used + used // 16 if used > BLOCK_BYTES // 2 else BLOCK_BYTES
                 if self._skip_before > batches[0].header.base_offset:
                     batches[0] = batches[0].between(self._skip_before, self.position)
                 return batches
             if end is not None or looked_again:
                 position = segment.file_position(self.position)
-                expected = f"data up to offset {limit if end is None else min(limit, end)}"
-                raise CorruptLogError(segment.path, position, "the end of the file", expected)
+                raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {stop}")
             self.log.refresh()  # the writer has rolled since the last look
             looked_again = True
         return []

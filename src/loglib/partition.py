@@ -17,7 +17,7 @@ from typing import Any
 from .arguments import HeadersLike, record_columns, take_columns
 from .batch import NO_PRODUCER, Columns, Producer
 from .check import CheckReport, check_log
-from .config import TopicConfig, microseconds
+from .config import MAX_BATCH_BYTES, TopicConfig, microseconds
 from .errors import ReadOnlyError
 from .files import Files
 from .log import Log
@@ -272,15 +272,19 @@ def _chunks(columns: Columns, size_bytes: int, config: TopicConfig) -> Iterator[
     pieces = max(1, -(-size_bytes // config.batch_bytes), -(-count // config.batch_records))
     step = -(-count // pieces)
     for start in range(0, count, step):
-        yield from _not_too_large(columns.part(slice(start, start + step)), config)
+        chunk = columns.part(slice(start, start + step))
+        if size_bytes <= MAX_BATCH_BYTES // 2:  # then no part of it can be more than a batch may hold
+            yield chunk
+        else:
+            yield from _halves(chunk, config)
 
 
-def _not_too_large(chunk: Columns, config: TopicConfig) -> Iterator[Columns]:
-    """Halve a chunk whose records are much larger than those around it."""
+def _halves(chunk: Columns, config: TopicConfig) -> Iterator[Columns]:
+    """The chunk, halved until large records that stand together fit their batches."""
     count = len(chunk.values)
     size = sum(len(item) for column in (chunk.values, chunk.keys or ()) for item in column if item is not None)
-    if count == 1 or size <= 2 * config.max_record_bytes:
+    if count == 1 or size <= config.max_record_bytes:
         yield chunk
         return
-    for half in (slice(0, count // 2), slice(count // 2, count)):
-        yield from _not_too_large(chunk.part(half), config)
+    yield from _halves(chunk.part(slice(0, count // 2)), config)
+    yield from _halves(chunk.part(slice(count // 2, count)), config)

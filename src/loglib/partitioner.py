@@ -8,8 +8,6 @@ has no place of its own. The name stands in `topic.json`, so that no later open 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
-from operator import mod
 from typing import Any
 from zlib import crc32
 
@@ -24,14 +22,19 @@ def by_crc32(key: bytes, partitions: int) -> int:
     return crc32(key) % partitions
 
 
-def spread(columns: Columns, partitions: int, keyless: int, partitioner: Partitioner) -> dict[int, Columns]:
-    """The records of each partition, in their order; those with a null key go to `keyless`."""
+def spread(
+    columns: Columns, partitions: int, partitioner: Partitioner, keyless: Callable[[], int]
+) -> dict[int, Columns]:
+    """The records of each partition, in their order; those with a null key go where `keyless` says."""
     keys = columns.keys
     assert keys is not None
-    if partitioner is by_crc32 and _all_bytes(keys):
-        targets = list(map(mod, map(crc32, keys), repeat(partitions)))  # type: ignore[arg-type]
-    else:
-        targets = [keyless if key is None else _checked(partitioner(key, partitions), partitions) for key in keys]
+    if partitioner is by_crc32 and columns.timestamps is None and columns.headers is None:
+        try:
+            return _spread_pairs(columns.values, keys, partitions)
+        except TypeError:  # a null key has no CRC: rare enough to find out this way
+            pass
+    elsewhere = keyless() if None in keys else 0
+    targets = [elsewhere if key is None else _checked(partitioner(key, partitions), partitions) for key in keys]
     values = _split(columns.values, targets, partitions)
     split_keys = _split(keys, targets, partitions)
     timestamps = _split(columns.timestamps, targets, partitions)
@@ -43,20 +46,24 @@ def spread(columns: Columns, partitions: int, keyless: int, partitioner: Partiti
     }
 
 
+def _spread_pairs(values: Sequence[bytes | None], keys: Sequence[bytes | None], partitions: int) -> dict[int, Columns]:
+    """The common case in one loop, which takes two thirds of the time of a pass for each step."""
+    lists: list[tuple[list[bytes | None], list[bytes | None]]] = [([], []) for _ in range(partitions)]
+    for value, key in zip(values, keys, strict=True):
+        to_values, to_keys = lists[crc32(key) % partitions]  # type: ignore[arg-type]
+        to_values.append(value)
+        to_keys.append(key)
+    return {partition: Columns(*each) for partition, each in enumerate(lists) if each[0]}
+
+
 def _split(column: Sequence[Any] | None, targets: list[int], partitions: int) -> list[Any]:
     """The column's items for each partition; None for each if there is no column."""
     if column is None:
         return [None] * partitions
-    # One bound append a partition and a plain loop: half the time of a sort or of a pass a partition.
     lists: list[list[Any]] = [[] for _ in range(partitions)]
-    appends = [each.append for each in lists]
     for target, item in zip(targets, column, strict=True):
-        appends[target](item)
+        lists[target].append(item)
     return lists
-
-
-def _all_bytes(keys: Sequence[bytes | None]) -> bool:
-    return list(map(type, keys)).count(bytes) == len(keys)
 
 
 def _checked(partition: int, partitions: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from io import BytesIO
@@ -19,7 +20,7 @@ from operator import sub
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .batch import BadBatch, Header, Headers, Layout, layout, uniform_offsets
+from .batch import HEADER_BYTES, BadBatch, Header, Headers, Layout, layout, uniform_offsets
 from .errors import CorruptLogError
 
 if TYPE_CHECKING:
@@ -124,7 +125,17 @@ class Batch:
         part = Batch(self.partition, self.header, self._data, self._body_at, self._source)
         part._first = min(max(start_offset - base, self._first), self._stop)
         part._stop = max(min(end_offset - base, self._stop), part._first)
+        take = slice(part._first - self._first, part._stop - self._first)
+        part._values = self._values and self._values[take]
+        part._keys = self._keys and self._keys[take]
+        part._timestamps = self._timestamps and self._timestamps[take]
+        part._headers = self._headers and self._headers[take]
         return part
+
+    def decoded(self) -> Batch:
+        """The same batch, its columns decoded, so that its parts need not decode them again."""
+        _ = self.values, self.keys, self.timestamps, self.headers
+        return self
 
     @property
     def offsets(self) -> range:
@@ -185,7 +196,7 @@ class Batch:
                 try:
                     self._headers = self._decode_headers()[self._first : self._stop]
                 except BadBatch as error:
-                    raise self._corrupt(error) from error
+                    raise self._corrupt(error, body_at=self._body_at) from error
         return self._headers
 
     def records(self) -> list[Record]:
@@ -197,23 +208,26 @@ class Batch:
         )
         return list(map(new_tuple, repeat(Record), fields))
 
-    def to_arrow(self) -> pa.RecordBatch:
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The columns as a `pyarrow.RecordBatch` over the same memory, without copying keys or values.
 
         Columns: key, value (binary), partition (int32), offset (int64), timestamp
-        (timestamp[us, UTC]), headers (list of name and value). Needs the extra [arrow].
+        (timestamp[us, UTC]), headers (list of name and value); `columns` picks from these, in the
+        order given. Needs the extra [arrow].
         """
         from .arrow import record_batch
 
         try:
-            whole = record_batch(self.partition, self.header, self._data, self._body_at)
+            whole = record_batch(self.partition, self.header, self._data, self._body_at, columns=columns)
         except BadBatch as error:
-            raise self._corrupt(error) from error
-        return whole.slice(self._first, len(self))
+            raise self._corrupt(error, body_at=0) from error
+        return whole if len(self) == self.header.record_count else whole.slice(self._first, len(self))
 
-    def _corrupt(self, error: BadBatch) -> CorruptLogError:
+    def _corrupt(self, error: BadBatch, *, body_at: int) -> CorruptLogError:
+        """The error for the caller; `error.at` counts from where the body is at `body_at`."""
         path, position = self._source
-        return CorruptLogError(path, position + error.at, error.found, error.expected)
+        in_body = 0 if self.header.codec else error.at - body_at  # a compressed body is named as a whole
+        return CorruptLogError(path, position + HEADER_BYTES + in_body, error.found, error.expected)
 
     def _column(self, offsets_at: int, bytes_at: int, size: int, validity_at: int) -> list[bytes | None]:
         body, count = self._body_at, self.header.record_count
@@ -221,10 +235,10 @@ class Batch:
         try:
             items = _decode_column(self._data, body + offsets_at, body + bytes_at, size, count)
         except BadBatch as error:
-            raise self._corrupt(error) from error
+            raise self._corrupt(error, body_at=body) from error
         if validity_at >= 0:
-            bits = int.from_bytes(self._data[body + validity_at : body + validity_at + -(-count // 8)], "little")
-            items = [item if bits >> index & 1 else None for index, item in enumerate(items)]
+            bits = _bits(self._data[body + validity_at : body + validity_at + -(-count // 8)])
+            items = [item if bit == "1" else None for item, bit in zip(items, bits, strict=False)]
         if len(self) == count:
             return items
         return items[self._first : self._stop]
@@ -237,7 +251,7 @@ class Batch:
         try:
             pairs = list(zip((name.decode() for name in names), values, strict=True))
         except UnicodeDecodeError as error:
-            raise BadBatch(self._layout.headers, "a header name that is not UTF-8", "UTF-8") from error
+            raise BadBatch(start, "a header name that is not UTF-8", "UTF-8") from error
         return [tuple(pairs[first:stop]) for first, stop in pairwise(counts)]
 
 
@@ -278,6 +292,11 @@ def _decode_column(data: bytes, offsets_at: int, bytes_at: int, size: int, count
 @lru_cache(maxsize=16)
 def _uniform_struct(size: int, count: int) -> Struct:
     return Struct(f"{size}s" * count)
+
+
+def _bits(bitmap: bytes) -> str:
+    """The bits of a bitmap in order, as "0" and "1"; shifting one large number would be quadratic."""
+    return f"{int.from_bytes(bitmap, 'little'):0{8 * len(bitmap)}b}"[::-1]
 
 
 def _integers(typecode: Literal["i", "q"], data: bytes, at: int, count: int) -> list[int]:

@@ -59,7 +59,7 @@ def decide(
                 partition, segment.base_offset, segment.size_bytes, age, bool(reason), reason or keeping, segment.path
             )
         )
-        keeping = keeping and (keeping if not segment.sealed else "an older segment stays")
+        keeping = keeping and "an older segment stays"
     return decisions
 
 

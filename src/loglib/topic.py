@@ -276,8 +276,7 @@ class Topic:
         if partition is not None:
             self._writer_of(partition)
             return self.partitions[partition].append_columns(columns, size, producer=producer)
-        keyless = 0 if columns.keys is None or None not in columns.keys else self._choose().partition
-        groups = spread(columns, len(self.partitions), keyless, self._require_partitioner())
+        groups = spread(columns, len(self.partitions), self._require_partitioner(), lambda: self._choose().partition)
         ranges: list[OffsetRange] = []
         for number, group in groups.items():
             self._writer_of(number)

@@ -54,9 +54,13 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
         with log.open_segment(offset) as segment:
             following = log.index.after(segment.base_offset)
             limit = mark.flushed_end if following is None else min(following, mark.flushed_end)
-            if following is None and segment.end_of_file() < limit:  # rolled since the index was made
+            if following is None and (end_of_file := segment.end_of_file()) < limit:
                 log.refresh()
-                limit = min(limit, segment.end_of_file())
+                following = log.index.after(segment.base_offset)
+                if following is None:  # not rolled since the index was made, but cut
+                    position = segment.file_position(end_of_file)
+                    raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {limit}")
+                limit = min(following, limit)
             end = limit
             if stop < limit:
                 last = segment.locate(max(stop - 1, offset), limit)
@@ -68,6 +72,8 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
             log.files.write_stream(out, _frame(log.identity.salt, offset, end - offset))
             try:
                 log.files.send_range(out, segment.fileno(), segment.file_position(offset), end - offset)
+            except ConnectionError:  # the receiver's doing, not the disk's
+                raise
             except OSError as error:
                 raise StorageIOError(segment.path, error, "sending batches") from error
             offset, sent_any = end, True
@@ -88,6 +94,8 @@ def read_frame(source: Any) -> Iterator[tuple[Header, bytes]]:
         raise CorruptLogError(_STREAM, 0, f"bytes {raw.hex()}", "a frame header")
     if version > VERSION:
         raise UnsupportedFormatError(_STREAM, "frame version", version, VERSION)
+    if not size:  # it would be taken for the end of the stream
+        raise CorruptLogError(_STREAM, 20, "a frame of 0 bytes", "at least one batch")
     position = FRAME_BYTES
     end = offset + size
     while offset < end:

@@ -1,0 +1,95 @@
+"""Columns: the names and types that a query may ask for, as Spark and as Arrow know them.
+
+Invariant: an Arrow schema made here equals, in names, order, types and nullability, what Spark makes
+of the same Spark schema; Spark checks that of the first batch and trusts the rest.
+
+    name           type                               content
+    key            binary, or string on request       null where the record has no key
+    value          binary, or string on request       null where the record's value is
+    topic          string                             the name of its directory
+    partition      int
+    offset         long                               rises within a partition; not consecutive
+    timestamp      timestamp                          the event's, in microseconds
+    timestampType  int                                always 0, Kafka's CreateTime
+    headers        array<struct<key string,           null where there are none; by default only
+                     value binary>>                   with includeHeaders
+
+Processes: pure; driver and executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from .options import Options
+
+__all__ = ["CREATE_TIME", "arrow_schema", "default_schema"]
+
+CREATE_TIME = 0
+
+_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_TYPES: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": _HEADERS,
+}
+_ARROW: dict[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
+}
+_MAY_BE_TEXT = ("key", "value")
+
+
+def default_schema(options: Options) -> StructType:
+    """The schema of a query that gives none: the option `columns`, or Kafka's."""
+    names: Iterable[str] = options.columns or [name for name in _TYPES if name != "headers" or options.include_headers]
+    return StructType([StructField(name, _TYPES[_known(name)]) for name in names])
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema of the columns asked for; `ValueError` for one that cannot be had."""
+    return pa.schema([_arrow_field(field) for field in schema.fields])
+
+
+def _arrow_field(field: StructField) -> pa.Field:
+    name = _known(field.name)
+    if isinstance(field.dataType, StringType) and name in _MAY_BE_TEXT:
+        return pa.field(name, pa.string(), nullable=field.nullable)
+    if field.dataType != _TYPES[name]:
+        other = " or string" if name in _MAY_BE_TEXT else ""
+        has = f"{_TYPES[name].simpleString()}{other}"
+        raise ValueError(f"column {name} is {has}, not {field.dataType.simpleString()}; cast it in the query")
+    return pa.field(name, _ARROW[name], nullable=field.nullable)
+
+
+def _known(name: str) -> str:
+    if name not in _TYPES:
+        nearest = get_close_matches(name, _TYPES, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(_TYPES)}"
+        raise ValueError(f"no column {name}; {hint}")
+    return name

@@ -1,0 +1,234 @@
+"""Scan: the records of one split as Arrow batches of a good size for Spark.
+
+Invariant: a split gives its records once and in order, or an error. It finds its first batch by
+searching *backwards* from its first byte for the batch that covers it: a search forwards would step
+over a batch with a damaged header, which the split before does not reach either, and lose it in
+silence. From there on batches follow on one another, each checked.
+
+Keys, values and record headers are arrays over the bytes that were read. They are copied once where
+small batches of the log are put together, because an Arrow batch's columns are contiguous. Memory
+is bounded by a few Arrow batches, or by the largest batch of the log if that is more.
+
+Processes: runs in a Spark task; opens files by path, takes no lock and writes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from .. import description
+from ..errors import LogError, OffsetOutOfRangeError
+from ..files import REAL
+from ..log import Cursor, Log
+from ..records import Batch
+from .columns import CREATE_TIME
+from .plan import Range, Split
+from .ranges import open_log, warn_of_loss
+
+__all__ = ["scan"]
+
+# Bytes of the log that waiting columns may keep in memory: with few columns, many batches go into one.
+_HELD_BYTES = 64 << 20
+_CONSTANTS = ("topic", "partition", "timestampType")
+
+
+def scan(
+    split: Split, schema: pa.Schema, *, arrow_batch_bytes: int, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
+    """The split's records with the columns of `schema`, in batches of about `arrow_batch_bytes` at most.
+
+    A single record may be larger. Raises `CorruptLogError` where the log is damaged, and
+    `OffsetOutOfRangeError` if retention was faster, unless the loss is accepted.
+    """
+    layout = _Layout(split.range, schema)
+    pieces = (
+        piece
+        for batch in _batches(split, fail_on_data_loss=fail_on_data_loss)
+        for piece in layout.pieces(batch, arrow_batch_bytes)
+    )
+    for group in _groups(pieces, arrow_batch_bytes):
+        yield layout.record_batch(group)
+
+
+# --- batches of the log ------------------------------------------------------------------------------
+
+
+def _batches(split: Split, *, fail_on_data_loss: bool) -> Iterator[Batch]:
+    wanted = split.range
+    _check_topic(wanted)
+    with closing(open_log(wanted.path, wanted.log_id, wanted.partition)) as log:
+        position = split.start_position
+        while position < split.end_position:
+            try:
+                for batch in _batches_from(log, position, split):
+                    position = batch.header.next_offset
+                    if part := _wanted_part(batch, wanted):
+                        yield part
+                return
+            except OffsetOutOfRangeError as error:
+                kept = error.log_start_offset
+                if fail_on_data_loss:
+                    error.add_note(
+                        f"(topic {wanted.path}; retention has dropped what this DataFrame planned to read: "
+                        "load() again, or give failOnDataLoss=false to read what is left)"
+                    )
+                    raise
+                lost = min(kept, split.end_position)
+                warn_of_loss(f"{wanted.path}, partition {wanted.partition}: [{position}, {lost}) of the log is gone")
+                position = max(kept, position + 1)
+
+
+def _check_topic(wanted: Range) -> None:
+    described = description.read(REAL, wanted.path)
+    if described is None:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"no topic on {socket.gethostname()}; logs must be on storage that all executors mount at the same path",
+            wanted.path,
+        )
+    if described[0] != wanted.log_id:
+        raise LogError(
+            f"{wanted.path} on {socket.gethostname()} is log {described[0].hex()}, and the query was planned for "
+            f"{wanted.log_id.hex()}: the topic was made again, or it is not the same storage; load() again"
+        )
+
+
+def _batches_from(log: Log, position: int, split: Split) -> Iterator[Batch]:
+    """The batches whose base offsets lie in [position, the split's end)."""
+    mark = log.mark()
+    if position < mark.log_start_offset:
+        raise OffsetOutOfRangeError(log.partition, position, mark.log_start_offset, mark.flushed_end)
+    with log.open_segment(position) as segment:
+        around = segment.locate(position, split.range.flushed_end)
+    first = position if around.base_offset == position else around.next_offset
+    with closing(Cursor(log, first)) as cursor:
+        while cursor.position < split.end_position:
+            for batch in cursor.read(split.range.flushed_end):
+                if batch.header.base_offset >= split.end_position:
+                    return
+                yield batch
+
+
+def _wanted_part(batch: Batch, wanted: Range) -> Batch | None:
+    """What the range has of the batch, which may begin before it and end after it."""
+    offsets = batch.offsets
+    if offsets.start < wanted.start_offset or offsets.stop > wanted.end_offset:
+        batch = batch.between(wanted.start_offset, wanted.end_offset)
+    return batch if len(batch) else None
+
+
+# --- Arrow batches -----------------------------------------------------------------------------------
+
+
+class _Piece(NamedTuple):
+    """Some records with the columns that are read from the log."""
+
+    columns: pa.RecordBatch
+    arrow_bytes: int
+    held_bytes: int  # of the log, kept in memory by the columns
+
+
+class _Layout:
+    """Which columns come from the log, which are the same for all records, and in which order."""
+
+    def __init__(self, range_: Range, schema: pa.Schema) -> None:
+        self._range = range_
+        self._schema = schema
+        read = tuple(name for name in schema.names if name not in _CONSTANTS)
+        self._read = read or ("offset",)  # something must say how many records there are
+        self._constants = {"topic": range_.topic, "partition": range_.partition, "timestampType": CREATE_TIME}
+        constants = [self._constant(name, 1) for name in schema.names if name in _CONSTANTS]
+        self._constant_bytes = sum(each.nbytes for each in constants)  # a record
+
+    def pieces(self, batch: Batch, limit_bytes: int) -> Iterator[_Piece]:
+        """The batch's columns, halved until each piece is within the limit or one record."""
+        columns = batch.to_arrow(self._read)
+        fields = [self._schema.field(name) for name in self._read if name in self._schema.names]
+        for index, field in enumerate(fields):
+            if field.type == pa.string():
+                columns = columns.set_column(index, field.name, self._text(batch, columns.column(index), field.name))
+            if not field.nullable and columns.column(index).null_count:
+                self._refuse_null(batch, columns.column(index), field.name)
+        yield from self._halves(columns, _memory(batch), limit_bytes)
+
+    def record_batch(self, pieces: list[_Piece]) -> pa.RecordBatch:
+        """The pieces as one batch, with all the columns that were asked for."""
+        count = sum(piece.columns.num_rows for piece in pieces)
+        arrays = []
+        for name in self._schema.names:
+            if name in _CONSTANTS:
+                arrays.append(self._constant(name, count))
+            elif len(pieces) == 1:
+                arrays.append(pieces[0].columns.column(name))
+            else:
+                arrays.append(pa.concat_arrays([piece.columns.column(name) for piece in pieces]))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _constant(self, name: str, count: int) -> pa.Array:
+        return _constant_array(self._constants[name], self._schema.field(name).type, count)
+
+    def _halves(self, columns: pa.RecordBatch, held_bytes: int, limit_bytes: int) -> Iterator[_Piece]:
+        count = columns.num_rows
+        arrow_bytes = columns.nbytes + count * self._constant_bytes
+        if arrow_bytes <= limit_bytes or count == 1:
+            yield _Piece(columns, arrow_bytes, held_bytes)
+            return
+        half = count // 2
+        yield from self._halves(columns.slice(0, half), held_bytes // 2, limit_bytes)
+        yield from self._halves(columns.slice(half), held_bytes // 2, limit_bytes)
+
+    def _text(self, batch: Batch, column: pa.Array, name: str) -> pa.Array:
+        try:
+            return column.cast(pa.string())  # checks UTF-8, copies nothing
+        except pa.ArrowInvalid as error:
+            for offset, item in zip(batch.offsets, column.to_pylist()):
+                try:
+                    bytes(item or b"").decode()
+                except UnicodeDecodeError as reason:
+                    raise ValueError(f"{self._at(offset)}: the {name} is not UTF-8; read it as binary") from reason
+            raise ValueError(f"{self._at(batch.offsets.start)}: a {name} that Arrow refuses as text") from error
+
+    def _refuse_null(self, batch: Batch, column: pa.Array, name: str) -> None:
+        offset = batch.offsets[column.is_null().index(True).as_py()]
+        raise ValueError(f"{self._at(offset)}: the {name} is null, and the schema says NOT NULL")
+
+    def _at(self, offset: int) -> str:
+        return f"{self._range.path}, partition {self._range.partition}, offset {offset}"
+
+
+def _memory(batch: Batch) -> int:
+    """Bytes that the batch's arrays keep in memory."""
+    header = batch.header
+    return max(header.length, header.value_bytes + header.key_bytes + header.header_bytes)
+
+
+def _groups(pieces: Iterable[_Piece], limit_bytes: int) -> Iterator[list[_Piece]]:
+    """Neighbouring pieces that together stay within the limit."""
+    group: list[_Piece] = []
+    arrow_bytes = held_bytes = 0
+    for piece in pieces:
+        if group and (arrow_bytes + piece.arrow_bytes > limit_bytes or held_bytes + piece.held_bytes > _HELD_BYTES):
+            yield group
+            group, arrow_bytes, held_bytes = [], 0, 0
+        group.append(piece)
+        arrow_bytes += piece.arrow_bytes
+        held_bytes += piece.held_bytes
+    if group:
+        yield group
+
+
+@lru_cache(maxsize=16)
+def _longest(value: Any, type_: pa.DataType, size: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, type_), size)
+
+
+def _constant_array(value: Any, type_: pa.DataType, count: int) -> pa.Array:
+    """An array of one value. Arrays of powers of two are kept, and slices of them given out."""
+    return _longest(value, type_, 1 << (count - 1).bit_length()).slice(0, count)

@@ -1,0 +1,79 @@
+"""Source: the batch reader that Spark plans with and runs in its tasks.
+
+Invariant: a plan is made once per `load()`, at its first action, and is a snapshot: the same records
+each time the DataFrame is used, whatever is appended meanwhile. What a task needs travels in its
+split, so tasks look at nothing but the log's own files.
+
+Filters are not taken: PySpark 4.3 lets all scans of one `load()` share what one of them pushed down,
+which gives wrong results without a word. Columns and ranges are options instead.
+
+Processes: planned on the driver's host, in Spark's planning process; `read` in executors' workers.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from ..writer import now_us
+from .columns import arrow_schema, default_schema
+from .options import Options, parse
+from .plan import Split, plan
+from .ranges import find_ranges, find_topics
+from .scan import scan
+
+__all__ = ["BatchReader", "schema_of"]
+
+
+def schema_of(given: Mapping[str, str]) -> StructType:
+    """The schema without a user's own. Checks options and path, so that `load()` reports mistakes in them."""
+    options = parse(given, now_us=now_us())
+    find_topics(options.paths)
+    return default_schema(options)
+
+
+class BatchReader(DataSourceReader):
+    """Reads the records that were there when it was planned."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        self._options = parse(given, now_us=now_us())
+        self._schema = arrow_schema(schema)
+        columns = self._options.columns
+        if columns is not None and list(columns) != self._schema.names:
+            raise ValueError(f"the option columns ({', '.join(columns)}) and schema() differ; give one of them")
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each split; Spark takes it that an empty list is one partition of None."""
+        options: Options = self._options
+        splits = plan(
+            find_ranges(options),
+            max_split_bytes=options.max_bytes_per_partition,
+            min_splits=options.min_partitions,
+            cores=os.cpu_count() or 1,
+        )
+        return [InputPartition(split) for split in splits]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one split, as Arrow batches."""
+        _freeze_worker()
+        split: Split | None = partition.value
+        if split is None:
+            return iter(())
+        return scan(
+            split,
+            self._schema,
+            arrow_batch_bytes=self._options.arrow_batch_bytes,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+
+
+@cache
+def _freeze_worker() -> None:
+    """Once in each worker: Spark collects garbage after every task, and modules need no looking at."""
+    gc.freeze()
