@@ -123,7 +123,7 @@ def header_pairs(headers: HeadersLike) -> Headers:
                 continue
             case _:
                 raise TypeError(f"headers must map str to bytes; found {pair!r}")
-    return pairs
+    return tuple((name, value) for name, value in pairs)  # a list given as a pair could change before the flush
 
 
 def _binary(what: str, item: Any) -> bytes | None:
@@ -158,7 +158,11 @@ def _fit(numbers: list[int]) -> bool:
 
 
 def _headers_bytes(pairs: Headers) -> int:
-    return sum(len(name) * 4 + len(value) for name, value in pairs)  # 4: the most a character takes in UTF-8
+    """What the headers take in a batch: two offsets each, the name and the value.
+
+    A name with a lone surrogate is no text: `UnicodeEncodeError`, a `ValueError`, here and not at the flush.
+    """
+    return sum(8 + (len(name) if name.isascii() else len(name.encode())) + len(value) for name, value in pairs)
 
 
 def _check_each(columns: Columns, limit_bytes: int) -> None:

@@ -47,12 +47,14 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from struct import Struct, pack
+from struct import error as StructError  # noqa: N812
 from typing import NamedTuple
 
 from fastcrc import crc32
 
 from . import codec as codecs
 from .config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH
+from .errors import RecordTooLargeError
 from .files import Buffer
 
 __all__ = [
@@ -222,9 +224,12 @@ def make_salt(log_id: bytes, partition: int) -> int:
 def encode_body(columns: Columns, *, append_time: int, codec: int) -> Body:
     """Encode the records; those without a timestamp column get `append_time`.
 
+    Raises `RecordTooLargeError` or `ValueError` for more than a batch can hold.
     The columns are C-level loops over whole lists: work per record is what Python cannot afford.
     """
     count = len(columns.values)
+    if count > MAX_RECORDS_PER_BATCH:
+        raise ValueError(f"a batch holds at most {MAX_RECORDS_PER_BATCH} records, not {count}; append them in parts")
     flags = 0
     validity: list[Buffer] = []
     value_offsets, values, nulls = _encode_column(columns.values)
@@ -251,6 +256,8 @@ def encode_body(columns: Columns, *, append_time: int, codec: int) -> Body:
         flags |= HEADERS
         header_counts, headers = _encode_headers(columns.headers)
         parts.append(header_counts)
+    if (size := len(values) + len(keys) + len(headers)) > MAX_BATCH_BYTES:
+        raise RecordTooLargeError("the batch", size, MAX_BATCH_BYTES)
     parts += [values, keys, headers]
     parts = _padded(parts)
     codec, parts, stored_bytes = _compressed(parts, codec)
@@ -309,9 +316,12 @@ def _encode_column(items: Sequence[bytes | None]) -> tuple[bytes, bytes, bytes]:
 
 
 def _offsets_column(lengths: list[int]) -> bytes:
-    if lengths.count(lengths[0]) == len(lengths):  # 0.5 ns a record to find out, against 20 saved
-        return uniform_offsets(lengths[0], len(lengths))
-    return pack(f"<{len(lengths) + 1}i", *accumulate(lengths, initial=0))
+    try:
+        if lengths.count(lengths[0]) == len(lengths):  # 0.5 ns a record to find out, against 20 saved
+            return uniform_offsets(lengths[0], len(lengths))
+        return pack(f"<{len(lengths) + 1}i", *accumulate(lengths, initial=0))
+    except StructError as error:
+        raise RecordTooLargeError("the batch", sum(lengths), MAX_BATCH_BYTES) from error
 
 
 @lru_cache(maxsize=16)

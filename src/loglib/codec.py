@@ -13,6 +13,7 @@ forged body costs bounded memory.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +24,7 @@ from .files import Buffer
 __all__ = ["BadCompression", "codec_id", "compress", "decompress"]
 
 NONE, ZLIB, LZ4, ZSTD = range(4)
+_PIECE_BYTES = 8 << 20  # a declared size is believed only as far as bytes come
 _PACKAGES = {LZ4: ("lz4.frame", "lz4"), ZSTD: ("zstandard", "zstd")}
 
 
@@ -52,7 +54,7 @@ def decompress(codec: int, stored: Buffer, *, body_bytes: int) -> bytes:
     try:
         # One byte over the declared size is room enough to notice a body that is longer.
         body, finished = _decompress_at_most(codec, stored, body_bytes + 1)
-    except MissingCodecError:
+    except (MissingCodecError, MemoryError):  # neither is the fault of the bytes
         raise
     except Exception as error:  # three packages, each with its own exception classes
         raise BadCompression(f"undecodable {CODEC_NAMES[codec]} data ({error})") from error
@@ -68,10 +70,23 @@ def _decompress_at_most(codec: int, stored: Buffer, limit: int) -> tuple[bytes, 
     package = _package(codec)
     if codec == LZ4:
         decoder = package.LZ4FrameDecompressor()
-        return decoder.decompress(stored, max_length=limit), decoder.eof
+        first = decoder.decompress(stored, max_length=min(limit, _PIECE_BYTES))
+        rest = _pieces(
+            lambda size: b"" if decoder.eof else decoder.decompress(b"", max_length=size), limit - len(first)
+        )
+        return b"".join([first, *rest]) if rest else first, decoder.eof
     with package.ZstdDecompressor().stream_reader(bytes(stored)) as reader:
-        body = reader.read(limit)
-        return body, True
+        pieces = _pieces(reader.read, limit)
+        return b"".join(pieces), True
+
+
+def _pieces(read: Callable[[int], bytes], limit: int) -> list[bytes]:
+    """What there is to read, up to the limit; both packages set aside at once what they are asked for."""
+    pieces: list[bytes] = []
+    while limit and (piece := read(min(limit, _PIECE_BYTES))):
+        pieces.append(piece)
+        limit -= len(piece)
+    return pieces
 
 
 def _package(codec: int) -> Any:

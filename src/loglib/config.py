@@ -33,6 +33,12 @@ def _require(condition: bool, name: str, value: object, rule: str) -> None:
         raise ValueError(f"{name} must be {rule}, not {value!r}")
 
 
+def _require_whole(policy: object, *names: str) -> None:
+    for name in names:
+        value = getattr(policy, name)
+        _require(value is None or type(value) is int, f"{type(policy).__name__}.{name}", value, "a whole number")
+
+
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
     """When appended records become durable and visible: at whichever limit is reached first.
@@ -50,6 +56,7 @@ class FlushPolicy:
     bytes: int | None = 64 << 20
 
     def __post_init__(self) -> None:
+        _require_whole(self, "messages", "bytes")
         _require(self.messages is None or self.messages >= 1, "FlushPolicy.messages", self.messages, "at least 1")
         _require(self.interval is None or self.interval > 0, "FlushPolicy.interval", self.interval, "above 0 seconds")
         _require(self.bytes is None or self.bytes >= 1, "FlushPolicy.bytes", self.bytes, "at least 1")
@@ -69,6 +76,7 @@ class Retention:
     keep_free: float = 0.0
 
     def __post_init__(self) -> None:
+        _require_whole(self, "bytes")
         _require(self.age is None or self.age > timedelta(0), "Retention.age", self.age, "above zero")
         _require(self.bytes is None or self.bytes >= 0, "Retention.bytes", self.bytes, "at least 0")
         _require(0 <= self.keep_free < 1, "Retention.keep_free", self.keep_free, "a part from 0 up to 1")
@@ -92,6 +100,9 @@ class TopicConfig:
     permissions: int = 0o600
 
     def __post_init__(self) -> None:
+        _require_whole(
+            self, "partitions", "segment_bytes", "batch_bytes", "batch_records", "max_record_bytes", "permissions"
+        )
         _require(1 <= self.partitions <= MAX_PARTITIONS, "partitions", self.partitions, f"1 to {MAX_PARTITIONS}")
         _require(self.segment_bytes >= MIN_SEGMENT_BYTES, "segment_bytes", self.segment_bytes, "at least 4096")
         _require(
@@ -99,19 +110,15 @@ class TopicConfig:
         )
         _require(self.compression in CODEC_NAMES, "compression", self.compression, f"one of {CODEC_NAMES}")
         _require(self.durability in ("disk", "os"), "durability", self.durability, "'disk' or 'os'")
-        _require(1 <= self.batch_bytes <= MAX_BATCH_BYTES, "batch_bytes", self.batch_bytes, f"1 to {MAX_BATCH_BYTES}")
+        half = MAX_BATCH_BYTES // 2  # the other half is for offsets, timestamps and the like
+        _require(1 <= self.batch_bytes <= half, "batch_bytes", self.batch_bytes, f"1 to {half}")
         _require(
             1 <= self.batch_records <= MAX_RECORDS_PER_BATCH,
             "batch_records",
             self.batch_records,
             f"1 to {MAX_RECORDS_PER_BATCH}",
         )
-        _require(
-            1 <= self.max_record_bytes <= MAX_BATCH_BYTES // 2,
-            "max_record_bytes",
-            self.max_record_bytes,
-            f"1 to {MAX_BATCH_BYTES // 2}",
-        )
+        _require(1 <= self.max_record_bytes <= half, "max_record_bytes", self.max_record_bytes, f"1 to {half}")
         _require(
             self.permissions & ~0o666 == 0 and self.permissions & 0o600 == 0o600,
             "permissions",

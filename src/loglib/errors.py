@@ -50,9 +50,7 @@ class CorruptLogError(LogError):
 class UnsupportedFormatError(LogError):
     """The file is intact but written in a newer format. Upgrade loglib to use it."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], what: str, found: int | str, supported: int | str
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], what: str, found: int | str, supported: int | str) -> None:
         self.path = os.fspath(path)
         self.found = found
         self.supported = supported

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import repeat
 
 from .batch import Columns, Headers
+from .errors import LogError
 from .records import Position, new_tuple
 from .recovery import Tail
 
@@ -30,7 +31,8 @@ class OpenBatch:
     """
 
     __slots__ = (
-        "headers", "keys", "limit", "partition", "plain_room", "positions", "room", "tail", "timestamps", "values",
+        "headers", "keys", "limit",
+        "lost", "partition", "plain_room", "positions", "room", "tail", "timestamps", "values",
     )  # fmt: skip
 
     def __init__(self, tail: Tail, partition: int, *, room: int) -> None:
@@ -39,6 +41,7 @@ class OpenBatch:
         self.limit = 0  # the record with which the batch is full, or a flush is due; set with the first
         self.room = room  # bytes left; plain_room counts instead while it is not negative
         self.plain_room = NO_ROOM
+        self.lost: LogError | None = None  # why its records could not be written, if so
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int | None] | None = None

@@ -41,6 +41,7 @@ from .batch import (
     NewerBatch,
     check_body,
     crc32c,
+    layout,
     make_salt,
     open_body,
     parse_header,
@@ -77,6 +78,8 @@ assert _FIELDS.size == 96 and MAX_PRODUCERS == 125
 # A lone record is mostly found in the first window; the growth bounds both the reads and the memory.
 _FIRST_WINDOW = 4 << 10
 _LARGEST_WINDOW = 1 << 20
+# A block of batches that compress a thousandfold must not be a thousand blocks in memory.
+_MOST_DECOMPRESSED = 4 << 20
 
 
 class Identity(NamedTuple):
@@ -276,6 +279,7 @@ class SegmentReader:
         block = self.read(offset, min(block_bytes, limit - offset))
         batches: list[Batch] = []
         position = 0
+        room = _MOST_DECOMPRESSED
         salt, partition = self._identity.salt, self._identity.partition
         while position < len(block):
             try:
@@ -286,6 +290,10 @@ class SegmentReader:
                     if batches:
                         break
                     block = self._whole_batch(header, limit)
+                if header.codec:
+                    room -= layout(header).end
+                    if batches and room < 0:
+                        break
                 body = memoryview(block)[position + BATCH_HEADER_BYTES : position + header.length]
                 check_body(header, body)
                 source = Source(self.path, self.file_position(offset + position))

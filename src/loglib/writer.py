@@ -13,8 +13,8 @@ Failures: a full disk cuts the file back and drops the open batch, reported with
 failed fsync makes the writer refuse everything from then on (`WriterFailedError`).
 
 Threads: any number may append and flush. `lock` guards the open batch and the active segment and is
-held while a batch is written, never while waiting for a flush. `_flush_lock` is held over fdatasync:
-whoever has it syncs for all that wait for it (group commit). Order: _flush_lock, lock, _mark_lock.
+held while a batch is written, never while waiting for a flush. `_turn` is held over fdatasync:
+whoever has it syncs for all that wait for it (group commit). Order: _turn, lock, _mark_lock.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from .segment import (
     create_segment,
     segment_name,
 )
+from .turn import Turn
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkWriter
 
@@ -123,7 +124,7 @@ class Writer:
         self.on_roll: Callable[[], object] | None = None
         self._listeners: tuple[weakref.ref[Wakeable], ...] = ()
         self.lock = threading.Lock()
-        self._flush_lock = threading.Lock()
+        self._turn = Turn()
         self._mark_lock = threading.Lock()
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
         self._flushed_records = 0
@@ -230,7 +231,7 @@ class Writer:
                 self._seal()
         self._after_append(due=due and not sync)
         if sync:
-            self.flush(through=offsets[-1])
+            self._flush_record(offsets[-1], batch)
         return offsets
 
     def append_batch(self, columns: Columns, *, producer: Producer = NO_PRODUCER) -> range:
@@ -382,17 +383,21 @@ class Writer:
 
     def _cut_back(self, error: OSError, lost: range) -> NoReturn:
         """Undo a write that failed: its records are lost, the writer stays usable."""
-        active, tail = self._active, self.batch.tail
-        self.batch = self._open_batch(tail)
+        active, batch = self._active, self.batch
+        failure: LogError
         if isinstance(error, LogError):  # the roll failed, and has said why
-            raise error
+            failure = error
+        elif error.errno in _FULL:
+            failure = StorageFullError(active.path, error, lost)
+        else:
+            failure = StorageIOError(active.path, error, "writing a batch")
+        batch.lost = failure  # for those who wait for their records to be flushed
+        self.batch = self._open_batch(batch.tail)
         try:
-            self._files.ftruncate(active.fd, active.file_position(tail.end))
+            self._files.ftruncate(active.fd, active.file_position(batch.tail.end))
         except OSError as second:
             self._poison(second)
-        if error.errno in _FULL:
-            raise StorageFullError(active.path, error, lost) from error
-        raise StorageIOError(active.path, error, "writing a batch") from error
+        raise failure from error
 
     def _must_roll(self, length: int, now: int) -> bool:
         used = self.batch.tail.end - self._active.base_offset
@@ -426,7 +431,10 @@ class Writer:
 
     def roll(self, *, older_than_us: int | None = None) -> bool:
         """Begin a new segment if the active one has records and is at least so old; says if it did."""
-        with self._flush_lock, self.lock:
+        return bool(self._turn.take(lambda: self._roll_if_due(older_than_us)))
+
+    def _roll_if_due(self, older_than_us: int | None) -> bool:
+        with self.lock:
             self.check_usable()
             self._seal()
             now = self._next_append_time()
@@ -444,28 +452,35 @@ class Writer:
 
     # --- flush -----------------------------------------------------------------------------------
 
-    def flush(self, *, through: int | None = None) -> None:
-        """Make all that was appended durable and visible; or at least the record at offset `through`.
+    def flush(self) -> None:
+        """Make all that was appended durable and visible.
 
         Raises `StorageFullError` if the open batch could not be written and `WriterFailedError` if
         it could not be synced.
         """
-        with self._flush_lock:
-            if through is not None and through < self.flushed_end:
-                return  # another thread's flush has taken it along
-            with self.lock:
-                self.check_usable()
-                self._seal()
-                tail, active = self.batch.tail, self._active
-            if tail.end > self.flushed_end:
-                if self._config.durability == "disk":
-                    self._sync(active, tail.end)
-                    self._publish(flushed_end=tail.end, durable_end=tail.end)
-                else:
-                    self._publish(flushed_end=tail.end, durable_end=self._watermark.mark.durable_end)
-            self._flushed_records = tail.records
-            self._close_retired()
+        self._turn.take(self._flush_all)
         self._tell_rolled()
+
+    def _flush_record(self, offset: int, batch: OpenBatch) -> None:
+        """Make the record at `offset`, appended to `batch`, durable; another thread's flush may do it."""
+        self._turn.take(self._flush_all, unless=lambda: offset < self.flushed_end or batch.lost is not None)
+        if batch.lost is not None:  # the offset may be flushed by now, but with another record
+            raise batch.lost
+        self._tell_rolled()
+
+    def _flush_all(self) -> None:
+        with self.lock:
+            self.check_usable()
+            self._seal()
+            tail, active = self.batch.tail, self._active
+        if tail.end > self.flushed_end:
+            durable_end = self._watermark.mark.durable_end
+            if self._config.durability == "disk":
+                self._sync(active, tail.end)
+                durable_end = tail.end
+            self._publish(flushed_end=tail.end, durable_end=durable_end)
+        self._flushed_records = tail.records
+        self._close_retired()
 
     def _sync(self, active: _Active, end: int) -> None:
         try:
@@ -532,20 +547,23 @@ class Writer:
         The new log start is durable before the first file goes, so that a crash between leaves
         files that recovery removes, never a gap.
         """
-        with self._flush_lock:
+        return self._turn.take(lambda: self._drop_before(base_offset)) or []
+
+    def _drop_before(self, base_offset: int) -> list[str]:
+        with self.lock:
             self.check_usable()
-            dropped = [base for base in self._index.bases() if base < base_offset]
-            if base_offset > self._active.base_offset or not dropped:
-                return []
-            self._publish(flushed_end=0, durable_end=0, log_start=base_offset)
-            self._sync_watermark()
-            self._index.remove(dropped)
-            paths = [self._path(segment_name(base)) for base in dropped]
-            for path in paths:
-                with suppress(FileNotFoundError):
-                    self._files.unlink(path)
-            self._files.sync_directory(self._directory)
-            return paths
+        dropped = [base for base in self._index.bases() if base < base_offset]
+        if base_offset > self._active.base_offset or not dropped:
+            return []
+        self._publish(flushed_end=0, durable_end=0, log_start=base_offset)
+        self._sync_watermark()
+        self._index.remove(dropped)
+        paths = [self._path(segment_name(base)) for base in dropped]
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self._files.unlink(path)
+        self._files.sync_directory(self._directory)
+        return paths
 
     # --- end -----------------------------------------------------------------------------------------
 
@@ -556,18 +574,22 @@ class Writer:
         reported, self._background_error = self._background_error, None
         try:
             self.flush()
-            with self._flush_lock, self.lock:
-                active, end = self._active, self.batch.tail.end
-                if self._files.size(active.fd) != active.file_position(end):
-                    self._files.ftruncate(active.fd, active.file_position(end))
-                if self._config.durability != "disk":
-                    self._sync(active, end)
-                    self._publish(flushed_end=end, durable_end=end)
-                self._sync_watermark()
+            self._turn.take(self._settle)
         finally:
             self._release(LogClosedError(f"{self._directory} is closed; open the topic again"))
         if reported is not None:
             raise reported
+
+    def _settle(self) -> None:
+        """Leave the files as a clean close does: nothing behind the end, everything synced."""
+        with self.lock:
+            active, end = self._active, self.batch.tail.end
+            if self._files.size(active.fd) != active.file_position(end):
+                self._files.ftruncate(active.fd, active.file_position(end))
+            if self._config.durability != "disk":
+                self._sync(active, end)
+                self._publish(flushed_end=end, durable_end=end)
+            self._sync_watermark()
 
     def _release(self, why: LogClosedError) -> None:
         self._closed = why
@@ -581,7 +603,7 @@ class Writer:
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the child's copies of the files go, buffers are the parent's to write."""
         self.lock = threading.Lock()
-        self._flush_lock = threading.Lock()
+        self._turn = Turn()
         self._mark_lock = threading.Lock()
         if self._closed is None:
             self._release(ForkedHandleError(self._directory, parent_pid))

@@ -37,9 +37,7 @@ from pyspark.sql.types import (
 
 from .options import Options
 
-__all__ = ["CREATE_TIME", "arrow_schema", "default_schema"]
-
-CREATE_TIME = 0
+__all__ = ["arrow_schema", "default_schema"]
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _TYPES: dict[str, DataType] = {

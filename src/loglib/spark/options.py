@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -41,7 +41,8 @@ _KNOWN = (
 )  # fmt: skip
 _CANONICAL = {name.lower(): name for name in _KNOWN}
 _CONSUMERS = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix", re.IGNORECASE)
-_STREAMS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "maxbytespertrigger"}
+_STREAMS = ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "maxbytespertrigger")
+_TABLES = ("owner", "provider", "location")  # what a catalog adds to a table's options
 
 _SIZE = re.compile(r"(\d+)\s*(?:([kmgt])i?b?|b)?", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -112,6 +113,8 @@ def _refuse_name(name: str) -> NoReturn:
         raise ValueError(f"option {name} sets up a Kafka consumer; loglib reads the files themselves: leave it out")
     if name in _STREAMS:
         raise ValueError(f"option {name} is for streams, and this is a batch read: leave it out")
+    if name in _TABLES:
+        raise ValueError("no catalog table can be USING loglib: PySpark forgets its options; make a temporary view")
     nearest = get_close_matches(name, _CANONICAL, n=1)
     hint = f"did you mean {_CANONICAL[nearest[0]]}?" if nearest else f"there are {', '.join(_KNOWN)}"
     raise ValueError(f"unknown option {name}; {hint}")
@@ -166,11 +169,12 @@ def _assigned(options: Mapping[str, str]) -> Mapping[str, tuple[int, ...]] | Non
     if text is None:
         return None
     expected = 'JSON of partitions by topic, as in {"clicks": [0, 1]}'
-    values = _json("assign", text, expected)
-    for numbers in values.values():
+    assigned: dict[str, tuple[int, ...]] = {}
+    for topic, numbers in _json("assign", text, expected).items():
         if not isinstance(numbers, list) or not all(map(_is_int, numbers)) or len(set(numbers)) < len(numbers):
             _wrong("assign", text, expected)
-    return {topic: tuple(numbers) for topic, numbers in values.items()}
+        assigned[topic] = tuple(numbers)
+    return assigned
 
 
 # --- from where to where ---------------------------------------------------------------------------
@@ -196,9 +200,8 @@ def _places(options: Mapping[str, str], own: str, kafkas: str, *, now_us: int) -
         return Places(name, _milliseconds(name, text), {}, must_match)
     if name == names[1]:
         expected = 'JSON of milliseconds by topic and partition, as in {"clicks": {"0": 1700000000000}}'
-        times = _by_partition(name, text, expected)
-        places = {topic: {number: Time(each * 1000) for number, each in part.items()} for topic, part in times.items()}
-        return Places(name, None, places, must_match)
+        times = _by_partition(name, text, expected, lambda milliseconds: Time(milliseconds * 1000))
+        return Places(name, None, times, must_match)
     return _offsets(name, text, default)
 
 
@@ -233,16 +236,13 @@ def _milliseconds(name: str, text: str) -> Time:
 
 def _offsets(name: str, text: str, default: Place) -> Places:
     """earliest, latest or JSON, in which -2 stands for earliest and -1 for latest."""
-    known = {"earliest": _BEGIN, "latest": _END, "-2": _BEGIN, "-1": _END}
+    known: dict[str, Place] = {"earliest": _BEGIN, "latest": _END, "-2": _BEGIN, "-1": _END}
     refused = _END if default == _BEGIN else _BEGIN  # a batch cannot start where it ends
     if text.strip().lower() in known:
         places = Places(name, known[text.strip().lower()], {})
     else:
         expected = 'earliest, latest or JSON of offsets by topic and partition, as in {"clicks": {"0": 4096, "1": -2}}'
-        numbers = _by_partition(name, text, expected)
-        named = {
-            topic: {at: known.get(str(each), each) for at, each in part.items()} for topic, part in numbers.items()
-        }
+        named = _by_partition(name, text, expected, lambda offset: known.get(str(offset), offset))
         places = Places(name, None, named)
     if places.otherwise == refused or any(refused in part.values() for part in places.named.values()):
         what = "latest (-1)" if refused == _END else "earliest (-2)"
@@ -250,12 +250,14 @@ def _offsets(name: str, text: str, default: Place) -> Places:
     return places
 
 
-def _by_partition(name: str, text: str, expected: str) -> dict[str, dict[int, int]]:
-    result: dict[str, dict[int, int]] = {}
+def _by_partition(
+    name: str, text: str, expected: str, place: Callable[[int], Place]
+) -> dict[str | None, Mapping[int, Place]]:
+    result: dict[str | None, Mapping[int, Place]] = {}
     for topic, numbers in _json(name, text, expected).items():
         if not isinstance(numbers, dict) or not all(map(_is_int, numbers.values())):
             _wrong(name, text, expected)
-        result[topic] = {_partition(name, number, text, expected): each for number, each in numbers.items()}
+        result[topic] = {_partition(name, number, text, expected): place(each) for number, each in numbers.items()}
     return result
 
 

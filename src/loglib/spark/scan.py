@@ -18,8 +18,7 @@ import errno
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -28,7 +27,6 @@ from ..errors import LogError, OffsetOutOfRangeError
 from ..files import REAL
 from ..log import Cursor, Log
 from ..records import Batch
-from .columns import CREATE_TIME
 from .plan import Range, Split
 from .ranges import open_log, warn_of_loss
 
@@ -37,6 +35,7 @@ __all__ = ["scan"]
 # Bytes of the log that waiting columns may keep in memory: with few columns, many batches go into one.
 _HELD_BYTES = 64 << 20
 _CONSTANTS = ("topic", "partition", "timestampType")
+_CREATE_TIME = 0  # Kafka's name for a timestamp that the producer gave
 
 
 def scan(
@@ -143,7 +142,8 @@ class _Layout:
         self._schema = schema
         read = tuple(name for name in schema.names if name not in _CONSTANTS)
         self._read = read or ("offset",)  # something must say how many records there are
-        self._constants = {"topic": range_.topic, "partition": range_.partition, "timestampType": CREATE_TIME}
+        self._constants = {"topic": range_.topic, "partition": range_.partition, "timestampType": _CREATE_TIME}
+        self._repeated: dict[str, pa.Array] = {}
         constants = [self._constant(name, 1) for name in schema.names if name in _CONSTANTS]
         self._constant_bytes = sum(each.nbytes for each in constants)  # a record
 
@@ -172,7 +172,12 @@ class _Layout:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _constant(self, name: str, count: int) -> pa.Array:
-        return _constant_array(self._constants[name], self._schema.field(name).type, count)
+        """A column of one value: part of the longest that was needed so far."""
+        longest = self._repeated.get(name)
+        if longest is None or len(longest) < count:
+            value = pa.scalar(self._constants[name], self._schema.field(name).type)
+            longest = self._repeated[name] = pa.repeat(value, count)
+        return longest.slice(0, count)
 
     def _halves(self, columns: pa.RecordBatch, held_bytes: int, limit_bytes: int) -> Iterator[_Piece]:
         count = columns.num_rows
@@ -188,7 +193,7 @@ class _Layout:
         try:
             return column.cast(pa.string())  # checks UTF-8, copies nothing
         except pa.ArrowInvalid as error:
-            for offset, item in zip(batch.offsets, column.to_pylist()):
+            for offset, item in zip(batch.offsets, column.to_pylist(), strict=True):
                 try:
                     bytes(item or b"").decode()
                 except UnicodeDecodeError as reason:
@@ -222,13 +227,3 @@ def _groups(pieces: Iterable[_Piece], limit_bytes: int) -> Iterator[list[_Piece]
         held_bytes += piece.held_bytes
     if group:
         yield group
-
-
-@lru_cache(maxsize=16)
-def _longest(value: Any, type_: pa.DataType, size: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, type_), size)
-
-
-def _constant_array(value: Any, type_: pa.DataType, count: int) -> pa.Array:
-    """An array of one value. Arrays of powers of two are kept, and slices of them given out."""
-    return _longest(value, type_, 1 << (count - 1).bit_length()).slice(0, count)
