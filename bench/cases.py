@@ -307,12 +307,19 @@ def _open_cases(sizes: Sizes) -> list[Case]:
         ),
         *(
             Case(
-                f"open after kill[flushed={megabytes} MB, {tail}]",
-                (Run(OURS, Job("open_after_kill", {"megabytes": megabytes, "tail_megabytes": tail_megabytes})),),
+                f"open after kill[log={megabytes} MB, 16 MB of it not flushed]",
+                tuple(
+                    Run(
+                        f'{OURS}, durability="{durability}"',
+                        Job(
+                            "open_after_kill", {"megabytes": megabytes, "tail_megabytes": 16, "durability": durability}
+                        ),
+                    )
+                    for durability in ("disk", "os")
+                ),
                 sizes.few_repeats,
             )
-            for megabytes in sizes.log_megabytes[:3]
-            for tail, tail_megabytes in (("no tail", 0), ("16 MB unflushed", 16))
+            for megabytes in sizes.log_megabytes[1:3]
         ),
     ]
 

@@ -166,7 +166,9 @@ def _polled_values(directory: Path) -> Iterator[bytes]:
 
 
 def _new_values(fd: int) -> Iterator[bytes]:
-    while value := os.read(fd, MESSAGE_BYTES):
+    """Yield the whole messages that are new: one that crosses a page can be seen half written."""
+    while len(value := os.pread(fd, MESSAGE_BYTES, os.lseek(fd, 0, os.SEEK_CUR))) == MESSAGE_BYTES:
+        os.lseek(fd, MESSAGE_BYTES, os.SEEK_CUR)
         yield value
 
 

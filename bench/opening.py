@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from alternatives import COMMIT_MESSAGES
 from inputs import values_of
@@ -32,10 +32,13 @@ _ONE_TO_A_SEGMENT = bytes(_SEGMENT_BYTES * 3 // 4)
 
 def fill_segments(directory: Path, options: Options) -> None:
     """Write a log of many small segments."""
-    from loglib import Topic
+    from loglib import Retention, Topic
     from ours import NEVER
 
-    with Topic.open(directory / "log", segment_bytes=_SEGMENT_BYTES, flush=NEVER, durability="os") as topic:
+    kept = Retention(age=None)
+    with Topic.open(
+        directory / "log", segment_bytes=_SEGMENT_BYTES, retention=kept, flush=NEVER, durability="os"
+    ) as topic:
         for _ in range(options.number("segments")):
             topic.append(_ONE_TO_A_SEGMENT)
             topic.flush()
@@ -56,8 +59,8 @@ def open_after_kill(directory: Path, options: Options) -> Measurement:
     """Let a process write and be killed, then open what it left."""
     from loglib import Topic
 
-    sizes = [options.text("megabytes"), options.text("tail_megabytes")]
-    killed = subprocess.run([sys.executable, __file__, str(directory / "log"), *sizes], check=False)
+    words = [options.text(name) for name in ("megabytes", "tail_megabytes", "durability")]
+    killed = subprocess.run([sys.executable, __file__, str(directory / "log"), *words], check=False)
     if killed.returncode != -signal.SIGKILL:
         raise RuntimeError(f"the writer ended with {killed.returncode} before it was killed")
     topics: list[Topic] = []
@@ -102,14 +105,14 @@ def _interpreter_ms(code: str) -> float:
     return (time.perf_counter() - start) * 1000
 
 
-def _write_and_die(path: Path, megabytes: int, tail_megabytes: int) -> None:
-    """Flush so many megabytes, hand the system some more without a flush, and be killed."""
+def _write_and_die(path: Path, megabytes: int, tail_megabytes: int, durability: Literal["disk", "os"]) -> None:
+    """Write so many megabytes, the last of them handed to the system without a flush, and be killed."""
     from loglib import Topic
     from ours import NEVER
 
     values = values_of("200", COMMIT_MESSAGES)
-    topic = Topic.open(path, flush=NEVER, durability="os")
-    for _ in range(megabytes // 2):  # 10,000 messages of 200 bytes are 2 MB.
+    topic = Topic.open(path, flush=NEVER, durability=durability)
+    for _ in range((megabytes - tail_megabytes) // 2):  # 10,000 messages of 200 bytes are 2 MB.
         topic.append_many(values)
     topic.flush()
     for _ in range(tail_megabytes // 2):
@@ -118,4 +121,5 @@ def _write_and_die(path: Path, megabytes: int, tail_megabytes: int) -> None:
 
 
 if __name__ == "__main__":
-    _write_and_die(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    kept: Literal["disk", "os"] = "os" if sys.argv[4] == "os" else "disk"
+    _write_and_die(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), kept)

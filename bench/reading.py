@@ -54,6 +54,7 @@ def read_arrow(directory: Path, options: Options) -> Measurement:
     """Read Arrow record batches, or, for the machine's limit, the bytes of 1 MiB blocks."""
     if options.text("system") == "raw":
         return _measured(lambda: _pread_all(directory / "raw"), options)
+    import pyarrow  # noqa: F401 - loaded before the clock starts.
 
     def work() -> None:
         messages = 0

@@ -21,8 +21,9 @@ Each figure is the median over the repetitions of a case; a repetition runs ever
 one after another. "best" is the fastest repetition. "loglib is" divides loglib's messages a second by the system's in
 the same repetition, and is the median of those. MB are 10^6 bytes of keys and values. p50 and p99 are of single calls
 (append, append_many) or messages (follow, seek). CPU seconds are of all threads, for one pass over the messages. Peak
-memory is what the work added to the process, inputs not counted (in the memory cases: above import). Of the
-alternatives only the obvious log has checksums of the messages.
+memory is what the work added to the process, inputs not counted (in the memory cases: above import). What
+lmdb and pyarrow have touched of a file that they map counts as theirs. Of the alternatives only the obvious log has
+checksums of the messages.
 """
 
 

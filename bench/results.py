@@ -33,6 +33,10 @@ class Results:
         figures = [figure(one) for one in self.all_of(case, label)]
         return statistics.median(figures) if figures else None
 
+    def least(self, case: str, label: str, figure: Figure) -> float | None:
+        """Return the least of a figure over the repetitions: for times, the one that was disturbed least."""
+        return min((figure(one) for one in self.all_of(case, label)), default=None)
+
     def ratio(self, case: str, label: str, other: str, figure: Figure = lambda one: one.rate) -> float | None:
         """Return how many times `other` the run `label` is: the median over the repetitions' own ratios."""
         runs = self.cases.get(case, {})

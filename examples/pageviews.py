@@ -17,7 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import accesslog
 from loglib import Topic
@@ -51,44 +51,33 @@ def main() -> None:
     if args.log and not args.log.is_file():
         parser.error(f"{args.log} is not a file")
     source = args.log.name if args.log else f"{args.lines:,} made-up lines"
-    hits, rejected = args.out / "hits", args.out / "rejected"
-    for topic in (hits, rejected):
-        shutil.rmtree(topic, ignore_errors=True)  # each run starts afresh
+    hits, rejected, chart = args.out / "hits", args.out / "rejected", args.out / "pageviews.png"
+    remove_last_run(hits, rejected, chart)
 
     print(f"1. Writing {source} to {hits}", flush=True)
-    written = in_a_process(write, args.log or args.lines, hits, rejected)
-    print(f"   {written.hits:,} messages in {written.seconds:.1f} s, of it {written.append_seconds:.2f} s for appending")
-    if written.rejected:
-        print(f"   {written.rejected:,} lines are no access-log lines; they are kept in {rejected}, the first of them:")
-        print(f"   {written.first_rejected!r}")
-    if not written.hits:
-        print(f"Nothing to count: no line of {source} is an access-log line (Apache's common or combined format).")
-        return
+    print(in_a_process(write, args.log or args.lines, hits, rejected))
 
     print("2. Reading them back in another process", flush=True)
-    print(f"   {in_a_process(read_back, hits)}")
+    summary = in_a_process(read_back, hits)
+    if not summary:
+        print(f"   Nothing to count: no line of {source} is an access-log line (Apache's common or combined format).")
+        return
+    print(summary)
 
     reason = "as asked for" if args.python else why_not_spark()
-    if reason:
-        print(f"3. Counting views per minute and page in plain Python ({reason})", flush=True)
-    else:
-        print("3. Counting views per minute and page with Spark, which takes some seconds to start", flush=True)
+    means = f"plain Python ({reason})" if reason else "Spark, which takes some seconds to start"
+    print(f"3. Counting views per minute and page with {means}", flush=True)
     began = monotonic()
     views = count_with_python(hits) if reason else count_with_spark(hits)
     print(f"   {views.total():,} views counted in {monotonic() - began:.1f} s")
-    if not views:
-        print("Nothing to draw: all requests were for images, style sheets and the like.")
-        return
+    show(views, source, chart)
 
-    pages = [page for page, _ in most_common(views) if page != OTHER]
-    print_table(views, pages)
-    if find_spec("matplotlib"):
-        from chart import draw
 
-        draw(views, pages=pages, other=OTHER, source=source, to=args.out / "pageviews.png")
-        print(f"\nChart: {args.out / 'pageviews.png'}")
-    else:
-        print("\nNo chart: matplotlib is not installed.")
+def remove_last_run(hits: Path, rejected: Path, chart: Path) -> None:
+    for topic in (hits, rejected):
+        if (topic / "topic.json").exists():  # a directory that is no topic is not ours to remove
+            shutil.rmtree(topic)
+    chart.unlink(missing_ok=True)
 
 
 def in_a_process(function: Callable[..., T], *args: object) -> T:
@@ -100,41 +89,30 @@ def in_a_process(function: Callable[..., T], *args: object) -> T:
 # 1. Writing
 
 
-class Written(NamedTuple):
-    hits: int
-    rejected: int
-    first_rejected: bytes
-    seconds: float
-    append_seconds: float  # the rest went into making and parsing lines
-
-
-def write(source: Path | int, hits_path: Path, rejected_path: Path) -> Written:
-    began = reported = monotonic()
-    hit_count = rejected_count = 0
-    append_seconds = 0.0
-    first_rejected = b""
+def write(source: Path | int, hits_path: Path, rejected_path: Path) -> str:
+    """Append each line of the file, or so many made-up lines, and say what went where."""
+    hit_count, first_rejected, rejected_count, append_seconds = 0, b"", 0, 0.0
     with Topic.open(hits_path, partitions=4) as hits, Topic.open(rejected_path) as rejected:
         for lines in chunks(accesslog.generate(source) if isinstance(source, int) else read_lines(source), 10_000):
-            parsed = [(line, accesslog.parse(line)) for line in lines]
-            good = [(line, hit) for line, hit in parsed if hit is not None]
-            bad = [line for line, hit in parsed if hit is None]
-            append_began = monotonic()
-            if good:
-                hits.append_many(
-                    [line for line, _ in good],
-                    keys=[hit.host for _, hit in good],
-                    timestamps=[hit.timestamp_us for _, hit in good],
-                )
-            if bad:
-                rejected.append_many(bad)
-                first_rejected = first_rejected or bad[0][:100]
-            append_seconds += monotonic() - append_began
-            hit_count += len(good)
-            rejected_count += len(bad)
-            if monotonic() - reported > 1:
-                reported = monotonic()
+            parsed = [(line, hit) for line in lines if (hit := accesslog.parse(line))]
+            others = [line for line in lines if not accesslog.parse(line)] if len(parsed) < len(lines) else []
+            began = monotonic()
+            hits.append_many(
+                [line for line, _ in parsed],
+                keys=[hit.host for _, hit in parsed],
+                timestamps=[hit.timestamp_us for _, hit in parsed],
+            )
+            rejected.append_many(others)
+            append_seconds += monotonic() - began
+            first_rejected = first_rejected or next(iter(others), b"")
+            hit_count, rejected_count = hit_count + len(parsed), rejected_count + len(others)
+            if (hit_count + rejected_count) % 50_000 == 0:
                 print(f"   {hit_count + rejected_count:,} lines", flush=True)
-    return Written(hit_count, rejected_count, first_rejected, monotonic() - began, append_seconds)
+    said = f"   {hit_count:,} messages; appending them took {append_seconds:.2f} s"
+    if rejected_count:
+        said += f"\n   {rejected_count:,} lines are no access-log lines and went to {rejected_path}, first of them"
+        said += f"\n   {first_rejected[:100]!r}"
+    return said
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
@@ -156,20 +134,21 @@ def read_back(path: Path) -> str:
     """Read every message, see that each host stayed in one partition, and say what is there."""
     began = monotonic()
     messages: Counter[int] = Counter()
-    partitions_of: dict[bytes | None, set[int]] = {}
-    times: list[int] = []
+    hosts: dict[int, set[bytes | None]] = defaultdict(set)
+    first, last = sys.maxsize, 0
     with Topic.open(path, mode="r") as topic:
         for batch in topic.batches():
             messages[batch.partition] += len(batch)
-            times += [min(batch.timestamps), max(batch.timestamps)]
-            for host in set(batch.keys):
-                partitions_of.setdefault(host, set()).add(batch.partition)
-    strays = sum(len(partitions) > 1 for partitions in partitions_of.values())
-    first, last = (f"{datetime.fromtimestamp(time / 1e6, UTC):%Y-%m-%d %H:%M}" for time in (min(times), max(times)))
-    spread = ", ".join(f"{messages[index]:,}" for index in sorted(messages))
+            hosts[batch.partition].update(batch.keys)
+            first, last = min([first, *batch.timestamps]), max([last, *batch.timestamps])
+    if not messages:
+        return ""
+    strays = sum(map(len, hosts.values())) - len(set().union(*hosts.values()))
     return (
-        f"{messages.total():,} messages from {first} to {last} in {monotonic() - began:.1f} s; by partition: {spread}\n"
-        f"   {len(partitions_of):,} hosts, of which {strays} are in more than one partition"
+        f"   {messages.total():,} messages from {minute_text(first // 1_000_000)} to {minute_text(last // 1_000_000)}, "
+        f"read in {monotonic() - began:.2f} s\n"
+        f"   by partition: {', '.join(f'{messages[index]:,}' for index in sorted(messages))}; "
+        f"hosts found in more than one: {strays}"
     )
 
 
@@ -195,40 +174,49 @@ def count_with_spark(path: Path) -> Views:
     from pyspark.sql import functions as f
 
     spark = start_spark()
-    views = (
+    per_minute = (
         spark.read.format("loglib")
+        .option("columns", "timestamp,value")  # Spark would read all of them, whatever is selected
         .load(str(path))
         .select("timestamp", f.regexp_extract(f.col("value").cast("string"), accesslog.PAGE, 1).alias("page"))
         .where((f.col("page") != "") & ~f.col("page").rlike(accesslog.NOT_A_PAGE))
-    )
-    by_page = views.groupBy("page").count().orderBy(f.desc("count"), "page").limit(TOP)
-    top = [row["page"] for row in by_page.collect()]
-    per_minute = (
-        views.withColumn("page", f.when(f.col("page").isin(top), f.col("page")).otherwise(OTHER))
         .groupBy(f.window("timestamp", "1 minute")["start"].cast("long").alias("minute"), "page")
         .agg(f.count("*").alias("views"))
+        .cache()  # asked twice, read once
     )
-    counted: Views = Counter({(row["minute"], row["page"]): row["views"] for row in per_minute.collect()})
+    by_page = per_minute.groupBy("page").agg(f.sum("views").alias("views")).orderBy(f.desc("views"), "page")
+    top = [row["page"] for row in by_page.limit(TOP).collect()]
+    folded = (
+        per_minute.withColumn("page", f.when(f.col("page").isin(top), f.col("page")).otherwise(OTHER))
+        .groupBy("minute", "page")
+        .agg(f.sum("views").alias("views"))
+    )
+    views: Views = Counter({(row["minute"], row["page"]): row["views"] for row in folded.collect()})
     spark.stop()
-    return counted
+    return views
 
 
 def start_spark() -> SparkSession:
     from pyspark.sql import SparkSession
 
+    from loglib.spark import configure
+
+    began = monotonic()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # its workers run in this environment too
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    return (
-        SparkSession.builder.master("local[2]")
+    spark = (
+        configure(SparkSession.builder)
+        .master("local[2]")
         .appName("pageviews")
         .config("spark.driver.extraJavaOptions", f'-Dlog4j2.configurationFile="{LOG4J}"')
-        .config("spark.python.unix.domain.socket.enabled", "true")  # saves 40 ms a task
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )
+    print(f"   Spark {spark.version} started in {monotonic() - began:.1f} s", flush=True)
+    return spark
 
 
 def why_not_spark() -> str:
@@ -249,6 +237,32 @@ def why_not_spark() -> str:
 # 4. Showing
 
 
+def show(views: Views, source: str, chart: Path) -> None:
+    """Print a table of the top pages and draw the chart."""
+    if not views:
+        print("Nothing to draw: all requests were for images, style sheets and the like.")
+        return
+    pages = [page for page, _ in most_common(views) if page != OTHER]
+    print_table(views, pages)
+    if find_spec("matplotlib") is None:
+        print("\nNo chart: matplotlib is not installed.")
+        return
+    from chart import draw
+
+    draw(views, pages=pages, other=OTHER, source=source, to=chart)
+    print(f"\nChart: {chart}")
+
+
+def print_table(views: Views, pages: list[str]) -> None:
+    totals = dict(most_common(views))
+    width = max(map(len, totals))
+    print(f"\n   {'page':{width}}    views   share   busiest minute")
+    for page in [*pages, *([OTHER] if OTHER in totals else [])]:
+        count, minute = max((count, minute) for (minute, of), count in views.items() if of == page)
+        share = totals[page] / views.total()
+        print(f"   {page:{width}} {totals[page]:>8,} {share:>7.1%}   {minute_text(minute)} ({count:,})")
+
+
 def most_common(views: Views) -> list[tuple[str, int]]:
     totals: Counter[str] = Counter()
     for (_, page), count in views.items():
@@ -256,15 +270,8 @@ def most_common(views: Views) -> list[tuple[str, int]]:
     return sorted(totals.items(), key=lambda item: (-item[1], item[0]))
 
 
-def print_table(views: Views, pages: list[str]) -> None:
-    totals = dict(most_common(views))
-    width = max(map(len, totals))
-    print(f"\n   {'page':{width}}   views   share   busiest minute")
-    for page in [*pages, *([OTHER] if OTHER in totals else [])]:
-        count, minute = max((count, minute) for (minute, of), count in views.items() if of == page)
-        share = totals[page] / views.total()
-        busiest = f"{datetime.fromtimestamp(minute, UTC):%Y-%m-%d %H:%M} ({count:,})"
-        print(f"   {page:{width}} {totals[page]:>7,}  {share:>5.1%}   {busiest}")
+def minute_text(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
 
 
 if __name__ == "__main__":

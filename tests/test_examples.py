@@ -108,8 +108,8 @@ def access_log(tmp_path: Path) -> Path:
 
 def test_pageviews_counts_made_up_lines_and_draws_a_chart(tmp_path: Path) -> None:
     output = run("pageviews.py", "--lines", 20_000, "--python", "--out", tmp_path)
-    assert "in plain Python (as asked for)" in output
-    assert "of which 0 are in more than one partition" in output
+    assert "with plain Python (as asked for)" in output
+    assert "hosts found in more than one: 0\n" in output
     assert accesslog.FLARE_PAGE in table_of(output)
     assert (tmp_path / "pageviews.png").read_bytes().startswith(b"\x89PNG")
 
@@ -117,7 +117,7 @@ def test_pageviews_counts_made_up_lines_and_draws_a_chart(tmp_path: Path) -> Non
 def test_pageviews_keeps_and_reports_lines_that_are_no_hits(access_log: Path, tmp_path: Path) -> None:
     malformed = [line for line in access_log.read_bytes().splitlines() if accesslog.parse(line) is None]
     output = run("pageviews.py", access_log, "--python", "--out", tmp_path / "out")
-    assert f"{3002 - len(malformed):,} messages in " in output
+    assert f"{3002 - len(malformed):,} messages; " in output
     assert f"{len(malformed)} lines are no access-log lines" in output
     with Topic.open(tmp_path / "out" / "rejected", mode="r") as rejected:
         assert [record.value for record in rejected.read()] == malformed
@@ -149,7 +149,7 @@ def test_pageviews_says_so_where_there_is_no_page(tmp_path: Path) -> None:
 
 def test_pageviews_without_java_counts_in_python_and_says_so(tmp_path: Path) -> None:
     output = run("pageviews.py", "--lines", 1000, "--out", tmp_path, JAVA_HOME="", PATH="")
-    assert "in plain Python (Spark needs Java 17 or newer, and there is none)" in output
+    assert "with plain Python (Spark needs Java 17 or newer, and there is none)" in output
 
 
 @pytest.mark.spark

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from hashlib import blake2b
 from typing import Any
 
 from .arguments import HeadersLike, record_columns, take_columns
@@ -261,6 +260,8 @@ class Partition:
 
 def _producer(name: str, sequence: int) -> Producer:
     """A producer's name as the number that the batch header has room for."""
+    from hashlib import blake2b  # here, since importing it takes longer than the rest of the library
+
     if sequence < 0:
         raise ValueError(f"a producer's sequence must not be negative, not {sequence}")
     return Producer(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1, sequence)

@@ -221,9 +221,10 @@ def _measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, int]:
 def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[int, CorruptLogError | None]:
     """(offset up to which whole batches follow each other from the tail, what is wrong there)."""
     start, previous_crc = tail.end, tail.previous_crc
+    block_bytes = _BLOCK_BYTES
     while start < end:
         try:
-            for batch in reader.batches(start, end, block_bytes=_BLOCK_BYTES):
+            for batch in reader.batches(start, end, block_bytes=block_bytes):
                 header = batch.header
                 if header.previous_crc != previous_crc:
                     position = reader.file_position(header.base_offset) + 60
@@ -232,23 +233,10 @@ def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[int, Corr
                 previous_crc = header.header_crc
                 start = header.next_offset
         except CorruptLogError as error:
-            # The block may hold whole batches ahead of the bad one: take them one at a time.
-            first = _first_batch(reader, start, end)
-            if first is None:
+            if block_bytes == 1:
                 return start, error
-            previous_crc, start = first
+            block_bytes = 1  # the block may hold whole batches ahead of the bad one: take them one at a time
     return start, None
-
-
-def _first_batch(reader: SegmentReader, start: int, end: int) -> tuple[int, int] | None:
-    try:
-        header = reader.header_at(start)
-        if header.next_offset > end:
-            return None
-        reader.batches(start, header.next_offset, block_bytes=header.length)
-    except CorruptLogError:
-        return None
-    return header.header_crc, header.next_offset
 
 
 def _mend(

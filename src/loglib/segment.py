@@ -227,7 +227,7 @@ class SegmentReader:
         try:
             self.header = _read_header(files, self._fd, path, identity)
         except BaseException:
-            files.close(self._fd)
+            self.close()  # and once only: by the time of __del__ the number may be another file's
             raise
         self.base_offset = self.header.base_offset
 

@@ -1,0 +1,135 @@
+"""What the tests share: a topic in a temporary directory, a clock that stands still, and copies of both."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faulty_files import Unsynced
+from loglib import FlushPolicy, LogError, Record, Retention, Topic
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+MANUAL = FlushPolicy(messages=None, interval=None, bytes=None)  # only flush() flushes
+NOW = 1_700_000_000_000_000  # microseconds UTC; any time will do
+SECOND = 1_000_000
+# Nothing by the clock and no thread: what happens is what the test does.
+QUIET: dict[str, Any] = {"flush": MANUAL, "retention": Retention(age=None), "segment_age": None}
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system or be another user")
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc, to see the open files")
+
+
+class Clock:
+    """The time of day, in microseconds, as the test wants it."""
+
+    def __init__(self, now: int = NOW) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, span: timedelta) -> None:
+        self.now += span // timedelta(microseconds=1)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a topic may be made."""
+    return tmp_path / "topic"
+
+
+@pytest.fixture
+def open_topic(path: Path, clock: Clock) -> Iterator[Callable[..., Topic]]:
+    """Opens the topic at `path`, quiet and with the test's clock; closes it when the test is over."""
+    opened: list[Topic] = []
+
+    def open_it(at: Path = path, **arguments: Any) -> Topic:
+        arguments.setdefault("clock", clock)
+        if not (at / "topic.json").exists():
+            arguments = QUIET | arguments
+        topic = Topic.open(at, **arguments)
+        opened.append(topic)
+        return topic
+
+    yield open_it
+    for topic in opened:
+        with suppress(LogError, OSError):  # of a writer that the test has made fail
+            topic.close()
+
+
+def values_of(topic: Any, start: Any = "begin") -> list[bytes | None]:
+    """The values of all records of a topic or partition, in order."""
+    return [record.value for record in topic.read(start)]
+
+
+def records_of(path: Path) -> list[Record]:
+    """All records of the topic, read as another process would."""
+    with Topic.open(path, mode="r") as topic:
+        return list(topic.read())
+
+
+def crash_copy(source: Path, target: Path) -> Path:
+    """The topic as a process killed now would leave it: a copy, whose lock nobody holds."""
+    if target.exists():
+        shutil.rmtree(target)
+    shutil.copytree(source, target)
+    return target
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    """Every file and its bytes, but for the lock's, which is for messages only."""
+    return {
+        str(each.relative_to(path)): each.read_bytes()
+        for each in sorted(path.rglob("*"))
+        if each.is_file() and each.name != "lock"
+    }
+
+
+def last_segment(path: Path, partition: int = 0) -> Path:
+    return max((path / f"{partition:04d}").glob("*.log"))
+
+
+def open_files() -> list[str]:
+    """The files that this process has open, by what they lead to."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:  # that of the listing itself
+            continue
+    return sorted(found)
+
+
+def start_python(program: str, *arguments: object, **keywords: Any) -> subprocess.Popen[str]:
+    """A program in an interpreter of its own, with pipes to and from it."""
+    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": f"{SOURCE}:{SOURCE.parent / 'tests'}", "PYTHONUNBUFFERED": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, **(pipes | keywords))
+
+
+def run_python(program: str, *arguments: object) -> str:
+    """Run the program to its end; returns what it printed, and fails with what it complained of."""
+    process = start_python(program, *arguments)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors[-4000:]
+    return output
+
+
+__all__ = [
+    "MANUAL", "NOW", "QUIET", "SECOND", "SOURCE", "Clock", "Unsynced", "crash_copy", "last_segment", "needs_proc",
+    "needs_root", "open_files", "records_of", "run_python", "start_python", "tree", "values_of",
+]  # fmt: skip
