@@ -119,8 +119,8 @@ def header_pairs(headers: HeadersLike) -> Headers:
     pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
     for pair in pairs:
         match pair:
-            case (str(), bytes()):
-                continue
+            case (str() as name, bytes()):
+                name.encode()  # a lone surrogate has no UTF-8: better refused now than when the batch is written
             case _:
                 raise TypeError(f"headers must map str to bytes; found {pair!r}")
     return tuple((name, value) for name, value in pairs)  # a list given as a pair could change before the flush

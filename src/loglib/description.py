@@ -74,6 +74,18 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
     files.make_directories(parent)
     log_id = uuid.uuid4().bytes
     aside = os.path.join(parent, f".{name}.{log_id.hex()}.tmp")
+    try:
+        _build(files, aside, log_id, config, now=now)
+        files.rename(aside, path)
+    except OSError as error:
+        files.remove_tree(aside)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return  # another process has made the topic meanwhile: that one counts
+    files.sync_directory(parent)
+
+
+def _build(files: Files, aside: str, log_id: bytes, config: TopicConfig, *, now: int) -> None:
     files.make_directory(aside, config.permissions)
     for number in range(config.partitions):
         identity = Identity.of(log_id, number)
@@ -83,10 +95,3 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
         files.write_new(os.path.join(directory, WATERMARK), first, config.permissions)
         files.close(create_segment(files, directory, first_segment(identity, created=now), config.permissions))
     write(files, aside, log_id, config)
-    try:
-        files.rename(aside, path)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        files.remove_tree(aside)  # another process has made the topic meanwhile: that one counts
-    files.sync_directory(parent)

@@ -125,8 +125,8 @@ class Files:
             self.sync_directory(os.path.dirname(each))
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory of ours that nobody else knows."""
-        shutil.rmtree(path)
+        """Remove a directory of ours that nobody else knows, as far as that is possible."""
+        shutil.rmtree(path, ignore_errors=True)
 
     def write_new(self, path: str, content: bytes, permissions: int) -> None:
         """Create the file with this content. Synced, but for its name: sync the directory."""

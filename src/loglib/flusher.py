@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from .errors import LogClosedError, LogError
+from .errors import LogClosedError, LogError, StorageIOError
 from .writer import Writer
 
 __all__ = ["Flusher"]
@@ -92,3 +92,5 @@ class Flusher:
             return  # closed meanwhile; closing has flushed it
         except LogError as error:
             writer.raise_soon(error)
+        except OSError as error:
+            writer.raise_soon(StorageIOError(writer.directory, error, "flushing in the background"))

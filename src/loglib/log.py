@@ -22,7 +22,7 @@ from .files import Files
 from .index import SegmentIndex
 from .records import Batch
 from .recovery import list_segments, scan_flushed_end
-from .segment import Identity, SegmentInfo, SegmentReader, read_segment_header, segment_name
+from .segment import Identity, SegmentHeader, SegmentInfo, SegmentReader, read_segment_header, segment_name
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkReader
 
@@ -62,6 +62,7 @@ class Log:
         self.writer: LiveWriter | None = None  # in this process, if it writes here
         self._watermark: WatermarkReader | None = None
         self._warned = False
+        self._headers: dict[int, SegmentHeader] = {}  # of the segments that `segments` listed last
         if index is None:
             index = SegmentIndex(list_segments(files, directory))
         self.index = index
@@ -106,13 +107,19 @@ class Log:
             self.refresh()
         mark = self.mark()
         bases = [base for base in self.index.bases() if base >= mark.log_start_offset]
+        headers: dict[int, SegmentHeader] = {}
         infos: list[SegmentInfo] = []
         for base, end in zip(bases, [*bases[1:], max(mark.flushed_end, *bases[-1:])], strict=True):
             path = self._path(base)
-            header = read_segment_header(self.files, path, self.identity)
+            try:
+                header = self._headers.get(base) or read_segment_header(self.files, path, self.identity)
+            except FileNotFoundError:  # retention has overtaken this listing
+                continue
+            headers[base] = header
             if infos:
                 infos[-1] = infos[-1]._replace(last_append_time=header.last_append_time)
             infos.append(SegmentInfo(path, base, end, base != bases[-1], header.created, None))
+        self._headers = headers
         return infos
 
     # --- places ----------------------------------------------------------------------------------

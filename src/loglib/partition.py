@@ -17,7 +17,7 @@ from .arguments import HeadersLike, record_columns, take_columns
 from .batch import NO_PRODUCER, Columns, Producer
 from .check import CheckReport, check_log
 from .config import MAX_BATCH_BYTES, TopicConfig, microseconds
-from .errors import ReadOnlyError
+from .errors import LogClosedError, LogError, ReadOnlyError, StorageIOError
 from .files import Files
 from .log import Log
 from .reader import Reader, StartLike
@@ -220,7 +220,18 @@ class Partition:
             age = self._config.segment_age
             if age is not None:
                 self._writer.roll(older_than_us=microseconds(age))
+            self._retain_after_roll()
+
+    def _retain_after_roll(self) -> None:
+        """The append that rolled has succeeded, whatever retention meets: that is for the next call."""
+        try:
             self.retain()
+        except LogClosedError:
+            return
+        except LogError as error:
+            self.writer().raise_soon(error)
+        except OSError as error:
+            self.writer().raise_soon(StorageIOError(self.path, error, "applying retention"))
 
     def _clock_jumped(self, now: int) -> bool:
         last, self._clocks_at_retention = self._clocks_at_retention, (now, time.monotonic_ns() // 1000)
@@ -244,7 +255,7 @@ class Partition:
             writer = Writer(
                 self._files, self.path, self._identity, self._config, index=self._log.index, clock=self._clock
             )
-            writer.on_roll = self.retain
+            writer.on_roll = self._retain_after_roll
             self._log.writer = writer
             self._writer = writer
         return self._writer

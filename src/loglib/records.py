@@ -304,6 +304,6 @@ def _integers(typecode: Literal["i", "q"], data: bytes, at: int, count: int) -> 
     stored = memoryview(data)[at : at + (4 if typecode == "i" else 8) * count]
     if sys.byteorder == "little":
         return stored.cast(typecode).tolist()
-    numbers = array(typecode, stored)
+    numbers = array(typecode, bytes(stored))  # of a memoryview it would take each byte for a number
     numbers.byteswap()
     return numbers.tolist()

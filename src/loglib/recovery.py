@@ -23,6 +23,7 @@ import logging
 import os
 from typing import NamedTuple
 
+from .batch import HEADER_BYTES as BATCH_HEADER_BYTES
 from .batch import PRODUCERS
 from .errors import CorruptLogError
 from .files import Files
@@ -44,6 +45,7 @@ logger = logging.getLogger("loglib")
 
 QUARANTINE_BYTES = 64 << 20  # the most of a torn tail that is kept aside; a tail is a few flushes long
 _BLOCK_BYTES = 1 << 20
+_ONE_BATCH = BATCH_HEADER_BYTES  # a block with room for no body is read again as the one batch that begins there
 
 
 class Tail(NamedTuple):
@@ -82,7 +84,10 @@ class Recovered(NamedTuple):
 
 def list_segments(files: Files, directory: str) -> dict[int, int]:
     """Base offset and file size in bytes of each segment, in order of offset."""
-    sizes = {parse_segment_name(name): size for name, size in files.sizes(directory).items()}
+    try:
+        sizes = {parse_segment_name(name): size for name, size in files.sizes(directory).items()}
+    except FileNotFoundError as error:
+        raise CorruptLogError(directory, 0, "no directory", "that of a partition") from error
     return {base: sizes[base] for base in sorted(base for base in sizes if base is not None)}
 
 
@@ -127,9 +132,9 @@ def scan_flushed_end(reader: SegmentReader) -> int:
 def recover(files: Files, directory: str, identity: Identity, permissions: int) -> Recovered:
     """Bring the partition to a state in which appending is safe. The caller holds the writer lock."""
     mark = _read_mark(files, directory, identity)
-    segments = list_segments(files, directory)
-    if mark is not None:
-        _finish_retention(files, directory, segments, mark.log_start_offset)
+    found = list_segments(files, directory)
+    log_start = 0 if mark is None else mark.log_start_offset
+    segments = {base: size for base, size in found.items() if base >= log_start}
     if not segments:
         raise CorruptLogError(directory, 0, "no segment", "at least one: a partition is made with its first")
     headers = load_headers(files, directory, segments, identity)
@@ -141,9 +146,10 @@ def recover(files: Files, directory: str, identity: Identity, permissions: int) 
         tail = tail_at(reader, valid_end)
         torn_bytes = reader.end_of_file() - valid_end
     quarantine = _mend(files, reader.path, reader, durable_end=durable_end, valid_end=valid_end, torn_bytes=torn_bytes)
-    for name in files.sizes(directory):
-        if name.endswith(".tmp"):
-            files.unlink(os.path.join(directory, name))
+    given_up = [segment_name(base) for base in found if base < log_start]  # by retention, before a crash
+    half_made = [name for name in files.sizes(directory) if name.endswith(".tmp")]
+    for name in given_up + half_made:
+        files.unlink(os.path.join(directory, name))
     files.sync_directory(directory)
     report = Recovery(torn_bytes, valid_end - durable_end, quarantine, mark is None)
     if not report.clean:
@@ -155,8 +161,10 @@ def recover(files: Files, directory: str, identity: Identity, permissions: int) 
             report.rewritten_bytes,
             ", rebuilt the watermark" if report.watermark_lost else "",
         )
-    if mark is None:
-        mark = _replace_watermark(files, directory, identity, permissions, Mark(1, first, valid_end, valid_end, 0))
+    if mark is not None:
+        # With durability "os" readers had more than the disk has kept.
+        return Recovered(headers, tail, mark._replace(flushed_end=min(mark.flushed_end, valid_end)), report)
+    mark = _rebuild_watermark(files, directory, identity, permissions, Mark(1, first, valid_end, valid_end, 0))
     return Recovered(headers, tail, mark, report)
 
 
@@ -186,15 +194,6 @@ def _read_mark(files: Files, directory: str, identity: Identity) -> Mark | None:
     if not files.exists(path):
         return None
     return newest(files.read_whole(path, 1 << 16), identity.salt, path)
-
-
-def _finish_retention(files: Files, directory: str, segments: dict[int, int], log_start: int) -> None:
-    """Remove segments that retention had given up before a crash: they lie wholly below the log start."""
-    if log_start not in segments:
-        return  # then something is missing, which the caller reports; remove nothing
-    for base in [base for base in segments if base < log_start]:
-        files.unlink(os.path.join(directory, segment_name(base)))
-        del segments[base]
 
 
 def _measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, int]:
@@ -233,9 +232,9 @@ def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[int, Corr
                 previous_crc = header.header_crc
                 start = header.next_offset
         except CorruptLogError as error:
-            if block_bytes == 1:
+            if block_bytes == _ONE_BATCH:
                 return start, error
-            block_bytes = 1  # the block may hold whole batches ahead of the bad one: take them one at a time
+            block_bytes = _ONE_BATCH  # the block may hold whole batches ahead of the bad one
     return start, None
 
 
@@ -273,6 +272,7 @@ def _keep_aside(files: Files, path: str, fd: int, start: int, size_bytes: int) -
     try:
         copy = files.create(kept, 0o600, exclusive=False)
         try:
+            files.ftruncate(copy, 0)  # of an earlier crash at the same place
             files.copy_range(fd, copy, start=start, end=start + size_bytes, at=0)
             files.datasync(copy)
         finally:
@@ -281,14 +281,19 @@ def _keep_aside(files: Files, path: str, fd: int, start: int, size_bytes: int) -
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         logger.warning("%s: no room to keep %d bytes of a torn tail aside; they are cut", path, size_bytes)
+        if files.exists(kept):
+            files.unlink(kept)
         return None
     return kept
 
 
-def _replace_watermark(files: Files, directory: str, identity: Identity, permissions: int, mark: Mark) -> Mark:
-    path = os.path.join(directory, WATERMARK)
-    temporary = path + ".tmp"
-    files.write_new(temporary, encode_new(mark, identity.salt), permissions)
-    files.rename(temporary, path)
+def _rebuild_watermark(files: Files, directory: str, identity: Identity, permissions: int, mark: Mark) -> Mark:
+    """Write the mark into both slots, in place: readers that have the lost file open shall see it. Synced."""
+    fd = files.create(os.path.join(directory, WATERMARK), permissions, exclusive=False)
+    try:
+        files.write_all(fd, [encode_new(mark, identity.salt)], 0)
+        files.datasync(fd)
+    finally:
+        files.close(fd)
     files.sync_directory(directory)
     return mark

@@ -113,7 +113,7 @@ class Writer:
         clock: Callable[[], int] = now_us,
     ) -> None:
         self._files = files
-        self._directory = directory
+        self.directory = directory
         self._identity = identity
         self._config = config
         self._codec = codec_id(config.compression)
@@ -142,7 +142,7 @@ class Writer:
         _live.add(self)
 
     def _start(self) -> None:
-        recovered = recover(self._files, self._directory, self._identity, self._config.permissions)
+        recovered = recover(self._files, self.directory, self._identity, self._config.permissions)
         self.recovery: Recovery = recovered.report
         tail, mark = recovered.tail, recovered.mark
         self._index.replace(recovered.headers)
@@ -242,8 +242,10 @@ class Writer:
         """
         with self.lock:
             self.check_usable()
-            if producer != NO_PRODUCER and (seen := self._producers.seen(producer)) is not None:
-                return seen
+            if producer != NO_PRODUCER:
+                seen = self._producers.seen(producer, end=self.batch.tail.end)
+                if seen is not None:
+                    return seen
             self._seal()
             append_time = self._next_append_time()
             body = encode_body(columns, append_time=append_time, codec=self._codec)
@@ -416,13 +418,13 @@ class Writer:
         self._sync(old, tail.end)
         self._publish(flushed_end=tail.end, durable_end=tail.end)
         self._sync_watermark()
-        producers = self._producers.snapshot()
+        producers = self._producers.snapshot(end=tail.end)
         header = SegmentHeader(
             self._identity.log_id, self.partition, self._epoch, tail.end, now,
             old.base_offset, tail.end - old.base_offset, tail.previous_crc,
             tail.append_time, tail.running_max_timestamp, producers,
         )  # fmt: skip
-        fd = create_segment(self._files, self._directory, header, self._config.permissions)
+        fd = create_segment(self._files, self.directory, header, self._config.permissions)
         self._index.add(tail.end)
         self._active = _Active(fd, self._path(segment_name(tail.end)), tail.end, None)
         self._retired.append(old.fd)
@@ -562,7 +564,7 @@ class Writer:
         for path in paths:
             with suppress(FileNotFoundError):
                 self._files.unlink(path)
-        self._files.sync_directory(self._directory)
+        self._files.sync_directory(self.directory)
         return paths
 
     # --- end -----------------------------------------------------------------------------------------
@@ -576,7 +578,8 @@ class Writer:
             self.flush()
             self._turn.take(self._settle)
         finally:
-            self._release(LogClosedError(f"{self._directory} is closed; open the topic again"))
+            closed = LogClosedError(f"{self.directory} is closed; open the topic again")
+            self._turn.take(lambda: self._release(closed))
         if reported is not None:
             raise reported
 
@@ -592,24 +595,26 @@ class Writer:
             self._sync_watermark()
 
     def _release(self, why: LogClosedError) -> None:
-        self._closed = why
-        self.batch = self._dead_batch()
-        _live.discard(self)
-        self._close_retired()
-        self._files.close(self._active.fd)
-        self._watermark.close()
-        self._files.close(self._lock_fd)
+        with self.lock:  # no thread may be writing to a file that is being closed
+            if self._closed is not None:
+                return
+            self._closed = why
+            self.batch = self._dead_batch()
+            _live.discard(self)
+            self._close_retired()
+            self._files.close(self._active.fd)
+            self._watermark.close()
+            self._files.close(self._lock_fd)
 
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the child's copies of the files go, buffers are the parent's to write."""
         self.lock = threading.Lock()
         self._turn = Turn()
         self._mark_lock = threading.Lock()
-        if self._closed is None:
-            self._release(ForkedHandleError(self._directory, parent_pid))
+        self._release(ForkedHandleError(self.directory, parent_pid))
 
     def _path(self, name: str) -> str:
-        return os.path.join(self._directory, name)
+        return os.path.join(self.directory, name)
 
 
 _live: weakref.WeakSet[Writer] = weakref.WeakSet()

@@ -32,6 +32,8 @@ from .ranges import open_log, warn_of_loss
 
 __all__ = ["scan"]
 
+# Smaller batches cost Spark more each; putting larger ones together costs us more than it saves Spark.
+_MERGED_BYTES = 1 << 20
 # Bytes of the log that waiting columns may keep in memory: with few columns, many batches go into one.
 _HELD_BYTES = 64 << 20
 _CONSTANTS = ("topic", "partition", "timestampType")
@@ -215,11 +217,15 @@ def _memory(batch: Batch) -> int:
 
 
 def _groups(pieces: Iterable[_Piece], limit_bytes: int) -> Iterator[list[_Piece]]:
-    """Neighbouring pieces that together stay within the limit."""
+    """Neighbouring pieces, as many as make a batch that is large enough, within the limit."""
     group: list[_Piece] = []
     arrow_bytes = held_bytes = 0
     for piece in pieces:
-        if group and (arrow_bytes + piece.arrow_bytes > limit_bytes or held_bytes + piece.held_bytes > _HELD_BYTES):
+        if group and (
+            arrow_bytes >= _MERGED_BYTES
+            or arrow_bytes + piece.arrow_bytes > limit_bytes
+            or held_bytes + piece.held_bytes > _HELD_BYTES
+        ):
             yield group
             group, arrow_bytes, held_bytes = [], 0, 0
         group.append(piece)
