@@ -40,19 +40,19 @@ check: lint types
 	@echo "== fast tests"
 	@$(PYTEST) -n 2 -m "not slow and not spark"
 
-# Coverage adds up over both runs; what a run measures in child processes is counted too.
+# Coverage counts what child processes run, too. The Spark tests go without: it would slow each of Spark's workers.
 test: lint types java
 	@rm -f .coverage .coverage.*
 	@echo "== tests"
 	@$(PYTEST) -n 2 -m "not spark" --cov --cov-report=
+	@echo "== coverage of the log itself (adapters stand in packages of their own)"
+	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py" --fail-under=100
 	@if [ -n "$$(scripts/java-home.sh)" ]; then \
 	    echo "== Spark tests"; \
-	    JAVA_HOME="$$(scripts/java-home.sh)" $(PYTEST) -m spark --cov --cov-append --cov-report=; \
+	    JAVA_HOME="$$(scripts/java-home.sh)" $(PYTEST) -m spark; \
 	else \
 	    echo "== Spark tests left out: no Java"; \
 	fi
-	@echo "== coverage of the log itself (adapters stand in packages of their own)"
-	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py" --fail-under=100
 
 bench: venv
 	@$(VENV_PYTHON) bench/run.py

@@ -24,6 +24,7 @@ def description(directory: Path) -> dict[str, str]:
         "CPU": f"{_cpu_model()}, {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "file system": file_system(directory),
+        "busy with other work": f"load average {os.getloadavg()[0]:.1f} at the start",
         "system": f"{platform.system()} {platform.release()}",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "packages": f"{packages}, SQLite {sqlite3.sqlite_version}",

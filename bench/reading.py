@@ -154,6 +154,7 @@ def _measured(work: Callable[[], None], options: Options) -> Measurement:
         messages=messages,
         payload_bytes=payload_bytes_of(options.text("shape"), messages),
         seconds=timing.seconds,
+        best_seconds=timing.best_seconds,
         cpu_seconds=timing.cpu_seconds,
         peak_bytes=timing.peak_bytes,
     )

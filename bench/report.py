@@ -6,7 +6,7 @@ Invariant: a column appears when some run of the case has a figure for it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cases import OURS
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _EXPLANATION = """\
 Each figure is the median over the repetitions of a case; a repetition runs every system once, in a process of its own,
-one after another. "best" is the fastest repetition. "loglib is" divides loglib's messages a second by the system's in
+one after another. "best" is the fastest round of all. "loglib is" divides loglib's messages a second by the system's in
 the same repetition, and is the median of those. MB are 10^6 bytes of keys and values. p50 and p99 are of single calls
 (append, append_many) or messages (follow, seek). CPU seconds are of all threads, for one pass over the messages. Peak
 memory is what the work added to the process, inputs not counted (in the memory cases: above import). What
@@ -48,8 +48,8 @@ def case_table(results: Results, case: str) -> str:
     labels = [label for label in results.cases[case] if results.all_of(case, label)]
     measured = {label: results.all_of(case, label) for label in labels}
     columns = [
-        ("messages/s", {label: _rates(ones, statistics.median) for label, ones in measured.items()}),
-        ("best", {label: _rates(ones, max) for label, ones in measured.items()}),
+        ("messages/s", {label: _rate(statistics.median(one.rate for one in ones)) for label, ones in measured.items()}),
+        ("best", {label: _rate(max(one.best_rate for one in ones)) for label, ones in measured.items()}),
         ("MB/s", {label: _mb_rate(ones) for label, ones in measured.items()}),
         ("loglib is", {label: _times(results.ratio(case, OURS, label)) for label in labels if label != OURS}),
         ("p50 us", {label: _median(ones, lambda one: one.p50_us) for label, ones in measured.items()}),
@@ -72,8 +72,7 @@ def _own_columns(measured: dict[str, list[Measurement]]) -> list[tuple[str, dict
     ]
 
 
-def _rates(ones: list[Measurement], choose: Callable[[Iterable[float]], float]) -> str:
-    rate = choose([one.rate for one in ones])
+def _rate(rate: float) -> str:
     if rate >= 100_000:
         return f"{rate / 1e6:.2f} M"
     return f"{rate:,.0f}" if rate else ""

@@ -43,3 +43,8 @@ class Results:
         pairs = zip(runs.get(label, []), runs.get(other, []), strict=False)
         ratios = [figure(one) / figure(two) for one, two in pairs if one and two and figure(two)]
         return statistics.median(ratios) if ratios else None
+
+    def best_ratio(self, case: str, label: str, other: str) -> float | None:
+        """Return the same between the best rounds of all: what is left where a busy machine disturbed neither."""
+        best = [max((one.best_rate for one in self.all_of(case, name)), default=0.0) for name in (label, other)]
+        return best[0] / best[1] if all(best) else None

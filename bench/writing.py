@@ -248,6 +248,7 @@ def _measurement(
         messages=messages,
         payload_bytes=payload_bytes,
         seconds=timing.seconds,
+        best_seconds=timing.best_seconds,
         cpu_seconds=timing.cpu_seconds,
         peak_bytes=timing.peak_bytes,
         p50_us=percentile(ordered, 50) if ordered else None,

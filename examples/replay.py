@@ -3,8 +3,8 @@
 Reading takes nothing out of a log, so the past can be played as often as wanted: to try a new version of a consumer on
 last night's traffic, or to load a test system. Order holds only within a partition; the partitions are merged by time.
 
-    python examples/replay.py pageviews-out/hits /tmp/again --speed 3600          # an hour in a second
-    python examples/replay.py pageviews-out/hits /tmp/again --start -1h
+    python examples/replay.py pageviews-out/hits again --speed 3600          # an hour in a second
+    python examples/replay.py pageviews-out/hits again --start -1h
 """
 
 import argparse

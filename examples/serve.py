@@ -4,7 +4,7 @@ The sender hands segment bytes to the socket with sendfile, so they never pass t
 batch and appends it at the offset it had. One connection brings all partitions up to date.
 
     python examples/serve.py send pageviews-out/hits --port 9900
-    python examples/serve.py receive /tmp/copy --port 9900
+    python examples/serve.py receive copy-of-hits --port 9900
 """
 
 import argparse

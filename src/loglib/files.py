@@ -19,6 +19,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 __all__ = ["REAL", "Buffer", "Files"]
 
@@ -164,7 +165,11 @@ class Files:
             try:
                 view = view[os.write(to, view) :]
             except BlockingIOError:
-                _wait_writable(to)
+                _wait(to, select.POLLOUT)
+
+    def wait_readable(self, source: Any) -> None:
+        """Wait until a file descriptor, or what has one, has something to read."""
+        _wait(source, select.POLLIN)
 
     def send_range(self, to: int, source: int, start: int, size_bytes: int) -> None:
         """Hand bytes of an open file to a socket, pipe or file; by zero copy where the system can."""
@@ -173,8 +178,14 @@ class Files:
             try:
                 sent = _sendfile(to, source, start, end - start)
             except BlockingIOError:
-                _wait_writable(to)
+                _wait(to, select.POLLOUT)
                 continue
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                block = self.pread(source, min(_COPY_BYTES, end - start), start)  # a file open for appending, say
+                self.write_stream(to, block)
+                sent = len(block)
             if sent == 0:
                 raise OSError(errno.EIO, "the file ended early")
             start += sent
@@ -201,9 +212,9 @@ class Files:
         return facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
 
 
-def _wait_writable(fd: int) -> None:
+def _wait(file: Any, event: int) -> None:
     poll = select.poll()
-    poll.register(fd, select.POLLOUT)
+    poll.register(file, event)
     poll.poll()
 
 

@@ -27,17 +27,18 @@ class Flusher:
 
     def __init__(
         self,
-        writers: Sequence[Writer],
+        writers: Sequence[Writer],  # may grow
         *,
         interval: float | None,
         housekeeping: Callable[[], object],
         housekeeping_every: float,
     ) -> None:
-        self.writers: list[Writer] = list(writers)
+        self._writers = writers
         self._interval = math.inf if interval is None else interval
         self._housekeeping = housekeeping
         self._every = housekeeping_every
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # taken by name: an interrupt on entering a condition would leave it taken
+        self._changed = threading.Condition(self._lock)
         self._flush_at = math.inf  # monotonic seconds
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="loglib-flusher", daemon=True)
@@ -54,14 +55,14 @@ class Flusher:
 
     def stop(self) -> None:
         """End the thread and wait for it; the writers are not flushed."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             self._changed.notify()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def _advance(self, flush_at: float) -> None:
-        with self._changed:
+        with self._lock:
             if flush_at < self._flush_at:
                 self._flush_at = flush_at
                 self._changed.notify()
@@ -69,7 +70,7 @@ class Flusher:
     def _run(self) -> None:
         housekeeping_at = time.monotonic() + self._every
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._stopped and (now := time.monotonic()) < min(self._flush_at, housekeeping_at):
                     pause = min(self._flush_at, housekeeping_at) - now
                     self._changed.wait(min(pause, threading.TIMEOUT_MAX))
@@ -79,7 +80,7 @@ class Flusher:
                 if flush_due:
                     self._flush_at = math.inf
             if flush_due:
-                for writer in list(self.writers):
+                for writer in list(self._writers):
                     self._flush(writer)
             if now >= housekeeping_at:
                 housekeeping_at = now + self._every
@@ -87,7 +88,7 @@ class Flusher:
 
     def _flush(self, writer: Writer) -> None:
         try:
-            writer.flush()
+            writer.flush(background=True)
         except LogClosedError:
             return  # closed meanwhile; closing has flushed it
         except LogError as error:

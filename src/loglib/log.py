@@ -17,7 +17,7 @@ import os
 from typing import Protocol
 
 from .arguments import Time
-from .errors import CorruptLogError, InvalidOffsetError, OffsetOutOfRangeError
+from .errors import CorruptLogError, InvalidOffsetError, LogClosedError, OffsetOutOfRangeError
 from .files import Files
 from .index import SegmentIndex
 from .records import Batch
@@ -62,15 +62,16 @@ class Log:
         self.writer: LiveWriter | None = None  # in this process, if it writes here
         self._watermark: WatermarkReader | None = None
         self._warned = False
+        self._closed = False
         self._headers: dict[int, SegmentHeader] = {}  # of the segments that `segments` listed last
         if index is None:
             index = SegmentIndex(list_segments(files, directory))
         self.index = index
 
     def close(self) -> None:
-        if self._watermark is not None:
-            self._watermark.close()
-            self._watermark = None
+        """Readers end with `LogClosedError`; the file is closed when the last thread has done with it."""
+        self._closed = True
+        self._watermark = None
 
     # --- range ---------------------------------------------------------------------------------
 
@@ -78,12 +79,15 @@ class Log:
         """How far the log reaches now. Without a whole watermark, what the last segment proves."""
         if self.writer is not None:
             return self.writer.mark()
-        if self._watermark is None:
+        watermark = self._watermark
+        if watermark is None:
+            if self._closed:
+                raise LogClosedError(f"{self.directory} is closed; open the topic again")
             try:
-                self._watermark = WatermarkReader(self.files, self.watermark_path, self.identity.salt)
+                self._watermark = watermark = WatermarkReader(self.files, self.watermark_path, self.identity.salt)
             except FileNotFoundError:
                 return self._proven_mark()
-        return self._watermark.read() or self._proven_mark()
+        return watermark.read() or self._proven_mark()
 
     def _proven_mark(self) -> Mark:
         if not self._warned:
@@ -132,7 +136,13 @@ class Log:
         if start == "end":
             return mark.flushed_end
         if isinstance(start, Time):
-            return self._first_at_or_after(start.timestamp_us, mark)
+            while True:
+                try:
+                    return self._first_at_or_after(start.timestamp_us, mark)
+                except (FileNotFoundError, OffsetOutOfRangeError):
+                    before, mark = mark, self.mark()
+                    if mark.log_start_offset == before.log_start_offset:  # then it was not retention
+                        raise
         assert isinstance(start, int)
         self.batch_base(start, mark)
         return start
@@ -258,6 +268,11 @@ class Cursor:
                 if self._skip_before > batches[0].header.base_offset:
                     batches[0] = batches[0].between(self._skip_before, self.position)
                 return batches
+            mark = self.log.mark()
+            if self.position < mark.log_start_offset:  # the index knows no more where this segment ended
+                raise OffsetOutOfRangeError(
+                    self.log.partition, self.position, mark.log_start_offset, mark.flushed_end
+                )
             if end is not None or looked_again:
                 position = segment.file_position(self.position)
                 raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {stop}")

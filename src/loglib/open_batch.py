@@ -31,15 +31,17 @@ class OpenBatch:
     """
 
     __slots__ = (
-        "headers", "keys", "limit",
-        "lost", "partition", "plain_room", "positions", "room", "tail", "timestamps", "values",
+        "capacity", "headers", "keys", "limit", "lost", "partition", "plain_room", "positions", "room", "tail",
+        "timestamps", "values",
     )  # fmt: skip
 
-    def __init__(self, tail: Tail, partition: int, *, room: int) -> None:
+    def __init__(self, tail: Tail, partition: int) -> None:
         self.tail = tail
         self.partition = partition
-        self.limit = 0  # the record with which the batch is full, or a flush is due; set with the first
-        self.room = room  # bytes left; plain_room counts instead while it is not negative
+        # How many records and bytes make the batch full, or a flush due; set with the first record.
+        self.limit = 0
+        self.capacity = 0
+        self.room = 0  # bytes left; plain_room counts instead while it is not negative
         self.plain_room = NO_ROOM
         self.lost: LogError | None = None  # why its records could not be written, if so
         self.values: list[bytes | None] = []
@@ -47,6 +49,14 @@ class OpenBatch:
         self.timestamps: list[int | None] | None = None
         self.headers: list[Headers] | None = None
         self.positions = _positions(partition, range(0))
+
+    def take_up_to(self, records: int, size_bytes: int) -> None:
+        """Say how much goes into the batch, which has no records yet."""
+        self.limit = records
+        self.capacity = self.room = size_bytes
+
+    def buffered_bytes(self) -> int:
+        return self.capacity - self.bytes_left()
 
     def bytes_left(self) -> int:
         return self.plain_room if self.plain_room >= 0 else self.room

@@ -16,9 +16,10 @@ from typing import Any
 from .arguments import HeadersLike, record_columns, take_columns
 from .batch import NO_PRODUCER, Columns, Producer
 from .check import CheckReport, check_log
-from .config import MAX_BATCH_BYTES, TopicConfig, microseconds
+from .config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH, TopicConfig, microseconds
 from .errors import LogClosedError, LogError, ReadOnlyError, StorageIOError
 from .files import Files
+from .handles import Handles
 from .log import Log
 from .reader import Reader, StartLike
 from .records import Batch, OffsetRange, Position
@@ -26,11 +27,9 @@ from .recovery import Recovery
 from .retention import Decision, Space, decide
 from .segment import Identity, SegmentInfo
 from .transfer import read_frame, send
-from .writer import Timer, Writer
+from .writer import Writer
 
-__all__ = ["Partition", "Tracker"]
-
-Tracker = Callable[[Reader], Reader]  # keeps an eye on the readers given out, so that a topic can close them
+__all__ = ["Partition"]
 
 # The wall clock may drift from the monotonic one by this much between two retention passes before
 # the pass is left out: a clock set wrong for an hour must not cost a week of data.
@@ -49,7 +48,7 @@ class Partition:
         *,
         writable: bool,
         clock: Callable[[], int],
-        track: Tracker,
+        handles: Handles,
     ) -> None:
         self.id = identity.partition
         self.path = directory
@@ -58,10 +57,9 @@ class Partition:
         self._config = config
         self._writable = writable
         self._clock = clock
-        self._track = track
+        self._handles = handles
         self._log = Log(files, directory, identity)
         self._writer: Writer | None = None
-        self._timer: Timer | None = None
         self._clocks_at_retention: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
@@ -140,6 +138,8 @@ class Partition:
             return []
         writer = self.writer()
         if producer is not None:
+            if len(columns.values) > MAX_RECORDS_PER_BATCH:
+                raise ValueError(f"{len(columns.values)} records for one batch; it takes {MAX_RECORDS_PER_BATCH}")
             return [OffsetRange(self.id, writer.append_batch(columns, producer=_producer(*producer)))]
         if 2 * size_bytes < self._config.batch_bytes and len(columns.values) <= self._config.batch_records:
             return [OffsetRange(self.id, writer.append(columns, size_bytes))]
@@ -172,11 +172,11 @@ class Partition:
 
     def read(self, start: StartLike = "begin", end: StartLike | None = None) -> Reader:
         """A reader that ends at `end`, or at the end as of now."""
-        return self._track(Reader([self._log], start, end=end, clock=self._clock))
+        return self._handles.track(Reader([self._log], start, end=end, clock=self._clock))
 
     def follow(self, start: StartLike = "end", timeout: float | None = None) -> Reader:
         """A reader that waits for more, for ever or until `timeout` seconds bring nothing."""
-        return self._track(Reader([self._log], start, follow=True, timeout=timeout, clock=self._clock))
+        return self._handles.track(Reader([self._log], start, follow=True, timeout=timeout, clock=self._clock))
 
     def batches(self, start: StartLike = "begin", end: StartLike | None = None) -> Iterator[Batch]:
         """Whole columns from `start` to `end`, or to the end as of now."""
@@ -217,21 +217,24 @@ class Partition:
     def keep_house(self) -> None:
         """What is due by the clock: rolling an old segment, then retention."""
         if self._writer is not None:
-            age = self._config.segment_age
-            if age is not None:
-                self._writer.roll(older_than_us=microseconds(age))
-            self._retain_after_roll()
+            self._in_background(self._roll_if_old)
+            self._in_background(self.retain)
 
-    def _retain_after_roll(self) -> None:
-        """The append that rolled has succeeded, whatever retention meets: that is for the next call."""
+    def _roll_if_old(self) -> None:
+        age = self._config.segment_age
+        if age is not None:
+            self.writer().roll(older_than_us=microseconds(age))
+
+    def _in_background(self, action: Callable[[], object]) -> None:
+        """Do what nobody has asked for just now; what goes wrong is raised by the writer's next call."""
         try:
-            self.retain()
+            action()
         except LogClosedError:
             return
         except LogError as error:
             self.writer().raise_soon(error)
         except OSError as error:
-            self.writer().raise_soon(StorageIOError(self.path, error, "applying retention"))
+            self.writer().raise_soon(StorageIOError(self.path, error, "housekeeping"))
 
     def _clock_jumped(self, now: int) -> bool:
         last, self._clocks_at_retention = self._clocks_at_retention, (now, time.monotonic_ns() // 1000)
@@ -249,16 +252,20 @@ class Partition:
 
     def writer(self) -> Writer:
         """The writer, whose lock is taken at the first call; `LockedError` if another process has it."""
-        if self._writer is None:
-            if not self._writable:
-                raise ReadOnlyError(self.path)
-            writer = Writer(
-                self._files, self.path, self._identity, self._config, index=self._log.index, clock=self._clock
-            )
-            writer.on_roll = self._retain_after_roll
-            self._log.writer = writer
-            self._writer = writer
-        return self._writer
+        if self._writer is not None:
+            return self._writer
+        if not self._writable:
+            raise ReadOnlyError(self.path)
+        with self._handles.opening:
+            self._handles.check_open()
+            if self._writer is None:  # still, now that no other thread is opening it
+                writer = Writer(
+                    self._files, self.path, self._identity, self._config, index=self._log.index, clock=self._clock
+                )
+                writer.on_roll = lambda: self._in_background(self.retain)
+                self._handles.add_writer(writer)
+                self._log.writer = self._writer = writer
+            return self._writer
 
     def close(self) -> None:
         """Flush, release the lock and close the files."""

@@ -30,14 +30,11 @@ class Producers:
         self._since: Callable[[], Iterable[Header]] | None = since
         self._known: dict[int, ProducerState] = {}
 
-    def seen(self, producer: Producer, *, end: int) -> range | None:
-        """The offsets of the batch if it was appended before; `LogError` if a later one was.
-
-        `end` is the end of the log: an entry there or beyond is of a write that was interrupted.
-        """
+    def seen(self, producer: Producer) -> range | None:
+        """The offsets of the batch if it was appended before; `LogError` if a later one was."""
         self._load()
         last = self._known.get(producer.id)
-        if last is None or last.base_offset >= end or producer.sequence > last.sequence:
+        if last is None or producer.sequence > last.sequence:
             return None
         if producer.sequence < last.sequence:
             raise LogError(
@@ -47,14 +44,14 @@ class Producers:
         return range(last.base_offset, last.base_offset + last.record_count)
 
     def remember(self, producer: Producer, offsets: range) -> None:
-        """The producer's batch is being written at these offsets; it counts once the log's end has passed them."""
+        """The producer's last batch has been written at these offsets. May be said again."""
         self._load()
         self._add(producer, offsets)
 
-    def snapshot(self, *, end: int) -> tuple[ProducerState, ...]:
-        """What the header of a segment that begins at `end` is to say."""
+    def snapshot(self) -> tuple[ProducerState, ...]:
+        """What the next segment's header is to say."""
         self._load()
-        return tuple(state for state in self._known.values() if state.base_offset < end)
+        return tuple(self._known.values())
 
     def _load(self) -> None:
         if self._since is not None:

@@ -117,7 +117,6 @@ class Reader:
         """Go to a start. A mapping moves the partitions that it names and leaves the others."""
         self._check_open()
         offsets = self.tell() | self._offsets(start)
-        self._ready.clear()
         self._forget_records()
         for partition, offset in offsets.items():
             self._cursors[partition].seek(offset)
@@ -134,9 +133,9 @@ class Reader:
     def close(self) -> None:
         """End the iteration, also one that waits in another thread."""
         self._closed = True
-        self._forget_records()
-        if self._waiter is not None:
-            self._waiter.wake()
+        self._records.clear()  # a list iterator ends with its list, also one that a loop holds
+        if (waiter := self._waiter) is not None:
+            waiter.wake()
         if self._reading.acquire(blocking=False):  # otherwise the thread that is reading cleans up
             try:
                 self._release()
@@ -165,13 +164,15 @@ class Reader:
 
     def _forget_records(self) -> None:
         self._batch = None
-        self._records.clear()  # a list iterator ends with its list, also one that a loop holds
-        self._ready = deque()
+        self._records.clear()  # which ends the iterator of a loop as well
+        self._ready.clear()
 
     def _have_records(self, timeout: float | None) -> bool:
         """Fill `_rest`; False at the end, or after `timeout` seconds without a record."""
         if length_hint(self._rest):
             return True
+        if self._closed:
+            return False
         batch = self._batch
         if batch is None or self._made >= batch.offsets.stop:
             batch = self._next_batch(timeout)
@@ -188,8 +189,7 @@ class Reader:
         """What is still to come of the batch that is being handed out as records."""
         if self._batch is None:
             return None
-        left = length_hint(self._rest)
-        start, stop = self._records[-left].offset if left else self._made, self._batch.offsets.stop
+        start, stop = self._made - length_hint(self._rest), self._batch.offsets.stop
         return self._batch.between(start, stop) if start < stop else None
 
     def _next_batch(self, timeout: float | None) -> Batch | None:
@@ -198,20 +198,30 @@ class Reader:
             self._records.clear()
             return part
         with self._reading:
-            deadline = None if timeout is None else time.monotonic() + timeout
-            while not self._closed:
-                if self._ready:
-                    return self._ready.popleft()
-                if self._read_ahead():
-                    if self._waiter is not None:
-                        self._waiter.progressed()
-                    continue
-                remaining = None if deadline is None else deadline - time.monotonic()
-                if not self._follow or (remaining is not None and remaining <= 0):
-                    return None
-                self._wait(remaining)
-            self._release()
-            return None
+            try:
+                return self._read_or_wait(timeout)
+            except LogClosedError:
+                if not self._closed:
+                    raise
+                return None  # the topic was closed while this thread was reading
+            finally:
+                if self._closed:
+                    self._release()
+
+    def _read_or_wait(self, timeout: float | None) -> Batch | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._closed:
+            if self._ready:
+                return self._ready.popleft()
+            if self._read_ahead():
+                if self._waiter is not None:
+                    self._waiter.progressed()
+                continue
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if not self._follow or (remaining is not None and remaining <= 0):
+                return None
+            self._wait(remaining)
+        return None
 
     def _read_ahead(self) -> bool:
         """Read one block of the next partition that has more; False if none has."""

@@ -24,7 +24,7 @@ import os
 from typing import NamedTuple
 
 from .batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from .batch import PRODUCERS
+from .batch import PRODUCERS, Producer
 from .errors import CorruptLogError
 from .files import Files
 from .segment import (
@@ -58,6 +58,7 @@ class Tail(NamedTuple):
     writer_epoch: int  # of the writer that came before
     producers_in_segment: bool = False  # whether a batch before this in the segment names a producer
     records: int = 0  # appended through this handle so far
+    produced: tuple[Producer, range] | None = None  # who wrote the last batch, and its offsets, if not yet noted
 
 
 class Recovery(NamedTuple):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import errno
 import os
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +38,7 @@ from .errors import (
 )
 from .files import REAL, Files
 from .flusher import Flusher
+from .handles import Handles
 from .partition import Partition
 from .partitioner import Partitioner, by_crc32, spread
 from .reader import Reader, StartLike
@@ -75,16 +75,14 @@ class Topic:
         self._shared = shared
         self._partitioner = partitioner
         self._clock = clock
-        self._closed: LogClosedError | None = None
-        self._closing = threading.Lock()
-        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._handles = Handles()
         self._flusher: Flusher | None = None
-        self._writers: list[Writer] = []  # of the partitions that this process writes to
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
+        self._released = False
         self.partitions = tuple(
             Partition(
                 files, description.partition_directory(path, number), Identity.of(log_id, number), config,
-                writable=mode == "a", clock=clock, track=self._track,
+                writable=mode == "a", clock=clock, handles=self._handles,
             )
             for number in range(config.partitions)
         )  # fmt: skip
@@ -175,7 +173,7 @@ class Topic:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_closed", self) is None and self.mode == "a":
+        if getattr(self, "_released", True) is False and self.mode == "a" and not self.closed:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self.close()
 
@@ -190,7 +188,7 @@ class Topic:
 
     @property
     def closed(self) -> bool:
-        return self._closed is not None
+        return self._handles.closed is not None
 
     def partition(self, number: int) -> Partition:
         """The partition of that number; `ValueError` if there is none."""
@@ -287,7 +285,7 @@ class Topic:
     def flush(self) -> None:
         """Make everything appended durable and visible to readers."""
         self._check_writable()
-        for writer in self._writers:
+        for writer in list(self._handles.writers):
             writer.flush()
 
     # --- read ------------------------------------------------------------------------------------
@@ -298,14 +296,14 @@ class Topic:
         `start` and `end` are "begin", "end", an aware datetime, an age (a timedelta, or "-15m"), an
         offset if there is one partition, or a mapping of partitions to these.
         """
-        self._check_open()
-        return self._track(Reader([each.log for each in self.partitions], start, end=end, clock=self._clock))
+        self._handles.check_open()
+        return self._handles.track(Reader([each.log for each in self.partitions], start, end=end, clock=self._clock))
 
     def follow(self, start: StartLike = "end", timeout: float | None = None) -> Reader:
         """A reader that never ends: it waits for more, or stops after `timeout` seconds of silence."""
-        self._check_open()
+        self._handles.check_open()
         logs = [each.log for each in self.partitions]
-        return self._track(Reader(logs, start, follow=True, timeout=timeout, clock=self._clock))
+        return self._handles.track(Reader(logs, start, follow=True, timeout=timeout, clock=self._clock))
 
     def batches(self, start: StartLike = "begin", end: StartLike | None = None) -> Iterator[Batch]:
         """Whole columns of all partitions, from `start` to `end` or to the end as of now."""
@@ -318,37 +316,41 @@ class Topic:
 
         With `dry_run` nothing is dropped. Runs by itself when a segment is rolled and once a minute.
         """
-        self._check_open()
+        self._handles.check_open()
         if not dry_run:
             self._check_writable()
         partitions = self.partitions if dry_run else [each for each in self.partitions if each.owned]
         return [decision for each in partitions for decision in each.retain(dry_run=dry_run)]
 
     def close(self) -> None:
-        """End the readers, flush, and release the locks. Released also when the flush fails."""
-        with self._closing:
-            if self._closed is not None:
-                return
-            self._closed = LogClosedError(f"{self.path} is closed; open the topic again")
-        _open_topics.discard(self)
+        """End the readers, flush, and release the locks. Released also when the flush fails.
+
+        When an interrupt ends it, it may be called again, and goes on.
+        """
+        if self._released or isinstance(self._handles.closed, ForkedHandleError):
+            return
+        with self._handles.opening:
+            self._handles.closed = self._handles.closed or LogClosedError(
+                f"{self.path} is closed; open the topic again"
+            )
         self._sticky = None
         if self._flusher is not None:
             self._flusher.stop()
-        for reader in list(self._readers):
-            reader.close()
+        self._handles.close_readers()
         failure: Exception | None = None
         for partition in self.partitions:
             try:
                 partition.close()
             except (LogError, OSError) as error:
                 failure = failure or error
+        self._released = True
+        _open_topics.discard(self)
         if failure is not None:
             raise failure
 
     def abandon_in_child(self) -> None:
         """After a fork: the topic is the parent's to write and to close."""
-        self._closing = threading.Lock()
-        self._closed = ForkedHandleError(self.path, os.getppid())
+        self._handles.abandon_in_child(ForkedHandleError(self.path, os.getppid()))
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -356,21 +358,19 @@ class Topic:
         codec_id(self.config.compression)  # a missing package is better found now than at the first flush
         try:
             if not self._shared:
-                self._writers = [each.writer() for each in self.partitions]
+                for partition in self.partitions:
+                    partition.writer()
             if self._wants_thread():
                 self._flusher = Flusher(
-                    self._writers,
+                    self._handles.writers,
                     interval=self.config.flush.interval,
                     housekeeping=_housekeeper(self.partitions),
                     housekeeping_every=_HOUSEKEEPING_S,
                 )
+                self._handles.set_timer(self._flusher)
         except BaseException:
-            for partition in self.partitions:
-                partition.close()
-            self._closed = LogClosedError(f"{self.path} could not be opened")
+            self.close()
             raise
-        for writer in self._writers:
-            writer.timer = self._flusher
         _open_topics.add(self)
 
     def _wants_thread(self) -> bool:
@@ -379,16 +379,8 @@ class Topic:
         clocked = (self.config.flush.interval, self.config.segment_age, policy.age, policy.bytes)
         return any(each is not None for each in clocked) or policy.keep_free > 0
 
-    def _track(self, reader: Reader) -> Reader:
-        self._readers.add(reader)
-        return reader
-
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise self._closed
-
     def _check_writable(self) -> None:
-        self._check_open()
+        self._handles.check_open()
         if self.mode != "a":
             raise ReadOnlyError(self.path)
 
@@ -406,45 +398,28 @@ class Topic:
     def _writer_of(self, number: int) -> Writer:
         """The writer of a partition, which this process must be able to own."""
         self._check_writable()
-        partition = self.partition(number)
-        if not partition.owned:
-            self._own(partition)
-        return partition.writer()
-
-    def _own(self, partition: Partition) -> Writer:
-        with self._closing:
-            self._check_open()
-            if partition.owned:
-                return partition.writer()
-            writer = partition.writer()
-            writer.timer = self._flusher
-            self._writers.append(writer)
-            if self._flusher is not None:
-                self._flusher.writers.append(writer)
-            return writer
+        return self.partition(number).writer()
 
     def _choose(self) -> Writer:
         """The writer for keyless records: the last one until its batch is full, then one at random."""
         self._check_writable()
         sticky = self._sticky
         if sticky is None or not sticky.batch.values:
-            if not self._writers:
-                self._own_any()
-            sticky = self._sticky = self._writers[_random_below(len(self._writers))]
+            writers = self._handles.writers or [self._own_any()]
+            sticky = self._sticky = writers[_random_below(len(writers))]
         return sticky
 
-    def _own_any(self) -> None:
+    def _own_any(self) -> Writer:
         """In shared mode, take one partition that no other process has."""
-        order = sorted(self.partitions, key=lambda _: os.urandom(8))
         refused: LockedError | None = None
-        for partition in order:
+        for partition in sorted(self.partitions, key=lambda _: os.urandom(8)):
             try:
-                self._own(partition)
-                return
+                return partition.writer()
             except LockedError as error:
                 refused = error
         assert refused is not None
-        raise LockedError(self.path, f"others: all {len(order)} partitions are taken, the last by {refused.holder}")
+        count = len(self.partitions)
+        raise LockedError(self.path, f"others: all {count} partitions are taken, the last by {refused.holder}")
 
 
 def _random_below(count: int) -> int:
@@ -454,12 +429,7 @@ def _random_below(count: int) -> int:
 def _housekeeper(partitions: tuple[Partition, ...]) -> Callable[[], None]:
     def keep_house() -> None:
         for partition in partitions:
-            try:
-                partition.keep_house()
-            except LogClosedError:
-                continue
-            except LogError as error:
-                partition.writer().raise_soon(error)
+            partition.keep_house()
 
     return keep_house
 
@@ -475,8 +445,14 @@ _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
 
 def _close_topics() -> None:
     """Flush what was appended when the interpreter ends without `close`."""
+    failure: Exception | None = None
     for topic in list(_open_topics):
-        topic.close()
+        try:
+            topic.close()
+        except (LogError, OSError) as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _abandon_topics() -> None:

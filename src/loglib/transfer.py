@@ -18,7 +18,10 @@ Threads: no state; a stream must not be shared while a frame passes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from struct import Struct
 from typing import Any
 
@@ -48,19 +51,19 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
     mark = log.mark()
     offset = log.batch_base(start, mark)
     stop = min(offset + max_bytes, mark.flushed_end)
-    out = to if isinstance(to, int) else to.fileno()
+    out = _descriptor(to)
     sent_any = False
     while offset < stop or (not sent_any and offset < mark.flushed_end):
         with log.open_segment(offset) as segment:
             following = log.index.after(segment.base_offset)
             limit = mark.flushed_end if following is None else min(following, mark.flushed_end)
-            if following is None and (end_of_file := segment.end_of_file()) < limit:
+            end_of_file = segment.end_of_file()
+            if following is None and end_of_file < limit:  # rolled since the index was made
                 log.refresh()
-                following = log.index.after(segment.base_offset)
-                if following is None:  # not rolled since the index was made, but cut
-                    position = segment.file_position(end_of_file)
-                    raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {limit}")
-                limit = min(following, limit)
+                limit = min(log.index.after(segment.base_offset) or limit, limit)
+            if end_of_file < limit:
+                position = segment.file_position(end_of_file)
+                raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {limit}")
             end = limit
             if stop < limit:
                 last = segment.locate(max(stop - 1, offset), limit)
@@ -115,6 +118,19 @@ def read_frame(source: Any) -> Iterator[tuple[Header, bytes]]:
         offset = header.next_offset
 
 
+def _descriptor(to: Any) -> int:
+    """The file descriptor behind the target, after what is buffered in front of it."""
+    if isinstance(to, int):
+        return to
+    ssl = sys.modules.get("ssl")
+    if ssl is not None and isinstance(to, ssl.SSLSocket):
+        raise TypeError("an SSL socket encrypts above its descriptor, so the log would go out in plain; send to a pipe")
+    if hasattr(to, "flush"):
+        to.flush()
+    descriptor: int = to.fileno()
+    return descriptor
+
+
 def _frame(salt: int, offset: int, size: int) -> bytes:
     unsealed = _FRAME.pack(MAGIC, VERSION, 0, salt, offset, size, 0)[:-4]
     return unsealed + crc32c(unsealed).to_bytes(4, "little")
@@ -135,7 +151,14 @@ def _read(source: Any, size: int, *, at: int, may_end: bool = False) -> bytes:
 
 
 def _read_some(source: Any, size: int) -> bytes:
+    """What there is, up to `size` bytes; waits for some where the source would not."""
     if isinstance(source, int):
-        return REAL.read_stream(source, size)
-    piece: bytes = source.recv(size) if hasattr(source, "recv") else source.read(size)
-    return piece
+        read = partial(REAL.read_stream, source)
+    else:
+        read = source.recv if hasattr(source, "recv") else source.read
+    while True:
+        with suppress(BlockingIOError):
+            piece: bytes | None = read(size)
+            if piece is not None:  # as a raw file says that there is nothing just now
+                return piece
+        REAL.wait_readable(source)

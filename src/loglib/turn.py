@@ -27,9 +27,10 @@ class Turn:
     """See above. `take` may be called from any thread, but not from within an action."""
 
     def __init__(self) -> None:
-        lock = threading.Lock()
-        self._ended = threading.Condition(lock)
-        self._gathered = threading.Condition(lock)
+        # Taken by name: entering a condition runs Python code, where an interrupt would leave the lock taken.
+        self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        self._gathered = threading.Condition(self._lock)
         self._holder: object | None = None
         self._arrived = 0  # threads that came, or stayed, since the last turn ended
         self._expected = 0  # as many as came for the turn before
@@ -47,13 +48,13 @@ class Turn:
             return result
         finally:
             if self._holder is ticket:
-                with self._ended:
+                with self._lock:
                     self._holder = None
                     self._expected, self._arrived = self._arrived, 0
                     self._ended.notify_all()
 
     def _stand_in_line(self, ticket: object, unless: Callable[[], bool] | None) -> bool:
-        with self._ended:
+        with self._lock:
             self._arrived += 1
             if self._arrived >= self._expected:
                 self._gathered.notify()

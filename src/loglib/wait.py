@@ -15,7 +15,9 @@ from __future__ import annotations
 import os
 import select
 import sys
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
 
 __all__ = ["Waiter"]
 
@@ -25,18 +27,21 @@ _LONGEST_NAP_S = 0.01
 _NAP_GROWTH = 1.2  # reaches the longest nap after about 25 idle looks, 50 ms
 _EVENT_BYTES = 64 << 10
 _FD_SETSIZE = 1024
+_LONGEST_WAIT_S = 86_400.0  # poll() takes 24 days at most; waking once a day for nothing costs nothing
 
 
 class Waiter:
     """Waits for writes to files, or for `wake`."""
 
     def __init__(self, paths: Iterable[str], *, use_inotify: bool = True) -> None:
+        self._wake_out = self._wake_in = self._inotify = -1
+        # A wake must not write to a number that has become another file's since it was read.
+        self._lock = threading.RLock()
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         os.set_blocking(self._wake_in, False)
         self._poll = select.poll()
         self._poll.register(self._wake_out, select.POLLIN)
-        self._inotify = -1
         self._nap = _FIRST_NAP_S
         paths = list(paths)
         self._must_look = bool(paths)
@@ -54,7 +59,7 @@ class Waiter:
             if self._wake_out < _FD_SETSIZE:  # select() sleeps for microseconds, poll() for milliseconds
                 select.select([self._wake_out], [], [], timeout)
                 timeout = 0.0
-        for fd, _ in self._poll.poll(None if timeout is None else max(0.0, timeout * 1000)):
+        for fd, _ in self._poll.poll(None if timeout is None else min(max(0.0, timeout), _LONGEST_WAIT_S) * 1000):
             try:
                 os.read(fd, _EVENT_BYTES)
             except BlockingIOError:
@@ -66,21 +71,21 @@ class Waiter:
 
     def wake(self) -> None:
         """End the present wait, or the next one."""
-        try:
-            os.write(self._wake_in, b"\0")
-        except (BlockingIOError, OSError):  # full: a wake is pending already; closed: nobody waits
-            return
+        with self._lock:
+            if self._wake_in >= 0:
+                with suppress(BlockingIOError):  # full: a wake is pending already
+                    os.write(self._wake_in, b"\0")
 
     def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
-        fds, self._wake_out, self._wake_in, self._inotify = (
-            (self._wake_out, self._wake_in, self._inotify), -1, -1, -1,
-        )  # fmt: skip
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
+        with self._lock:
+            fds = (self._wake_out, self._wake_in, self._inotify)
+            self._wake_out = self._wake_in = self._inotify = -1
+            for fd in fds:
+                if fd >= 0:
+                    os.close(fd)
 
 
 def _watch(paths: list[str]) -> int:

@@ -72,6 +72,10 @@ class WatermarkWriter:
         """Make the last mark durable. Synced."""
         self._files.datasync(self._fd)
 
+    def fileno(self) -> int:
+        """The open file, for a caller that closes it with others."""
+        return self._fd
+
     def close(self) -> None:
         self._files.close(self._fd)
 
@@ -80,6 +84,7 @@ class WatermarkReader:
     """Reads the current mark with one pread; keeps the file open between polls."""
 
     def __init__(self, files: Files, path: str, salt: int) -> None:
+        self._fd = -1
         self._files = files
         self._path = path
         self._salt = salt
@@ -97,8 +102,13 @@ class WatermarkReader:
             self._last = last = (raw, newest(raw, self._salt, self._path))
         return last[1]
 
+    def __del__(self) -> None:  # and not before: another thread may be reading
+        self.close()
+
     def close(self) -> None:
-        self._files.close(self._fd)
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._files.close(fd)
 
 
 def newest(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> Mark | None:

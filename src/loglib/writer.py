@@ -24,8 +24,9 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple, NoReturn, Protocol
 
 from . import lock as writer_lock
@@ -131,6 +132,8 @@ class Writer:
         self._failure: BaseException | None = None
         self._background_error: LogError | None = None
         self._closed: LogClosedError | None = None
+        self._to_close: Iterator[int] | None = None  # set when closing has begun
+        self._begun_segment = -1  # base offset of a segment that a roll has begun to make
         self._in_doubt = False
         self._rolled = False
         self._lock_fd = writer_lock.acquire(files, os.path.join(directory, writer_lock.NAME), config.permissions)
@@ -149,18 +152,18 @@ class Writer:
         self._epoch = max(mark.writer_epoch, tail.writer_epoch) + 1
         header = recovered.headers[max(recovered.headers)]
         self._producers = Producers(self.partition, header.producers, lambda: self._headers_with_producers(tail))
-        watermark = WatermarkWriter(self._files, self._path(WATERMARK), self._identity.salt, mark)
-        try:
-            path = self._path(segment_name(header.base_offset))
-            began = self._first_append_time(path, header.base_offset) if tail.end > header.base_offset else None
-            self._active = _Active(self._files.open_write(path), path, header.base_offset, began)
-            self._watermark = watermark
+        path = self._path(segment_name(header.base_offset))
+        began = self._first_append_time(path, header.base_offset) if tail.end > header.base_offset else None
+        with ExitStack() as opened:
+            self._watermark = WatermarkWriter(self._files, self._path(WATERMARK), self._identity.salt, mark)
+            opened.callback(self._watermark.close)
+            fd = self._files.open_write(path)
+            opened.callback(self._files.close, fd)
+            self._active = _Active(fd, path, header.base_offset, began)
             self.batch = self._open_batch(tail)
             self._publish(flushed_end=tail.end, durable_end=tail.end)
-            watermark.sync()
-        except BaseException:
-            watermark.close()
-            raise
+            self._watermark.sync()
+            opened.pop_all()
 
     def _first_append_time(self, path: str, base_offset: int) -> int:
         with SegmentReader(self._files, path, self._identity) as reader:
@@ -218,7 +221,7 @@ class Writer:
                 self._seal()
                 batch = self.batch
             if not batch.values:
-                batch.limit = self._records_wanted()
+                batch.take_up_to(self._records_wanted(), self._bytes_wanted())
                 if self.timer is not None:
                     self.timer.touch()
             try:
@@ -243,7 +246,8 @@ class Writer:
         with self.lock:
             self.check_usable()
             if producer != NO_PRODUCER:
-                seen = self._producers.seen(producer, end=self.batch.tail.end)
+                self._note_producer()
+                seen = self._producers.seen(producer)
                 if seen is not None:
                     return seen
             self._seal()
@@ -285,13 +289,16 @@ class Writer:
 
     def check_usable(self) -> None:
         """Raise whatever stands against writing."""
+        self._check_alive()
+        if self._background_error is not None:
+            error, self._background_error = self._background_error, None
+            raise error
+
+    def _check_alive(self) -> None:
         if self._failure is not None:
             raise WriterFailedError(self._active.path, self._failure) from self._failure
         if self._closed is not None:
             raise self._closed
-        if self._background_error is not None:
-            error, self._background_error = self._background_error, None
-            raise error
 
     def _flush_due(self) -> bool:
         policy, batch = self._config.flush, self.batch
@@ -300,8 +307,7 @@ class Writer:
             return True
         if policy.bytes is None:
             return False
-        buffered = self._config.batch_bytes - batch.bytes_left() if batch.values else 0
-        return batch.tail.end - self.flushed_end + buffered >= policy.bytes
+        return batch.tail.end - self.flushed_end + batch.buffered_bytes() >= policy.bytes
 
     def _tell_rolled(self) -> None:
         if self._rolled and self.on_roll is not None:
@@ -327,7 +333,7 @@ class Writer:
     # --- write: `lock` is held -------------------------------------------------------------------
 
     def _open_batch(self, tail: Tail) -> OpenBatch:
-        return OpenBatch(tail, self.partition, room=self._config.batch_bytes)
+        return OpenBatch(tail, self.partition)
 
     def _records_wanted(self) -> int:
         """How many records the next batch takes until it is full or a flush is due."""
@@ -335,6 +341,11 @@ class Writer:
         if messages is None:
             return limit
         return min(limit, messages - (self.batch.tail.records - self._flushed_records) % messages)
+
+    def _bytes_wanted(self) -> int:
+        """How many bytes the next batch takes until it is full or a flush is due."""
+        limit, due = self._config.batch_bytes, self._config.flush.bytes
+        return limit if due is None else min(limit, due - (self.batch.tail.end - self.flushed_end) % due)
 
     def _next_append_time(self) -> int:
         return max(self._clock(), self.batch.tail.append_time)
@@ -373,15 +384,20 @@ class Writer:
             self._files.write_all(active.fd, [header, *parts], active.file_position(tail.end))
         except OSError as error:
             self._cut_back(error, lost)
-        if producer != NO_PRODUCER:
-            self._producers.remember(producer, lost)
+        self._note_producer()
         if active.began is None:
             self._active = active._replace(began=append_time)
         end, records = tail.end + body.length, tail.records + body.record_count
+        produced = (producer, lost) if producer != NO_PRODUCER else None
         self.batch = self._open_batch(
-            Tail(end, header_crc, append_time, running_max, self._epoch, in_segment, records)
+            Tail(end, header_crc, append_time, running_max, self._epoch, in_segment, records, produced)
         )  # the one assignment by which the write has happened
         return lost
+
+    def _note_producer(self) -> None:
+        """Remember who wrote the last batch; it stands in the tail, so that an interrupt cannot part the two."""
+        if self.batch.tail.produced is not None:
+            self._producers.remember(*self.batch.tail.produced)
 
     def _cut_back(self, error: OSError, lost: range) -> NoReturn:
         """Undo a write that failed: its records are lost, the writer stays usable."""
@@ -402,9 +418,12 @@ class Writer:
         raise failure from error
 
     def _must_roll(self, length: int, now: int) -> bool:
-        used = self.batch.tail.end - self._active.base_offset
+        end = self.batch.tail.end
+        used = end - self._active.base_offset
         if used == 0:
             return False
+        if end == self._begun_segment:  # an interrupted roll may have left its file: nothing may be written before it
+            return True
         if used + length > self._config.segment_bytes:
             return True
         age, began = self._config.segment_age, self._active.began
@@ -418,12 +437,14 @@ class Writer:
         self._sync(old, tail.end)
         self._publish(flushed_end=tail.end, durable_end=tail.end)
         self._sync_watermark()
-        producers = self._producers.snapshot(end=tail.end)
+        self._note_producer()
+        producers = self._producers.snapshot()
         header = SegmentHeader(
             self._identity.log_id, self.partition, self._epoch, tail.end, now,
             old.base_offset, tail.end - old.base_offset, tail.previous_crc,
             tail.append_time, tail.running_max_timestamp, producers,
         )  # fmt: skip
+        self._begun_segment = tail.end
         fd = create_segment(self._files, self.directory, header, self._config.permissions)
         self._index.add(tail.end)
         self._active = _Active(fd, self._path(segment_name(tail.end)), tail.end, None)
@@ -454,13 +475,13 @@ class Writer:
 
     # --- flush -----------------------------------------------------------------------------------
 
-    def flush(self) -> None:
+    def flush(self, *, background: bool = False) -> None:
         """Make all that was appended durable and visible.
 
         Raises `StorageFullError` if the open batch could not be written and `WriterFailedError` if
-        it could not be synced.
+        it could not be synced; unless in the background, also what went wrong there before.
         """
-        self._turn.take(self._flush_all)
+        self._turn.take(self._flush_all if not background else self._flush_quietly)
         self._tell_rolled()
 
     def _flush_record(self, offset: int, batch: OpenBatch) -> None:
@@ -473,6 +494,11 @@ class Writer:
     def _flush_all(self) -> None:
         with self.lock:
             self.check_usable()
+        self._flush_quietly()
+
+    def _flush_quietly(self) -> None:
+        with self.lock:
+            self._check_alive()
             self._seal()
             tail, active = self.batch.tail, self._active
         if tail.end > self.flushed_end:
@@ -535,7 +561,7 @@ class Writer:
         raise WriterFailedError(self._active.path, error) from error
 
     def _dead_batch(self) -> OpenBatch:
-        return OpenBatch(self.batch.tail, self.partition, room=0)
+        return OpenBatch(self.batch.tail, self.partition)
 
     def _close_retired(self) -> None:
         while self._retired:
@@ -570,12 +596,12 @@ class Writer:
     # --- end -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush, sync the watermark and release the partition. Released also when the flush fails."""
-        if self._closed is not None:
-            return
+        """Flush, sync the watermark and release the partition. Released also when the flush fails.
+
+        When an interrupt ends it, it may be called again, and goes on.
+        """
         reported, self._background_error = self._background_error, None
         try:
-            self.flush()
             self._turn.take(self._settle)
         finally:
             closed = LogClosedError(f"{self.directory} is closed; open the topic again")
@@ -585,26 +611,36 @@ class Writer:
 
     def _settle(self) -> None:
         """Leave the files as a clean close does: nothing behind the end, everything synced."""
-        with self.lock:
-            active, end = self._active, self.batch.tail.end
-            if self._files.size(active.fd) != active.file_position(end):
-                self._files.ftruncate(active.fd, active.file_position(end))
-            if self._config.durability != "disk":
-                self._sync(active, end)
-                self._publish(flushed_end=end, durable_end=end)
-            self._sync_watermark()
+        with self.lock:  # to the end: a record appended in between would be neither written nor refused
+            if self._closed is not None:
+                return
+            self.check_usable()
+            try:
+                self._seal()
+                active, end = self._active, self.batch.tail.end
+                if self._files.size(active.fd) != active.file_position(end):
+                    self._files.ftruncate(active.fd, active.file_position(end))
+                if end > self._watermark.mark.durable_end or self._in_doubt:
+                    self._sync(active, end)
+                    self._publish(flushed_end=end, durable_end=end)
+                self._sync_watermark()
+            finally:
+                self.batch = self._dead_batch()
+                self._closed = LogClosedError(f"{self.directory} is closed; open the topic again")
 
     def _release(self, why: LogClosedError) -> None:
         with self.lock:  # no thread may be writing to a file that is being closed
-            if self._closed is not None:
-                return
-            self._closed = why
+            self._closed = self._closed or why
             self.batch = self._dead_batch()
+            if self._to_close is None:
+                self._to_close = iter([*self._retired, self._active.fd, self._watermark.fileno(), self._lock_fd])
+                self._retired = []
+            # One call from C, which no interrupt can split into a file taken and a file closed.
+            try:
+                deque(map(self._files.close, self._to_close), maxlen=0)
+            finally:
+                deque(map(self._files.close, self._to_close), maxlen=0)  # those after one that failed
             _live.discard(self)
-            self._close_retired()
-            self._files.close(self._active.fd)
-            self._watermark.close()
-            self._files.close(self._lock_fd)
 
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the child's copies of the files go, buffers are the parent's to write."""

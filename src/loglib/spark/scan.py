@@ -33,7 +33,7 @@ from .ranges import open_log, warn_of_loss
 __all__ = ["scan"]
 
 # Smaller batches cost Spark more each; putting larger ones together costs us more than it saves Spark.
-_MERGED_BYTES = 1 << 20
+_MERGED_BYTES = 512 << 10
 # Bytes of the log that waiting columns may keep in memory: with few columns, many batches go into one.
 _HELD_BYTES = 64 << 20
 _CONSTANTS = ("topic", "partition", "timestampType")

@@ -1,0 +1,59 @@
+"""Handles: the readers and writers that a topic has open, and whether it is open itself.
+
+Invariant: once `closed` is set no writer is added. The topic, its partitions and its background thread
+all refer to the handles, and the handles refer to none of them: a topic that nobody refers to can be
+collected, and closes itself then.
+
+Threads: safe for all; `opening` is held while a writer is made.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+from .errors import LogClosedError
+from .reader import Reader
+from .writer import Timer, Writer
+
+__all__ = ["Handles"]
+
+
+class Handles:
+    """What one topic has open."""
+
+    def __init__(self) -> None:
+        self.opening = threading.Lock()
+        self.closed: LogClosedError | None = None
+        self.timer: Timer | None = None  # for the writers to come
+        self.writers: list[Writer] = []
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+    def check_open(self) -> None:
+        if self.closed is not None:
+            raise self.closed
+
+    def set_timer(self, timer: Timer) -> None:
+        """The timer that the writers, present and to come, are to touch."""
+        with self.opening:
+            self.timer = timer
+            for writer in self.writers:
+                writer.timer = timer
+
+    def add_writer(self, writer: Writer) -> None:
+        writer.timer = self.timer
+        self.writers.append(writer)
+
+    def track(self, reader: Reader) -> Reader:
+        """Remember the reader for as long as somebody has it."""
+        self._readers.add(reader)
+        return reader
+
+    def close_readers(self) -> None:
+        for reader in list(self._readers):
+            reader.close()
+
+    def abandon_in_child(self, why: LogClosedError) -> None:
+        """After a fork: all of it is the parent's."""
+        self.opening = threading.Lock()
+        self.closed = why

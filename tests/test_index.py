@@ -1,0 +1,66 @@
+"""index.py: the segment that holds an offset is the one with the largest base at or below it."""
+
+from __future__ import annotations
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loglib.index import SegmentIndex
+
+BASES = st.sets(st.integers(0, 200))
+
+
+@given(BASES, st.integers(-1, 201))
+def test_offset_is_found_as_by_a_scan(bases: set[int], offset: int) -> None:
+    index = SegmentIndex(bases)
+    assert index.find(offset) == max((base for base in bases if base <= offset), default=None)
+    assert index.after(offset) == min((base for base in bases if base > offset), default=None)
+    assert index.bases() == sorted(bases)
+    assert len(index) == len(bases)
+
+
+@given(BASES, BASES, BASES)
+def test_changes_are_those_of_a_set(first: set[int], added: set[int], removed: set[int]) -> None:
+    index = SegmentIndex(first)
+    for base in added:
+        index.add(base)
+    index.remove(removed)
+    assert index.bases() == sorted((first | added) - removed)
+    index.replace(first)
+    assert index.bases() == sorted(first)
+
+
+def test_empty_index_finds_nothing() -> None:
+    index = SegmentIndex()
+    assert (index.find(0), index.after(0), index.bases(), len(index)) == (None, None, [], 0)
+
+
+def test_index_may_be_searched_while_it_changes() -> None:
+    index = SegmentIndex([0])
+    faults: list[object] = []
+    stop = threading.Event()
+
+    def search() -> None:
+        try:
+            while not stop.is_set():
+                assert index.find(1 << 40) is not None
+                bases = index.bases()
+                assert bases == sorted(bases) and bases[0] == 0
+        except BaseException as error:
+            faults.append(error)
+            raise
+
+    searchers = [threading.Thread(target=search) for _ in range(2)]
+    for searcher in searchers:
+        searcher.start()
+    for base in range(1, 5000):
+        index.add(base)
+        if base % 50 == 0:
+            index.remove(range(1, base))
+    index.replace([0])
+    stop.set()
+    for searcher in searchers:
+        searcher.join()
+    assert not faults

@@ -1,0 +1,410 @@
+"""transfer.py: what arrives is what was stored, or an error; over sockets, pipes and files."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from builders import IDENTITY, NOW, PLAIN, chained, encoded, forged, resealed_frame
+from loglib import (
+    CorruptLogError,
+    FlushPolicy,
+    InvalidOffsetError,
+    OffsetOutOfRangeError,
+    Record,
+    StorageIOError,
+    Topic,
+    transfer,
+)
+from loglib.batch import Columns
+from loglib.files import REAL, Files
+from loglib.log import Log
+
+MANUAL = FlushPolicy(None, None, None)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Topic]:
+    """A topic of several segments and batches of all sizes."""
+    with Topic.open(tmp_path / "source", segment_bytes=40_000, batch_bytes=4096, flush=MANUAL) as topic:
+        choose = random.Random(5)
+        for number in range(60):
+            values = [choose.randbytes(choose.randrange(3000)) for _ in range(choose.randrange(1, 4))]
+            topic.append_many(values, keys=[b"%d" % number] * len(values))
+            topic.flush()
+        assert len(topic.partition(0).segments) > 2
+        yield topic
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Topic]:
+    with Topic.open(tmp_path / "target", flush=MANUAL) as topic:
+        yield topic
+
+
+def everything(topic: Topic) -> list[Record]:
+    topic.flush()
+    return list(topic.read())
+
+
+def send_all(topic: Topic, to: object, *, max_bytes: int = 50_000) -> None:
+    partition, offset = topic.partition(0), 0
+    while offset < partition.high_watermark:
+        offset = partition.transfer(to, offset, max_bytes)
+
+
+def receive_all(topic: Topic, stream: object, *, preserve_offsets: bool = True) -> None:
+    while topic.partition(0).receive(stream, preserve_offsets=preserve_offsets) is not None:
+        pass
+
+
+# --- sockets, pipes, files ------------------------------------------------------------------------------
+
+
+def through_a_socket(source: Topic, target: Topic) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        sender = threading.Thread(target=lambda: (send_all(source, left), left.shutdown(socket.SHUT_WR)))
+        sender.start()
+        receive_all(target, right)
+        sender.join()
+
+
+def through_sockets_that_do_not_wait(source: Topic, target: Topic) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.setblocking(False)
+        right.setblocking(False)
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sender = threading.Thread(target=lambda: (send_all(source, left), left.shutdown(socket.SHUT_WR)))
+        sender.start()
+        receive_all(target, right)
+        sender.join()
+
+
+def through_descriptors(source: Topic, target: Topic) -> None:
+    from_here, to_here = os.pipe()
+    sender = threading.Thread(target=lambda: (send_all(source, to_here), os.close(to_here)))
+    sender.start()
+    receive_all(target, from_here)
+    sender.join()
+    os.close(from_here)
+
+
+def through_a_nearly_full_pipe_that_does_not_wait(source: Topic, target: Topic) -> None:
+    from_here, to_here = os.pipe()
+    os.set_blocking(to_here, False)
+    os.set_blocking(from_here, False)
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        fcntl.fcntl(to_here, fcntl.F_SETPIPE_SZ, 4096)
+    filled = os.write(to_here, bytes(4096 - 10))
+    sender = threading.Thread(target=lambda: (send_all(source, to_here), os.close(to_here)))
+    sender.start()
+    assert os.read(from_here, filled) == bytes(filled)
+    with open(from_here, "rb", buffering=0) as raw:
+        receive_all(target, raw)
+    sender.join()
+
+
+def through_a_file(source: Topic, target: Topic) -> None:
+    path = Path(target.path).parent / "stream"
+    with path.open("wb") as file:
+        send_all(source, file)
+    with path.open("rb") as file:
+        receive_all(target, file)
+
+
+def through_a_file_open_for_appending(source: Topic, target: Topic) -> None:
+    # sendfile refuses these: the bytes go the long way.
+    path = Path(target.path).parent / "stream"
+    with path.open("ab") as file:
+        send_all(source, file)
+    with path.open("rb") as file:
+        receive_all(target, file)
+
+
+WAYS = [
+    through_a_socket,
+    through_sockets_that_do_not_wait,
+    through_descriptors,
+    through_a_nearly_full_pipe_that_does_not_wait,
+    through_a_file,
+    through_a_file_open_for_appending,
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_log_arrives_as_it_was_sent(source: Topic, target: Topic, way: Callable[[Topic, Topic], None]) -> None:
+    way(source, target)
+    assert everything(target) == everything(source)
+    target.partition(0).check()
+
+
+def test_bytes_written_to_a_file_before_stay_before_the_frames(source: Topic, tmp_path: Path) -> None:
+    with (tmp_path / "stream").open("wb") as file:
+        file.write(b"a heading\n")
+        source.partition(0).transfer(file, 0, 1)
+        file.write(b"a footing\n")
+    content = (tmp_path / "stream").read_bytes()
+    assert content.startswith(b"a heading\n" + transfer.MAGIC)
+    assert content.endswith(b"a footing\n")
+
+
+def test_log_never_goes_out_in_plain_through_an_ssl_socket(source: Topic) -> None:
+    left, right = socket.socketpair()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with right, context.wrap_socket(left, do_handshake_on_connect=False, server_hostname="host") as wrapped:
+        with pytest.raises(TypeError, match="SSL"):
+            source.partition(0).transfer(wrapped, 0)
+        right.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            right.recv(1)
+
+
+# --- how much is sent -----------------------------------------------------------------------------------
+
+
+def frames_of(topic: Topic, start: int, max_bytes: int) -> tuple[bytes, int]:
+    path = Path(topic.path).with_name("frames")
+    with path.open("wb") as file:
+        end = topic.partition(0).transfer(file, start, max_bytes)
+    return path.read_bytes(), end
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1, 111, 5000, 100_000, 1 << 40])
+def test_whole_batches_up_to_the_limit_are_sent_but_at_least_one(source: Topic, max_bytes: int) -> None:
+    headers = [batch.header for batch in source.batches()]
+    for header in headers[::7]:
+        sent, end = frames_of(source, header.base_offset, max_bytes)
+        fitting = [each.next_offset for each in headers if each.next_offset <= header.base_offset + max_bytes]
+        assert end == max(header.next_offset, *fitting[-1:])
+        stream, arrived = io.BytesIO(sent), []
+        while more := list(transfer.read_frame(stream)):
+            arrived += [each.base_offset for each, _ in more]
+        assert arrived == [each.base_offset for each in headers if header.base_offset <= each.base_offset < end]
+
+
+def test_start_inside_a_batch_sends_the_batch(source: Topic) -> None:
+    first = next(batch for batch in source.batches() if len(batch) > 1)
+    assert frames_of(source, first.offsets[1], 1) == frames_of(source, first.offsets[0], 1)
+
+
+def test_nothing_is_sent_at_the_end(source: Topic) -> None:
+    end = source.partition(0).high_watermark
+    assert frames_of(source, end, 1 << 20) == (b"", end)
+    assert list(transfer.read_frame(io.BytesIO(b""))) == []
+
+
+def test_start_outside_of_the_log_is_refused(source: Topic) -> None:
+    with pytest.raises(OffsetOutOfRangeError):
+        frames_of(source, source.partition(0).high_watermark + 8, 1)
+
+
+def test_records_that_are_not_flushed_are_not_sent(source: Topic) -> None:
+    end = source.partition(0).high_watermark
+    source.append(b"not flushed")
+    assert frames_of(source, 0, 1 << 40)[1] == end
+
+
+def test_segments_rolled_after_the_log_was_opened_are_sent(tmp_path: Path) -> None:
+    with Topic.open(tmp_path / "source", segment_bytes=4096, flush=MANUAL) as writer:
+        with Topic.open(tmp_path / "source", mode="r") as reader:
+            for _ in range(6):
+                writer.append(bytes(1500), sync=True)
+            sent, end = frames_of(reader, 0, 1 << 40)
+        assert end == writer.partition(0).high_watermark
+        assert sent.count(transfer.MAGIC) == len(writer.partition(0).segments) > 1
+
+
+# --- places at the receiver -------------------------------------------------------------------------------
+
+
+def test_offsets_are_new_unless_they_are_to_be_preserved(source: Topic, target: Topic) -> None:
+    target.append(b"already here")
+    sent, _ = frames_of(source, 0, 1 << 40)
+    received = target.partition(0).receive(io.BytesIO(sent))
+    assert received is not None and received.start > 0
+    records = everything(target)
+    assert [record.value for record in records[1:]][:5] == [record.value for record in everything(source)][:5]
+    assert records[1].offset == received.start
+    target.partition(0).check()
+
+
+def test_offsets_that_cannot_be_preserved_are_refused(source: Topic, target: Topic) -> None:
+    target.append(b"already here")
+    target.flush()
+    end = target.partition(0).high_watermark
+    sent, _ = frames_of(source, 0, 1)
+    with pytest.raises(InvalidOffsetError) as caught:
+        target.partition(0).receive(io.BytesIO(sent), preserve_offsets=True)
+    assert (caught.value.offset, caught.value.next_offset) == (0, end)
+    assert [record.value for record in everything(target)] == [b"already here"]
+
+
+# --- damaged streams ----------------------------------------------------------------------------------------
+
+
+def one_frame(*, codec: int = 0) -> bytes:
+    stored = chained([PLAIN, Columns([b"v" * 40, None])], codec=codec)
+    return transfer._frame(IDENTITY.salt, 0, len(stored)) + stored
+
+
+def test_no_flip_in_a_stream_arrives() -> None:
+    content = bytearray(one_frame())
+    for bit in range(8 * len(content)):
+        content[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptLogError) as caught:
+            list(transfer.read_frame(io.BytesIO(bytes(content))))
+        assert caught.value.path == "the stream"
+        assert bit // 8 - 512 < caught.value.file_position <= bit // 8 + 512
+        content[bit // 8] ^= 1 << bit % 8
+
+
+def test_no_prefix_of_a_stream_is_taken_for_the_whole() -> None:
+    content = one_frame()
+    for size in range(1, len(content)):
+        with pytest.raises(CorruptLogError, match="the end of the stream") as caught:
+            list(transfer.read_frame(io.BytesIO(content[:size])))
+        assert caught.value.file_position == size
+
+
+def test_damage_is_reported_after_what_came_before_it(target: Topic) -> None:
+    content = bytearray(one_frame())
+    content[-9] ^= 1
+    with pytest.raises(CorruptLogError):
+        target.partition(0).receive(io.BytesIO(bytes(content)))
+    assert [record.value for record in everything(target)] == PLAIN.values
+
+
+def test_frame_of_nothing_is_not_the_end_of_the_stream() -> None:
+    with pytest.raises(CorruptLogError, match="0 bytes"):
+        list(transfer.read_frame(io.BytesIO(transfer._frame(IDENTITY.salt, 0, 0))))
+
+
+@pytest.mark.parametrize(
+    ("at", "replacement", "fault"),
+    [
+        pytest.param(8, bytes(4), 32 + 4, id="another-salt"),
+        pytest.param(12, b"\x08", 32 + 16, id="another-offset"),
+        pytest.param(12, b"\xff" * 8, 32 + 16, id="offset-wild"),
+        pytest.param(20, b"\x08\0\0\0", 32 + 12, id="frame-shorter-than-its-batch"),
+        pytest.param(20, b"\xff" * 8, None, id="frame-size-wild"),
+    ],
+)
+def test_frame_that_does_not_fit_its_batches_is_refused(at: int, replacement: bytes, fault: int | None) -> None:
+    content = resealed_frame(one_frame(), at, replacement)
+    with pytest.raises(CorruptLogError) as caught:
+        list(transfer.read_frame(io.BytesIO(content)))
+    assert caught.value.file_position == (len(content) if fault is None else fault)
+
+
+def test_length_that_is_claimed_costs_no_memory() -> None:
+    import tracemalloc
+
+    stored = forged(encoded(PLAIN), length=1 << 30, codec=1)
+    content = transfer._frame(IDENTITY.salt, 0, 1 << 30) + stored
+    tracemalloc.start()
+    with pytest.raises(CorruptLogError, match="the end of the stream"):
+        list(transfer.read_frame(io.BytesIO(content)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+def test_optional_bits_of_a_newer_frame_are_ignored() -> None:
+    assert len(list(transfer.read_frame(io.BytesIO(resealed_frame(one_frame(), 6, b"\xff\xff"))))) == 2
+
+
+# --- a sender in trouble --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["last-segment", "sealed-segment"])
+def test_cut_segment_is_reported_and_not_sent_for_ever(tmp_path: Path, last: bool) -> None:
+    # It sent frames of nothing without end.
+    with Topic.open(tmp_path / "source", segment_bytes=4096, flush=MANUAL) as topic:
+        for _ in range(4):
+            topic.append(bytes(1500), sync=True)
+    segments = sorted((tmp_path / "source" / "0000").glob("*.log"))
+    damaged = segments[-1 if last else 0]
+    os.truncate(damaged, damaged.stat().st_size - 100)
+    with (
+        Topic.open(tmp_path / "source", mode="r") as reader,
+        (tmp_path / "stream").open("wb") as file,
+        pytest.raises(CorruptLogError, match="the end of the file") as caught,
+    ):
+        send_all(reader, file)
+    assert caught.value.path == str(damaged)
+    assert caught.value.file_position == damaged.stat().st_size
+
+
+def test_receiver_that_went_away_is_no_storage_error(source: Topic) -> None:
+    left, right = socket.socketpair()
+    right.close()
+    with left, pytest.raises(ConnectionError):
+        send_all(source, left)
+
+
+def test_receiver_that_goes_away_in_mid_frame_is_no_storage_error(source: Topic) -> None:
+    left, right = socket.socketpair()
+    left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    faults: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            send_all(source, left, max_bytes=1 << 30)
+        except BaseException as error:
+            faults.append(error)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    right.recv(4096)
+    right.close()
+    sender.join()
+    left.close()
+    assert [type(fault) for fault in faults] in ([BrokenPipeError], [ConnectionResetError])
+
+
+def test_disk_that_fails_while_sending_is_named(source: Topic, tmp_path: Path) -> None:
+    class Broken(Files):
+        def send_range(self, to: int, source: int, start: int, size_bytes: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    log = Log(Broken(), source.partition(0).path, source.partition(0).log.identity)
+    with (tmp_path / "stream").open("wb") as file, pytest.raises(StorageIOError, match="sending batches") as caught:
+        transfer.send(log, file, 0, max_bytes=1)
+    assert caught.value.path.endswith(".log")
+    log.close()
+
+
+def test_waiting_for_a_receiver_takes_no_processor_time(source: Topic) -> None:
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    started = threading.Event()
+
+    def send() -> None:
+        started.set()
+        send_all(source, left, max_bytes=1 << 30)
+        left.close()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    started.wait()
+    received, before = 0, time.process_time()
+    while piece := right.recv(1 << 16):
+        received += len(piece)
+    sender.join()
+    right.close()
+    assert received > source.partition(0).high_watermark
+    assert time.process_time() - before < 60
+    assert REAL is not None and NOW
