@@ -16,7 +16,7 @@ def values_of(shape: str, count: int) -> list[bytes]:
     """Return `count` messages of a shape: "200" (bytes), "50-350" (uniform), "16+200" (key, value) or "text"."""
     if shape == "text":
         return _access_log_lines(count)
-    sizes = _value_sizes(shape, count)
+    sizes = value_sizes(shape, count)
     noise = random.Random(1).randbytes(_NOISE_BYTES)
     room = _NOISE_BYTES - max(sizes)
     starts = ((index * _STRIDE_BYTES) % room for index in range(count))
@@ -35,19 +35,20 @@ def keys_of(shape: str, count: int) -> list[bytes] | None:
 def payload_bytes_of(shape: str, count: int) -> int:
     """Return the bytes of all keys and values, without making the messages."""
     key, plus, _ = shape.rpartition("+")
-    return sum(_value_sizes(shape, count)) + (int(key) * count if plus else 0)
+    return sum(value_sizes(shape, count)) + (int(key) * count if plus else 0)
+
+
+def value_sizes(shape: str, count: int) -> list[int]:
+    """Return the size of each value of a shape."""
+    low, dash, high = shape.partition("-")
+    if dash:
+        return random.Random(2).choices(range(int(low), int(high) + 1), k=count)
+    return [int(shape.rpartition("+")[2])] * count
 
 
 def in_calls(items: list[bytes], per_call: int) -> list[list[bytes]]:
     """Cut items into the lists that are passed to one call each."""
     return [items[start : start + per_call] for start in range(0, len(items), per_call)]
-
-
-def _value_sizes(shape: str, count: int) -> list[int]:
-    low, dash, high = shape.partition("-")
-    if dash:
-        return random.Random(2).choices(range(int(low), int(high) + 1), k=count)
-    return [int(shape.rpartition("+")[2])] * count
 
 
 def _access_log_lines(count: int) -> list[bytes]:

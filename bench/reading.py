@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import alternatives
 from alternatives import BLOCK_BYTES, COMMIT_MESSAGES
-from inputs import payload_bytes_of, values_of
+from inputs import payload_bytes_of, value_sizes
 from measure import Measurement, timed_rounds
 
 if TYPE_CHECKING:
@@ -121,11 +121,14 @@ def _obvious_values(directory: Path, *, keyed: bool) -> Iterator[list[bytes]]:
 
 
 def _slices(options: Options) -> Callable[[], Iterator[list[bytes]]]:
-    """Return the least that a list of bytes costs: slices of one buffer at known places."""
-    values = values_of(options.text("shape"), options.number("messages"))
-    bounds = list(accumulate(map(len, values), initial=0))
-    chunks = [bounds[first : first + COMMIT_MESSAGES + 1] for first in range(0, len(values), COMMIT_MESSAGES)]
-    buffer = b"".join(values)
+    """Return the least that a list of bytes costs: slices of one buffer at known places.
+
+    No message is made before: a heap with room left from that would serve this reader alone.
+    """
+    messages = options.number("messages")
+    bounds = list(accumulate(value_sizes(options.text("shape"), messages), initial=0))
+    chunks = [bounds[first : first + COMMIT_MESSAGES + 1] for first in range(0, messages, COMMIT_MESSAGES)]
+    buffer = os.urandom(bounds[-1])
 
     def read() -> Iterator[list[bytes]]:
         for places in chunks:

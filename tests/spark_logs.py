@@ -87,9 +87,7 @@ def scan_batches(
     arrow = arrow_schema(schema or default_schema(options))
     batches: list[pa.RecordBatch] = []
     for split in splits_of(find_ranges(options), split_bytes) if splits is None else splits:
-        batches += scan(
-            split, arrow, arrow_batch_bytes=arrow_batch_bytes, fail_on_data_loss=options.fail_on_data_loss
-        )
+        batches += scan(split, arrow, arrow_batch_bytes=arrow_batch_bytes, fail_on_data_loss=options.fail_on_data_loss)
     assert all(batch.schema.equals(arrow) for batch in batches)
     return batches
 

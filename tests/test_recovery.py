@@ -18,7 +18,7 @@ from loglib.batch import HEADER_BYTES as BATCH_HEADER
 from loglib.batch import parse_header
 from loglib.segment import HEADER_BYTES as SEGMENT_HEADER
 from loglib.segment import Identity, segment_name
-from loglib.watermark import SECOND_SLOT, Mark, encode_new, newest
+from loglib.watermark import Mark, encode_new, newest
 
 SECTOR = 512
 Open = Callable[..., Topic]

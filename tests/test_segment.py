@@ -480,6 +480,7 @@ def test_batch_larger_than_the_search_window_is_found(tmp_path: Path, size: int)
         assert segment.next_header(large.base_offset + 1, len(stored)) == last
         assert segment.next_header(last.base_offset + 1, len(stored)) is None
         assert segment.locate(0, len(stored)) == first
+        assert segment.next_header(len(stored), len(stored)) is None
 
 
 def test_ranges_that_cover_a_segment_have_each_batch_once(tmp_path: Path) -> None:

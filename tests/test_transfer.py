@@ -10,13 +10,12 @@ import random
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from builders import IDENTITY, NOW, PLAIN, chained, encoded, forged, resealed_frame
+from builders import IDENTITY, PLAIN, chained, encoded, forged, resealed_frame
 from loglib import (
     CorruptLogError,
     FlushPolicy,
@@ -28,7 +27,7 @@ from loglib import (
     transfer,
 )
 from loglib.batch import Columns
-from loglib.files import REAL, Files
+from loglib.files import Files
 from loglib.log import Log
 
 MANUAL = FlushPolicy(None, None, None)
@@ -188,7 +187,7 @@ def test_whole_batches_up_to_the_limit_are_sent_but_at_least_one(source: Topic, 
     for header in headers[::7]:
         sent, end = frames_of(source, header.base_offset, max_bytes)
         fitting = [each.next_offset for each in headers if each.next_offset <= header.base_offset + max_bytes]
-        assert end == max(header.next_offset, *fitting[-1:])
+        assert end == max([header.next_offset, *fitting])
         stream, arrived = io.BytesIO(sent), []
         while more := list(transfer.read_frame(stream)):
             arrived += [each.base_offset for each, _ in more]
@@ -358,12 +357,12 @@ def test_receiver_that_went_away_is_no_storage_error(source: Topic) -> None:
 def test_receiver_that_goes_away_in_mid_frame_is_no_storage_error(source: Topic) -> None:
     left, right = socket.socketpair()
     left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    faults: list[BaseException] = []
+    faults: list[OSError] = []
 
     def send() -> None:
         try:
             send_all(source, left, max_bytes=1 << 30)
-        except BaseException as error:
+        except OSError as error:
             faults.append(error)
 
     sender = threading.Thread(target=send)
@@ -386,25 +385,3 @@ def test_disk_that_fails_while_sending_is_named(source: Topic, tmp_path: Path) -
     assert caught.value.path.endswith(".log")
     log.close()
 
-
-def test_waiting_for_a_receiver_takes_no_processor_time(source: Topic) -> None:
-    left, right = socket.socketpair()
-    left.setblocking(False)
-    started = threading.Event()
-
-    def send() -> None:
-        started.set()
-        send_all(source, left, max_bytes=1 << 30)
-        left.close()
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    started.wait()
-    received, before = 0, time.process_time()
-    while piece := right.recv(1 << 16):
-        received += len(piece)
-    sender.join()
-    right.close()
-    assert received > source.partition(0).high_watermark
-    assert time.process_time() - before < 60
-    assert REAL is not None and NOW

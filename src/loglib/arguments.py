@@ -17,7 +17,16 @@ from .config import microseconds
 from .errors import RecordTooLargeError
 from .records import from_datetime
 
-__all__ = ["HeadersLike", "Start", "Time", "check_names", "parse_start", "record_columns", "take_columns"]
+__all__ = [
+    "HeadersLike",
+    "Start",
+    "Time",
+    "check_names",
+    "columns_bytes",
+    "parse_start",
+    "record_columns",
+    "take_columns",
+]
 
 Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, an age, or "-15m"
 HeadersLike = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
@@ -101,6 +110,13 @@ def take_columns(
     if size > limit_bytes:  # only then can a single record be too large
         _check_each(columns, limit_bytes)
     return columns, size
+
+
+def columns_bytes(columns: Columns) -> int:
+    """The size of records that are checked columns already, as `take_columns` counts it."""
+    items = (columns.values, columns.keys or ())
+    size = sum(len(item) for column in items for item in column if item is not None)
+    return size + sum(map(_headers_bytes, columns.headers or ()))
 
 
 def timestamp_us(timestamp: Any) -> int:

@@ -78,7 +78,8 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
         _build(files, aside, log_id, config, now=now)
         files.rename(aside, path)
     except OSError as error:
-        files.remove_tree(aside)
+        if files.exists(aside):  # or else the error of removing it would hide this one
+            files.remove_tree(aside)
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         return  # another process has made the topic meanwhile: that one counts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno as _errno
 import os
+from typing import Any
 
 __all__ = [
     "ConfigConflictError",
@@ -31,6 +32,17 @@ __all__ = [
 
 class LogError(Exception):
     """Root of every error that loglib raises about data or state."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickle would call the class with the message alone. An error that cannot be rebuilt breaks a process pool.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[LogError], arguments: tuple[Any, ...], facts: dict[str, Any]) -> LogError:
+    error = kind.__new__(kind, *arguments)
+    super(LogError, error).__init__(*arguments)  # that of OSError, where the error is one
+    error.__dict__.update(facts)
+    return error
 
 
 class CorruptLogError(LogError):

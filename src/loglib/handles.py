@@ -27,7 +27,7 @@ class Handles:
         self.closed: LogClosedError | None = None
         self.timer: Timer | None = None  # for the writers to come
         self.writers: list[Writer] = []
-        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._readers: weakref.WeakValueDictionary[int, Reader] = weakref.WeakValueDictionary()
 
     def check_open(self) -> None:
         if self.closed is not None:
@@ -46,12 +46,13 @@ class Handles:
 
     def track(self, reader: Reader) -> Reader:
         """Remember the reader for as long as somebody has it."""
-        self._readers.add(reader)
+        self._readers[id(reader)] = reader
         return reader
 
     def close_readers(self) -> None:
-        for reader in list(self._readers):
-            reader.close()
+        for reference in self._readers.valuerefs():  # a copy made in C: other threads may add readers meanwhile
+            if (reader := reference()) is not None:
+                reader.close()
 
     def abandon_in_child(self, why: LogClosedError) -> None:
         """After a fork: all of it is the parent's."""

@@ -26,17 +26,20 @@ class OpenBatch:
 
     `plain_room` is how many bytes of values the fast path (in `Topic.append`) may still add; below
     zero it must leave the batch alone: it is empty, so that its first record starts the flush
-    timer, or it has other columns than values, or the writer takes nothing more. `positions` yields
+    timer, or it has other columns than values, or records may be too large to be taken unseen, or the
+    writer takes nothing more. `positions` yields
     the positions of the records that the fast path may add.
     """
 
     __slots__ = (
-        "capacity", "headers", "keys", "limit", "lost", "partition", "plain_room", "positions", "room", "tail",
+        "any_size", "capacity", "headers", "keys", "limit", "lost", "partition", "plain_room", "positions", "room", "tail",
         "timestamps", "values",
     )  # fmt: skip
 
-    def __init__(self, tail: Tail, partition: int) -> None:
+    def __init__(self, tail: Tail, partition: int, *, any_size: bool = False) -> None:
+        """`any_size`: a record that fits the batch is within all limits, so that nobody need look at its size."""
         self.tail = tail
+        self.any_size = any_size
         self.partition = partition
         # How many records and bytes make the batch full, or a flush due; set with the first record.
         self.limit = 0
@@ -84,7 +87,7 @@ class OpenBatch:
         for column in (self.keys, self.timestamps, self.headers):
             if column is not None:
                 del column[count:]
-        plain = count > 0 and self.keys is None and self.timestamps is None and self.headers is None
+        plain = self.any_size and count > 0 and self.keys is None and self.timestamps is None and self.headers is None
         left, self.plain_room = self.bytes_left(), NO_ROOM
         self.room = left
         self.positions = _positions(self.partition, range(self.tail.end + count, self.tail.end + self.limit - 1))

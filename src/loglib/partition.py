@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from .arguments import HeadersLike, record_columns, take_columns
+from .arguments import HeadersLike, columns_bytes, record_columns, take_columns
 from .batch import NO_PRODUCER, Columns, Producer
 from .check import CheckReport, check_log
 from .config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH, TopicConfig, microseconds
@@ -301,7 +301,7 @@ def _chunks(columns: Columns, size_bytes: int, config: TopicConfig) -> Iterator[
 def _halves(chunk: Columns, config: TopicConfig) -> Iterator[Columns]:
     """The chunk, halved until large records that stand together fit their batches."""
     count = len(chunk.values)
-    size = sum(len(item) for column in (chunk.values, chunk.keys or ()) for item in column if item is not None)
+    size = columns_bytes(chunk)
     if count == 1 or size <= config.max_record_bytes:
         yield chunk
         return

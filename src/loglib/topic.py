@@ -25,7 +25,7 @@ from types import EllipsisType
 from typing import Any, Literal
 
 from . import description
-from .arguments import HeadersLike, check_names, record_columns, take_columns
+from .arguments import HeadersLike, check_names, columns_bytes, record_columns, take_columns
 from .codec import codec_id
 from .config import Durability, FlushPolicy, Retention, TopicConfig
 from .errors import (
@@ -173,7 +173,7 @@ class Topic:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_released", True) is False and self.mode == "a" and not self.closed:
+        if hasattr(self, "partitions") and self.mode == "a" and not self.closed:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self.close()
 
@@ -278,7 +278,10 @@ class Topic:
         ranges: list[OffsetRange] = []
         for number, group in groups.items():
             self._writer_of(number)
-            part = size * len(group.values) // len(columns.values)
+            if size > self.config.max_record_bytes:  # large records of one key could make a batch far too large
+                part = columns_bytes(group)
+            else:  # at worst this batch is as large as a single record may be
+                part = size * len(group.values) // len(columns.values)
             ranges += self.partitions[number].append_columns(group, part, producer=producer)
         return ranges
 

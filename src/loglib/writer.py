@@ -333,7 +333,7 @@ class Writer:
     # --- write: `lock` is held -------------------------------------------------------------------
 
     def _open_batch(self, tail: Tail) -> OpenBatch:
-        return OpenBatch(tail, self.partition)
+        return OpenBatch(tail, self.partition, any_size=self._config.max_record_bytes >= self._config.batch_bytes)
 
     def _records_wanted(self) -> int:
         """How many records the next batch takes until it is full or a flush is due."""
@@ -601,21 +601,23 @@ class Writer:
         When an interrupt ends it, it may be called again, and goes on.
         """
         reported, self._background_error = self._background_error, None
+        closed = LogClosedError(f"{self.directory} is closed; open the topic again")
         try:
-            self._turn.take(self._settle)
-        finally:
-            closed = LogClosedError(f"{self.directory} is closed; open the topic again")
+            self._turn.take(lambda: self._settle(closed))
+        except (LogError, OSError):
             self._turn.take(lambda: self._release(closed))
+            raise
+        self._turn.take(lambda: self._release(closed))
         if reported is not None:
             raise reported
 
-    def _settle(self) -> None:
+    def _settle(self, closed: LogClosedError) -> None:
         """Leave the files as a clean close does: nothing behind the end, everything synced."""
         with self.lock:  # to the end: a record appended in between would be neither written nor refused
             if self._closed is not None:
                 return
-            self.check_usable()
             try:
+                self.check_usable()
                 self._seal()
                 active, end = self._active, self.batch.tail.end
                 if self._files.size(active.fd) != active.file_position(end):
@@ -624,9 +626,10 @@ class Writer:
                     self._sync(active, end)
                     self._publish(flushed_end=end, durable_end=end)
                 self._sync_watermark()
-            finally:
-                self.batch = self._dead_batch()
-                self._closed = LogClosedError(f"{self.directory} is closed; open the topic again")
+            except (LogError, OSError):
+                self._closed = closed
+                raise
+            self._closed = closed
 
     def _release(self, why: LogClosedError) -> None:
         with self.lock:  # no thread may be writing to a file that is being closed

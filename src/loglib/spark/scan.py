@@ -74,16 +74,15 @@ def _batches(split: Split, *, fail_on_data_loss: bool) -> Iterator[Batch]:
                         yield part
                 return
             except OffsetOutOfRangeError as error:
-                kept = error.log_start_offset
                 if fail_on_data_loss:
                     error.add_note(
                         f"(topic {wanted.path}; retention has dropped what this DataFrame planned to read: "
                         "load() again, or give failOnDataLoss=false to read what is left)"
                     )
                     raise
-                lost = min(kept, split.end_position)
+                lost = min(error.log_start_offset, split.end_position)
                 warn_of_loss(f"{wanted.path}, partition {wanted.partition}: [{position}, {lost}) of the log is gone")
-                position = max(kept, position + 1)
+                position = error.log_start_offset
 
 
 def _check_topic(wanted: Range) -> None:

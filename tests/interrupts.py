@@ -1,0 +1,102 @@
+"""Ctrl-C at a chosen point: a KeyboardInterrupt raised inside the library, at each place where a signal can come.
+
+The interpreter looks for signals when a call returns, when a function begins and when a loop turns, and calls
+that wait raise by themselves. An exception raised between any other two instructions would be one that never
+happens: there is no guarding against it, and no need to.
+"""
+
+import dis
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import loglib
+
+LIBRARY = str(Path(loglib.__file__).parent)
+
+
+@cache
+def _points(code: CodeType) -> tuple[dict[int, str], dict[int, object]]:
+    """By offset: the instruction, and the handler that guards it; without those that leave a `with` block."""
+    instructions = list(dis.get_instructions(code))
+    names = {each.offset: each.opname for each in instructions}
+    handlers: dict[int, object] = {}
+    for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]
+        for offset in range(entry.start, entry.end, 2):
+            handlers[offset] = entry.target
+    for index, _ in enumerate(instructions):
+        nones = instructions[index : index + 3]
+        if [(each.opname, each.argval) for each in nones] == [("LOAD_CONST", None)] * 3:
+            while instructions[index - 1].opname in ("SWAP", "NOP", "COPY"):
+                index -= 1
+            while not instructions[index].opname.startswith("CALL"):
+                names[instructions[index].offset] = "leaving"
+                index += 1
+            names[instructions[index].offset] = "leaving"
+    return names, handlers
+
+
+class Interrupter:
+    """Runs an action and raises at the `at`-th point (from 1) at which a signal could be noticed."""
+
+    def __init__(self, at: int, *, lines_only: bool) -> None:
+        self._at = at
+        self._lines_only = lines_only
+        self.seen = 0
+        self.where = ""
+        self._last: dict[FrameType, int] = {}
+        self._line: dict[FrameType, int] = {}
+
+    def run(self, action: Callable[[], Any]) -> Any:
+        before = sys.gettrace()
+        gc.collect()  # here and not in the middle, where it would bring in other code at other points each time
+        gc.disable()
+        sys.settrace(self._trace)
+        try:
+            return action()
+        finally:
+            sys.settrace(before)
+            gc.enable()
+            self._last.clear()
+            self._line.clear()
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.startswith(LIBRARY):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            self._look(frame)
+        return self._trace
+
+    def _look(self, frame: FrameType) -> None:
+        names, handlers = _points(frame.f_code)
+        here, before = frame.f_lasti, self._last.get(frame, -1)
+        self._last[frame] = here
+        name, previous = names.get(here, ""), names.get(before, "RESUME")
+        waits = name.startswith("CALL")
+        returned = previous.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
+        same_guard = handlers.get(here) == handlers.get(before)
+        if name == "leaving" or not (waits or (returned and same_guard)):
+            return
+        if self._lines_only and self._line.get(frame) == frame.f_lineno:
+            return
+        self._line[frame] = frame.f_lineno
+        self.seen += 1
+        if self.seen == self._at:
+            self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {name} in {frame.f_code.co_name}"
+            raise KeyboardInterrupt
+
+
+def every_point(action: Callable[[Interrupter], bool], *, lines_only: bool) -> Iterator[str]:
+    """Call the action with interrupters for one point after another, until one is not reached; yields the places."""
+    at = 0
+    while True:
+        at += 1
+        interrupter = Interrupter(at, lines_only=lines_only)
+        if not action(interrupter):
+            return
+        yield interrupter.where

@@ -1,0 +1,276 @@
+"""arguments.py: what cannot be appended is refused with advice, before anything is appended."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import NOW
+from loglib import RecordTooLargeError, Topic
+from loglib.arguments import (
+    Time,
+    check_names,
+    columns_bytes,
+    header_pairs,
+    parse_start,
+    record_columns,
+    take_columns,
+    timestamp_us,
+)
+from loglib.batch import Columns
+
+MAX = (1 << 63) - 1
+
+
+# --- start ----------------------------------------------------------------------------------------------
+
+STARTS = [
+    ("begin", "begin"),
+    ("end", "end"),
+    (0, 0),
+    (1 << 62, 1 << 62),
+    ("-15m", Time(NOW - 15 * 60 * 10**6)),
+    ("-1.5h", Time(NOW - 90 * 60 * 10**6)),
+    ("-0.25d", Time(NOW - 6 * 3600 * 10**6)),
+    ("-2w", Time(NOW - 14 * 86400 * 10**6)),
+    ("-3s", Time(NOW - 3 * 10**6)),
+    ("-20ms", Time(NOW - 20_000)),
+    ("-7us", Time(NOW - 7)),
+    ("-0s", Time(NOW)),
+    (timedelta(minutes=1), Time(NOW - 60 * 10**6)),
+    (timedelta(minutes=-1), Time(NOW - 60 * 10**6)),
+    (datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC), Time(NOW)),
+    (datetime(2023, 11, 14, 23, 13, 20, 5, tzinfo=timezone(timedelta(hours=1))), Time(NOW + 5)),
+]
+
+
+@pytest.mark.parametrize(("start", "expected"), STARTS, ids=[str(start) for start, _ in STARTS])
+def test_start_has_one_meaning(start: Any, expected: object) -> None:
+    assert parse_start(start, now_us=NOW) == expected
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["", "Begin", "beginning", "15m", "+15m", "-15", "-m", "-1y", "-1.m", "-.5s", "- 1s", "-1s ", "-1e3s", "--1s",
+     "-1m\n", "0", "earliest", "-" + "9" * 400 + "s"],
+)  # fmt: skip
+def test_start_in_other_words_is_refused(start: str) -> None:
+    with pytest.raises(ValueError, match='"begin", "end"'):
+        parse_start(start, now_us=NOW)
+
+
+@pytest.mark.parametrize("start", [None, True, 1.0, b"begin", [0]], ids=repr)
+def test_start_of_another_type_is_refused(start: Any) -> None:
+    with pytest.raises(TypeError, match='"begin", "end"'):
+        parse_start(start, now_us=NOW)
+
+
+def test_start_without_a_time_zone_is_refused() -> None:
+    with pytest.raises(ValueError, match="no time zone"):
+        parse_start(datetime(2024, 1, 1), now_us=NOW)  # noqa: DTZ001
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_c.9", "a" * 249, "...", ".hidden", "..a"])
+def test_name_of_safe_letters_is_taken(name: str) -> None:
+    check_names(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "../a", "a\0b", "a b", "a\n", "ä", "a" * 250, "~", "a:b", "*"], ids=repr
+)
+def test_name_that_could_leave_a_directory_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is not a name"):
+        check_names("fine", name)
+
+
+# --- one record -----------------------------------------------------------------------------------------
+
+
+def one(value: Any, key: Any = None, timestamp: Any = None, headers: Any = None, *, limit: int = 100) -> Any:
+    return record_columns(value, key, timestamp, headers, limit_bytes=limit)
+
+
+@pytest.mark.parametrize("item", [b"xyz", bytearray(b"xyz"), memoryview(b"xyz"), memoryview(b"x.y.z")[::2]], ids=repr)
+def test_bytes_of_any_kind_become_bytes(item: Any) -> None:
+    assert one(item, item) == (Columns([b"xyz"], [b"xyz"]), 6)
+    assert take_columns([item], [item], None, None, limit_bytes=9) == (Columns([b"xyz"], [b"xyz"]), 6)
+
+
+class Tagged(bytes):
+    """A kind of bytes."""
+
+
+def test_kind_of_bytes_becomes_plain_bytes() -> None:
+    (columns, _) = one(Tagged(b"x"))
+    assert type(columns.values[0]) is bytes
+
+
+@pytest.mark.parametrize("what", ["value", "key"])
+@pytest.mark.parametrize(
+    ("item", "advice"),
+    [("text", "encode it first"), (5, "not int"), ([b"x"], "not list"), (array("b", b"x"), "not array")],
+    ids=["str", "int", "list", "array"],
+)
+def test_what_is_not_bytes_is_refused_with_advice(what: str, item: Any, advice: str) -> None:
+    given_items = {"value": b"v", "key": b"k"} | {what: item}
+    with pytest.raises(TypeError, match=f"{what}.*{advice}"):
+        one(given_items["value"], given_items["key"])
+    with pytest.raises(TypeError, match=f"{what}.*{advice}"):
+        take_columns([given_items["value"]], [given_items["key"]], None, None, limit_bytes=100)
+
+
+def test_columns_left_out_are_left_out() -> None:
+    assert one(None) == (Columns([None]), 0)
+    assert one(b"v", None, 5, {}) == (Columns([b"v"], None, [5], None), 1)
+
+
+def test_record_above_the_limit_is_refused() -> None:
+    assert one(b"v" * 60, b"k" * 40)[1] == 100
+    with pytest.raises(RecordTooLargeError) as caught:
+        one(b"v" * 60, b"k" * 41)
+    assert (caught.value.size_bytes, caught.value.limit_bytes) == (101, 100)
+
+
+def test_headers_count_with_the_offsets_that_they_take() -> None:
+    # A million headers without a name or a value were counted as nothing.
+    assert one(b"", headers=[("", b"")] * 12)[1] == 96
+    assert one(b"", headers={"ключ": b"12"})[1] == 8 + 8 + 2
+    with pytest.raises(RecordTooLargeError):
+        one(b"", headers=[("", b"")] * 13)
+
+
+# --- headers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"a": b"1", "b": b""}, OrderedDict(a=b"1", b=b""), [("a", b"1"), ("b", b"")], (["a", b"1"], ["b", b""]),
+     iter([("a", b"1"), ("b", b"")])],
+    ids=["dict", "mapping", "pairs", "lists", "iterator"],
+)  # fmt: skip
+def test_headers_become_pairs(headers: Any) -> None:
+    pairs = header_pairs(headers)
+    assert pairs == (("a", b"1"), ("b", b""))
+    assert {type(pair) for pair in pairs} == {tuple}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"a": "1"}, {b"a": b"1"}, {"a": None}, {"a": bytearray(b"1")}, [("a",)], [("a", b"1", b"2")], ["ab"], [5]],
+    ids=repr,
+)
+def test_headers_of_another_kind_are_refused(headers: Any) -> None:
+    with pytest.raises(TypeError, match="headers must map str to bytes"):
+        header_pairs(headers)
+
+
+def test_header_name_that_is_no_text_is_refused_before_anything_is_appended(tmp_path: Path) -> None:
+    # It was taken, and then no flush could write the batch that it was in.
+    with Topic.open(tmp_path / "topic") as topic:
+        with pytest.raises(ValueError, match="surrogates"):
+            topic.append(b"bad", headers={"\ud800": b""})
+        with pytest.raises(ValueError, match="surrogates"):
+            topic.append_many([b"bad"], headers=[{"\ud800": b""}])
+        topic.append(b"good", headers={"ä": b""})
+        topic.flush()
+        assert [record.value for record in topic.read()] == [b"good"]
+
+
+# --- timestamps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, -1, MAX, -MAX - 1, NOW])
+def test_timestamp_of_64_bits_is_taken(number: int) -> None:
+    assert timestamp_us(number) == number
+    assert take_columns([b""], None, [number], None, limit_bytes=9)[0].timestamps == [number]
+
+
+@pytest.mark.parametrize("number", [MAX + 1, -MAX - 2, 10**30])
+def test_timestamp_beyond_64_bits_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match="does not fit 64 bits"):
+        timestamp_us(number)
+    with pytest.raises(ValueError, match="does not fit 64 bits"):
+        take_columns([b"", b""], None, [0, number], None, limit_bytes=9)
+
+
+@pytest.mark.parametrize("time", [1.5, "now", True, b"1"], ids=repr)
+def test_timestamp_of_another_type_is_refused(time: Any) -> None:
+    with pytest.raises(TypeError, match="int microseconds UTC or an aware datetime"):
+        one(b"", None, time)
+    with pytest.raises(TypeError, match="int microseconds UTC or an aware datetime"):
+        take_columns([b""], None, [time], None, limit_bytes=9)
+
+
+def test_timestamps_may_be_mixed() -> None:
+    times = [5, datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)]
+    assert take_columns([b"", b""], None, times, None, limit_bytes=9)[0].timestamps == [5, NOW]
+
+
+# --- many records ---------------------------------------------------------------------------------------
+
+BINARY = st.none() | st.binary(max_size=5)
+
+
+HEADERS = st.dictionaries(st.text(max_size=3), st.binary(max_size=3))
+
+
+@given(st.lists(st.tuples(BINARY, BINARY, st.integers(-MAX, MAX), HEADERS)))
+def test_many_records_are_the_same_as_one_by_one(records: list[tuple[Any, Any, int, dict[str, bytes]]]) -> None:
+    values, keys, times, headers = ([each[i] for each in records] for i in range(4))
+    many, size = take_columns(iter(values), iter(keys), iter(times), iter(headers), limit_bytes=1 << 20)
+    singles = [one(*each, limit=1 << 20) for each in records]
+    assert many.values == [single.values[0] for single, _ in singles]
+    assert many.keys == keys
+    assert many.timestamps == times
+    assert many.headers == [single.headers[0] if single.headers else () for single, _ in singles]
+    assert size == sum(bytes_of for _, bytes_of in singles) == columns_bytes(many)
+
+
+@pytest.mark.parametrize("values", [b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc"], ids=repr)
+def test_one_value_is_not_many(values: Any) -> None:
+    with pytest.raises(TypeError, match=r"an iterable of bytes.*use append\(\) for one"):
+        take_columns(values, None, None, None, limit_bytes=9)
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("keys", ([b"k"], None, None)), ("timestamps", (None, [1, 2, 3], None)), ("headers", (None, None, []))],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_columns_of_another_length_are_refused(name: str, columns: tuple[Any, Any, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"\d {name} for 2 values"):
+        take_columns([b"", b""], *columns, limit_bytes=9)
+
+
+def test_headers_may_be_none_for_a_record() -> None:
+    found, _ = take_columns([b"", b""], None, None, [None, {"a": b"1"}], limit_bytes=99)
+    assert found.headers == [(), (("a", b"1"),)]
+
+
+def test_each_of_many_is_held_against_the_limit_and_named() -> None:
+    take_columns([b"x" * 10] * 100, None, None, None, limit_bytes=10)
+    with pytest.raises(RecordTooLargeError, match="record 2 is 11 bytes"):
+        take_columns([b"x" * 10, None, b"x" * 11], None, None, None, limit_bytes=10)
+    with pytest.raises(RecordTooLargeError, match="record 1 is 27 bytes"):
+        take_columns([b"x", b"x"], [None, b"k" * 16], None, [None, {"a": b"1"}], limit_bytes=20)
+
+
+def test_large_records_of_one_key_do_not_make_one_batch_far_too_large(tmp_path: Path) -> None:
+    # The share of a partition in a call was reckoned by the number of its records alone.
+    limits: dict[str, Any] = {"batch_bytes": 4096, "max_record_bytes": 20_000}
+    with Topic.open(tmp_path / "topic", partitions=2, **limits) as topic:
+        large, small = (next(b"%d" % n for n in range(99) if crc32(b"%d" % n) % 2 == side) for side in (0, 1))
+        topic.append_many([bytes(10_000)] * 50 + [b""] * 5000, keys=[large] * 50 + [small] * 5000)
+        topic.flush()
+        assert max(batch.header.length for batch in topic.partition(0).batches()) < 3 * 10_000

@@ -1,0 +1,251 @@
+"""description.py: `topic.json` says what a topic is; a directory that has it is whole."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import uuid
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from builders import LOG_ID, NOW, edit_json
+from loglib import (
+    CorruptLogError,
+    FlushPolicy,
+    LogError,
+    Retention,
+    Topic,
+    TopicConfig,
+    UnsupportedFormatError,
+    description,
+)
+from loglib.files import REAL, Files
+
+CONFIG = TopicConfig(
+    partitions=3,
+    flush=FlushPolicy(5, None, 7),
+    retention=Retention(timedelta(days=3, microseconds=1), 1 << 40, 0.25),
+    segment_age=None,
+    compression="zstd",
+    durability="os",
+    permissions=0o640,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A directory with a description."""
+    path = tmp_path / "topic"
+    path.mkdir()
+    description.write(REAL, str(path), LOG_ID, CONFIG)
+    return path
+
+
+def test_description_comes_back(path: Path) -> None:
+    assert description.read(REAL, str(path)) == (LOG_ID, CONFIG)
+    assert os.listdir(path) == ["topic.json"]
+    assert (path / "topic.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_description_is_replaced_whole(path: Path) -> None:
+    (path / "topic.json.tmp").write_text("left by a crash")
+    description.write(REAL, str(path), LOG_ID, TopicConfig())
+    assert description.read(REAL, str(path)) == (LOG_ID, TopicConfig())
+    assert os.listdir(path) == ["topic.json"]
+
+
+def test_directory_without_a_description_is_no_topic(tmp_path: Path) -> None:
+    assert description.read(REAL, str(tmp_path)) is None
+    assert description.read(REAL, str(tmp_path / "missing")) is None
+
+
+def test_names_that_are_missing_have_their_defaults(path: Path) -> None:
+    (path / "topic.json").write_text(json.dumps({"format": 1, "log_id": str(uuid.UUID(bytes=LOG_ID))}))
+    assert description.read(REAL, str(path)) == (LOG_ID, TopicConfig())
+    (path / "topic.json").write_text(
+        json.dumps({"format": 1, "log_id": LOG_ID.hex(), "retention": {"bytes": 5}, "flush": {"messages": 9}})
+    )
+    found = description.read(REAL, str(path))
+    assert found is not None
+    assert found[1] == TopicConfig(retention=Retention(bytes=5), flush=FlushPolicy(messages=9))
+
+
+def test_names_that_are_unknown_are_left_alone(path: Path) -> None:
+    # Those inside of `flush` and `retention` were called damage.
+    values = json.loads((path / "topic.json").read_text())
+    values["newer"] = values["flush"]["newer"] = values["retention"]["newer"] = [1, {"deep": None}]
+    (path / "topic.json").write_text(json.dumps(values))
+    assert description.read(REAL, str(path)) == (LOG_ID, CONFIG)
+
+
+NO_DESCRIPTIONS = [
+    pytest.param(b"", id="empty"),
+    pytest.param(bytes(4096), id="zeros"),
+    pytest.param(b"\xff\xfe\xff", id="no-utf-8"),
+    pytest.param(b"[" * 200_000, id="nested-too-deep"),
+    pytest.param(b'{"format": ' + b"9" * 5000 + b"}", id="a-number-too-long"),
+    *[pytest.param(text.encode(), id=text) for text in ("null", "[]", "1", '"text"', "{}", '{"format": 1}', "{")],
+]
+
+
+@pytest.mark.parametrize("content", NO_DESCRIPTIONS)
+def test_what_is_no_description_is_damage(path: Path, content: bytes) -> None:
+    (path / "topic.json").write_bytes(content)
+    with pytest.raises(CorruptLogError, match="the JSON of a topic") as caught:
+        description.read(REAL, str(path))
+    assert caught.value.path == str(path / "topic.json")
+
+
+def test_no_prefix_of_a_description_is_accepted(path: Path) -> None:
+    content = (path / "topic.json").read_bytes()
+    for size in range(len(content) - 2):
+        (path / "topic.json").write_bytes(content[:size])
+        with pytest.raises(CorruptLogError):
+            description.read(REAL, str(path))
+
+
+@pytest.mark.parametrize("name", ["format", "log_id", *CONFIG.to_json()])
+@pytest.mark.parametrize(
+    "value", [{}, [1], "text", -1, 1.5, 1e300, float("inf"), float("nan"), 10**400], ids=lambda value: repr(value)[:12]
+)
+def test_value_of_the_wrong_kind_is_an_error_and_no_crash(path: Path, name: str, value: object) -> None:
+    edit_json(path / "topic.json", **{name: value})
+    try:
+        found = description.read(REAL, str(path))
+    except (CorruptLogError, UnsupportedFormatError) as error:
+        assert str(path) in str(error)
+    else:
+        assert found is not None
+        json.dumps(found[1].to_json())  # whatever was taken can be written again
+
+
+@pytest.mark.parametrize("name", ["flush", "retention"])
+@pytest.mark.parametrize("values", [{"bytes": "9"}, {"bytes": 1.5}, {"bytes": -1}, {"age": "x", "interval": "x"}])
+def test_wrong_values_in_a_policy_are_damage(path: Path, name: str, values: dict[str, object]) -> None:
+    edit_json(path / "topic.json", **{name: values})
+    with pytest.raises(CorruptLogError):
+        description.read(REAL, str(path))
+
+
+@pytest.mark.parametrize("version", [2, 99, 1 << 40])
+def test_newer_description_is_refused_by_name(path: Path, version: int) -> None:
+    edit_json(path / "topic.json", format=version, partitions="in words")
+    with pytest.raises(UnsupportedFormatError, match=f"topic format {version} is newer") as caught:
+        description.read(REAL, str(path))
+    assert (caught.value.found, caught.value.supported) == (version, 1)
+
+
+def test_compression_of_a_newer_version_is_refused_by_name(path: Path) -> None:
+    edit_json(path / "topic.json", compression="brotli")
+    with pytest.raises(UnsupportedFormatError, match="compression brotli is newer .*none, zlib, lz4, zstd"):
+        description.read(REAL, str(path))
+
+
+def test_description_that_is_too_large_is_not_read(path: Path) -> None:
+    (path / "topic.json").write_bytes(b" " * ((1 << 20) + 1))
+    with pytest.raises(OSError) as caught:
+        description.read(REAL, str(path))
+    assert caught.value.errno == errno.EFBIG
+
+
+# --- creation -------------------------------------------------------------------------------------------
+
+
+def test_topic_is_made_whole_with_the_directories_above_it(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "topic"
+    description.create(REAL, str(path), CONFIG, now=NOW)
+    assert sorted(os.listdir(path)) == ["0000", "0001", "0002", "topic.json"]
+    assert sorted(os.listdir(path / "0002")) == ["00000000000000000000.log", "watermark"]
+    assert os.listdir(path.parent) == ["topic"]
+    assert {each.stat().st_mode & 0o777 for each in path.rglob("*") if each.is_file()} == {0o640}
+    assert {each.stat().st_mode & 0o777 for each in (path, path / "0000")} == {0o750}
+    found = description.read(REAL, str(path))
+    assert found is not None and found[1] == CONFIG
+
+
+def test_each_topic_has_a_log_id_of_its_own(tmp_path: Path) -> None:
+    ids = set()
+    for number in range(3):
+        description.create(REAL, str(tmp_path / str(number)), TopicConfig(), now=NOW)
+        found = description.read(REAL, str(tmp_path / str(number)))
+        assert found is not None
+        ids.add(found[0])
+    assert len(ids) == 3
+
+
+def test_topic_is_made_in_an_empty_directory_but_in_no_other(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    description.create(REAL, str(tmp_path / "empty"), TopicConfig(), now=NOW)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(LogError, match=r"holds files but no topic\.json"):
+        description.create(REAL, str(tmp_path / "full"), TopicConfig(), now=NOW)
+    assert os.listdir(tmp_path / "full") == ["thesis.txt"]
+    assert sorted(os.listdir(tmp_path)) == ["empty", "full"]
+
+
+def test_of_several_that_make_a_topic_one_wins_and_all_use_it(tmp_path: Path) -> None:
+    path = tmp_path / "topic"
+    start = threading.Barrier(4)
+    faults: list[Exception] = []
+
+    def make() -> None:
+        start.wait()
+        try:
+            description.create(REAL, str(path), TopicConfig(), now=NOW)
+        except LogError as error:  # it came later and has seen the topic
+            faults.append(error)
+
+    makers = [threading.Thread(target=make) for _ in range(4)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert len(faults) < 4
+    assert os.listdir(tmp_path) == ["topic"]
+    with Topic.open(path) as topic:
+        topic.append(b"x")
+
+
+def test_topic_that_another_process_made_meanwhile_counts(tmp_path: Path) -> None:
+    path = tmp_path / "topic"
+
+    class Late(Files):
+        """Another process comes first, just before the rename."""
+
+        def rename(self, source: str, target: str) -> None:  # type: ignore[override]
+            if target == str(path):
+                description.create(REAL, str(path), TopicConfig(partitions=2), now=NOW)
+            os.rename(source, target)
+
+    description.create(Late(), str(path), TopicConfig(), now=NOW)
+    found = description.read(REAL, str(path))
+    assert found is not None and found[1].partitions == 2
+    assert os.listdir(tmp_path) == ["topic"]
+
+
+def test_rename_that_fails_for_another_reason_is_reported(tmp_path: Path) -> None:
+    class Broken(Files):
+        def rename(self, source: str, target: str) -> None:  # type: ignore[override]
+            if target.endswith("topic"):
+                raise OSError(errno.EIO, "Input/output error")
+            os.rename(source, target)
+
+    with pytest.raises(OSError, match="Input/output"):
+        description.create(Broken(), str(tmp_path / "topic"), TopicConfig(), now=NOW)
+    assert not (tmp_path / "topic").exists()
+
+
+def test_topic_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    # The error of removing what had not been made stood in its place.
+    class ReadOnly(Files):
+        def make_directory(self, path: str, permissions: int) -> None:
+            raise OSError(errno.EROFS, "Read-only file system", path)
+
+    with pytest.raises(OSError, match="Read-only"):
+        description.create(ReadOnly(), str(tmp_path / "topic"), TopicConfig(), now=NOW)
+    assert os.listdir(tmp_path) == []

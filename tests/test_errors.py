@@ -1,0 +1,117 @@
+"""errors.py: each error keeps its facts, says what to do, and is caught as what it is."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import inspect
+import pickle
+from pathlib import Path
+
+import pytest
+
+import loglib
+from loglib import errors
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+BROKEN = OSError(errno.EIO, "Input/output error")
+CASES = [
+    (
+        errors.CorruptLogError(Path("a.log"), 12, "nothing", "a CRC"),
+        {"path": "a.log", "file_position": 12, "found": "nothing", "expected": "a CRC"},
+        "a.log, byte 12: found nothing, expected a CRC; nothing was changed",
+    ),
+    (
+        errors.UnsupportedFormatError("a.log", "batch version", 2, 1),
+        {"path": "a.log", "found": 2, "supported": 1},
+        "a.log: batch version 2 is newer than this loglib knows (1); upgrade loglib",
+    ),
+    (
+        errors.OffsetOutOfRangeError(3, 5, 10, 20),
+        {"partition": 3, "offset": 5, "log_start_offset": 10, "log_end_offset": 20},
+        "partition 3: offset 5 is outside the log, which holds [10, 20); start at 10 or 'begin'",
+    ),
+    (
+        errors.InvalidOffsetError(0, 7, range(3), 144),
+        {"partition": 0, "offset": 7, "batch_offsets": range(3), "next_offset": 144},
+        "partition 0: no record has offset 7; the records around it are 0 to 2, then 144; use Record.offset or",
+    ),
+    (
+        errors.LockedError(Path("lock"), "pid 5"),
+        {"path": "lock", "holder": "pid 5"},
+        "lock is held by pid 5; close that writer",
+    ),
+    (errors.LogClosedError("closed"), {}, "closed"),
+    (errors.ForkedHandleError("t", 9), {"path": "t", "parent_pid": 9}, "by pid 9 before a fork; open it again here"),
+    (errors.ReadOnlyError("t"), {"path": "t"}, "open it with mode='a' to write"),
+    (
+        errors.RecordTooLargeError("the record", 11, 10),
+        {"size_bytes": 11, "limit_bytes": 10},
+        "the record is 11 bytes, the limit is 10; nothing was appended",
+    ),
+    (
+        errors.StorageFullError("a.log", FULL, range(8, 11)),
+        {"path": "a.log", "lost": range(8, 11), "errno": errno.ENOSPC},
+        "a.log: No space left on device; 3 buffered records from offset 8 were not written",
+    ),
+    (
+        errors.StorageIOError("a.log", BROKEN, "reading at byte 5"),
+        {"path": "a.log", "errno": errno.EIO},
+        "a.log: Input/output error while reading at byte 5",
+    ),
+    (errors.WriterFailedError("a.log", BROKEN), {"path": "a.log", "error": BROKEN}, "are in doubt, reopen"),
+    (
+        errors.ConfigConflictError("t", "partitions", 3, 2),
+        {"path": "t", "name": "partitions", "given": 3, "stored": 2},
+        "t was created with partitions=2, not 3; leave the argument out",
+    ),
+    (errors.MissingCodecError("lz4", "lz4"), {"codec": "lz4", "extra": "lz4"}, "install loglib's extra [lz4]"),
+]
+IDS = [type(error).__name__ for error, _, _ in CASES]
+
+
+@pytest.mark.parametrize(("error", "facts", "message"), CASES, ids=IDS)
+def test_error_keeps_its_facts_and_says_what_to_do(
+    error: errors.LogError, facts: dict[str, object], message: str
+) -> None:
+    assert isinstance(error, errors.LogError)
+    assert message in str(error)
+    for name, value in facts.items():
+        assert getattr(error, name) == value
+
+
+@pytest.mark.parametrize(("error", "facts", "message"), CASES, ids=IDS)
+def test_error_survives_the_way_to_another_process(
+    error: errors.LogError, facts: dict[str, object], message: str
+) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        for name, value in facts.items():
+            found = getattr(again, name)
+            assert found == value or str(found) == str(value)
+
+
+def test_every_error_has_a_case_and_is_public() -> None:
+    classes = {each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, errors.LogError)}
+    assert {type(error) for error, _, _ in CASES} | {errors.LogError} == classes
+    assert {each.__name__ for each in classes} == set(errors.__all__)
+    assert set(errors.__all__) <= set(loglib.__all__)
+
+
+@pytest.mark.parametrize(
+    ("child", "parent"),
+    [
+        (errors.OffsetOutOfRangeError, LookupError), (errors.InvalidOffsetError, ValueError),
+        (errors.RecordTooLargeError, ValueError), (errors.ConfigConflictError, ValueError),
+        (errors.StorageFullError, OSError), (errors.StorageIOError, OSError), (errors.MissingCodecError, ImportError),
+        (errors.ForkedHandleError, errors.LogClosedError),
+    ],
+)  # fmt: skip
+def test_error_is_also_what_python_calls_it(child: type, parent: type) -> None:
+    assert issubclass(child, parent)
+
+
+def test_storage_error_without_a_number_has_one() -> None:
+    assert errors.StorageIOError("a", OSError("odd"), "reading").errno == errno.EIO
+    assert errors.StorageFullError("a", OSError("odd"), range(0)).errno == errno.ENOSPC
