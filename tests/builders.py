@@ -133,8 +133,10 @@ def make_topic(path: Path, config: TopicConfig, *, log_id: bytes = LOG_ID) -> No
 
 
 def edit_json(path: Path, **values: Any) -> None:
-    """Change names in a `topic.json`."""
-    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
+    """Change names in a `topic.json` by hand, as its last line allows."""
+    changed = json.loads(path.read_text("utf-8")) | values
+    changed.pop("crc", None)
+    path.write_text(json.dumps(changed), "utf-8")
 
 
 # --- bytes that no writer would write, but whose checksums are right -------------------------------

@@ -25,8 +25,9 @@ def crc32c(data: bytes) -> int:
 
 def read_topic(path: Path) -> dict[int, list[tuple]]:
     """(offset, time, key, value, headers) of every record, by partition."""
-    topic = json.loads((path / "topic.json").read_text("utf-8"))
-    assert topic["format"] == 1
+    text = (path / "topic.json").read_bytes()
+    topic = json.loads(text)
+    assert topic["format"] == 1 and int(topic["crc"], 16) == crc32c(text.rpartition(b'"crc"')[0])
     log_id = uuid.UUID(topic["log_id"]).bytes
     return {number: read_partition(path / f"{number:04d}", log_id, number) for number in range(topic["partitions"])}
 

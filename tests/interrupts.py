@@ -53,8 +53,7 @@ class Interrupter:
 
     def run(self, action: Callable[[], Any]) -> Any:
         before = sys.gettrace()
-        gc.collect()  # here and not in the middle, where it would bring in other code at other points each time
-        gc.disable()
+        gc.disable()  # it would bring in other code, at other points each time
         sys.settrace(self._trace)
         try:
             return action()

@@ -20,11 +20,13 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timesta
 Row = dict[str, Any]
 
 
-def random_topic(path: Path, seed: int, *, partitions: int = 2, batches: int = 40, **policies: Any) -> Path:
+def random_topic(
+    path: Path, seed: int, *, partitions: int = 2, empty_partitions: int = 0, batches: int = 40, **policies: Any
+) -> Path:
     """A topic of small segments with nulls, empties, headers, equal and differing times, by the seed."""
     random = Random(seed)
     policies = QUIET | {"segment_bytes": 4096} | policies
-    with Topic.open(path, partitions=partitions, clock=lambda: NOW, **policies) as topic:
+    with Topic.open(path, partitions=partitions + empty_partitions, clock=lambda: NOW, **policies) as topic:
         for _ in range(batches):
             count = random.randint(1, 12)
             topic.append_many(

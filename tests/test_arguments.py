@@ -101,7 +101,11 @@ def one(value: Any, key: Any = None, timestamp: Any = None, headers: Any = None,
     return record_columns(value, key, timestamp, headers, limit_bytes=limit)
 
 
-@pytest.mark.parametrize("item", [b"xyz", bytearray(b"xyz"), memoryview(b"xyz"), memoryview(b"x.y.z")[::2]], ids=repr)
+@pytest.mark.parametrize(
+    "item",
+    [b"xyz", bytearray(b"xyz"), memoryview(b"xyz"), memoryview(b"x.y.z")[::2]],
+    ids=["bytes", "bytearray", "memoryview", "strided"],
+)
 def test_bytes_of_any_kind_become_bytes(item: Any) -> None:
     assert one(item, item) == (Columns([b"xyz"], [b"xyz"]), 6)
     assert take_columns([item], [item], None, None, limit_bytes=9) == (Columns([b"xyz"], [b"xyz"]), 6)
@@ -225,6 +229,7 @@ BINARY = st.none() | st.binary(max_size=5)
 HEADERS = st.dictionaries(st.text(max_size=3), st.binary(max_size=3))
 
 
+@calm
 @given(st.lists(st.tuples(BINARY, BINARY, st.integers(-MAX, MAX), HEADERS)))
 def test_many_records_are_the_same_as_one_by_one(records: list[tuple[Any, Any, int, dict[str, bytes]]]) -> None:
     values, keys, times, headers = ([each[i] for each in records] for i in range(4))
@@ -237,7 +242,9 @@ def test_many_records_are_the_same_as_one_by_one(records: list[tuple[Any, Any, i
     assert size == sum(bytes_of for _, bytes_of in singles) == columns_bytes(many)
 
 
-@pytest.mark.parametrize("values", [b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc"], ids=repr)
+@pytest.mark.parametrize(
+    "values", [b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc"], ids=["bytes", "bytearray", "memoryview", "str"]
+)
 def test_one_value_is_not_many(values: Any) -> None:
     with pytest.raises(TypeError, match=r"an iterable of bytes.*use append\(\) for one"):
         take_columns(values, None, None, None, limit_bytes=9)

@@ -36,7 +36,7 @@ def arrow_rows(table: pa.RecordBatch) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3], ids=["none", "zlib", "lz4", "zstd"])
-@settings(max_examples=60, deadline=None)
+@settings(calm, max_examples=60)
 @given(columns(), st.integers(0, 1 << 40).map(lambda n: 8 * n))
 def test_arrow_holds_what_the_columns_hold(codec: int, given_columns: Columns, base_offset: int) -> None:
     found = batch_of(encoded(given_columns, base_offset, codec=codec), base_offset)

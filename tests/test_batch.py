@@ -50,7 +50,7 @@ def complete(given_columns: Columns) -> Columns:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@settings(max_examples=150, deadline=None)
+@settings(calm, max_examples=150)
 @given(given_columns=columns(), base_offset=st.integers(0, 1 << 40).map(lambda n: 8 * n))
 @example(EVERYTHING, 0)
 @example(PLAIN, 0)
@@ -243,7 +243,7 @@ def test_newer_batch_is_told_from_a_bad_one(fields: dict[str, int]) -> None:
         header_of(forged(encoded(PLAIN), **fields))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(calm, max_examples=300)
 @given(st.data())
 def test_random_numbers_in_a_header_are_refused_or_harmless(data: st.DataObject) -> None:
     number = st.sampled_from([0, 1, 7, 8, 0x7FFFFFFF, 0xFFFFFFFF]) | st.integers(0, 400)

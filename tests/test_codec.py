@@ -23,7 +23,7 @@ PIECE = codec._PIECE_BYTES
 
 
 @pytest.mark.parametrize("number", CODECS)
-@settings(max_examples=50, deadline=None)
+@settings(calm, max_examples=50)
 @given(body=st.binary(min_size=1, max_size=2000))
 def test_what_is_compressed_is_decompressed(number: int, body: bytes) -> None:
     stored = codec.compress(number, body)

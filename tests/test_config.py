@@ -85,6 +85,7 @@ POLICIES = st.builds(
 )
 
 
+@calm
 @given(POLICIES)
 def test_policies_come_back_from_json(config: TopicConfig) -> None:
     assert TopicConfig.from_json(config.to_json()) == config

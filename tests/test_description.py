@@ -64,10 +64,12 @@ def test_directory_without_a_description_is_no_topic(tmp_path: Path) -> None:
 
 
 def test_names_that_are_missing_have_their_defaults(path: Path) -> None:
-    (path / "topic.json").write_text(json.dumps({"format": 1, "log_id": str(uuid.UUID(bytes=LOG_ID))}))
+    (path / "topic.json").write_text(json.dumps({"format": 1, "log_id": str(uuid.UUID(bytes=LOG_ID)), "partitions": 1}))
     assert description.read(REAL, str(path)) == (LOG_ID, TopicConfig())
     (path / "topic.json").write_text(
-        json.dumps({"format": 1, "log_id": LOG_ID.hex(), "retention": {"bytes": 5}, "flush": {"messages": 9}})
+        json.dumps(
+            {"format": 1, "log_id": LOG_ID.hex(), "partitions": 1, "retention": {"bytes": 5}, "flush": {"messages": 9}}
+        )
     )
     found = description.read(REAL, str(path))
     assert found is not None
@@ -77,9 +79,52 @@ def test_names_that_are_missing_have_their_defaults(path: Path) -> None:
 def test_names_that_are_unknown_are_left_alone(path: Path) -> None:
     # Those inside of `flush` and `retention` were called damage.
     values = json.loads((path / "topic.json").read_text())
-    values["newer"] = values["flush"]["newer"] = values["retention"]["newer"] = [1, {"deep": None}]
-    (path / "topic.json").write_text(json.dumps(values))
+    newer = {"newer": [1, {"crc": None}]}
+    edit_json(path / "topic.json", **newer, flush=values["flush"] | newer, retention=values["retention"] | newer)
     assert description.read(REAL, str(path)) == (LOG_ID, CONFIG)
+
+
+def test_no_flip_in_a_description_changes_what_it_says(path: Path) -> None:
+    # One flip in `"partitions"` hid all partitions but the first; one in `"age"` had old segments dropped.
+    content = bytearray((path / "topic.json").read_bytes())
+    name_of_crc = range(content.index(b'"crc"'), content.index(b'"crc"') + 5)
+    for bit in range(8 * len(content)):
+        content[bit // 8] ^= 1 << bit % 8
+        (path / "topic.json").write_bytes(content)
+        try:
+            assert description.read(REAL, str(path)) == (LOG_ID, CONFIG)
+            assert bit // 8 in name_of_crc or not bytes(content[bit // 8 : bit // 8 + 1]).strip(), f"bit {bit}"
+        except CorruptLogError as error:
+            assert error.path == str(path / "topic.json")
+        content[bit // 8] ^= 1 << bit % 8
+
+
+def test_description_without_its_crc_may_be_edited(path: Path) -> None:
+    edit_json(path / "topic.json", segment_bytes=9999)
+    found = description.read(REAL, str(path))
+    assert found is not None and found[1].segment_bytes == 9999
+    content = (path / "topic.json").read_bytes()
+    description.write(REAL, str(path), LOG_ID, CONFIG)
+    signed = (path / "topic.json").read_bytes().replace(b"1073741824", b"1073741825")
+    (path / "topic.json").write_bytes(signed)
+    with pytest.raises(CorruptLogError, match="remove the crc to edit the file by hand"):
+        description.read(REAL, str(path))
+    assert content != signed
+
+
+def test_fewer_partitions_than_there_are_are_not_read(path: Path) -> None:
+    (path / "0002").mkdir()
+    edit_json(path / "topic.json", partitions=2)
+    with pytest.raises(CorruptLogError, match="2 partitions"):
+        description.read(REAL, str(path))
+    edit_json(path / "topic.json", partitions=3)
+    assert description.read(REAL, str(path)) == (LOG_ID, CONFIG)
+
+
+def test_number_of_partitions_has_no_default(path: Path) -> None:
+    (path / "topic.json").write_text(json.dumps({"format": 1, "log_id": LOG_ID.hex()}))
+    with pytest.raises(CorruptLogError, match="partitions"):
+        description.read(REAL, str(path))
 
 
 NO_DESCRIPTIONS = [

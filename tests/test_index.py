@@ -12,6 +12,7 @@ from loglib.index import SegmentIndex
 BASES = st.sets(st.integers(0, 200))
 
 
+@calm
 @given(BASES, st.integers(-1, 201))
 def test_offset_is_found_as_by_a_scan(bases: set[int], offset: int) -> None:
     index = SegmentIndex(bases)
@@ -21,6 +22,7 @@ def test_offset_is_found_as_by_a_scan(bases: set[int], offset: int) -> None:
     assert len(index) == len(bases)
 
 
+@calm
 @given(BASES, BASES, BASES)
 def test_changes_are_those_of_a_set(first: set[int], added: set[int], removed: set[int]) -> None:
     index = SegmentIndex(first)

@@ -55,12 +55,14 @@ def rows_of(groups: dict[int, Columns]) -> dict[int, list[tuple[object, ...]]]:
     }
 
 
+@calm
 @given(columns(keys=st.binary(max_size=3)), st.integers(1, 9))
 def test_records_are_spread_in_their_order(given_columns: Columns, partitions: int) -> None:
     groups = spread(given_columns, partitions, by_crc32, never)
     assert rows_of(groups) == expected(given_columns, partitions, 0)
 
 
+@calm
 @given(columns(keys=st.none() | st.binary(max_size=3)), st.integers(1, 9), st.data())
 def test_records_with_a_null_key_stay_together(given_columns: Columns, partitions: int, data: st.DataObject) -> None:
     keyless = data.draw(st.integers(0, partitions - 1))

@@ -59,7 +59,7 @@ def test_columns_left_out_are_null_now_and_empty() -> None:
 
 
 @pytest.mark.parametrize("decode_first", [False, True], ids=["decoded-late", "decoded-before"])
-@settings(max_examples=100, deadline=None)
+@settings(calm, max_examples=100)
 @given(start=st.integers(0, 900), end=st.integers(0, 900))
 def test_part_of_a_batch_shows_the_records_between(decode_first: bool, start: int, end: int) -> None:
     whole = batch_of(encoded(EVERYTHING, 400), 400)
@@ -102,6 +102,7 @@ def test_places_are_plain_tuples() -> None:
 # --- times --------------------------------------------------------------------------------------------
 
 
+@calm
 @given(st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=-11))])))
 def test_times_come_back_to_the_microsecond(time: datetime) -> None:
     assert to_datetime(from_datetime(time)) == time

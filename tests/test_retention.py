@@ -108,6 +108,7 @@ def policies(draw: st.DrawFn) -> Retention:
     )
 
 
+@calm
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(-2, 12)), min_size=1, max_size=8),
     policies(), st.integers(0, 200), st.integers(0, 200),

@@ -73,6 +73,7 @@ def batch_ranges(path: Path) -> list[range]:
 # --- names --------------------------------------------------------------------------------------------
 
 
+@calm
 @given(st.integers(0, 10**20 - 1))
 def test_name_of_a_segment_states_its_base_offset(base_offset: int) -> None:
     assert parse_segment_name(segment_name(base_offset)) == base_offset
@@ -533,7 +534,7 @@ def test_header_at_a_place_where_none_begins_is_damage(small: Path) -> None:
 # --- time -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(calm, max_examples=60)
 @given(times=st.lists(st.lists(st.integers(-50, 50), min_size=1, max_size=3), min_size=1, max_size=20))
 def test_first_reaching_agrees_with_a_scan(tmp_path_factory: pytest.TempPathFactory, times: list[list[int]]) -> None:
     stored = chained([Columns([bytes(50 * abs(each[0])) for _ in each], timestamps=each) for each in times])

@@ -52,10 +52,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="module")
 def topic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A topic that no test changes: three partitions, one of them empty, several segments each."""
-    path = tmp_path_factory.mktemp("logs") / "topic"
-    with Topic.open(path, partitions=3, segment_bytes=4096, clock=lambda: NOW, **QUIET):
-        pass
-    return random_topic(path, seed=1, batches=80)
+    return random_topic(tmp_path_factory.mktemp("logs") / "topic", seed=1, batches=80, empty_partitions=1)
 
 
 def load(spark: SparkSession, path: Path, **options: object) -> DataFrame:
@@ -170,7 +167,7 @@ def test_number_of_tasks_follows_the_size_and_min_partitions(spark: SparkSession
     path = tmp_path / "topic"
     assert load(spark, path).rdd.getNumPartitions() == 1  # 2 MB: a second task would cost more than it brings
     assert load(spark, path, minPartitions=5).rdd.getNumPartitions() == 5
-    assert load(spark, path, maxBytesPerPartition="256k").rdd.getNumPartitions() == 9
+    assert load(spark, path, maxBytesPerPartition="256k").rdd.getNumPartitions() == 8
     assert load(spark, path, minPartitions=5).count() == 8 * 256
 
 
@@ -338,7 +335,7 @@ def test_retention_under_a_held_plan_fails_or_is_passed_over(spark: SparkSession
 
 def test_what_is_not_offered_yet_says_so(spark: SparkSession, topic: Path) -> None:
     with pytest.raises(PySparkException, match="not implemented"):
-        spark.range(1).selectExpr("cast(id AS binary) AS value").write.format("loglib").mode("append").save(str(topic))
+        spark.sql("SELECT X'00' AS value").write.format("loglib").mode("append").save(str(topic))
     stream = spark.readStream.format("loglib").load(str(topic))
     with pytest.raises(PySparkException, match="not implemented"):
         stream.writeStream.format("noop").start().processAllAvailable()
@@ -353,7 +350,7 @@ def test_broken_neighbour_hides_the_format_until_it_is_registered(tmp_path: Path
     (tmp_path / "pyspark_broken.py").write_text("raise RuntimeError('a neighbour')\n")
     program = """
         import sys
-        from pyspark.errors import PySparkException
+        from py4j.protocol import Py4JJavaError
         from pyspark.sql import SparkSession
 
         spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
@@ -361,8 +358,8 @@ def test_broken_neighbour_hides_the_format_until_it_is_registered(tmp_path: Path
         read = spark.read.format("loglib")
         try:
             read.load(sys.argv[1])
-        except PySparkException:
-            print("hidden")
+        except Py4JJavaError as error:
+            print("DATA_SOURCE_NOT_FOUND" in str(error))
         from pyspark_loglib import DefaultSource
 
         spark.dataSource.register(DefaultSource)
@@ -378,4 +375,4 @@ def test_broken_neighbour_hides_the_format_until_it_is_registered(tmp_path: Path
     ran = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
-    assert ran.stdout.split() == ["hidden", str(len(all_records(tmp_path / "topic")))], ran.stderr[-3000:]
+    assert ran.stdout.split() == ["True", str(len(all_records(tmp_path / "topic")))], ran.stderr[-3000:]

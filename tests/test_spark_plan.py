@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from random import Random
 
@@ -109,7 +109,7 @@ def test_every_subset_of_columns_is_what_the_core_reads(topic: Path) -> None:
 def test_arrow_batches_keep_to_their_size(topic: Path, arrow_batch_bytes: int) -> None:
     batches = scan_batches(topic, arrow_batch_bytes=arrow_batch_bytes, includeHeaders=True)
     assert all(batch.nbytes <= arrow_batch_bytes or batch.num_rows == 1 for batch in batches)
-    neighbours = [a.nbytes + b.nbytes for a, b in zip(batches, batches[1:], strict=False)]
+    neighbours = [a.nbytes + b.nbytes for a, b in pairwise(batches)]
     merged = [size for size in neighbours if size > arrow_batch_bytes]
     assert len(merged) >= len(neighbours) - 1  # but for the border between the two partitions
     assert [row for batch in batches for row in rows_of(batch)] == all_rows(topic)

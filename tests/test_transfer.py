@@ -194,6 +194,12 @@ def test_whole_batches_up_to_the_limit_are_sent_but_at_least_one(source: Topic, 
         assert arrived == [each.base_offset for each in headers if header.base_offset <= each.base_offset < end]
 
 
+def test_limit_inside_the_first_batch_of_the_next_segment_ends_before_it(source: Topic) -> None:
+    rolled = source.partition(0).segments[1].base_offset
+    *_, last = (batch.header for batch in source.batches() if batch.header.next_offset <= rolled)
+    assert frames_of(source, last.base_offset, last.length + 8)[1] == rolled == last.next_offset
+
+
 def test_start_inside_a_batch_sends_the_batch(source: Topic) -> None:
     first = next(batch for batch in source.batches() if len(batch) > 1)
     assert frames_of(source, first.offsets[1], 1) == frames_of(source, first.offsets[0], 1)

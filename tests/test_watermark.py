@@ -42,6 +42,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+@calm
 @given(st.tuples(U64, U64, U64).map(sorted), U64, st.integers(0, (1 << 32) - 1))
 def test_mark_comes_back(ends: list[int], sequence: int, epoch: int) -> None:
     mark = Mark(sequence, ends[0], ends[2], ends[1], epoch)

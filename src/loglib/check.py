@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from .errors import CorruptLogError
+from .errors import CorruptLogError, OffsetOutOfRangeError
 from .log import Cursor, Log
 from .recovery import list_segments, load_headers
 from .segment import HEADER_BYTES, segment_name
+from .watermark import Mark
 
 __all__ = ["CheckReport", "check_log"]
 
@@ -28,7 +29,17 @@ class CheckReport(NamedTuple):
 
 def check_log(log: Log) -> CheckReport:
     """Verify everything below the flushed end; raises `CorruptLogError` at the first fault."""
-    mark = log.mark()
+    while True:
+        mark = log.mark()
+        try:
+            return _check(log, mark)
+        except (FileNotFoundError, OffsetOutOfRangeError) as error:
+            if log.mark().log_start_offset == mark.log_start_offset:  # then it was not retention
+                found = f"no file ({error})"
+                raise CorruptLogError(log.directory, 0, found, "all segments from the log start") from error
+
+
+def _check(log: Log, mark: Mark) -> CheckReport:
     found = {b: size for b, size in list_segments(log.files, log.directory).items() if b >= mark.log_start_offset}
     headers = load_headers(log.files, log.directory, found, log.identity)
     if not headers or min(headers) != mark.log_start_offset:

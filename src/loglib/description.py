@@ -6,6 +6,7 @@ wins and the others use what it made.
 
 The file is JSON for people to read: format version, log id (a UUID, the salt of every checksum), and
 the policies by the names that `Topic.open` has for them. Readers leave alone what they do not know.
+A CRC over the text before it stands last: a flipped bit must not become another policy.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import uuid
 
+from .batch import crc32c
 from .codec import codec_id
 from .config import CODEC_NAMES, TopicConfig
 from .errors import CorruptLogError, LogError, UnsupportedFormatError
@@ -43,14 +45,28 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
         return None
     try:
         values = json.loads(content)
+        if "crc" in values:
+            _check_crc(name, content, values["crc"])
         version = values["format"]
         if version > FORMAT:
             raise UnsupportedFormatError(name, "topic format", version, FORMAT)
         if values.get("compression", "none") not in CODEC_NAMES:
             raise UnsupportedFormatError(name, "compression", values["compression"], ", ".join(CODEC_NAMES))
-        return uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
+        log_id, config = uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
+    beyond = partition_directory(path, config.partitions)
+    if "partitions" not in values or files.exists(beyond):  # to read fewer than there are would hide records
+        raise CorruptLogError(name, 0, f"{config.partitions} partitions", f"the number of those in {path}")
+    return log_id, config
+
+
+def _check_crc(name: str, content: bytes, stated: str) -> None:
+    before = content.rpartition(b'"crc"')[0]
+    actual = f"{crc32c(before):08x}"
+    if stated != actual:
+        expected = f"{actual}, that of the text before it (remove the crc to edit the file by hand)"
+        raise CorruptLogError(name, len(before), f"crc {stated}", expected)
 
 
 def write(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None:
@@ -60,7 +76,9 @@ def write(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None:
     if files.exists(temporary):
         files.unlink(temporary)
     values = {"format": FORMAT, "log_id": str(uuid.UUID(bytes=log_id))} | config.to_json()
-    files.write_new(temporary, (json.dumps(values, indent=2) + "\n").encode(), config.permissions)
+    text = json.dumps(values, indent=2).removesuffix("\n}") + ",\n  "
+    content = f'{text}"crc": "{crc32c(text.encode()):08x}"\n}}\n'
+    files.write_new(temporary, content.encode(), config.permissions)
     files.rename(temporary, name)
     files.sync_directory(path)
 

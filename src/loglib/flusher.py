@@ -58,8 +58,12 @@ class Flusher:
         with self._lock:
             self._stopped = True
             self._changed.notify()
-        if self._thread is not threading.current_thread():
+        if not self.is_here():
             self._thread.join()
+
+    def is_here(self) -> bool:
+        """Whether the caller is the flusher's own thread."""
+        return self._thread is threading.current_thread()
 
     def _advance(self, flush_at: float) -> None:
         with self._lock:

@@ -113,7 +113,7 @@ class Log:
         bases = [base for base in self.index.bases() if base >= mark.log_start_offset]
         headers: dict[int, SegmentHeader] = {}
         infos: list[SegmentInfo] = []
-        for base, end in zip(bases, [*bases[1:], max(mark.flushed_end, *bases[-1:])], strict=True):
+        for base, end in zip(bases, [*bases[1:], max([mark.flushed_end, *bases[-1:]])], strict=False):
             path = self._path(base)
             try:
                 header = self._headers.get(base) or read_segment_header(self.files, path, self.identity)
@@ -139,10 +139,11 @@ class Log:
             while True:
                 try:
                     return self._first_at_or_after(start.timestamp_us, mark)
-                except (FileNotFoundError, OffsetOutOfRangeError):
+                except (FileNotFoundError, OffsetOutOfRangeError) as error:
                     before, mark = mark, self.mark()
                     if mark.log_start_offset == before.log_start_offset:  # then it was not retention
-                        raise
+                        expected = "all segments from the log start"
+                        raise CorruptLogError(self.directory, 0, f"no file ({error})", expected) from error
         assert isinstance(start, int)
         self.batch_base(start, mark)
         return start

@@ -63,7 +63,7 @@ class Partition:
         self._clocks_at_retention: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
-        return f"<Partition {self.id} at {self.path!r} [{self.log_start_offset}, {self.high_watermark})>"
+        return f"<Partition {self.id} at {self.path!r}>"  # no offsets: a look at the disk may fail
 
     # --- facts -----------------------------------------------------------------------------------
 

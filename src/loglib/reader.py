@@ -59,9 +59,10 @@ class Reader:
         self._made = 0  # which have been made up to this offset,
         self._records: list[Record] = []  # these last,
         self._rest: Iterator[Record] = iter(self._records)  # and of these, those still to come
-        self._ends = dict.fromkeys(self._logs, _FOR_EVER) if follow else self._offsets("end" if end is None else end)
-        offsets = self._offsets("begin") if isinstance(start, Mapping) else {}
-        offsets |= self._offsets(start)
+        self._ends = dict.fromkeys(self._logs, _FOR_EVER)
+        if not follow:
+            self._ends = self._offsets("end" if end is None else end, others="end")
+        offsets = self._offsets(start, others="begin")
         self._cursors = {partition: self._logs[partition].cursor(offset) for partition, offset in offsets.items()}
         self._turns = deque(self._cursors)
 
@@ -144,13 +145,15 @@ class Reader:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _offsets(self, start: StartLike) -> dict[int, int]:
+    def _offsets(self, start: StartLike, *, others: str | None = None) -> dict[int, int]:
+        """By partition; those that a mapping leaves out go to `others`, or are left out here as well."""
         now = self._clock()
         if isinstance(start, Mapping):
             unknown = [partition for partition in start if partition not in self._logs]
             if unknown:
                 raise ValueError(f"no partition {unknown[0]} here; there are {sorted(self._logs)}")
-            starts = {partition: parse_start(each, now_us=now) for partition, each in start.items()}
+            starts = {} if others is None else dict.fromkeys(self._logs, parse_start(others, now_us=now))
+            starts |= {partition: parse_start(each, now_us=now) for partition, each in start.items()}
         else:
             parsed = parse_start(start, now_us=now)
             if isinstance(parsed, int) and len(self._logs) > 1:

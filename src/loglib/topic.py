@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import errno
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -175,7 +176,11 @@ class Topic:
     def __del__(self) -> None:
         if hasattr(self, "partitions") and self.mode == "a" and not self.closed:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
-            self.close()
+            if self._flusher is not None and self._flusher.is_here():
+                # The collector came by in the middle of a flush, whose locks closing would wait for.
+                threading.Thread(target=self.close, name="loglib-close").start()
+            else:
+                self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"mode={self.mode!r}"

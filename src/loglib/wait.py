@@ -53,13 +53,14 @@ class Waiter:
 
     def wait(self, timeout: float | None) -> None:
         """Return when something may have changed, on `wake`, or after `timeout` seconds."""
+        timeout = None if timeout is None else min(max(timeout, 0.0), _LONGEST_WAIT_S)
         if self._must_look:
             timeout = self._nap if timeout is None else min(timeout, self._nap)
             self._nap = min(self._nap * _NAP_GROWTH, _LONGEST_NAP_S)
             if self._wake_out < _FD_SETSIZE:  # select() sleeps for microseconds, poll() for milliseconds
                 select.select([self._wake_out], [], [], timeout)
                 timeout = 0.0
-        for fd, _ in self._poll.poll(None if timeout is None else min(max(0.0, timeout), _LONGEST_WAIT_S) * 1000):
+        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
             try:
                 os.read(fd, _EVENT_BYTES)
             except BlockingIOError:

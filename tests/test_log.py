@@ -1,0 +1,264 @@
+"""The log as a range: its marks, its segments, its places, and what it says when files are not there."""
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import NOW, SECOND, Clock, last_segment, needs_proc, open_files, values_of
+from faulty_files import Recording, Unsynced
+from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic
+from loglib.arguments import Time
+from loglib.files import REAL
+from loglib.log import Cursor, Log
+from loglib.records import to_datetime
+from loglib.segment import Identity
+
+Open = Callable[..., Topic]
+
+
+def rolled(open_topic: Open, segments: int, **policies: Any) -> Topic:
+    topic = open_topic(retention=Retention(age=None, bytes=0), files=Unsynced(), **policies)
+    for number in range(segments):
+        topic.append(b"%d" % number, timestamp=NOW + number * SECOND)
+        topic.partition(0).roll()
+    topic.append(b"last", timestamp=NOW + segments * SECOND, sync=True)
+    return topic
+
+
+def test_segments_are_listed_with_their_ranges_and_times(open_topic: Open, clock: Clock, path: Path) -> None:
+    topic = open_topic()
+    times = []
+    for number in range(3):
+        topic.append(b"%d" % number, timestamp=5)
+        times.append(clock.now)
+        topic.partition(0).roll()
+        clock.advance(timedelta(hours=1))
+    topic.append(b"open", sync=True)
+    with Topic.open(path, mode="r") as reading:
+        for source in (topic, reading):
+            segments = source.partition(0).segments
+            assert [s.sealed for s in segments] == [True, True, True, False]
+            assert [s.last_append_time for s in segments] == [*times, None]
+            assert [s.base_offset for s in segments[1:]] == [s.end_offset for s in segments[:-1]]
+            assert segments[-1].end_offset == topic.partition(0).high_watermark
+            assert all(Path(s.path).exists() and s.size_bytes > 0 for s in segments)
+
+
+def test_listing_segments_again_reads_no_header_again(open_topic: Open) -> None:
+    files = Recording()
+    topic = open_topic(files=files)
+    for _ in range(5):
+        topic.append(b"x")
+        topic.partition(0).roll()
+    topic.partition(0).segments
+    files.calls.clear()
+    assert len(topic.partition(0).segments) == 6
+    assert files.count("open_read") == 0
+
+
+def test_listing_that_retention_overtakes_leaves_the_segment_out(open_topic: Open, path: Path) -> None:
+    topic = rolled(open_topic, 3)
+    with Topic.open(path, mode="r") as reading:
+        log = reading.partition(0).log
+        stale = log.mark()
+        topic.retain()
+        log.writer = StaleWriter(stale)
+        log.index.replace([s.base_offset for s in topic.partition(0).segments] + [0])
+        assert [s.base_offset for s in log.segments()] == [topic.partition(0).log_start_offset]
+
+
+class StaleWriter:
+    """Says what was true a moment ago."""
+
+    def __init__(self, mark: Any) -> None:
+        self._mark = mark
+
+    def mark(self) -> Any:
+        return self._mark
+
+    def listen(self, waiter: Any) -> None:
+        raise AssertionError("nobody waits here")
+
+
+def test_time_is_found_over_many_segments(open_topic: Open, path: Path) -> None:
+    topic = rolled(open_topic, 20)
+    offsets = [record.offset for record in topic.read()]
+    with Topic.open(path, mode="r") as reading:
+        for source in (topic, reading):
+            log = source.partition(0).log
+            for number in range(21):
+                assert log.resolve(Time(NOW + number * SECOND)) == offsets[number]
+                assert log.resolve(Time(NOW + number * SECOND - 1)) == offsets[number]
+            assert log.resolve(Time(NOW + 20 * SECOND + 1)) == log.mark().flushed_end
+
+
+def test_time_finds_the_first_at_or_after_it_among_unordered_ones(open_topic: Open) -> None:
+    topic = open_topic(batch_records=2)
+    times = [50, 10, 20, 90, 30, 40, 95, 60]
+    offsets = [topic.append(b"x", timestamp=each).offset for each in times]
+    topic.flush()
+    log = topic.partition(0).log
+    for wanted in range(0, 100, 5):
+        expected = next((offsets[i] for i, each in enumerate(times) if each >= wanted), log.mark().flushed_end)
+        assert log.resolve(Time(wanted)) == expected, wanted
+
+
+def test_time_is_found_after_retention_dropped_the_event_that_was_ahead(open_topic: Open) -> None:
+    """Running maxima still tell of it: then batches are looked at one by one."""
+    topic = open_topic(retention=Retention(age=None, bytes=0), batch_records=1)
+    topic.append(b"ahead", timestamp=1_000)
+    topic.partition(0).roll()
+    offsets = [topic.append(b"x", timestamp=each).offset for each in (10, 20, 30)]
+    topic.flush()
+    topic.partition(0).writer().drop_before(topic.partition(0).segments[1].base_offset)
+    log = topic.partition(0).log
+    assert log.resolve(Time(20)) == offsets[1]
+    assert log.resolve(Time(500)) == log.mark().flushed_end
+
+
+def test_reader_in_another_process_finds_segments_made_since(open_topic: Open, path: Path) -> None:
+    topic = rolled(open_topic, 1)
+    with Topic.open(path, mode="r") as reading:
+        assert values_of(reading) == [b"0", b"last"]
+        topic.partition(0).roll()
+        late = topic.append(b"new", timestamp=NOW + 100 * SECOND, sync=True)
+        assert reading.partition(0).log.resolve(Time(NOW + 50 * SECOND)) == late.offset
+        assert values_of(reading, late.offset) == [b"new"]
+        topic.partition(0).roll()
+        topic.append(b"newer", sync=True)
+        assert values_of(reading)[-2:] == [b"new", b"newer"]
+
+
+def test_missing_segment_is_corruption_and_no_missing_file(open_topic: Open, path: Path) -> None:
+    topic = rolled(open_topic, 3)
+    segments = topic.partition(0).segments
+    topic.close()
+    Path(segments[1].path).unlink()
+    with Topic.open(path, mode="r") as reading:
+        with pytest.raises(CorruptLogError):
+            values_of(reading)
+        with pytest.raises(CorruptLogError):
+            reading.read(segments[1].base_offset)
+        assert values_of(reading, segments[2].base_offset) == [b"2", b"last"], "healthy ranges stay readable"
+    Path(segments[0].path).unlink()
+    with Topic.open(path, mode="r") as reading, pytest.raises(CorruptLogError, match="the one that holds offset 0"):
+        values_of(reading)
+
+
+def test_segment_that_vanishes_while_it_is_looked_for_is_corruption(open_topic: Open, path: Path) -> None:
+    topic = rolled(open_topic, 1)
+    topic.close()
+
+    class Vanishing(Unsynced):
+        def open_read(self, path: str) -> int:
+            if path.endswith(".log"):
+                raise FileNotFoundError(2, "gone", path)
+            return super().open_read(path)
+
+    with Topic.open(path, mode="r", files=Vanishing()) as reading:
+        for start in (0, to_datetime(NOW)):
+            with pytest.raises(CorruptLogError, match="no file"):
+                reading.read(start)
+
+
+def test_file_cut_below_the_mark_is_corruption(open_topic: Open, path: Path) -> None:
+    with open_topic(batch_records=1) as topic:
+        offsets = [topic.append(b"%d" % n).offset for n in range(3)]
+    segment = last_segment(path)
+    segment.write_bytes(segment.read_bytes()[: 4096 + offsets[2]])
+    with Topic.open(path, mode="r") as reading:
+        with pytest.raises(CorruptLogError, match="the end of the file"):
+            values_of(reading)
+        assert [r.value for r in reading.read(0, offsets[1])] == [b"0"]
+
+
+def test_lost_watermark_lets_readers_have_what_later_batches_prove(
+    open_topic: Open, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_topic() as topic:
+        for number in range(3):
+            topic.append(b"%d" % number, sync=True)
+    watermark = path / "0000" / "watermark"
+    for damage in (lambda: watermark.write_bytes(bytes(8192)), watermark.unlink):
+        damage()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "loglib"), Topic.open(path, mode="r") as reading:
+            assert values_of(reading) == [b"0", b"1"], "the third batch says that two were durable"
+            assert reading.partition(0).check().records == 2
+        assert caplog.text.count("the watermark is lost") == 1, "said once, not at every look"
+
+
+def test_lost_watermark_and_no_segment_is_corruption(open_topic: Open, path: Path) -> None:
+    open_topic().close()
+    (path / "0000" / "watermark").unlink()
+    last_segment(path).unlink()
+    with Topic.open(path, mode="r") as reading, pytest.raises(CorruptLogError, match="no segment"):
+        reading.read()
+
+
+def test_mark_without_segments_reads_as_corruption(open_topic: Open, path: Path) -> None:
+    open_topic().close()
+    last_segment(path).unlink()
+    with Topic.open(path, mode="r") as reading:
+        assert reading.partition(0).segments == []
+        assert reading.partition(0).log.resolve(Time(5)) == 0
+
+
+def test_closed_log_says_so(open_topic: Open, path: Path) -> None:
+    open_topic().close()
+    with Topic.open(path, mode="r") as reading:
+        partition = reading.partition(0)
+        assert partition.high_watermark == 0
+    with pytest.raises(LogClosedError):
+        partition.high_watermark
+    assert repr(partition) == f"<Partition 0 at {partition.path!r}>"
+
+
+@needs_proc
+def test_file_of_the_watermark_closes_with_its_last_user(open_topic: Open, path: Path) -> None:
+    topic = open_topic()
+    topic.append(b"x", sync=True)
+    before = open_files()
+    log = Log(REAL, str(path / "0000"), Identity.of(topic.log_id, 0))
+    assert log.mark().flushed_end > 0
+    assert len(open_files()) == len(before) + 1
+    log.close()
+    assert open_files() == before
+
+
+def test_cursor_moves_over_segments_and_stops_at_its_limit(open_topic: Open) -> None:
+    topic = rolled(open_topic, 3)
+    log = topic.partition(0).log
+    offsets = [record.offset for record in topic.read()]
+    cursor = log.cursor(offsets[1])
+    assert cursor.offset == offsets[1]
+    assert [b.values for b in cursor.read(offsets[2])] == [[b"1"]]
+    assert cursor.read(offsets[2]) == []
+    assert [b.values for b in cursor.read(offsets[3])] == [[b"2"]]
+    cursor.seek(log.mark().flushed_end)
+    assert cursor.read(log.mark().flushed_end) == []
+    with pytest.raises(OffsetOutOfRangeError):
+        cursor.seek(1 << 50)
+    cursor.close()
+    cursor.close()
+
+
+def test_blocks_follow_the_size_of_the_batches(open_topic: Open) -> None:
+    """So that no batch is read in part and then again."""
+    topic = open_topic(batch_bytes=700_000, files=Unsynced())
+    topic.append_many([b"x" * 70_000] * 100)
+    topic.flush()
+    files = Recording()
+    with open_topic(mode="r", files=files) as reading:
+        assert len(values_of(reading)) == 100
+    total = topic.partition(0).high_watermark
+    assert files.bytes_read["00000000000000000000.log"] < 1.25 * total
+
+
+def test_cursor_starts_anywhere(open_topic: Open) -> None:
+    topic = rolled(open_topic, 1)
+    assert Cursor(topic.partition(0).log, 0).offset == 0

@@ -1,0 +1,775 @@
+"""Readers: where they start, how far they go, what wakes them, and what ends them."""
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import NOW, SECOND, Clock, needs_proc, needs_root, open_files, run_python, start_python, tree, values_of
+from faulty_files import Failing, Recording, Unsynced
+from loglib import (
+    FlushPolicy,
+    InvalidOffsetError,
+    LogClosedError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    Retention,
+    StorageIOError,
+    Topic,
+)
+from loglib.records import to_datetime
+
+Open = Callable[..., Topic]
+
+
+def fill(topic: Topic, count: int, *, partition: int = 0, step: int = SECOND) -> list[int]:
+    """Append records with rising times, flushed; returns their offsets."""
+    offsets = [
+        topic.append(b"%d" % number, partition=partition, timestamp=NOW + number * step).offset for number in range(count)
+    ]
+    topic.flush()
+    return offsets
+
+
+# --- read ----------------------------------------------------------------------------------------
+
+
+def test_read_ends_at_the_end_as_of_now(open_topic: Open) -> None:
+    topic = open_topic()
+    fill(topic, 5)
+    reader = topic.read()
+    topic.append(b"too late", sync=True)
+    assert [r.value for r in reader] == [b"%d" % n for n in range(5)]
+    assert list(reader) == [] and reader.poll() == []
+
+
+def test_reader_sees_only_what_is_flushed(open_topic: Open) -> None:
+    topic = open_topic(batch_records=2)
+    for _ in range(5):
+        topic.append(b"x")  # two batches are written, but not flushed
+    assert values_of(topic) == []
+    assert topic.follow("begin").poll() == []
+    topic.flush()
+    assert len(values_of(topic)) == 5
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_every_form_of_start_finds_its_record(mode: str, open_topic: Open, path: Path, clock: Clock) -> None:
+    with open_topic(batch_records=3, segment_bytes=4096) as topic:
+        offsets = fill(topic, 60)
+    clock.now = NOW + 59 * SECOND
+    topic = open_topic(mode=mode)
+    forms: list[tuple[Any, int]] = [
+        ("begin", 0),
+        ("end", 60),
+        (offsets[0], 0),
+        (offsets[31], 31),
+        (to_datetime(NOW + 31 * SECOND), 31),
+        (to_datetime(NOW + 31 * SECOND - 1), 31),
+        (to_datetime(NOW + 31 * SECOND + 1), 32),
+        (to_datetime(NOW - 10**12), 0),
+        (to_datetime(NOW + 10**12), 60),
+        (datetime.fromtimestamp(NOW // SECOND + 7, UTC), 7),
+        (timedelta(seconds=9), 50),
+        (timedelta(seconds=-9), 50),
+        ("-9s", 50),
+        ("-1m", 0),
+        ("-0s", 59),
+        ({0: offsets[12]}, 12),
+        ({0: "-9s"}, 50),
+    ]
+    for start, index in forms:
+        expected = [b"%d" % n for n in range(index, 60)]
+        assert values_of(topic, start) == expected, start
+        assert values_of(topic.partition(0), start) == expected, start
+        assert [v for batch in topic.batches(start) for v in batch.values] == expected, start
+        assert [r.value for r in topic.follow(start, timeout=0)] == expected, start
+    assert values_of(topic, topic.partition(0).high_watermark) == []
+    topic.close()
+
+
+def test_end_bounds_what_is_read(open_topic: Open) -> None:
+    topic = open_topic(batch_records=3)
+    offsets = fill(topic, 20)
+    for start, end in [(0, 20), (0, 7), (4, 5), (5, 5), (7, 6), (3, 9)]:
+        stop = offsets[end] if end < 20 else "end"
+        expected = [b"%d" % n for n in range(start, end)]
+        assert [r.value for r in topic.read(offsets[start], stop)] == expected
+        assert [v for batch in topic.batches(offsets[start], stop) for v in batch.values] == expected
+    assert [r.value for r in topic.read("begin", to_datetime(NOW + 3 * SECOND))] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("start", "error"),
+    [
+        (datetime(2020, 1, 1), ValueError),  # noqa: DTZ001
+        ("start", ValueError),
+        ("-5 minutes", ValueError),
+        (1.5, TypeError),
+        (None, TypeError),
+        (b"begin", TypeError),
+        (True, TypeError),
+        ({1: "begin"}, ValueError),
+    ],
+)
+def test_bad_start_is_refused(start: Any, error: type[Exception], open_topic: Open) -> None:
+    topic = open_topic()
+    for read in (topic.read, topic.follow, topic.partition(0).read, topic.partition(0).follow):
+        with pytest.raises(error):
+            read(start)
+    with pytest.raises(error):
+        topic.batches(start)
+    with pytest.raises(error):
+        topic.read().seek(start)
+
+
+def test_offset_outside_the_log_raises_with_the_valid_range(open_topic: Open) -> None:
+    topic = open_topic(retention=Retention(age=None, bytes=0))
+    fill(topic, 4)
+    topic.partition(0).roll()
+    fill(topic, 4)
+    topic.retain()
+    start, end = topic.partition(0).log_start_offset, topic.partition(0).high_watermark
+    assert 0 < start < end
+    for offset in (0, start - 1, end + 1, 1 << 62, -1):
+        with pytest.raises(OffsetOutOfRangeError) as raised:
+            topic.read(offset)
+        assert (raised.value.offset, raised.value.log_start_offset, raised.value.log_end_offset) == (offset, start, end)
+        assert isinstance(raised.value, LookupError)
+
+
+def test_offset_of_no_record_raises_with_its_neighbours(open_topic: Open) -> None:
+    topic = open_topic(batch_records=2)
+    offsets = fill(topic, 6)
+    end = topic.partition(0).high_watermark
+    for offset in range(end):
+        if offset in offsets:
+            assert next(iter(topic.read(offset))).offset == offset
+            continue
+        with pytest.raises(InvalidOffsetError) as raised:
+            topic.read(offset)
+        around = raised.value
+        assert around.offset == offset and around.batch_offsets.stop <= offset < around.next_offset
+        assert around.next_offset in (*offsets, end)
+
+
+def test_one_offset_for_several_partitions_is_refused(open_topic: Open) -> None:
+    topic = open_topic(partitions=2)
+    with pytest.raises(ValueError, match="another record in each partition"):
+        topic.read(0)
+    fill(topic, 2, partition=0)
+    offsets = fill(topic, 3, partition=1)
+    assert [(r.partition, r.value) for r in topic.read({1: offsets[1], 0: "end"})] == [(1, b"1"), (1, b"2")]
+    assert len(list(topic.read({1: offsets[2]}))) == 3, "a partition not named is read from its beginning"
+    assert len(list(topic.read("begin", {0: 0}))) == 3
+
+
+def test_partitions_take_turns_and_keep_their_order(open_topic: Open) -> None:
+    topic = open_topic(partitions=3)
+    for number in range(300):
+        topic.append_many([b"%d" % number + b"x" * 20_000], partition=number % 3)
+    topic.flush()
+    seen = [r.partition for r in topic.read()]
+    assert len(seen) == 300 and set(seen[:120]) == {0, 1, 2}
+    for partition in range(3):
+        numbers = [int(r.value.split(b"x")[0]) for r in topic.read() if r.partition == partition and r.value]
+        assert numbers == sorted(numbers)
+
+
+def test_topic_without_records_reads_as_empty(open_topic: Open) -> None:
+    topic = open_topic(partitions=2)
+    assert list(topic.read()) == [] == list(topic.batches()) == list(topic.follow("begin", timeout=0))
+    assert topic.read(timedelta(days=1)).tell() == {0: 0, 1: 0}
+
+
+# --- poll, seek, tell ----------------------------------------------------------------------------
+
+
+def test_poll_honours_its_limits(open_topic: Open) -> None:
+    topic = open_topic(batch_records=4)
+    fill(topic, 10)
+    reader = topic.read()
+    assert [r.value for r in reader.poll(max_records=3)] == [b"0", b"1", b"2"]
+    assert [r.value for r in reader.poll()] == [b"3"], "the rest of the batch"
+    assert [r.value for r in reader.poll()] == [b"4", b"5", b"6", b"7"]
+    assert [r.value for r in reader.poll(max_records=100)] == [b"8", b"9"]
+    assert reader.poll(max_records=100) == []
+    reader.seek("begin")
+    assert len(reader.poll(max_bytes=5)) == 5, "of one byte each"
+    assert len(reader.poll(max_bytes=1)) == 1, "at least one"
+    assert len(reader.poll(max_records=2, max_bytes=1 << 20)) == 2
+    assert len(reader.poll(max_bytes=1 << 20)) == 2
+    with pytest.raises(ValueError, match="max_records"):
+        reader.poll(max_records=0)
+
+
+def test_poll_counts_the_bytes_of_keys(open_topic: Open) -> None:
+    topic = open_topic()
+    topic.append_many([b"v", None, b"v"], keys=[b"kkkk", b"kkkkk", None])
+    topic.flush()
+    assert len(topic.read().poll(max_bytes=10)) == 2
+
+
+def test_poll_waits_for_the_first_record_only(open_topic: Open) -> None:
+    topic = open_topic()
+    reader = topic.follow()
+    assert reader.poll(timeout=0.001) == []
+    timer = threading.Timer(0.05, lambda: topic.append(b"x", sync=True))
+    timer.start()
+    assert [r.value for r in reader.poll(max_records=10, timeout=60)] == [b"x"]
+    timer.join()
+
+
+def test_poll_without_timeout_waits_for_ever(open_topic: Open) -> None:
+    topic = open_topic()
+    reader = topic.follow()
+    threading.Timer(0.05, lambda: topic.append(b"x", sync=True)).start()
+    assert [r.value for r in reader.poll(timeout=None)] == [b"x"]
+
+
+def test_very_long_timeout_is_no_overflow(open_topic: Open, path: Path) -> None:
+    with open_topic() as topic, Topic.open(path, mode="r") as other:
+        readers = [topic.follow(timeout=1e12), other.follow(timeout=1e12)]
+        results: list[bytes | None] = []
+        threads = [threading.Thread(target=lambda r=r: results.append(next(iter(r)).value)) for r in readers]
+        for each in threads:
+            each.start()
+        wait_until_waiting(*readers)
+        topic.append(b"x", sync=True)
+        for each in threads:
+            each.join()
+        assert results == [b"x", b"x"]
+
+
+def wait_until_waiting(*readers: Any) -> None:
+    while any(reader._waiter is None for reader in readers):
+        time.sleep(0)
+
+
+@pytest.mark.parametrize("how", ["iterate", "poll", "batches"])
+def test_tell_and_seek_round_trip_at_every_record(how: str, open_topic: Open) -> None:
+    topic = open_topic(batch_records=4)
+    offsets = fill(topic, 11)
+    end = topic.partition(0).high_watermark
+    reader = topic.read()
+    assert reader.tell() == {0: offsets[0]}
+    for index, offset in enumerate(offsets):
+        if how == "iterate":
+            assert next(iter(reader)).offset == offset
+        elif how == "poll":
+            assert reader.poll(max_records=1)[0].offset == offset
+        else:
+            reader.seek(offset)
+            rest = next(reader.batches())
+            assert rest.offsets.start == offset and rest.values[0] == b"%d" % index
+            reader.seek(offset)
+            next(iter(reader))
+        following = offsets[index + 1] if index + 1 < len(offsets) else end
+        told = reader.tell()
+        if (index + 1) % 4:
+            assert told == {0: following}
+        resumed = topic.read(told)
+        assert [r.value for r in resumed] == [b"%d" % n for n in range(index + 1, 11)]
+        reader.seek(told)
+    assert list(reader) == []
+
+
+def test_batches_after_partial_iteration_give_the_rest(open_topic: Open) -> None:
+    topic = open_topic(batch_records=5)
+    offsets = fill(topic, 12)
+    reader = topic.read()
+    iterator = iter(reader)
+    next(iterator), next(iterator)
+    batch = next(reader.batches())
+    assert batch.values == [b"2", b"3", b"4"] and batch.offsets == range(offsets[2], offsets[4] + 1)
+    assert batch.next_offset == offsets[5]
+    assert next(iterator).value == b"5", "and a loop goes on behind them"
+    assert [b.values for b in reader.batches()] == [[b"6", b"7", b"8", b"9"], [b"10", b"11"]]
+
+
+def test_records_are_made_a_few_at_a_time_and_all_arrive(open_topic: Open) -> None:
+    topic = open_topic()
+    topic.append_many([b"%d" % n for n in range(3000)])
+    topic.flush()
+    reader = topic.read()
+    values = [next(iter(reader)).value for _ in range(700)]
+    told = reader.tell()
+    assert told == {0: 700}
+    assert len(next(reader.batches())) == 2300
+    reader.seek(told)
+    values += [r.value for r in reader]
+    assert values == [b"%d" % n for n in range(3000)]
+
+
+def test_seek_moves_the_partitions_named_and_leaves_the_others(open_topic: Open) -> None:
+    topic = open_topic(partitions=2)
+    fill(topic, 4, partition=0)
+    fill(topic, 4, partition=1)
+    reader = topic.read()
+    first = next(iter(reader))
+    reader.seek({first.partition: "end"})
+    assert {r.partition for r in reader} == {1 - first.partition}
+    reader.seek("begin")
+    assert len(list(reader)) == 8
+
+
+def test_failed_seek_changes_nothing(open_topic: Open) -> None:
+    topic = open_topic()
+    fill(topic, 4)
+    reader = topic.read()
+    next(iter(reader))
+    with pytest.raises(OffsetOutOfRangeError):
+        reader.seek(1 << 40)
+    assert [r.value for r in reader] == [b"1", b"2", b"3"]
+
+
+def test_lag_is_a_subtraction(open_topic: Open) -> None:
+    topic = open_topic()
+    fill(topic, 4)
+    reader = topic.follow("begin")
+    assert reader.lag_bytes() == {0: topic.partition(0).high_watermark}
+    list(reader.poll())
+    assert reader.lag_bytes() == {0: 0}
+
+
+# --- follow --------------------------------------------------------------------------------------
+
+
+def test_follow_starts_at_the_end_and_ends_after_silence(open_topic: Open) -> None:
+    topic = open_topic()
+    fill(topic, 3)
+    reader = topic.follow(timeout=0.02)
+    topic.append(b"new", sync=True)
+    assert [r.value for r in reader] == [b"new"]
+    assert list(reader) == []
+
+
+@pytest.mark.parametrize("inotify", [True, False])
+def test_follow_survives_rolls_retention_and_writer_restarts(
+    inotify: bool, open_topic: Open, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not inotify:
+        monkeypatch.setattr("loglib.wait._watch", lambda paths: -1)
+    open_topic(segment_bytes=4096, retention=Retention(age=None, bytes=0)).close()
+    with Topic.open(path, mode="r") as reading:
+        follower = iter(reading.follow("begin"))
+        seen = []
+        for round_ in range(4):
+            with open_topic() as topic:
+                for number in range(20):
+                    topic.append(b"%d %d" % (round_, number) + b"x" * 500, sync=True)
+                    seen.append(next(follower).value[:5].split(b"x")[0])  # type: ignore[index]
+                topic.retain()
+        assert seen == [b"%d %d" % (r, n) for r in range(4) for n in range(20)]
+        assert reading.partition(0).log_start_offset > 0
+
+
+def test_follower_in_another_process_wakes_at_a_flush(open_topic: Open, path: Path) -> None:
+    topic = open_topic()
+    process = start_python(
+        """
+        import sys
+        from loglib import Topic
+        with Topic.open(sys.argv[1], mode="r") as topic:
+            print("ready")
+            for record in topic.follow("begin", timeout=60):
+                print(record.value.decode())
+                if record.value == b"stop":
+                    break
+        """,
+        path,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for number in range(5):
+        topic.append(b"%d" % number, sync=True)
+        assert process.stdout.readline() == f"{number}\n"
+    topic.append(b"stop", sync=True)
+    output, errors = process.communicate(timeout=60)
+    assert (output, errors, process.returncode) == ("stop\n", "", 0)
+
+
+def test_follower_survives_the_writer_being_killed(path: Path) -> None:
+    writer = """
+        import os, signal, sys
+        from loglib import Topic
+        topic = Topic.open(sys.argv[1])
+        topic.append(sys.argv[2].encode(), sync=True)
+        topic.append(b"never flushed")
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    Topic.open(path, flush=FlushPolicy(messages=None, interval=None, bytes=None)).close()
+    with Topic.open(path, mode="r") as topic:
+        follower = iter(topic.follow("begin", timeout=60))
+        for number in range(3):
+            process = start_python(writer, path, number)
+            assert process.wait(60) == -signal.SIGKILL
+            process.communicate()
+            assert next(follower).value == b"%d" % number
+
+
+def test_close_from_another_thread_ends_a_waiting_follow(open_topic: Open, path: Path) -> None:
+    with open_topic() as topic, Topic.open(path, mode="r") as other:
+        for source in (topic, other):
+            reader = source.follow()
+            ended = threading.Event()
+
+            def run(reader: Any = reader, ended: threading.Event = ended) -> None:
+                assert list(reader) == []
+                ended.set()
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            wait_until_waiting(reader)
+            reader.close()
+            thread.join(60)
+            assert ended.is_set() and reader.closed
+            with pytest.raises(LogClosedError):
+                reader.poll()
+            with pytest.raises(LogClosedError):
+                reader.seek("begin")
+            assert list(reader) == [] == list(reader.batches())
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_closing_the_topic_ends_its_readers_in_other_threads(mode: str, open_topic: Open, path: Path) -> None:
+    """They end; they do not find a closed file, another file under its number, or an empty queue."""
+    with open_topic() as topic:
+        topic.append_many([b"x" * 100] * 20_000)
+    for _ in range(15):
+        topic = Topic.open(path, mode=mode)
+        failures: list[BaseException] = []
+        started = threading.Barrier(5)
+
+        def run(topic: Topic = topic, failures: list[BaseException] = failures, started: Any = started) -> None:
+            try:
+                reader = topic.follow("begin")
+                started.wait()
+                for _ in reader:
+                    pass
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for each in threads:
+            each.start()
+        started.wait()
+        topic.close()
+        for each in threads:
+            each.join(60)
+        assert failures == []
+
+
+def test_close_while_another_thread_reads_never_breaks_it(open_topic: Open) -> None:
+    """Closing used to take the queue away between a look at it and the next step."""
+    topic = open_topic(batch_records=3)
+    topic.append_many([b"x"] * 3000)
+    topic.flush()
+    for _ in range(60):
+        reader = topic.read()
+        failures: list[BaseException] = []
+
+        def run(reader: Any = reader, failures: list[BaseException] = failures) -> None:
+            try:
+                for _ in reader:
+                    pass
+                list(reader.batches())
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        reader.close()
+        thread.join(60)
+        assert failures == []
+
+
+def test_closing_reader_in_its_own_loop_ends_the_loop(open_topic: Open) -> None:
+    topic = open_topic()
+    fill(topic, 10)
+    with topic.read() as reader:
+        seen = []
+        for record in reader:
+            seen.append(record)
+            reader.close()
+        assert len(seen) == 1
+
+
+def test_sigint_ends_a_waiting_follow(open_topic: Open, path: Path) -> None:
+    open_topic().close()
+    for mode in ("r", "a"):
+        process = start_python(
+            """
+            import sys
+            from loglib import Topic
+            with Topic.open(sys.argv[1], mode=sys.argv[2]) as topic:
+                follower = topic.follow()
+                follower.poll(timeout=0.01)
+                print("waiting")
+                try:
+                    for record in follower:
+                        pass
+                except KeyboardInterrupt:
+                    print("interrupted")
+                    assert follower.poll() == []
+            """,
+            path,
+            mode,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        while "S" not in Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]:
+            time.sleep(0)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+        assert (output, errors, process.returncode) == ("interrupted\n", "", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_inotify", [True, False])
+def test_idle_follow_costs_next_to_no_cpu(use_inotify: bool, open_topic: Open, path: Path) -> None:
+    open_topic().close()
+    output = run_python(
+        """
+        import sys, time
+        from loglib import Topic, wait
+        if sys.argv[2] == "False":
+            wait._watch = lambda paths: -1
+        with Topic.open(sys.argv[1], mode="r") as topic:
+            follower = topic.follow()
+            follower.poll(timeout=0.2)  # until the naps are as long as they get
+            cpu, wall = time.process_time(), time.monotonic()
+            assert follower.poll(timeout=2.0) == []
+            print((time.process_time() - cpu) / (time.monotonic() - wall))
+        """,
+        path,
+        use_inotify,
+    )
+    assert float(output) < 0.03
+
+
+# --- damage, and files that go away ----------------------------------------------------------------
+
+
+def rolled(open_topic: Open, segments: int, **policies: Any) -> tuple[Topic, list[int]]:
+    topic = open_topic(retention=Retention(age=None, bytes=0), **policies)
+    offsets = []
+    for number in range(segments):
+        offsets.append(topic.append(b"%d" % number).offset)
+        topic.partition(0).roll()
+    return topic, offsets
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same handle", "another process's handle"])
+def test_reader_overtaken_by_retention_is_told_the_range(elsewhere: bool, open_topic: Open, path: Path) -> None:
+    """Its own segment is open and stays readable; the next ones are gone, which is not the end of the file."""
+    topic, offsets = rolled(open_topic, 4)
+    topic.append(b"last", sync=True)
+    source = open_topic(mode="r") if elsewhere else topic
+    reader = source.read()
+    assert reader.poll()[0].value == b"0"
+    for each in topic.partition(0).segments[:3]:
+        assert each.sealed
+    topic.partition(0).writer().drop_before(offsets[3])
+    if elsewhere:
+        source.partition(0).log.refresh()
+    with pytest.raises(OffsetOutOfRangeError) as raised:
+        while reader.poll():
+            pass
+    assert raised.value.log_start_offset == offsets[3]
+    reader.seek("begin")
+    assert [r.value for r in reader.poll(max_records=9)] == [b"3", b"last"]
+
+
+def test_new_reader_racing_retention_is_told_the_range(open_topic: Open, path: Path) -> None:
+    topic, offsets = rolled(open_topic, 4)
+    with Topic.open(path, mode="r") as reading:
+        log = reading.partition(0).log
+        stale = log.mark()
+        topic.retain()
+        with pytest.raises(OffsetOutOfRangeError):
+            log.cursor(offsets[1], mark=stale)
+        assert log.resolve(reading_time(NOW - 5), mark=stale) == topic.partition(0).log_start_offset
+        with pytest.raises(OffsetOutOfRangeError):
+            reading.read(offsets[1])
+
+
+def reading_time(timestamp: int) -> Any:
+    from loglib.arguments import Time
+
+    return Time(timestamp)
+
+
+def test_read_error_is_an_error_and_never_the_end(open_topic: Open, path: Path) -> None:
+    with open_topic(batch_records=2) as topic:
+        fill(topic, 6)
+    files = Failing("pread", armed=False, every=True)
+    with Topic.open(path, mode="r", files=files) as topic:
+        reader = topic.read()
+        first = reader.poll()
+        files.armed = True
+        with pytest.raises(StorageIOError, match="watermark"):
+            topic.partition(0).high_watermark
+        with pytest.raises(StorageIOError):
+            topic.read()
+        with pytest.raises(StorageIOError):
+            reader.seek("begin")
+        files.armed = False
+        assert [r.value for r in first] + [r.value for r in reader] == [b"%d" % n for n in range(6)]
+
+
+def test_read_error_in_a_segment_names_file_and_byte(open_topic: Open, path: Path) -> None:
+    with open_topic() as topic:
+        fill(topic, 6)
+
+    class BadSector(Recording):
+        def before(self, name: str, *args: Any) -> None:
+            if name == "pread" and args[2] >= 4096:
+                raise OSError(5, "Input/output error")
+
+    with Topic.open(path, mode="r", files=BadSector()) as topic:
+        for _ in range(2):
+            with pytest.raises(StorageIOError, match=r"\.log.*reading at byte 4096"):
+                list(topic.read())
+
+
+# --- writes nothing --------------------------------------------------------------------------------
+
+
+def test_reading_writes_nothing(open_topic: Open, path: Path) -> None:
+    with open_topic(segment_bytes=4096, partitions=2) as topic:
+        topic.append_many([b"x" * 100] * 200, keys=[b"%d" % n for n in range(200)])
+    before = tree(path), {each: each.stat().st_mtime_ns for each in path.rglob("*")}
+    files = Recording()
+    with Topic.open(path, mode="r", files=files) as topic:
+        assert len(values_of(topic)) == 200
+        list(topic.follow("begin", timeout=0.01))
+        topic.partition(0).check()
+        topic.retain(dry_run=True)
+        for refused in (
+            lambda: topic.append(b"x"), lambda: topic.append_many([b"x"]), topic.flush, topic.retain,
+            lambda: topic.append(b"x", key=b"k"), topic.partition(0).roll, lambda: topic.partition(0).append(b"x"),
+        ):  # fmt: skip
+            with pytest.raises(ReadOnlyError):
+                refused()
+    assert files.count("create", "open_write", "write_all", "ftruncate", "rename", "unlink", "datasync", "try_lock") == 0
+    assert before == (tree(path), {each: each.stat().st_mtime_ns for each in path.rglob("*")})
+
+
+@needs_root
+def test_read_only_mount_can_be_read(open_topic: Open, path: Path, tmp_path: Path) -> None:
+    with open_topic() as topic:
+        fill(topic, 3)
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    import subprocess
+
+    subprocess.run(["mount", "--bind", path, mounted], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", mounted], check=True)
+        with Topic.open(mounted, mode="r") as topic:
+            assert values_of(topic) == [b"0", b"1", b"2"]
+            assert list(topic.follow(timeout=0.01)) == []
+        with pytest.raises(OSError, match="Read-only"):
+            Topic.open(mounted)
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+
+
+@needs_root
+def test_another_user_may_read_what_permissions_allow(tmp_path: Path) -> None:
+    path = tmp_path / "topic"
+    for each in [tmp_path, *tmp_path.parents]:
+        if each.stat().st_uid == 0 and len(each.parts) > 2:
+            each.chmod(0o755)
+    with Topic.open(path, permissions=0o644) as topic:
+        topic.append(b"x")
+    path.chmod(0o755)
+    program = """
+        import os, sys
+        from loglib import Topic
+        os.setuid(65534)
+        with Topic.open(sys.argv[1], mode="r") as topic:
+            print([r.value for r in topic.read()])
+        try:
+            Topic.open(sys.argv[1])
+        except PermissionError as error:
+            print("refused", error.filename is not None)
+    """
+    assert run_python(program, path) == "[b'x']\nrefused True\n"
+
+
+# --- resources -------------------------------------------------------------------------------------
+
+
+@needs_proc
+def test_dropped_iterators_leak_no_file(open_topic: Open, path: Path) -> None:
+    with open_topic(segment_bytes=4096, batch_records=10) as topic:
+        fill(topic, 500)
+    topic = open_topic(mode="r")
+    topic.partition(0).high_watermark  # keeps the watermark open
+    before = open_files()
+    for _ in range(30):
+        next(iter(topic.read()))
+        next(topic.batches())
+        topic.follow("begin", timeout=0).poll()
+        topic.follow().poll(timeout=0.0001)
+        topic.read(to_datetime(NOW + 100 * SECOND))
+    assert open_files() == before
+    topic.close()
+    assert len(open_files()) == len(before) - 1
+
+
+@needs_proc
+def test_running_out_of_files_is_a_clear_error_and_leaks_nothing(open_topic: Open, path: Path) -> None:
+    with open_topic(segment_bytes=4096, partitions=2) as topic:
+        topic.append_many([b"x" * 100] * 100, keys=[b"%d" % n for n in range(100)])
+    before = open_files()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        for spare in range(12):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + spare, limits[1]))
+            for use in (read_all, follow_briefly, open_for_writing):
+                try:
+                    use(path)
+                except OSError as error:
+                    assert error.errno == 24 or "Too many open files" in str(error)
+                    taken.append(spare)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert open_files() == before, f"with {spare} files to spare"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert taken, "the limit was never met"
+    read_all(path)
+
+
+def read_all(path: Path) -> None:
+    with Topic.open(path, mode="r") as topic:
+        assert len(values_of(topic)) == 100
+
+
+def follow_briefly(path: Path) -> None:
+    with Topic.open(path, mode="r") as topic:
+        list(topic.follow(timeout=0.001))
+
+
+def open_for_writing(path: Path) -> None:
+    Topic.open(path, files=Unsynced()).close()
+
+
+def test_reader_is_a_context_manager_and_iterates_on(open_topic: Open) -> None:
+    topic = open_topic()
+    fill(topic, 4)
+    with topic.read() as reader:
+        first: Iterator[Any] = iter(reader)
+        assert next(first).value == b"0"
+        assert [r.value for r in reader] == [b"1", b"2", b"3"]
+    assert reader.closed
