@@ -26,22 +26,16 @@ if TYPE_CHECKING:
     from job import Options
 
 
-_SEGMENT_BYTES = 8192
-_ONE_TO_A_SEGMENT = bytes(_SEGMENT_BYTES * 3 // 4)
-
-
 def fill_segments(directory: Path, options: Options) -> None:
     """Write a log of many small segments."""
-    from loglib import Retention, Topic
+    from loglib import Topic
     from ours import NEVER
 
-    kept = Retention(age=None)
-    with Topic.open(
-        directory / "log", segment_bytes=_SEGMENT_BYTES, retention=kept, flush=NEVER, durability="os"
-    ) as topic:
-        for _ in range(options.number("segments")):
-            topic.append(_ONE_TO_A_SEGMENT)
-            topic.flush()
+    with Topic.open(directory / "log", flush=NEVER, durability="os") as topic:
+        for _ in range(options.number("segments") - 1):
+            topic.append(b"one to a segment")
+            topic.partition(0).roll()
+        topic.append(b"one to a segment")
 
 
 def open_log(directory: Path, options: Options) -> Measurement:

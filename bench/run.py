@@ -94,8 +94,9 @@ def _measured(run: Run, prepared: dict[str, Path], directory: Path) -> Measureme
                 return _work(run.job, Path(fresh))
         name = run.prepare.to_json()
         if name not in prepared:
-            prepared[name] = Path(tempfile.mkdtemp(dir=directory))
-            _work(run.prepare, prepared[name])
+            path = Path(tempfile.mkdtemp(dir=directory))
+            _work(run.prepare, path)
+            prepared[name] = path
         return _work(run.job, prepared[name])
     except subprocess.SubprocessError as error:
         print(f"\n{run.label}: {error}", file=sys.stderr)

@@ -12,6 +12,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+
 from loglib import batch, description
 from loglib.batch import NO_PRODUCER, Body, Columns, Header, Producer, crc32c
 from loglib.config import TopicConfig
@@ -27,6 +29,9 @@ from loglib.segment import (
     segment_name,
 )
 from loglib.watermark import Mark, encode_new
+
+# A busy machine is no failure, and a failure can be replayed.
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 
 LOG_ID = bytes(range(16))
 NOW = 1_700_000_000_000_000

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import NOW
+from builders import NOW, calm
 from loglib import RecordTooLargeError, Topic
 from loglib.arguments import (
     Time,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import EVERYTHING, NOW, PLAIN, batch_of, chained, encoded, header_of, read_back, write_segment
+from builders import EVERYTHING, NOW, PLAIN, batch_of, calm, chained, encoded, header_of, read_back, write_segment
 from conftest import run_python
 from loglib import Batch, arrow
 from loglib.batch import BadBatch, Columns

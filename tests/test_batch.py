@@ -9,7 +9,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from builders import BODY_AT, EVERYTHING, IDENTITY, LOG_ID, NOW, PLAIN, batch_of, columns_of, encoded, forged, header_of
+from builders import (
+    BODY_AT,
+    EVERYTHING,
+    IDENTITY,
+    LOG_ID,
+    NOW,
+    PLAIN,
+    batch_of,
+    calm,
+    columns_of,
+    encoded,
+    forged,
+    header_of,
+)
 from loglib import RecordTooLargeError, batch
 from loglib.batch import BadBatch, Columns, NewerBatch, Producer
 from loglib.config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH

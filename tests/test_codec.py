@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import BODY_AT, NOW, batch_of, encoded, forged, header_of, read_back, write_segment
+from builders import BODY_AT, NOW, batch_of, calm, encoded, forged, header_of, read_back, write_segment
 from loglib import CorruptLogError, MissingCodecError, Topic, codec
 from loglib.batch import BadBatch, Columns, layout
 from loglib.codec import BadCompression

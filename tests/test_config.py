@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import calm
 from loglib import FlushPolicy, Retention, Topic, TopicConfig
 from loglib.config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH, microseconds
 

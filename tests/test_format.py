@@ -21,6 +21,7 @@ from builders import (
     LOG_ID,
     NOW,
     PLAIN,
+    calm,
     edit_json,
     encoded,
     forged,

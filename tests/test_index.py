@@ -7,6 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import calm
 from loglib.index import SegmentIndex
 
 BASES = st.sets(st.integers(0, 200))

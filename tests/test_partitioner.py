@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import calm
 from loglib import Topic
 from loglib.batch import Columns
 from loglib.partitioner import by_crc32, spread

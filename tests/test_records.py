@@ -20,6 +20,7 @@ from builders import (
     NOW,
     PLAIN,
     batch_of,
+    calm,
     chained,
     columns_of,
     encoded,

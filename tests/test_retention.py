@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import NOW
+from builders import NOW, calm
 from loglib import Retention
 from loglib.retention import Space, decide
 from loglib.segment import SegmentInfo

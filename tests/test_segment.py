@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import (
@@ -21,6 +21,7 @@ from builders import (
     LOG_ID,
     NOW,
     PLAIN,
+    calm,
     chained,
     encoded,
     forged,

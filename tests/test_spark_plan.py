@@ -574,6 +574,19 @@ def test_what_every_session_imports_is_next_to_nothing() -> None:
     assert run_python(program).strip() == "['pyspark_loglib']"
 
 
+def test_task_imports_no_pandas(topic: Path) -> None:
+    """It would cost every worker half a second, and its garbage collections for ever after."""
+    program = """
+        import sys
+        from loglib.spark.source import BatchReader, schema_of
+        options = {"path": sys.argv[1], "includeheaders": "true"}
+        reader = BatchReader(options, schema_of(options))
+        rows = sum(batch.num_rows for partition in reader.partitions() for batch in reader.read(partition))
+        print(rows, "pandas" in sys.modules)
+    """
+    assert run_python(program, topic).split() == [str(len(all_records(topic))), "False"]
+
+
 def test_module_that_spark_finds_is_silent_without_pyspark() -> None:
     program = """
         import sys

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import IDENTITY, LOG_ID, resealed_slot
+from builders import IDENTITY, LOG_ID, calm, resealed_slot
 from loglib import CorruptLogError, StorageIOError, UnsupportedFormatError
 from loglib.files import REAL, Files
 from loglib.segment import Identity

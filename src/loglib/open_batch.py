@@ -58,6 +58,9 @@ class OpenBatch:
         self.limit = records
         self.capacity = self.room = size_bytes
 
+    def has_room(self, records: int, size_bytes: int) -> bool:
+        return size_bytes <= self.bytes_left() and len(self.values) + records <= self.limit
+
     def buffered_bytes(self) -> int:
         return self.capacity - self.bytes_left()
 

@@ -232,7 +232,7 @@ class Topic:
             with writer.lock:
                 batch = writer.batch
                 room = batch.plain_room - len(value)
-                if room >= 0:
+                if room > 0:  # the record that fills the batch may make a flush due
                     try:
                         position = next(batch.positions, None)
                         if position is not None:
@@ -248,7 +248,7 @@ class Topic:
         elif key is not None:
             writer = self._writer_of(self._partition_of(key))
         else:
-            writer = self._choose()
+            writer = self._choose(1, size)
         return Position(writer.partition, writer.append(columns, size, sync=sync).start)
 
     def append_many(
@@ -273,7 +273,7 @@ class Topic:
         if partition is None and columns.keys is None:
             if producer is not None:
                 raise ValueError("an idempotent append without keys must say partition=, to meet its first try again")
-            partition = self._choose().partition
+            partition = self._choose(len(columns.values), size).partition
         if partition is None and len(self.partitions) == 1:
             partition = 0
         if partition is not None:
@@ -363,8 +363,8 @@ class Topic:
     # --- inside ----------------------------------------------------------------------------------
 
     def _start_writing(self) -> None:
-        codec_id(self.config.compression)  # a missing package is better found now than at the first flush
         try:
+            codec_id(self.config.compression)  # a missing package is better found now than at the first flush
             if not self._shared:
                 for partition in self.partitions:
                     partition.writer()
@@ -375,7 +375,8 @@ class Topic:
                     housekeeping=_housekeeper(self.partitions),
                     housekeeping_every=_HOUSEKEEPING_S,
                 )
-                self._handles.set_timer(self._flusher)
+                if self.config.flush.interval is not None:  # otherwise appenders flush by themselves when it is due
+                    self._handles.set_timer(self._flusher)
         except BaseException:
             self.close()
             raise
@@ -408,11 +409,11 @@ class Topic:
         self._check_writable()
         return self.partition(number).writer()
 
-    def _choose(self) -> Writer:
+    def _choose(self, records: int = 1, size_bytes: int = 0) -> Writer:
         """The writer for keyless records: the last one until its batch is full, then one at random."""
         self._check_writable()
         sticky = self._sticky
-        if sticky is None or not sticky.batch.values:
+        if sticky is None or not sticky.batch.values or not sticky.batch.has_room(records, size_bytes):
             writers = self._handles.writers or [self._own_any()]
             sticky = self._sticky = writers[_random_below(len(writers))]
         return sticky

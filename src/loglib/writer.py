@@ -212,12 +212,10 @@ class Writer:
 
     def append(self, columns: Columns, size_bytes: int, *, sync: bool = False) -> range:
         """Add a few records to the open batch; returns their offsets. `size_bytes`: of values and keys."""
-        count = len(columns.values)
         with self.lock:
             self.check_usable()
             batch = self.batch
-            full = batch.bytes_left() < size_bytes or len(batch.values) + count > batch.limit
-            if batch.values and full:
+            if batch.values and not batch.has_room(len(columns.values), size_bytes):
                 self._seal()
                 batch = self.batch
             if not batch.values:
@@ -585,6 +583,7 @@ class Writer:
             return []
         self._publish(flushed_end=0, durable_end=0, log_start=base_offset)
         self._sync_watermark()
+        self._publish(flushed_end=0, durable_end=0)  # into the other slot: if either rots, the other knows
         self._index.remove(dropped)
         paths = [self._path(segment_name(base)) for base in dropped]
         for path in paths:
@@ -625,6 +624,7 @@ class Writer:
                 if end > self._watermark.mark.durable_end or self._in_doubt:
                     self._sync(active, end)
                     self._publish(flushed_end=end, durable_end=end)
+                self._publish(flushed_end=end, durable_end=end)  # both slots say the same of a log at rest
                 self._sync_watermark()
             except (LogError, OSError):
                 self._closed = closed

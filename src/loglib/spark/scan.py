@@ -7,7 +7,7 @@ silence. From there on batches follow on one another, each checked.
 
 Keys, values and record headers are arrays over the bytes that were read. They are copied once where
 small batches of the log are put together, because an Arrow batch's columns are contiguous. Memory
-is bounded by a few Arrow batches, or by the largest batch of the log if that is more.
+is bounded by 64 MiB of the log, or by its largest batch if that is more.
 
 Processes: runs in a Spark task; opens files by path, takes no lock and writes nothing.
 """
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from .. import description
@@ -36,16 +37,15 @@ __all__ = ["scan"]
 _MERGED_BYTES = 512 << 10
 # Bytes of the log that waiting columns may keep in memory: with few columns, many batches go into one.
 _HELD_BYTES = 64 << 20
-_CONSTANTS = ("topic", "partition", "timestampType")
 _CREATE_TIME = 0  # Kafka's name for a timestamp that the producer gave
 
 
 def scan(
     split: Split, schema: pa.Schema, *, arrow_batch_bytes: int, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The split's records with the columns of `schema`, in batches of about `arrow_batch_bytes` at most.
+    """The split's records with the columns of `schema`, in batches of at most `arrow_batch_bytes`.
 
-    A single record may be larger. Raises `CorruptLogError` where the log is damaged, and
+    Only a single record may be larger. Raises `CorruptLogError` where the log is damaged, and
     `OffsetOutOfRangeError` if retention was faster, unless the loss is accepted.
     """
     layout = _Layout(split.range, schema)
@@ -141,11 +141,11 @@ class _Layout:
     def __init__(self, range_: Range, schema: pa.Schema) -> None:
         self._range = range_
         self._schema = schema
-        read = tuple(name for name in schema.names if name not in _CONSTANTS)
+        self._constants = _constants(range_)
+        read = tuple(name for name in schema.names if name not in self._constants)
         self._read = read or ("offset",)  # something must say how many records there are
-        self._constants = {"topic": range_.topic, "partition": range_.partition, "timestampType": _CREATE_TIME}
         self._repeated: dict[str, pa.Array] = {}
-        constants = [self._constant(name, 1) for name in schema.names if name in _CONSTANTS]
+        constants = [self._constant(name, 1) for name in schema.names if name in self._constants]
         self._constant_bytes = sum(each.nbytes for each in constants)  # a record
 
     def pieces(self, batch: Batch, limit_bytes: int) -> Iterator[_Piece]:
@@ -164,7 +164,7 @@ class _Layout:
         count = sum(piece.columns.num_rows for piece in pieces)
         arrays = []
         for name in self._schema.names:
-            if name in _CONSTANTS:
+            if name in self._constants:
                 arrays.append(self._constant(name, count))
             elif len(pieces) == 1:
                 arrays.append(pieces[0].columns.column(name))
@@ -176,8 +176,7 @@ class _Layout:
         """A column of one value: part of the longest that was needed so far."""
         longest = self._repeated.get(name)
         if longest is None or len(longest) < count:
-            value = pa.scalar(self._constants[name], self._schema.field(name).type)
-            longest = self._repeated[name] = pa.repeat(value, count)
+            longest = self._repeated[name] = _repeat(self._constants[name], count)
         return longest.slice(0, count)
 
     def _halves(self, columns: pa.RecordBatch, held_bytes: int, limit_bytes: int) -> Iterator[_Piece]:
@@ -193,13 +192,13 @@ class _Layout:
     def _text(self, batch: Batch, column: pa.Array, name: str) -> pa.Array:
         try:
             return column.cast(pa.string())  # checks UTF-8, copies nothing
-        except pa.ArrowInvalid as error:
+        except pa.ArrowInvalid:
             for offset, item in zip(batch.offsets, column.to_pylist(), strict=True):
                 try:
                     bytes(item or b"").decode()
                 except UnicodeDecodeError as reason:
                     raise ValueError(f"{self._at(offset)}: the {name} is not UTF-8; read it as binary") from reason
-            raise ValueError(f"{self._at(batch.offsets.start)}: a {name} that Arrow refuses as text") from error
+            raise
 
     def _refuse_null(self, batch: Batch, column: pa.Array, name: str) -> None:
         offset = batch.offsets[column.is_null().index(True).as_py()]
@@ -207,6 +206,19 @@ class _Layout:
 
     def _at(self, offset: int) -> str:
         return f"{self._range.path}, partition {self._range.partition}, offset {offset}"
+
+
+def _constants(range_: Range) -> dict[str, str | int]:
+    return {"topic": range_.topic, "partition": range_.partition, "timestampType": _CREATE_TIME}
+
+
+def _repeat(value: str | int, count: int) -> pa.Array:
+    """The value `count` times. Not by `pa.scalar`, which imports pandas: half a second for each worker."""
+    if isinstance(value, int):
+        return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(np.full(count, value, np.int32))])
+    text = value.encode()
+    offsets = np.arange(count + 1, dtype=np.int32) * len(text)
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text * count)])
 
 
 def _memory(batch: Batch) -> int:

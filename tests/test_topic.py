@@ -1,0 +1,441 @@
+"""The topic: made once and whole, opened with the same policies, records spread over its partitions."""
+
+import json
+import os
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from conftest import QUIET, needs_proc, open_files, run_python, values_of
+from faulty_files import Failing, Recording, Unsynced
+from loglib import (
+    ConfigConflictError,
+    CorruptLogError,
+    FlushPolicy,
+    LockedError,
+    LogClosedError,
+    LogError,
+    ReadOnlyError,
+    Retention,
+    Topic,
+    UnsupportedFormatError,
+)
+
+Open = Callable[..., Topic]
+
+
+# --- making and opening ----------------------------------------------------------------------------
+
+
+def test_topic_is_made_once_and_describes_itself(path: Path) -> None:
+    policies: dict[str, Any] = {
+        "partitions": 3, "flush": FlushPolicy(messages=5, interval=None, bytes=100), "segment_bytes": 5000,
+        "retention": Retention(age=timedelta(hours=5), bytes=10**6, keep_free=0.2), "compression": "zlib",
+        "segment_age": timedelta(hours=2), "durability": "os", "batch_bytes": 999, "batch_records": 77,
+        "max_record_bytes": 500, "permissions": 0o640,
+    }  # fmt: skip
+    with Topic.open(path, **policies) as topic:
+        first = topic.config
+        assert {name: getattr(first, name) for name in policies} == policies
+    with Topic.open(path) as topic:
+        assert topic.config == first
+    with Topic.open(path, **policies) as topic:
+        assert topic.config == first and topic.name == "topic" and topic.path == str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("partitions", 2), ("flush", FlushPolicy(messages=7)), ("retention", Retention(bytes=5)),
+        ("segment_bytes", 9999), ("segment_age", None), ("compression", "zlib"), ("durability", "os"),
+        ("batch_bytes", 5), ("batch_records", 5), ("max_record_bytes", 5), ("permissions", 0o644),
+        ("partitioner", lambda key, count: 0),
+    ],
+)  # fmt: skip
+def test_argument_that_disagrees_is_an_error_and_never_wins(name: str, value: Any, path: Path) -> None:
+    Topic.open(path).close()
+    for mode in ("a", "r"):
+        with pytest.raises(ConfigConflictError, match=name) as raised:
+            Topic.open(path, mode=mode, **{name: value})
+        assert raised.value.name == name
+    Topic.open(path).close()
+
+
+def test_reading_what_is_not_there_makes_nothing(path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="mode='a' makes one"):
+        Topic.open(path, mode="r")
+    assert not path.exists()
+
+
+def test_mode_must_be_one_of_two(path: Path) -> None:
+    with pytest.raises(ValueError, match="mode must be"):
+        Topic.open(path, mode="w")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a b", "ä", "x" * 250, "a\0b", "a\nb"])
+def test_name_that_some_system_cannot_hold_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not a name|null byte"):
+        Topic.open(os.path.join(tmp_path, name))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_of_other_files_is_not_made_a_topic(path: Path) -> None:
+    path.mkdir()
+    (path / "precious").write_text("x")
+    with pytest.raises(LogError, match="holds files"):
+        Topic.open(path)
+    assert [each.name for each in path.iterdir()] == ["precious"]
+
+
+def test_topic_that_is_removed_while_it_is_opened_is_not_found(path: Path) -> None:
+    class Removing(Unsynced):
+        def rename(self, source: str, target: str) -> None:  # type: ignore[override]
+            os.rename(source, target)
+            if target == str(path):
+                self.remove_tree(target)
+
+    with pytest.raises(FileNotFoundError, match="removed while"):
+        Topic.open(path, files=Removing())
+
+
+def test_newer_topic_is_refused_by_name(path: Path) -> None:
+    Topic.open(path).close()
+    description = json.loads((path / "topic.json").read_text())
+    description["format"] = 2
+    description.pop("crc", None)
+    (path / "topic.json").write_text(json.dumps(description))
+    with pytest.raises(UnsupportedFormatError, match="topic format 2"):
+        Topic.open(path, mode="r")
+
+
+def test_unreadable_description_is_corruption(path: Path) -> None:
+    Topic.open(path).close()
+    for content in ("", "[]", "{}", '{"format": 1}', "null"):
+        (path / "topic.json").write_text(content)
+        with pytest.raises(CorruptLogError, match="topic.json"):
+            Topic.open(path)
+
+
+def test_missing_codec_is_found_at_open_and_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ImportError, match="zstd"):
+        Topic.open(path, compression="zstd")
+    assert not path.exists()
+    monkeypatch.undo()
+    Topic.open(path, compression="zstd").close()
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ImportError, match="zstd"):
+        Topic.open(path)
+    monkeypatch.undo()
+    with Topic.open(path) as topic:
+        topic.append(b"x" * 1000)
+
+
+@pytest.mark.parametrize("compression", ["none", "zlib", "lz4", "zstd"])
+def test_every_codec_gives_back_what_was_appended(compression: str, open_topic: Open) -> None:
+    topic = open_topic(compression=compression)
+    values = [b"abc" * n for n in range(100)]
+    topic.append_many(values)
+    topic.append(os.urandom(100))
+    topic.flush()
+    assert values_of(topic)[:100] == values
+    topic.partition(0).check()
+
+
+def test_policies_can_be_changed_while_nobody_writes(path: Path) -> None:
+    Topic.open(path, partitions=2).close()
+    Topic.reconfigure(path, retention=Retention(bytes=5), segment_age=None, compression="zlib")
+    with Topic.open(path) as topic:
+        assert (topic.config.retention, topic.config.segment_age) == (Retention(bytes=5), None)
+        with pytest.raises(LockedError):
+            Topic.reconfigure(path, compression="none")
+    for name in ("partitions", "partitioner"):
+        with pytest.raises(ValueError, match="cannot change"):
+            Topic.reconfigure(path, **{name: 4})
+    with pytest.raises(ValueError, match="compression"):
+        Topic.reconfigure(path, compression="rar")
+    assert Topic.open(path, mode="r").config.compression == "zlib"
+
+
+# --- where records go --------------------------------------------------------------------------------
+
+
+def test_key_chooses_the_partition_by_crc32(open_topic: Open) -> None:
+    topic = open_topic(partitions=5)
+    keys = [b"key %d" % n for n in range(50)] + [b""]
+    for key in keys:
+        assert topic.append(key, key=key).partition == crc32(key) % 5
+    for partition, offsets in topic.append_many(keys, keys=keys):
+        assert len(offsets) == sum(crc32(key) % 5 == partition for key in keys)
+    topic.flush()
+    assert all(r.partition == crc32(r.key or b"") % 5 for r in topic.read())
+    for number in range(5):
+        ours = [key for key in keys if crc32(key) % 5 == number]
+        assert [r.value for r in topic.partition(number).read()] == ours * 2
+
+
+def test_keyless_records_stay_together_until_a_batch_is_full(open_topic: Open) -> None:
+    topic = open_topic(partitions=4, batch_records=10)
+    places = [topic.append(b"x").partition for _ in range(400)]
+    runs = [places[start : start + 10] for start in range(0, 400, 10)]
+    assert sum(len(set(run)) == 1 for run in runs) >= 30
+    assert len(set(places)) == 4
+
+
+def test_explicit_partition_beats_the_key(open_topic: Open) -> None:
+    topic = open_topic(partitions=4)
+    wrong = (crc32(b"k") + 1) % 4
+    assert topic.append(b"x", key=b"k", partition=wrong).partition == wrong
+    (only,) = topic.append_many([b"x"] * 9, keys=[b"k"] * 9, partition=wrong)
+    assert only.partition == wrong and len(only.offsets) == 9
+
+
+def test_records_with_and_without_keys_share_a_call(open_topic: Open) -> None:
+    topic = open_topic(partitions=3)
+    keys = [None, b"a", None, b"b", b""]
+    topic.append_many([b"%d" % n for n in range(5)], keys=keys, timestamps=range(5), headers=[None, {"h": b"1"}] + [None] * 3)
+    topic.flush()
+    found = sorted(topic.read(), key=lambda r: r.timestamp)
+    assert [r.value for r in found] == [b"0", b"1", b"2", b"3", b"4"] and [r.key for r in found] == keys
+    assert found[1].headers == (("h", b"1"),)
+    assert found[0].partition == found[2].partition
+
+
+def test_own_partitioner_is_kept_by_name_and_must_be_given_again(open_topic: Open, path: Path) -> None:
+    def by_length(key: bytes, partitions: int) -> int:
+        return len(key) % partitions
+
+    with open_topic(partitions=3, partitioner=by_length) as topic:
+        assert topic.append(b"x", key=b"12345").partition == 2
+        assert {each.partition for each in topic.append_many([b"x"] * 2, keys=[b"1", b"1234"])} == {1}
+    with open_topic() as topic:
+        topic.append(b"keyless needs none")
+        for append in (lambda: topic.append(b"x", key=b"k"), lambda: topic.append_many([b"x"], keys=[b"k"])):
+            with pytest.raises(ValueError, match="a partitioner of your own"):
+                append()
+    with pytest.raises(ConfigConflictError):
+        open_topic(partitioner="crc32")
+    for wrong in (-1, 3):
+        with open_topic(partitioner=lambda key, count, wrong=wrong: wrong) as topic:
+            with pytest.raises(ValueError, match="the partitioner chose"):
+                topic.append(b"x", key=b"k")
+            with pytest.raises(ValueError, match="the partitioner chose"):
+                topic.append_many([b"x"], keys=[b"k"])
+
+
+@pytest.mark.parametrize("value", ["text", 5, [1], object()])
+def test_values_that_are_not_bytes_are_refused_with_advice(value: Any, open_topic: Open) -> None:
+    topic = open_topic()
+    topic.append(b"first")
+    for append in (
+        lambda: topic.append(value), lambda: topic.append(b"v", key=value), lambda: topic.append_many([value]),
+        lambda: topic.append_many([b"v"], keys=[value]), lambda: topic.append(b"v", headers={"h": value}),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match="must be bytes|must map str to bytes"):
+            append()
+    topic.flush()
+    assert values_of(topic) == [b"first"]
+
+
+def test_bytes_like_values_are_copied(open_topic: Open) -> None:
+    topic = open_topic()
+    buffer = bytearray(b"abc")
+    topic.append(buffer)  # type: ignore[arg-type]
+    topic.append(memoryview(buffer))  # type: ignore[arg-type]
+    buffer[:] = b"xyz"
+    topic.flush()
+    assert values_of(topic) == [b"abc", b"abc"]
+
+
+# --- one writer, or several --------------------------------------------------------------------------
+
+
+def test_second_writer_is_refused_and_holds_nothing(open_topic: Open, path: Path) -> None:
+    topic = open_topic(partitions=3)
+    with pytest.raises(LockedError, match=f"pid {os.getpid()}"):
+        Topic.open(path)
+    topic.close()
+    partly = open_topic(shared=True)
+    partly.append(b"x", partition=2)
+    with pytest.raises(LockedError, match="0002"):
+        Topic.open(path)
+    other = open_topic(shared=True)
+    assert other.append(b"y", partition=0).partition == 0, "the locks that could be taken were given back"
+
+
+def test_shared_topics_spread_over_the_partitions(open_topic: Open) -> None:
+    topics = [open_topic(partitions=3, shared=True) for _ in range(4)]
+    taken = [topic.append(b"%d" % n).partition for n, topic in enumerate(topics[:3])]
+    assert sorted(taken) == [0, 1, 2]
+    with pytest.raises(LockedError, match="all 3 partitions are taken"):
+        topics[3].append(b"no room")
+    for topic, partition in zip(topics, taken, strict=False):
+        assert {topic.append(b"x").partition for _ in range(10)} == {partition}
+        with pytest.raises(LockedError):
+            topic.append(b"x", partition=(partition + 1) % 3)
+        topic.flush()
+    assert len(values_of(topics[3])) == 33
+    topics[0].close()
+    assert topics[3].append(b"now").partition == taken[0]
+
+
+def test_shared_partition_that_was_appended_to_directly_is_the_topics_as_well(open_topic: Open) -> None:
+    """Its writer used to be unknown to the topic: not flushed, not in the interval, not closed."""
+    topic = open_topic(shared=True, partitions=2)
+    topic.partition(1).append(b"x")
+    topic.flush()
+    assert values_of(topic) == [b"x"]
+    with open_topic(shared=True, at=Path(topic.path)) as other:
+        with pytest.raises(LockedError):
+            other.partition(1).append(b"y")
+        assert topic.append(b"z").partition == 1, "the one it has already"
+
+
+def test_threads_that_meet_at_a_shared_partition_make_one_writer(open_topic: Open) -> None:
+    topic = open_topic(shared=True)
+    barrier = threading.Barrier(8)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        barrier.wait()
+        try:
+            topic.append(b"x", partition=0)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    topic.flush()
+    assert failures == [] and len(values_of(topic)) == 8
+
+
+def test_retention_of_a_shared_topic_is_of_its_own_partitions(open_topic: Open) -> None:
+    topic = open_topic(shared=True, partitions=2, retention=Retention(age=None, bytes=0))
+    assert topic.retain() == []
+    topic.append(b"x", partition=1)
+    topic.partition(1).roll()
+    assert {each.partition for each in topic.retain()} == {1}
+    assert len(topic.retain(dry_run=True)) == 2
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+@needs_proc
+def test_close_releases_everything_also_when_a_flush_fails(open_topic: Open, path: Path) -> None:
+    before = open_files()
+    files = Failing("datasync", every=True, armed=False)
+    topic = open_topic(partitions=3, files=files)
+    reader = topic.follow()
+    reader.poll(timeout=0.001)
+    for number in range(3):
+        topic.append(b"x", partition=number)
+    files.armed = True
+    with pytest.raises(LogError):
+        topic.close()
+    assert open_files() == before and reader.closed and topic.closed
+    topic.close()
+    with open_topic() as topic:
+        assert Counter(values_of(topic)) <= Counter([b"x"] * 3)
+
+
+@needs_proc
+def test_failed_open_releases_everything(open_topic: Open, path: Path) -> None:
+    open_topic(partitions=3).close()
+    before = open_files()
+    (path / "0002" / f"{0:020d}.log").write_bytes(b"x")
+    with pytest.raises(CorruptLogError):
+        Topic.open(path)
+    assert open_files() == before
+
+
+def test_topic_is_a_context_manager_and_says_its_state(open_topic: Open) -> None:
+    with open_topic(partitions=2) as topic:
+        assert repr(topic) == f"<Topic '{topic.path}' partitions=2 mode='a'>" and not topic.closed
+    assert "closed" in repr(topic)
+    with pytest.raises(LogClosedError, match="open the topic again"):
+        topic.append(b"x")
+
+
+def test_topic_open_for_reading_pickles_as_its_path(open_topic: Open, path: Path) -> None:
+    with open_topic() as topic:
+        topic.append(b"x", sync=True)
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(topic)
+        with Topic.open(path, mode="r") as reading:
+            content = pickle.dumps(reading)
+            assert len(content) < 500
+            with pickle.loads(content) as copy:
+                assert copy.mode == "r" and values_of(copy) == [b"x"]
+
+
+def test_everything_unflushed_is_flushed_at_the_end_of_the_process(path: Path) -> None:
+    output = run_python(
+        """
+        import sys
+        from loglib import FlushPolicy, Topic
+        manual = FlushPolicy(messages=None, interval=None, bytes=None)
+        topics = [Topic.open(f"{sys.argv[1]}{n}", flush=manual) for n in range(3)]
+        for topic in topics:
+            topic.append(b"never flushed by hand")
+        print("done")
+        """,
+        path,
+    )
+    assert output == "done\n"
+    for number in range(3):
+        with Topic.open(f"{path}{number}", mode="r") as topic:
+            assert values_of(topic) == [b"never flushed by hand"]
+
+
+def test_topic_that_cannot_be_flushed_at_the_end_leaves_the_others_no_worse(path: Path) -> None:
+    from conftest import start_python
+
+    process = start_python(
+        """
+        import sys
+        from faulty_files import Failing
+        from loglib import FlushPolicy, Topic
+        manual = FlushPolicy(messages=None, interval=None, bytes=None)
+        files = Failing("datasync", every=True, armed=False)
+        topics = [
+            Topic.open(f"{sys.argv[1]}{n}", flush=manual, **({"files": files} if n == 1 else {})) for n in range(4)
+        ]
+        for topic in topics:
+            topic.append(b"x")
+        files.armed = True
+        """,
+        path,
+    )
+    _, errors = process.communicate(timeout=60)
+    assert "WriterFailedError" in errors
+    for number in (0, 2, 3):
+        with Topic.open(f"{path}{number}", mode="r") as topic:
+            assert values_of(topic) == [b"x"]
+
+
+def test_reading_topic_needs_no_close(path: Path) -> None:
+    Topic.open(path, **QUIET).close()
+    topic = Topic.open(path, mode="r")
+    with pytest.raises(ReadOnlyError):
+        topic.append(b"x")
+    del topic  # and no ResourceWarning, which would be an error here
+
+
+def test_opening_costs_a_few_calls_a_partition(open_topic: Open) -> None:
+    open_topic(partitions=40).close()
+    files = Recording()
+    with open_topic(files=files):
+        assert len(files.calls) < 40 * 40
