@@ -43,10 +43,12 @@ check: lint types
 # Coverage counts what child processes run, too. The Spark tests go without: it would slow each of Spark's workers.
 test: lint types java
 	@rm -f .coverage .coverage.*
-	@echo "== tests"
-	@$(PYTEST) -n 2 -m "not spark" --cov --cov-report=
+	@echo "== fast tests, measured"
+	@$(PYTEST) -n 2 -m "not slow and not spark" --cov --cov-report=
 	@echo "== coverage of the log itself (adapters stand in packages of their own)"
 	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py" --fail-under=100
+	@echo "== slow tests"
+	@$(PYTEST) -n 2 -m "slow and not spark"
 	@if [ -n "$$(scripts/java-home.sh)" ]; then \
 	    echo "== Spark tests"; \
 	    JAVA_HOME="$$(scripts/java-home.sh)" $(PYTEST) -m spark; \

@@ -117,8 +117,8 @@ def start_python(program: str, *arguments: object, **keywords: Any) -> subproces
     """A program in an interpreter of its own, with pipes to and from it."""
     command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": f"{SOURCE}:{SOURCE.parent / 'tests'}", "PYTHONUNBUFFERED": "1"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment, text=True, **(pipes | keywords))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, **(pipes | keywords))
 
 
 def run_python(program: str, *arguments: object) -> str:

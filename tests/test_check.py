@@ -51,7 +51,9 @@ def test_flipped_byte_anywhere_is_found(index: int, open_topic: Open, path: Path
             segment.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
             with pytest.raises(LogError) as raised:
                 topic.partition(0).check()
-            assert str(segment) in str(raised.value) or str(sorted((path / "0000").glob("*.log"))[index + 1]) in str(raised.value)
+            assert str(segment) in str(raised.value) or str(sorted((path / "0000").glob("*.log"))[index + 1]) in str(
+                raised.value
+            )
         segment.write_bytes(whole)
         topic.partition(0).check()
 

@@ -133,6 +133,16 @@ def test_reader_in_another_process_finds_segments_made_since(open_topic: Open, p
         assert values_of(reading)[-2:] == [b"new", b"newer"]
 
 
+def test_offset_in_a_segment_made_since_the_last_look_is_found(open_topic: Open, path: Path) -> None:
+    """It used to be sought in the segment that was the last one then, and not found was corruption."""
+    topic = rolled(open_topic, 1)
+    with Topic.open(path, mode="r") as reading:
+        for number in range(3):
+            topic.partition(0).roll()
+            late = topic.append(b"%d" % number, sync=True)
+            assert values_of(reading, late.offset) == [b"%d" % number]
+
+
 def test_missing_segment_is_corruption_and_no_missing_file(open_topic: Open, path: Path) -> None:
     topic = rolled(open_topic, 3)
     segments = topic.partition(0).segments

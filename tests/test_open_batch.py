@@ -81,7 +81,9 @@ def test_resume_cuts_columns_that_an_interrupt_left_longer(missing: str) -> None
     batch.extend(Columns([b"1"], [b"k"], [5], [()]), 2)
     getattr(batch, missing).append(None)  # the interrupt came before the values
     batch.resume()
-    assert [len(each) for each in (batch.values, batch.keys or (), batch.timestamps or (), batch.headers or ())] == [1] * 4
+    assert [len(each) for each in (batch.values, batch.keys or (), batch.timestamps or (), batch.headers or ())] == [
+        1
+    ] * 4
     assert batch.extend(Columns([b"2"]), 1) == range(1001, 1002)
 
 

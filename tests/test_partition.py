@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -256,7 +255,10 @@ def test_partition_of_a_closed_topic_is_closed(open_topic: Open, path: Path) -> 
     for shared in (False, True):
         topic = open_topic(shared=shared)
         topic.close()
-        for refused in (lambda t=topic: t.partition(0).append(b"x"), lambda t=topic: t.partition(0).append_many([b"x"])):
+        for refused in (
+            lambda t=topic: t.partition(0).append(b"x"),
+            lambda t=topic: t.partition(0).append_many([b"x"]),
+        ):
             with pytest.raises(LogClosedError):
                 refused()
 

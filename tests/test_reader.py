@@ -32,7 +32,8 @@ Open = Callable[..., Topic]
 def fill(topic: Topic, count: int, *, partition: int = 0, step: int = SECOND) -> list[int]:
     """Append records with rising times, flushed; returns their offsets."""
     offsets = [
-        topic.append(b"%d" % number, partition=partition, timestamp=NOW + number * step).offset for number in range(count)
+        topic.append(b"%d" % number, partition=partition, timestamp=NOW + number * step).offset
+        for number in range(count)
     ]
     topic.flush()
     return offsets
@@ -659,7 +660,9 @@ def test_reading_writes_nothing(open_topic: Open, path: Path) -> None:
         ):  # fmt: skip
             with pytest.raises(ReadOnlyError):
                 refused()
-    assert files.count("create", "open_write", "write_all", "ftruncate", "rename", "unlink", "datasync", "try_lock") == 0
+    assert (
+        files.count("create", "open_write", "write_all", "ftruncate", "rename", "unlink", "datasync", "try_lock") == 0
+    )
     assert before == (tree(path), {each: each.stat().st_mtime_ns for each in path.rglob("*")})
 
 

@@ -24,7 +24,9 @@ SECTOR = 512
 Open = Callable[..., Topic]
 
 
-def write_crashed(open_topic: Open, path: Path, copy: Path, *, flushed: int = 6, unflushed: int = 8, **policy: Any) -> Path:
+def write_crashed(
+    open_topic: Open, path: Path, copy: Path, *, flushed: int = 6, unflushed: int = 8, **policy: Any
+) -> Path:
     """A topic killed with `flushed` records promised and `unflushed` written, two a batch; returns the copy."""
     topic = open_topic(batch_records=2, files=Unsynced(), **policy)
     for number in range(flushed):
@@ -111,7 +113,9 @@ def test_tail_torn_at_every_byte_leaves_a_prefix(open_topic: Open, path: Path, t
             assert len(values_of(topic)) == 6 + 2 * kept, end
             if end > valid_end:
                 assert recovery.quarantine is not None
-                assert Path(recovery.quarantine).read_bytes() == whole[SEGMENT_HEADER + valid_end : SEGMENT_HEADER + end]
+                assert (
+                    Path(recovery.quarantine).read_bytes() == whole[SEGMENT_HEADER + valid_end : SEGMENT_HEADER + end]
+                )
             topic.append(b"after", sync=True)
         assert values_of_copy(copy)[6 + 2 * kept :] == [b"after"], end
 
@@ -276,7 +280,9 @@ def test_flipped_bit_in_the_last_promised_header_is_refused(open_topic: Open, pa
     whole = segment.read_bytes()
     last = [0, *batch_ends(path, 0, end_of(path))][-2]
     for at in range(last, last + BATCH_HEADER):
-        segment.write_bytes(whole[: SEGMENT_HEADER + at] + bytes([whole[SEGMENT_HEADER + at] ^ 1]) + whole[SEGMENT_HEADER + at + 1 :])
+        segment.write_bytes(
+            whole[: SEGMENT_HEADER + at] + bytes([whole[SEGMENT_HEADER + at] ^ 1]) + whole[SEGMENT_HEADER + at + 1 :]
+        )
         error = refuses_and_changes_nothing(path)
         assert error.path == str(segment) and 0 <= error.file_position <= len(whole)
         assert error.found and error.expected
@@ -443,9 +449,7 @@ def test_lost_watermark_is_rebuilt_from_the_last_segment(
         assert len(values_of(topic)) == 4
 
 
-def test_lost_watermark_is_rebuilt_in_place_so_that_readers_of_it_go_on(
-    open_topic: Open, path: Path
-) -> None:
+def test_lost_watermark_is_rebuilt_in_place_so_that_readers_of_it_go_on(open_topic: Open, path: Path) -> None:
     """A reader keeps the file open: a new file under the same name would leave it with the lost one for ever."""
     closed_topic(open_topic, records=2)
     with Topic.open(path, mode="r") as reading:

@@ -161,14 +161,15 @@ def test_directory_of_topics_several_paths_and_subscriptions(spark: SparkSession
 
 
 def test_number_of_tasks_follows_the_size_and_min_partitions(spark: SparkSession, tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
-        for _ in range(8):
-            topic.append_many([bytes(1000)] * 256)
     path = tmp_path / "topic"
+    with Topic.open(path, partitions=4, **QUIET) as topic:
+        for each in range(8):
+            topic.append_many([bytes(1000)] * 256, partition=each % 4)
     assert load(spark, path).rdd.getNumPartitions() == 1  # 2 MB: a second task would cost more than it brings
-    assert load(spark, path, minPartitions=5).rdd.getNumPartitions() == 5
+    assert load(spark, path, minPartitions=8).rdd.getNumPartitions() == 8
     assert load(spark, path, maxBytesPerPartition="256k").rdd.getNumPartitions() == 8
-    assert load(spark, path, minPartitions=5).count() == 8 * 256
+    assert load(spark, path, maxBytesPerPartition="1m").rdd.getNumPartitions() == 2
+    assert load(spark, path).count() == load(spark, path, minPartitions=5).count() == 8 * 256
 
 
 def test_view_in_sql(spark: SparkSession, topic: Path) -> None:

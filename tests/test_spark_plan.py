@@ -64,17 +64,28 @@ def test_splits_of_a_range_follow_on_one_another_and_fill_it(start: int, size: i
 
 
 @given(st.lists(st.integers(0, 1 << 32), min_size=1, max_size=20), st.integers(1, 200))
-def test_plan_makes_about_as_many_splits_as_asked_for(sizes: list[int], min_splits: int) -> None:
-    sizes.append(1 << 20)  # so that there are bytes enough for each split
-    splits = plan([a_range(0, size) for size in sizes], max_split_bytes=1 << 62, min_splits=min_splits)
-    assert min_splits <= len(splits) <= min_splits + len(sizes)
+def test_plan_makes_about_as_many_tasks_as_asked_for(sizes: list[int], min_tasks: int) -> None:
+    sizes.append(1 << 20)  # so that there are bytes enough for each task
+    ranges = [a_range(start, size) for start, size in enumerate(sizes)]
+    tasks = plan(ranges, max_task_bytes=1 << 62, min_tasks=min_tasks)
+    assert min_tasks <= len(tasks) <= min_tasks + len(sizes)
+    size = -(-sum(sizes) // min_tasks)
+    assert [split for task in tasks for split in task] == splits_of(ranges, size)
+    assert all(sum(split.size_bytes for split in task) <= size for task in tasks)
 
 
 def test_plan_uses_all_cores_when_there_is_enough_to_do() -> None:
-    assert len(plan([a_range(size=1 << 30)], max_split_bytes=1 << 30, cores=6)) == 6
-    assert len(plan([a_range(size=20 << 20)], max_split_bytes=1 << 30, cores=6)) == 2
-    assert len(plan([a_range(size=1)], max_split_bytes=1 << 30, cores=6)) == 1
-    assert plan([], max_split_bytes=1, cores=6) == []
+    assert len(plan([a_range(size=1 << 30)], max_task_bytes=1 << 30, cores=6)) == 6
+    assert len(plan([a_range(size=20 << 20)], max_task_bytes=1 << 30, cores=6)) == 2
+    assert len(plan([a_range(size=1)], max_task_bytes=1 << 30, cores=6)) == 1
+    assert plan([], max_task_bytes=1, cores=6) == []
+
+
+def test_small_partitions_share_a_task() -> None:
+    ranges = [a_range(size=1 << 20) for _ in range(20)]
+    assert [len(task) for task in plan(ranges, max_task_bytes=1 << 30, cores=6)] == [10, 10]
+    assert [len(task) for task in plan(ranges, max_task_bytes=8 << 20, cores=6)] == [8, 8, 4]
+    assert [len(task) for task in plan(ranges, max_task_bytes=1 << 30, min_tasks=20)] == [1] * 20
 
 
 def test_range_without_records_has_no_splits_though_its_batch_has_bytes() -> None:

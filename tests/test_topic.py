@@ -202,7 +202,9 @@ def test_explicit_partition_beats_the_key(open_topic: Open) -> None:
 def test_records_with_and_without_keys_share_a_call(open_topic: Open) -> None:
     topic = open_topic(partitions=3)
     keys = [None, b"a", None, b"b", b""]
-    topic.append_many([b"%d" % n for n in range(5)], keys=keys, timestamps=range(5), headers=[None, {"h": b"1"}] + [None] * 3)
+    topic.append_many(
+        [b"%d" % n for n in range(5)], keys=keys, timestamps=range(5), headers=[None, {"h": b"1"}] + [None] * 3
+    )
     topic.flush()
     found = sorted(topic.read(), key=lambda r: r.timestamp)
     assert [r.value for r in found] == [b"0", b"1", b"2", b"3", b"4"] and [r.key for r in found] == keys

@@ -44,7 +44,11 @@ def offsets_of(topic: Topic) -> list[int]:
 def test_append_returns_the_offset_at_which_the_record_is_read(open_topic: Open) -> None:
     topic = open_topic(batch_records=3)
     positions = [topic.append(b"%d" % number) for number in range(10)]
-    positions += [topic.append(b"k", key=b"key"), topic.append(b"h", headers={"a": b"1"}), topic.append(b"t", timestamp=5)]
+    positions += [
+        topic.append(b"k", key=b"key"),
+        topic.append(b"h", headers={"a": b"1"}),
+        topic.append(b"t", timestamp=5),
+    ]
     topic.flush()
     assert [Position(r.partition, r.offset) for r in topic.read()] == positions
     assert topic.partition(0).log_end_offset == topic.partition(0).high_watermark
@@ -242,9 +246,14 @@ def test_os_durability_syncs_nothing_until_close(open_topic: Open) -> None:
         topic.append(b"x", sync=True)
     assert files.count("datasync") == 0 and len(values_of(topic)) == 3
     topic.close()
-    assert [name for name, _ in files.calls if name in ("datasync", "write_all")][-3:] == [
-        "datasync", "write_all", "datasync",
-    ]  # fmt: skip
+    in_order = [("datasync", "00000000000000000000.log"), ("write_all", "watermark"), ("datasync", "watermark")]
+    assert once_each(files.calls, "datasync", "write_all")[-3:] == in_order
+
+
+def once_each(calls: list[tuple[str, str]], *names: str) -> list[tuple[str, str]]:
+    """The calls of these names, and of several equal ones in a row the first."""
+    chosen = [call for call in calls if call[0] in names]
+    return [call for call, before in zip(chosen, [("", ""), *chosen], strict=False) if call != before]
 
 
 def test_waiting_appends_share_an_fsync(open_topic: Open) -> None:
@@ -787,10 +796,11 @@ def test_log_start_is_durable_before_the_first_file_goes(open_topic: Open) -> No
     names = [os.path.basename(each.path) for each in topic.partition(0).segments[:3]]
     files.calls.clear()
     topic.retain()
-    assert [call for call in files.calls if call[0] in ("write_all", "datasync", "unlink", "sync_directory")] == [
-        ("write_all", "watermark"), ("datasync", "watermark"), *[("unlink", name) for name in names],
-        ("sync_directory", "0000"),
-    ]  # fmt: skip
+    calls = once_each(files.calls, "write_all", "datasync", "unlink", "sync_directory")
+    removed = calls.index(("unlink", names[0]))
+    assert calls[:2] == [("write_all", "watermark"), ("datasync", "watermark")] and removed >= 2
+    assert {call for call in calls[:removed] if call[0] != "unlink"} == set(calls[:2])
+    assert calls[removed:] == [*[("unlink", name) for name in names], ("sync_directory", "0000")]
 
 
 def test_retention_that_dies_anywhere_leaves_no_gap(open_topic: Open, path: Path, tmp_path: Path) -> None:
@@ -821,7 +831,7 @@ def test_retention_that_dies_anywhere_leaves_no_gap(open_topic: Open, path: Path
             assert min(int(each.stem) for each in (image / "0000").glob("*.log")) == start
         if not died:
             break
-    assert at == 7
+    assert at >= 7
 
 
 def test_dropping_nothing_or_too_much_does_nothing(open_topic: Open) -> None:

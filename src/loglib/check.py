@@ -33,10 +33,13 @@ def check_log(log: Log) -> CheckReport:
         mark = log.mark()
         try:
             return _check(log, mark)
-        except (FileNotFoundError, OffsetOutOfRangeError) as error:
-            if log.mark().log_start_offset == mark.log_start_offset:  # then it was not retention
-                found = f"no file ({error})"
-                raise CorruptLogError(log.directory, 0, found, "all segments from the log start") from error
+        except (FileNotFoundError, OffsetOutOfRangeError, CorruptLogError) as error:
+            if log.mark().log_start_offset != mark.log_start_offset:
+                continue  # retention came between: what there is now is to be checked
+            if isinstance(error, CorruptLogError):
+                raise
+            found = f"no file ({error})"
+            raise CorruptLogError(log.directory, 0, found, "all segments from the log start") from error
 
 
 def _check(log: Log, mark: Mark) -> CheckReport:

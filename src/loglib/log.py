@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import Protocol
 
 from .arguments import Time
@@ -202,11 +203,13 @@ class Log:
         """The segment that holds the offset, open; `OffsetOutOfRangeError` if retention has dropped it."""
         base = self.index.find(offset)
         if base is not None:
-            try:
-                return self._open(base)
-            except FileNotFoundError:
-                self.refresh()
-                base = self.index.find(offset)
+            with suppress(FileNotFoundError):
+                segment = self._open(base)
+                if self.index.after(base) is not None or offset < segment.end_of_file():
+                    return segment
+                segment.close()
+            self.refresh()  # retention has dropped the segment, or the writer has rolled since the last look
+            base = self.index.find(offset)
         mark = self.mark()
         if offset < mark.log_start_offset:
             raise OffsetOutOfRangeError(self.partition, offset, mark.log_start_offset, mark.flushed_end)

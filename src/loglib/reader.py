@@ -117,10 +117,9 @@ class Reader:
     def seek(self, start: StartLike) -> None:
         """Go to a start. A mapping moves the partitions that it names and leaves the others."""
         self._check_open()
-        offsets = self.tell() | self._offsets(start)
-        self._forget_records()
-        for partition, offset in offsets.items():
+        for partition, offset in self._offsets(start).items():
             self._cursors[partition].seek(offset)
+            self._forget(partition)
 
     def lag_bytes(self) -> dict[int, int]:
         """Bytes of log between the position and the flushed end, by partition."""
@@ -165,10 +164,12 @@ class Reader:
         if self._closed:
             raise LogClosedError("this reader is closed; read or follow again")
 
-    def _forget_records(self) -> None:
-        self._batch = None
-        self._records.clear()  # which ends the iterator of a loop as well
-        self._ready.clear()
+    def _forget(self, partition: int) -> None:
+        """Drop what was read ahead of the partition; the others, which may be past finding again, keep theirs."""
+        if self._batch is not None and self._batch.partition == partition:
+            self._batch = None
+            self._records.clear()  # which ends the iterator of a loop as well
+        self._ready = deque(batch for batch in self._ready if batch.partition != partition)
 
     def _have_records(self, timeout: float | None) -> bool:
         """Fill `_rest`; False at the end, or after `timeout` seconds without a record."""

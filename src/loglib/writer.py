@@ -230,7 +230,7 @@ class Writer:
             due = self._flush_due()
             if due:
                 self._seal()
-        self._after_append(due=due and not sync)
+        self._after_append(offsets[-1], due=due and not sync)
         if sync:
             self._flush_record(offsets[-1], batch)
         return offsets
@@ -257,7 +257,7 @@ class Writer:
                 self.timer.touch()
             offsets = self._write(body, body.parts, append_time, producer)
             due = self._flush_due()
-        self._after_append(due=due)
+        self._after_append(offsets[-1], due=due)
         return offsets
 
     def adopt(self, header: Header, body: Buffer, *, preserve_offsets: bool) -> range:
@@ -276,7 +276,7 @@ class Writer:
                 self.timer.touch()
             offsets = self._write(header, [body], self._next_append_time(), producer)
             due = self._flush_due()
-        self._after_append(due=due)
+        self._after_append(offsets[-1], due=due)
         return offsets
 
     def raise_soon(self, error: LogError) -> None:
@@ -312,12 +312,12 @@ class Writer:
             self._rolled = False
             self.on_roll()
 
-    def _after_append(self, *, due: bool) -> None:
+    def _after_append(self, offset: int, *, due: bool) -> None:
         self._tell_rolled()
         if not due:
             return
         if self.timer is None or self._lagging():
-            self.flush()
+            self._flush_record(offset)
         else:
             self.timer.kick()
 
@@ -482,10 +482,18 @@ class Writer:
         self._turn.take(self._flush_all if not background else self._flush_quietly)
         self._tell_rolled()
 
-    def _flush_record(self, offset: int, batch: OpenBatch) -> None:
+    def _flush_record(self, offset: int, batch: OpenBatch | None = None) -> None:
         """Make the record at `offset`, appended to `batch`, durable; another thread's flush may do it."""
-        self._turn.take(self._flush_all, unless=lambda: offset < self.flushed_end or batch.lost is not None)
-        if batch.lost is not None:  # the offset may be flushed by now, but with another record
+
+        def settled() -> bool:
+            return offset < self.flushed_end or (batch is not None and batch.lost is not None)
+
+        try:
+            self._turn.take(self._flush_quietly, unless=settled)
+        except LogClosedError:
+            if not settled():
+                raise  # otherwise closing has flushed it
+        if batch is not None and batch.lost is not None:  # the offset may be flushed by now, but with another record
             raise batch.lost
         self._tell_rolled()
 

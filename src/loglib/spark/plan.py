@@ -1,15 +1,16 @@
-"""Plan: what a query reads of each partition, cut into splits, each for one task.
+"""Plan: what a query reads of each partition, cut into splits and dealt out to tasks.
 
 Invariant: the splits of a range are half-open byte ranges of the log that follow on one another and
-fill it. A batch belongs to the split in which its base offset lies, so each is read exactly once,
-whatever the cuts. Offsets are places in bytes: planning is arithmetic, and touches no file.
+fill it, and each is in one task. A batch belongs to the split in which its base offset lies, so each
+is read exactly once, whatever the cuts. Offsets are places in bytes: planning is arithmetic, and
+touches no file.
 
 Processes: plain facts; made on the driver, pickled to the executors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -46,20 +47,38 @@ class Split:
     start_position: int
     end_position: int
 
+    @property
+    def size_bytes(self) -> int:
+        return self.end_position - self.start_position
+
 
 def plan(
-    ranges: Iterable[Range], *, max_split_bytes: int, min_splits: int | None = None, cores: int = 1
-) -> list[Split]:
-    """Splits of about one size: at most `max_split_bytes`, and about `min_splits` or more of them.
+    ranges: Iterable[Range], *, max_task_bytes: int, min_tasks: int | None = None, cores: int = 1
+) -> list[tuple[Split, ...]]:
+    """The splits of each task: at most `max_task_bytes` a task, and about `min_tasks` of them or more.
 
-    Without `min_splits` there are as many as `cores`, if each has enough to do.
+    Without `min_tasks` there are as many as `cores`, if each has enough to do. A large partition is
+    read by several tasks; small ones share one.
     """
     ranges = list(ranges)
     total = sum(each.size_bytes for each in ranges)
-    if min_splits is None:
-        min_splits = max(1, min(cores, total // _WORTH_A_TASK))
-    size = max(1, min(max_split_bytes, -(-total // min_splits)))
-    return [split for each in ranges for split in cut(each, size)]
+    if min_tasks is None:
+        min_tasks = max(1, min(cores, total // _WORTH_A_TASK))
+    task_bytes = max(1, min(max_task_bytes, -(-total // min_tasks)))
+    return list(_tasks([split for each in ranges for split in cut(each, task_bytes)], task_bytes))
+
+
+def _tasks(splits: Iterable[Split], task_bytes: int) -> Iterator[tuple[Split, ...]]:
+    task: list[Split] = []
+    room = task_bytes
+    for split in splits:
+        if task and split.size_bytes > room:
+            yield tuple(task)
+            task, room = [], task_bytes
+        task.append(split)
+        room -= split.size_bytes
+    if task:
+        yield tuple(task)
 
 
 def cut(range_: Range, max_split_bytes: int) -> list[Split]:

@@ -2,7 +2,7 @@
 
 Invariant: a plan is made once per `load()`, at its first action, and is a snapshot: the same records
 each time the DataFrame is used, whatever is appended meanwhile. What a task needs travels in its
-split, so tasks look at nothing but the log's own files.
+splits, so tasks look at nothing but the log's own files.
 
 Filters are not taken: PySpark 4.3 lets all scans of one `load()` share what one of them pushed down,
 which gives wrong results without a word. Columns and ranges are options instead.
@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from ..writer import now_us
 from .columns import arrow_schema, default_schema
-from .options import Options, parse
+from .options import parse
 from .plan import Split, plan
 from .ranges import find_ranges, find_topics
 from .scan import scan
@@ -49,28 +49,26 @@ class BatchReader(DataSourceReader):
             raise ValueError(f"the option columns ({', '.join(columns)}) and schema() differ; give one of them")
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each split; Spark takes it that an empty list is one partition of None."""
-        options: Options = self._options
-        splits = plan(
-            find_ranges(options),
-            max_split_bytes=options.max_bytes_per_partition,
-            min_splits=options.min_partitions,
+        """One for each task; Spark takes it that an empty list is one partition of None."""
+        tasks = plan(
+            find_ranges(self._options),
+            max_task_bytes=self._options.max_bytes_per_partition,
+            min_tasks=self._options.min_partitions,
             cores=os.cpu_count() or 1,
         )
-        return [InputPartition(split) for split in splits]
+        return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one split, as Arrow batches."""
+        """The records of one task, as Arrow batches."""
         _freeze_worker()
-        split: Split | None = partition.value
-        if split is None:
-            return iter(())
-        return scan(
-            split,
-            self._schema,
-            arrow_batch_bytes=self._options.arrow_batch_bytes,
-            fail_on_data_loss=self._options.fail_on_data_loss,
-        )
+        splits: tuple[Split, ...] = partition.value or ()
+        for split in splits:
+            yield from scan(
+                split,
+                self._schema,
+                arrow_batch_bytes=self._options.arrow_batch_bytes,
+                fail_on_data_loss=self._options.fail_on_data_loss,
+            )
 
 
 @cache
