@@ -70,6 +70,13 @@ def open_topic(path: Path, clock: Clock) -> Iterator[Callable[..., Topic]]:
             topic.close()
 
 
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that the test starts run without coverage, whose modules and locks would be in the way."""
+    for name in [name for name in os.environ if name.startswith("COV")]:
+        monkeypatch.delenv(name)
+
+
 def values_of(topic: Any, start: Any = "begin") -> list[bytes | None]:
     """The values of all records of a topic or partition, in order."""
     return [record.value for record in topic.read(start)]

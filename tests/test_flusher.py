@@ -13,7 +13,16 @@ import pytest
 
 from conftest import MANUAL, Clock, values_of
 from faulty_files import Failing, Unsynced
-from loglib import FlushPolicy, LogError, Retention, StorageFullError, StorageIOError, Topic, WriterFailedError
+from loglib import (
+    FlushPolicy,
+    LogClosedError,
+    LogError,
+    Retention,
+    StorageFullError,
+    StorageIOError,
+    Topic,
+    WriterFailedError,
+)
 from loglib import topic as topic_module
 from loglib.flusher import Flusher
 
@@ -40,6 +49,20 @@ def writer() -> Writer:
 def start(writer: Any, **arguments: Any) -> Flusher:
     arguments = {"interval": None, "housekeeping": lambda: None, "housekeeping_every": 3600.0} | arguments
     return Flusher([writer], **arguments)
+
+
+def test_writers_that_were_closed_meanwhile_are_passed_over(writer: Writer) -> None:
+    class Closed(Writer):
+        def flush(self, *, background: bool) -> None:
+            self.flushed.release()
+            raise LogClosedError("closed")
+
+    closed = Closed()
+    flusher = Flusher([closed, writer], interval=None, housekeeping=lambda: None, housekeeping_every=3600.0)  # type: ignore[list-item]
+    for _ in range(2):
+        flusher.kick()
+        assert closed.flushed.acquire(timeout=60) and writer.flushed.acquire(timeout=60)
+    flusher.stop()
 
 
 def test_touch_flushes_within_the_interval_and_kick_at_once(writer: Writer) -> None:

@@ -144,8 +144,8 @@ def test_lock_of_a_killed_writer_is_free_although_its_child_lives(path: Path) ->
 
 
 @pytest.mark.parametrize("forks", [pytest.param(30, id="30"), pytest.param(300, id="300", marks=pytest.mark.slow)])
-def test_forking_while_threads_append_harms_neither(path: Path, forks: int) -> None:
-    # In a process of its own: a measuring tool's locks in the threads of this one would not survive the forks.
+@pytest.mark.usefixtures("unmeasured")
+def test_forking_while_threads_append_harms_neither(path: Path, forks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
         import os, sys, threading
         from loglib import FlushPolicy, ForkedHandleError, Topic
@@ -182,11 +182,8 @@ def test_forking_while_threads_append_harms_neither(path: Path, forks: int) -> N
         topic.close()
         print(*appended)
     """
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONWARNINGS", "ignore::DeprecationWarning")
-        for name in [name for name in os.environ if name.startswith("COV")]:
-            environment.delenv(name)
-        appended = [int(count) for count in run_python(program, path, forks).split()]
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore::DeprecationWarning")
+    appended = [int(count) for count in run_python(program, path, forks).split()]
     expected = {b"%d" % n: [b"%d:%d" % (n, each) for each in range(appended[n])] for n in range(3)}
     found: dict[bytes | None, list[bytes | None]] = {key: [] for key in expected}
     for record in records_of(path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import needs_proc, needs_root, open_files, run_python, start_python
+from conftest import needs_proc, needs_root, open_files, start_python
 from faulty_files import Failing
 from loglib import LockedError
 from loglib.files import REAL
@@ -103,15 +103,15 @@ def test_failed_acquire_leaks_no_file_and_no_lock(file: Path) -> None:
 def test_holder_of_another_user_is_alive(file: Path) -> None:
     process = start_python(HOLD, file)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
-    file.chmod(0o666)
-    file.parent.chmod(0o755)
-    program = """
-        import os, sys
-        from loglib.lock import _is_alive
-        os.setuid(65534)
-        print(_is_alive(int(sys.argv[1])))
-    """
-    assert run_python(program, process.pid) == "True\n"
+    os.chown(file, 65534, 65534)
+    for each in file.parents:
+        each.chmod(each.stat().st_mode | 0o111)
+    os.setresuid(65534, 65534, 0)
+    try:
+        with pytest.raises(LockedError, match=f"pid {process.pid} "):
+            acquire(REAL, str(file), 0o600)
+    finally:
+        os.setresuid(0, 0, 0)
     process.communicate("\n")
 
 

@@ -54,7 +54,7 @@ def test_listing_segments_again_reads_no_header_again(open_topic: Open) -> None:
     for _ in range(5):
         topic.append(b"x")
         topic.partition(0).roll()
-    topic.partition(0).segments
+    assert len(topic.partition(0).segments) == 6
     files.calls.clear()
     assert len(topic.partition(0).segments) == 6
     assert files.count("open_read") == 0
@@ -224,7 +224,7 @@ def test_closed_log_says_so(open_topic: Open, path: Path) -> None:
         partition = reading.partition(0)
         assert partition.high_watermark == 0
     with pytest.raises(LogClosedError):
-        partition.high_watermark
+        partition.log.mark()
     assert repr(partition) == f"<Partition 0 at {partition.path!r}>"
 
 
@@ -272,3 +272,20 @@ def test_blocks_follow_the_size_of_the_batches(open_topic: Open) -> None:
 def test_cursor_starts_anywhere(open_topic: Open) -> None:
     topic = rolled(open_topic, 1)
     assert Cursor(topic.partition(0).log, 0).offset == 0
+
+
+def test_seek_by_time_that_retention_overtakes_begins_again(open_topic: Open, path: Path) -> None:
+    topic = rolled(open_topic, 5)
+
+    class Overtaken(Unsynced):
+        done = False
+
+        def open_read(self, path: str) -> int:
+            if path.endswith(".log") and not self.done:
+                Overtaken.done = True
+                topic.retain()
+            return super().open_read(path)
+
+    with Topic.open(path, mode="r", files=Overtaken()) as reading:
+        assert values_of(reading, to_datetime(NOW)) == [b"last"]
+    assert Overtaken.done

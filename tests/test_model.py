@@ -189,7 +189,7 @@ headers = st.lists(st.tuples(st.sampled_from(["", "a", "ключ"]), st.binary(m
 whole_rows = st.builds(Row, values, st.none() | keys, st.none() | times, headers)
 plain_rows = values.map(Row)
 runs = st.builds(  # many records without drawing each
-    lambda rows, times: rows * times, st.lists(whole_rows, min_size=1, max_size=6), st.sampled_from([1, 1, 2, 40])
+    lambda rows, times: rows * times, st.lists(whole_rows, min_size=1, max_size=6), st.sampled_from([1, 2, 40, 150])
 )
 harms = st.lists(
     st.builds(
@@ -210,7 +210,7 @@ policies = st.one_of(
     st.fixed_dictionaries({"flush": flush_policies, "retention": st.just(Retention(age=None))}),
     st.fixed_dictionaries({
         "flush": st.just(FlushPolicy(messages=None, interval=None, bytes=None)),
-        "retention": st.sampled_from([Retention(age=timedelta(hours=5)), Retention(age=None, bytes=9000)]),
+        "retention": st.sampled_from([Retention(age=timedelta(hours=2)), Retention(age=None, bytes=5000)]),
     }),
 )  # fmt: skip
 

@@ -266,3 +266,11 @@ def test_partition_of_a_closed_topic_is_closed(open_topic: Open, path: Path) -> 
 def test_writable_partition_cannot_be_pickled(open_topic: Open) -> None:
     with pytest.raises(TypeError):
         pickle.dumps(open_topic().partition(0))
+
+
+def test_housekeeping_of_a_closed_partition_does_nothing(open_topic: Open) -> None:
+    topic = open_topic(segment_age=timedelta(hours=1))
+    topic.append(b"x", sync=True)
+    assert [batch.values for batch in topic.partition(0).batches()] == [[b"x"]]
+    topic.close()
+    topic.partition(0).keep_house()

@@ -617,7 +617,7 @@ def test_read_error_is_an_error_and_never_the_end(open_topic: Open, path: Path) 
         first = reader.poll()
         files.armed = True
         with pytest.raises(StorageIOError, match="watermark"):
-            topic.partition(0).high_watermark
+            topic.partition(0).log.mark()
         with pytest.raises(StorageIOError):
             topic.read()
         with pytest.raises(StorageIOError):
@@ -717,7 +717,7 @@ def test_dropped_iterators_leak_no_file(open_topic: Open, path: Path) -> None:
     with open_topic(segment_bytes=4096, batch_records=10) as topic:
         fill(topic, 500)
     topic = open_topic(mode="r")
-    topic.partition(0).high_watermark  # keeps the watermark open
+    assert topic.partition(0).high_watermark > 0  # and from now on its file is open
     before = open_files()
     for _ in range(30):
         next(iter(topic.read()))
@@ -776,3 +776,30 @@ def test_reader_is_a_context_manager_and_iterates_on(open_topic: Open) -> None:
         assert next(first).value == b"0"
         assert [r.value for r in reader] == [b"1", b"2", b"3"]
     assert reader.closed
+
+
+def test_reader_of_a_closed_log_says_so_unless_it_was_closed_itself(open_topic: Open, path: Path) -> None:
+    open_topic(partitions=2).close()
+
+    class Closing(Unsynced):
+        """Closes the topic while a reader looks at the first partition; the second is closed by then."""
+
+        armed = False
+
+        def pread(self, fd: int, size: int, position: int) -> bytes:  # type: ignore[override]
+            if self.armed:
+                self.armed = False
+                topic.close()
+            return os.pread(fd, size, position)
+
+    files = Closing()
+    topic = Topic.open(path, mode="r", files=files)
+    reader = topic.follow("begin")
+    files.armed = True
+    assert reader.poll(timeout=60) == [] and reader.closed
+    topic = Topic.open(path, mode="r")
+    reader = topic.follow("begin")
+    for partition in topic.partitions:
+        partition.log.close()
+    with pytest.raises(LogClosedError):
+        reader.poll()

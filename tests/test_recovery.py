@@ -17,7 +17,7 @@ from loglib import CorruptLogError, LogError, StorageIOError, Topic, Unsupported
 from loglib.batch import HEADER_BYTES as BATCH_HEADER
 from loglib.batch import parse_header
 from loglib.segment import HEADER_BYTES as SEGMENT_HEADER
-from loglib.segment import Identity, segment_name
+from loglib.segment import Identity, SegmentHeader, segment_name
 from loglib.watermark import Mark, encode_new, newest
 
 SECTOR = 512
@@ -571,14 +571,22 @@ def test_recovery_that_dies_anywhere_is_repeated_with_the_same_result(
     while True:
         at += 1
         copy = crash_copy(crashed, tmp_path / "copy")
+        files = Dying(at)
+        topic = None
         try:
-            Topic.open(copy, files=Dying(at)).close()
+            topic = Topic.open(copy, files=files)
+            topic.close()
         except Killed:
-            assert last_segment(copy).read_bytes().startswith(expected[1])
+            image = crash_copy(copy, tmp_path / "image")
         else:
             break
-        Topic.open(copy).close()
-        assert outcome(copy) == expected, f"after dying before change {at}"
+        finally:
+            files.at = 1 << 30
+            if topic is not None:
+                topic.close()
+        assert last_segment(image).read_bytes().startswith(expected[1])
+        Topic.open(image).close()
+        assert outcome(image) == expected, f"after dying before change {at}"
     assert at > 6
 
 
@@ -731,3 +739,30 @@ def test_producers_are_rebuilt_after_a_crash(rolled: bool, open_topic: Open, pat
 def test_quiet_policies_are_what_the_tests_think(open_topic: Open) -> None:
     with open_topic() as topic:
         assert topic.config.flush == QUIET["flush"] and topic._flusher is None
+
+
+def test_segment_whose_base_is_not_where_the_one_before_ends_is_refused(open_topic: Open, path: Path) -> None:
+    segments = three_segments(open_topic, path)
+    content = segments[2].read_bytes()
+    header = SegmentHeader.decode(content[:SEGMENT_HEADER], str(segments[2]))
+    moved = header._replace(base_offset=header.base_offset + 8)
+    segments[2].unlink()
+    (path / "0000" / segment_name(moved.base_offset)).write_bytes(moved.encode())
+    assert "the end of the segment before" in str(refuses_and_changes_nothing(path))
+
+
+def test_no_room_for_the_name_of_the_quarantine_does_not_prevent_recovery(
+    open_topic: Open, path: Path, tmp_path: Path
+) -> None:
+    crashed = write_crashed(open_topic, path, tmp_path / "crashed", unflushed=0)
+    with last_segment(crashed).open("ab") as file:
+        file.write(b"torn" * 1000)
+
+    class NoInode(Unsynced):
+        def create(self, path: str, permissions: int, *, exclusive: bool = True) -> int:
+            if "torn-" in path:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().create(path, permissions, exclusive=exclusive)
+
+    with Topic.open(crashed, files=NoInode()) as topic:
+        assert len(values_of(topic)) == 6

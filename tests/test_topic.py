@@ -441,3 +441,12 @@ def test_opening_costs_a_few_calls_a_partition(open_topic: Open) -> None:
     files = Recording()
     with open_topic(files=files):
         assert len(files.calls) < 40 * 40
+
+
+def test_large_records_of_one_key_are_not_put_into_one_batch(open_topic: Open) -> None:
+    topic = open_topic(partitions=2, max_record_bytes=1000, batch_bytes=2000)
+    values = [b"x" * 900] * 20 + [b"y"] * 20
+    topic.append_many(values, keys=[b"a"] * 20 + [b"d"] * 20)
+    topic.flush()
+    assert sorted(values_of(topic)) == sorted(values)
+    assert max(batch.header.value_bytes for batch in topic.batches()) <= 3000

@@ -1,6 +1,7 @@
 """The writer: what append promises, what flush promises, and what stands after each way of failing."""
 
 import errno
+import itertools
 import os
 import shutil
 import threading
@@ -17,6 +18,7 @@ from interrupts import Interrupter, every_point
 from loglib import (
     CorruptLogError,
     FlushPolicy,
+    ForkedHandleError,
     InvalidOffsetError,
     LogClosedError,
     LogError,
@@ -29,6 +31,9 @@ from loglib import (
     Topic,
     WriterFailedError,
 )
+from loglib import topic as topic_module
+from loglib import writer as writer_module
+from loglib.batch import Columns
 from loglib.segment import HEADER_BYTES
 
 Open = Callable[..., Topic]
@@ -318,7 +323,7 @@ def test_segments_roll_by_size_and_their_bases_are_contiguous(open_topic: Open, 
     sizes = {int(each.stem): each.stat().st_size - HEADER_BYTES for each in sorted((path / "0000").glob("*.log"))}
     bases = list(sizes)
     assert len(bases) > 3
-    assert all(base + sizes[base] == after for base, after in zip(bases, bases[1:], strict=False))
+    assert all(base + sizes[base] == after for base, after in itertools.pairwise(bases))
     assert all(size <= 4096 for size in sizes.values())
     with open_topic() as topic:
         assert topic.partition(0).check().records == 200
@@ -1015,3 +1020,142 @@ def test_interrupt_at_any_opcode_leaves_the_log_consistent(
     action: Callable[[Topic], None], policies: dict[str, Any], path: Path
 ) -> None:
     assert interrupt_everywhere(action, path, lines_only=False, **policies) > 5
+
+
+# --- the same, at points chosen by hand ----------------------------------------------------------
+
+
+class Interrupted(list[Any]):
+    """A list that a Ctrl-C meets in the middle of being taken over, or of growing."""
+
+    def __iter__(self) -> Any:
+        raise KeyboardInterrupt
+
+    def append(self, item: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def test_interrupt_within_an_append_leaves_the_columns_in_step(open_topic: Open) -> None:
+    topic = open_topic()
+    writer = topic.partition(0).writer()
+    topic.append(b"before")
+    with pytest.raises(KeyboardInterrupt):
+        writer.append(Columns([b"never"], Interrupted([b"k"])), 6)
+    assert topic.append(b"after", key=b"k").offset == 1
+    topic.flush()
+    assert [(r.value, r.key) for r in topic.read()] == [(b"before", None), (b"after", b"k")]
+
+
+def test_interrupt_on_the_fast_path_gives_the_offset_out_again(open_topic: Open) -> None:
+    topic = open_topic()
+    topic.append(b"before")
+    batch = topic.partition(0).writer().batch
+    values, batch.values = batch.values, Interrupted(batch.values)
+    with pytest.raises(KeyboardInterrupt):
+        topic.append(b"never")
+    batch.values = values
+    batch.resume()
+    assert topic.append(b"after").offset == 1
+    topic.flush()
+    assert values_of(topic) == [b"before", b"after"]
+
+
+def test_interrupted_fsync_is_not_believed_and_everything_is_written_again(open_topic: Open) -> None:
+    """Its answer may have been an error that nobody read, after which the page cache lies."""
+
+    class Interrupting(Recording):
+        armed = False
+
+        def after(self, name: str, result: Any, *args: Any) -> Any:
+            if self.armed and name == "datasync":
+                self.armed = False
+                raise KeyboardInterrupt
+            return super().after(name, result, *args)
+
+    files = Interrupting()
+    topic = open_topic(files=files)
+    topic.append(b"x" * 1000)
+    files.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        topic.flush()
+    assert values_of(topic) == []
+    files.calls.clear()
+    topic.flush()
+    segment = "00000000000000000000.log"
+    assert [call for call in files.calls if call[0] != "pread"][:2] == [("write_all", segment), ("datasync", segment)]
+    assert values_of(topic) == [b"x" * 1000]
+    files.calls.clear()
+    topic.append(b"y", sync=True)
+    assert files.count("pread") == 0, "once is enough"
+
+
+def test_synced_append_that_meets_a_close_is_flushed_by_it(open_topic: Open, path: Path) -> None:
+    topic = open_topic()
+    writer = topic.partition(0).writer()
+    turn = writer._turn
+
+    class Closing:
+        """Lets a close go first."""
+
+        def take(self, *arguments: Any, **keywords: Any) -> Any:
+            writer._turn = turn
+            topic.close()
+            return turn.take(*arguments, **keywords)
+
+    writer._turn = Closing()  # type: ignore[assignment]
+    assert topic.append(b"x", sync=True).offset == 0
+    assert [r.value for r in records_of(path)] == [b"x"]
+    with pytest.raises(LogClosedError):
+        writer._flush_record(1 << 40)
+
+
+def test_roll_that_cannot_read_the_producers_costs_the_failing_records_only(open_topic: Open) -> None:
+    with open_topic() as topic:
+        topic.partition(0).append_many([b"a"], producer=("p", 1))
+    files = Failing("pread", armed=False)
+    topic = open_topic(files=files)
+    topic.append(b"lost")
+    files.armed = True
+    with pytest.raises(StorageIOError, match="reading"):
+        topic.partition(0).roll()
+    topic.append(b"b", sync=True)
+    assert topic.partition(0).roll()
+    assert [value for value in values_of(topic) if value != b"lost"] == [b"a", b"b"]
+
+
+def test_segment_that_is_not_old_enough_is_not_rolled(open_topic: Open, clock: Any) -> None:
+    topic = open_topic()
+    writer = topic.partition(0).writer()
+    topic.append(b"x")
+    assert not writer.roll(older_than_us=10 * SECOND)
+    clock.now += 10 * SECOND
+    assert writer.roll(older_than_us=10 * SECOND)
+
+
+def test_received_batches_are_in_the_interval_as_well(open_topic: Open, tmp_path: Path) -> None:
+    source = open_topic()
+    source.append(b"x", sync=True)
+    with (tmp_path / "stream").open("wb") as stream:
+        source.partition(0).transfer(stream, 0)
+    target = open_topic(tmp_path / "target", flush=FlushPolicy(messages=None, interval=0.001, bytes=None))
+    with (tmp_path / "stream").open("rb") as received:
+        target.partition(0).receive(received)
+    assert [r.value for r in target.follow("begin").poll(timeout=60)] == [b"x"]
+
+
+def test_abandoned_writer_refuses_and_its_files_are_closed(open_topic: Open) -> None:
+    """What happens in a forked child, here without one."""
+    before = open_files()
+    topic = open_topic(shared=True, partitions=2)
+    topic.append(b"x", partition=0)
+    writer_module._abandon_writers()
+    topic_module._abandon_topics()
+    for refused in (
+        topic.flush, lambda: topic.append(b"x"), lambda: topic.partition(0).append(b"x"),
+        lambda: topic.partition(1).append(b"x"), topic.read, topic.partition(0).flush,
+    ):  # fmt: skip
+        with pytest.raises(ForkedHandleError):
+            refused()
+    topic.close()
+    assert open_files() == before
+    assert values_of(open_topic(mode="r")) == []

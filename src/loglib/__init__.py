@@ -9,10 +9,10 @@ with Topic.open("data/clicks", partitions=8) as topic:
         print(record.offset, record.value)
 """
 
-import importlib.util
-
-if importlib.util.find_spec("fcntl") is None:
-    raise ImportError("loglib needs POSIX file locks (the fcntl module): it runs on Linux and macOS, not here")
+try:
+    import fcntl as _fcntl  # noqa: F401
+except ImportError as _error:
+    raise ImportError("loglib needs POSIX file locks (the fcntl module): it runs on Linux and macOS") from _error
 
 import logging
 

@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import select
-import shutil
 import stat
 import sys
 from collections.abc import Sequence
@@ -127,6 +126,8 @@ class Files:
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory of ours that nobody else knows, as far as that is possible."""
+        import shutil  # here, since it brings in every compression module
+
         shutil.rmtree(path, ignore_errors=True)
 
     def write_new(self, path: str, content: bytes, permissions: int) -> None:

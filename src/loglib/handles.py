@@ -50,9 +50,9 @@ class Handles:
         return reader
 
     def close_readers(self) -> None:
-        for reference in self._readers.valuerefs():  # a copy made in C: other threads may add readers meanwhile
-            if (reader := reference()) is not None:
-                reader.close()
+        references = self._readers.valuerefs()  # a copy made in C: other threads may add readers meanwhile
+        for reader in filter(None, (reference() for reference in references)):
+            reader.close()
 
     def abandon_in_child(self, why: LogClosedError) -> None:
         """After a fork: all of it is the parent's."""

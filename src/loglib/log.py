@@ -54,7 +54,7 @@ class LiveWriter(Protocol):
 class Log:
     """The readable range of one partition directory."""
 
-    def __init__(self, files: Files, directory: str, identity: Identity, *, index: SegmentIndex | None = None) -> None:
+    def __init__(self, files: Files, directory: str, identity: Identity) -> None:
         self.files = files
         self.directory = directory
         self.identity = identity
@@ -65,9 +65,7 @@ class Log:
         self._warned = False
         self._closed = False
         self._headers: dict[int, SegmentHeader] = {}  # of the segments that `segments` listed last
-        if index is None:
-            index = SegmentIndex(list_segments(files, directory))
-        self.index = index
+        self.index = SegmentIndex(list_segments(files, directory))
 
     def close(self) -> None:
         """Readers end with `LogClosedError`; the file is closed when the last thread has done with it."""

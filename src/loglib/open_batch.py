@@ -25,15 +25,14 @@ class OpenBatch:
     """Records appended but not yet written, and the tail of the log that they will follow.
 
     `plain_room` is how many bytes of values the fast path (in `Topic.append`) may still add; below
-    zero it must leave the batch alone: it is empty, so that its first record starts the flush
-    timer, or it has other columns than values, or records may be too large to be taken unseen, or the
-    writer takes nothing more. `positions` yields
-    the positions of the records that the fast path may add.
+    zero it must leave the batch alone: it is empty, so that its first record starts the flush timer,
+    or it has other columns than values, or records may be too large to be taken unseen, or the writer
+    takes nothing more. `positions` yields the positions of the records that the fast path may add.
     """
 
     __slots__ = (
-        "any_size", "capacity", "headers", "keys", "limit", "lost", "partition", "plain_room", "positions", "room", "tail",
-        "timestamps", "values",
+        "any_size", "capacity", "headers", "keys", "limit", "lost", "partition", "plain_room", "positions", "room",
+        "tail", "timestamps", "values",
     )  # fmt: skip
 
     def __init__(self, tail: Tail, partition: int, *, any_size: bool = False) -> None:

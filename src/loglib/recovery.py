@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
 from .batch import HEADER_BYTES as BATCH_HEADER_BYTES
@@ -213,8 +214,6 @@ def _measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, int]:
             if header.durable_up_to > valid_end:
                 raise fault
             header = reader.next_header(header.base_offset + 8, end_of_file)
-        if valid_end < durable_end:
-            raise fault
     return durable_end, valid_end
 
 
@@ -282,7 +281,7 @@ def _keep_aside(files: Files, path: str, fd: int, start: int, size_bytes: int) -
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         logger.warning("%s: no room to keep %d bytes of a torn tail aside; they are cut", path, size_bytes)
-        if files.exists(kept):
+        with suppress(FileNotFoundError):
             files.unlink(kept)
         return None
     return kept

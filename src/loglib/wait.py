@@ -61,10 +61,8 @@ class Waiter:
                 select.select([self._wake_out], [], [], timeout)
                 timeout = 0.0
         for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
-            try:
+            with suppress(BlockingIOError):
                 os.read(fd, _EVENT_BYTES)
-            except BlockingIOError:
-                continue
 
     def progressed(self) -> None:
         """Something was there: look again soon."""

@@ -183,10 +183,6 @@ class Writer:
         return self._watermark.mark.flushed_end
 
     @property
-    def log_start_offset(self) -> int:
-        return self._watermark.mark.log_start_offset
-
-    @property
     def next_offset(self) -> int:
         """The offset that the next record will get, buffered ones counted."""
         batch = self.batch
