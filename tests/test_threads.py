@@ -122,7 +122,7 @@ def in_log_order(appended: list[Appended]) -> dict[int, list[tuple[Position, byt
 
 
 def test_each_record_is_read_once_where_it_was_appended_and_in_its_threads_order(open_topic: Open, path: Path) -> None:
-    count = 400
+    count = 1500
     topic = open_topic(
         partitions=3, flush=FlushPolicy(messages=60, interval=0.001), segment_bytes=20_000, batch_bytes=2000,
         files=Unsynced(),
@@ -191,7 +191,7 @@ def test_flushing_rolling_and_retention_at_once_lose_only_what_was_to_go(open_to
     for action in (topic.flush, topic.retain, topic.partition(0).roll, lambda: look_around(topic)):
         others.start(keep_on, action)
     for number, kind in enumerate(WAYS):
-        appenders.start(kind, topic, names(number, 400), appended[number])
+        appenders.start(kind, topic, names(number, 1500), appended[number])
     appenders.join()
     topic.flush()
     done.set()

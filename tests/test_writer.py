@@ -920,7 +920,7 @@ def test_manual_policy_has_no_limit() -> None:
 # --- Ctrl-C at every point -----------------------------------------------------------------------
 
 OLD = [b"old %d" % number for number in range(3)]
-NEW = [b"new %d" % number for number in range(5)]
+NEW = [b"new %d" % number for number in range(3)]
 
 
 def append_plain(topic: Topic) -> None:
@@ -940,7 +940,7 @@ def append_many(topic: Topic) -> None:
 
 
 def append_many_keyed(topic: Topic) -> None:
-    topic.append_many(NEW, keys=[b"k"] * 5)
+    topic.append_many(NEW, keys=[b"k"] * len(NEW))
 
 
 def append_idempotent(topic: Topic) -> None:

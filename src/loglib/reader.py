@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import length_hint
 
 from .arguments import Start, parse_start
-from .errors import LogClosedError
+from .errors import LogClosedError, LogError
 from .log import Log
 from .records import Batch, Record
 from .wait import Waiter
@@ -94,7 +94,7 @@ class Reader:
         self._check_open()
         polled: list[Record] = []
         room = max_bytes
-        while self._have_records(timeout if not polled else 0.0):
+        while self._have_more(polled, timeout):
             for record in self._rest:
                 polled.append(record)
                 if room is not None:
@@ -182,12 +182,25 @@ class Reader:
             batch = self._next_batch(timeout)
             if batch is None:
                 return False
-            self._batch, self._made = batch.decoded(), batch.offsets.start
-        part = batch.between(self._made, self._made + _RECORDS_AT_ONCE)
+            if len(batch) > _RECORDS_AT_ONCE:
+                batch.decode()  # once for all its parts
+            self._batch, self._made = batch, batch.offsets.start
+        part = batch
+        if len(batch) > _RECORDS_AT_ONCE:
+            part = batch.between(self._made, self._made + _RECORDS_AT_ONCE)
         self._records = part.records()
         self._rest = iter(self._records)
         self._made = part.offsets.stop
         return True
+
+    def _have_more(self, polled: list[Record], timeout: float | None) -> bool:
+        """Fill `_rest` for a poll; an error after its first record is left to the next poll, which meets it again."""
+        if not polled:
+            return self._have_records(timeout)
+        try:
+            return self._have_records(0.0)
+        except LogError:  # raised now, it would take the records polled with it
+            return False
 
     def _part_left(self) -> Batch | None:
         """What is still to come of the batch that is being handed out as records."""

@@ -132,10 +132,9 @@ class Batch:
         part._headers = self._headers and self._headers[take]
         return part
 
-    def decoded(self) -> Batch:
-        """The same batch, its columns decoded, so that its parts need not decode them again."""
+    def decode(self) -> None:
+        """Decode the columns now, so that the parts that `between` gives need not."""
         _ = self.values, self.keys, self.timestamps, self.headers
-        return self
 
     @property
     def offsets(self) -> range:

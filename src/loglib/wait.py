@@ -25,7 +25,7 @@ _IN_MODIFY = 0x2
 _FIRST_NAP_S = 0.0001
 _LONGEST_NAP_S = 0.01
 _NAP_GROWTH = 1.2  # reaches the longest nap after about 25 idle looks, 50 ms
-_EVENT_BYTES = 64 << 10
+_EVENT_BYTES = 4096  # 256 events; what is left wakes the next wait
 _FD_SETSIZE = 1024
 _LONGEST_WAIT_S = 86_400.0  # poll() takes 24 days at most; waking once a day for nothing costs nothing
 

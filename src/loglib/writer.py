@@ -588,6 +588,7 @@ class Writer:
         self._publish(flushed_end=0, durable_end=0, log_start=base_offset)
         self._sync_watermark()
         self._publish(flushed_end=0, durable_end=0)  # into the other slot: if either rots, the other knows
+        self._sync_watermark()  # before a file goes: a torn write may leave either slot alone
         self._index.remove(dropped)
         paths = [self._path(segment_name(base)) for base in dropped]
         for path in paths:
