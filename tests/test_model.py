@@ -589,12 +589,12 @@ class TopicMachine(RuleBasedStateMachine):
 
 
 def test_topic_behaves_like_lists() -> None:
-    run_state_machine_as_test(TopicMachine, settings=settings(calm, max_examples=100, stateful_step_count=30))
+    run_state_machine_as_test(TopicMachine, settings=settings(calm, max_examples=60, stateful_step_count=30))
 
 
 @pytest.mark.slow
 def test_topic_behaves_like_lists_for_longer() -> None:
-    run_state_machine_as_test(TopicMachine, settings=settings(calm, max_examples=400, stateful_step_count=50))
+    run_state_machine_as_test(TopicMachine, settings=settings(calm, max_examples=250, stateful_step_count=50))
 
 
 def test_seek_of_one_partition_keeps_what_was_read_ahead_of_another(path: Path, clock: Clock) -> None:

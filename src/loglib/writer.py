@@ -129,6 +129,7 @@ class Writer:
         self._mark_lock = threading.Lock()
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
         self._flushed_records = 0
+        self._asked = (0, 0)  # records and end of the log when a flush was last asked for
         self._failure: BaseException | None = None
         self._background_error: LogError | None = None
         self._closed: LogClosedError | None = None
@@ -223,9 +224,7 @@ class Writer:
             except BaseException:
                 batch.resume()
                 raise
-            due = self._flush_due()
-            if due:
-                self._seal()
+            due = self._ask_if_due()
         self._after_append(offsets[-1], due=due and not sync)
         if sync:
             self._flush_record(offsets[-1], batch)
@@ -252,7 +251,7 @@ class Writer:
             if self.timer is not None:
                 self.timer.touch()
             offsets = self._write(body, body.parts, append_time, producer)
-            due = self._flush_due()
+            due = self._ask_if_due()
         self._after_append(offsets[-1], due=due)
         return offsets
 
@@ -271,7 +270,7 @@ class Writer:
             if self.timer is not None:
                 self.timer.touch()
             offsets = self._write(header, [body], self._next_append_time(), producer)
-            due = self._flush_due()
+            due = self._ask_if_due()
         self._after_append(offsets[-1], due=due)
         return offsets
 
@@ -294,14 +293,28 @@ class Writer:
         if self._closed is not None:
             raise self._closed
 
-    def _flush_due(self) -> bool:
-        policy, batch = self._config.flush, self.batch
-        records = batch.tail.records + len(batch.values) - self._flushed_records
-        if policy.messages is not None and records >= policy.messages:
-            return True
-        if policy.bytes is None:
+    def _ask_if_due(self) -> bool:
+        """Whether a flush is due; then what is to be flushed is written, and the count begins anew."""
+        if not self._flush_due():
             return False
-        return batch.tail.end - self.flushed_end + batch.buffered_bytes() >= policy.bytes
+        self._seal()
+        self._asked = (self.batch.tail.records, self.batch.tail.end)
+        return True
+
+    def _flush_due(self) -> bool:
+        """Whether the flush policy's limits have been reached since the last flush, or the last asking for one."""
+        policy, batch = self._config.flush, self.batch
+        records, size = self._unflushed()
+        if policy.messages is not None and records + len(batch.values) >= policy.messages:
+            return True
+        return policy.bytes is not None and size + batch.buffered_bytes() >= policy.bytes
+
+    def _unflushed(self) -> tuple[int, int]:
+        """Records and bytes written and neither flushed nor about to be."""
+        tail = self.batch.tail
+        return tail.records - max(self._flushed_records, self._asked[0]), tail.end - max(
+            self.flushed_end, self._asked[1]
+        )
 
     def _tell_rolled(self) -> None:
         if self._rolled and self.on_roll is not None:
@@ -334,12 +347,12 @@ class Writer:
         limit, messages = self._config.batch_records, self._config.flush.messages
         if messages is None:
             return limit
-        return min(limit, messages - (self.batch.tail.records - self._flushed_records) % messages)
+        return min(limit, messages - self._unflushed()[0] % messages)
 
     def _bytes_wanted(self) -> int:
         """How many bytes the next batch takes until it is full or a flush is due."""
         limit, due = self._config.batch_bytes, self._config.flush.bytes
-        return limit if due is None else min(limit, due - (self.batch.tail.end - self.flushed_end) % due)
+        return limit if due is None else min(limit, due - self._unflushed()[1] % due)
 
     def _next_append_time(self) -> int:
         return max(self._clock(), self.batch.tail.append_time)
@@ -464,7 +477,7 @@ class Writer:
             except OSError as error:
                 self._cut_back(error, range(0))
             self._close_retired()
-            self._rolled = False
+            self._rolled = False  # who rolls by hand, or by the clock, sees to retention as well
             return True
 
     # --- flush -----------------------------------------------------------------------------------
