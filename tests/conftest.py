@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -25,6 +26,12 @@ QUIET: dict[str, Any] = {"flush": MANUAL, "retention": Retention(age=None), "seg
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system or be another user")
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc, to see the open files")
+
+
+# A shell that runs the tests in the background has SIGINT ignored, which the programs that the tests
+# start would inherit; with a handler here they begin as they would in a terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Clock:
