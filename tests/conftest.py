@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from faulty_files import Unsynced
 from loglib import FlushPolicy, LogError, Record, Retention, Topic
@@ -27,6 +28,12 @@ QUIET: dict[str, Any] = {"flush": MANUAL, "retention": Retention(age=None), "seg
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system or be another user")
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc, to see the open files")
 
+
+# Continuous integration draws the same examples each time, so that a change is judged by what it changes; elsewhere
+# they are new in each run, and what they find is printed with how to repeat it.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 # A shell that runs the tests in the background has SIGINT ignored, which the programs that the tests
 # start would inherit; with a handler here they begin as they would in a terminal.
