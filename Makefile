@@ -3,6 +3,7 @@
 #   make demo     the page view pipeline on generated input, or on an access log: make demo LOG=/path/to/access.log
 #   make test     everything: lint, types, all tests, Spark, the code in the documentation, coverage
 #   make check    the inner loop, under two minutes: lint, types, fast tests
+#   make proof    the reliability tests alone, with their table; LOGLIB_SOAK=20 make proof goes on for hours
 #   make bench    the benchmarks; writes bench/RESULTS.md
 #   make clean    remove the environment and what the tools left
 
@@ -11,7 +12,7 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/installed-$(shell cat pyproject.toml scripts/venv.sh | cksum | cut -d ' ' -f 1)
 PYTEST := $(VENV_PYTHON) -m pytest -q
 
-.PHONY: help demo test check lint types bench clean venv java
+.PHONY: help demo test check lint types proof bench clean venv java
 
 help:
 	@sed -n 's/^#  //p' Makefile
@@ -38,17 +39,18 @@ types: venv
 
 check: lint types
 	@echo "== fast tests"
-	@$(PYTEST) -n 2 -m "not slow and not spark"
+	@$(PYTEST) -n 2 -m "not slow and not spark and not reliability"
 
 # Coverage counts what child processes run, too. The Spark tests go without: it would slow each of Spark's workers.
 test: lint types java
 	@rm -f .coverage .coverage.*
 	@echo "== fast tests, measured"
-	@$(PYTEST) -n 2 -m "not slow and not spark" --cov --cov-report=
+	@$(PYTEST) -n 2 -m "not slow and not spark and not reliability" --cov --cov-report=
 	@echo "== coverage of the log itself (adapters stand in packages of their own)"
 	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py" --fail-under=100
 	@echo "== slow tests"
 	@$(PYTEST) -n 2 -m "slow and not spark"
+	@$(MAKE) --no-print-directory proof
 	@if [ -n "$$(scripts/java-home.sh)" ]; then \
 	    echo "== Spark tests"; \
 	    JAVA_HOME="$$(scripts/java-home.sh)" $(PYTEST) -m spark; \
@@ -56,8 +58,14 @@ test: lint types java
 	    echo "== Spark tests left out: no Java"; \
 	fi
 
+proof: venv
+	@rm -rf .reliability
+	@echo "== reliability tests"
+	@$(PYTEST) -n 2 --dist worksteal -m reliability tests/reliability
+	@$(VENV_PYTHON) tests/reliability/counts.py
+
 bench: venv
-	@$(VENV_PYTHON) bench/run.py
+	@$(VENV_PYTHON) bench/run.py --write
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* pageviews-out

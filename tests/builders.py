@@ -55,15 +55,19 @@ def stamped(
     """The header of a batch at `base_offset`."""
     header, _ = batch.stamp(
         body, base_offset=base_offset, durable_up_to=durable_up_to, writer_epoch=1, previous_crc=previous_crc,
-        append_time=append_time, running_max_timestamp=body.max_timestamp if running_max is None else running_max,
+        append_time=append_time, running_max_timestamp=_latest(body, append_time) if running_max is None else running_max,
         producer=producer, producers_in_segment=producer != NO_PRODUCER, salt=identity.salt,
     )  # fmt: skip
     return header
 
 
+def _latest(body: Body, append_time: int) -> int:
+    return append_time if body.max_timestamp is None else body.max_timestamp
+
+
 def encoded(columns: Columns, base_offset: int = 0, *, codec: int = 0, **facts: Any) -> bytes:
     """A whole batch."""
-    body = batch.encode_body(columns, append_time=NOW, codec=codec)
+    body = batch.encode_body(columns, codec=codec)
     return stamped(body, base_offset, **facts) + b"".join(body.parts)
 
 
@@ -71,8 +75,8 @@ def chained(parts: Sequence[Columns], *, codec: int = 0, identity: Identity = ID
     """Batches back to back, with the chain and the running maximum that a writer gives them."""
     stored, previous_crc, running_max = b"", 0, NO_TIMESTAMP
     for columns in parts:
-        body = batch.encode_body(columns, append_time=NOW, codec=codec)
-        running_max = max(running_max, body.max_timestamp)
+        body = batch.encode_body(columns, codec=codec)
+        running_max = max(running_max, _latest(body, NOW))
         header = stamped(
             body, start + len(stored), identity=identity, previous_crc=previous_crc, running_max=running_max
         )

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from faulty_files import Unsynced
 from loglib import FlushPolicy, LogError, Record, Retention, Topic
+from loglib.testing import UnsyncedFiles
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 MANUAL = FlushPolicy(messages=None, interval=None, bytes=None)  # only flush() flushes
@@ -151,6 +151,6 @@ def run_python(program: str, *arguments: object) -> str:
 
 
 __all__ = [
-    "MANUAL", "NOW", "QUIET", "SECOND", "SOURCE", "Clock", "Unsynced", "crash_copy", "last_segment", "needs_proc",
+    "MANUAL", "NOW", "QUIET", "SECOND", "SOURCE", "Clock", "UnsyncedFiles", "crash_copy", "last_segment", "needs_proc",
     "needs_root", "open_files", "records_of", "run_python", "start_python", "tree", "values_of",
 ]  # fmt: skip

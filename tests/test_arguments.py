@@ -17,12 +17,13 @@ from builders import NOW, calm
 from loglib import RecordTooLargeError, Topic
 from loglib.arguments import (
     Time,
+    check_columns,
     check_names,
-    columns_bytes,
+    gather_columns,
     header_pairs,
     parse_start,
     record_columns,
-    take_columns,
+    record_sizes,
     timestamp_us,
 )
 from loglib.batch import Columns
@@ -92,6 +93,10 @@ def test_name_of_safe_letters_is_taken(name: str) -> None:
 def test_name_that_could_leave_a_directory_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not a name"):
         check_names("fine", name)
+
+
+def take_columns(values: Any, keys: Any, timestamps: Any, headers: Any, *, limit_bytes: int) -> Any:
+    return check_columns(gather_columns(values, keys, timestamps, headers), limit_bytes=limit_bytes)
 
 
 # --- one record -----------------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ def test_many_records_are_the_same_as_one_by_one(records: list[tuple[Any, Any, i
     assert many.keys == keys
     assert many.timestamps == times
     assert many.headers == [single.headers[0] if single.headers else () for single, _ in singles]
-    assert size == sum(bytes_of for _, bytes_of in singles) == columns_bytes(many)
+    assert size == sum(bytes_of for _, bytes_of in singles) == sum(record_sizes(many))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from builders import EVERYTHING, NOW, PLAIN, batch_of, calm, chained, encoded, header_of, read_back, write_segment
 from conftest import run_python
 from loglib import Batch, arrow
-from loglib.batch import BadBatch, Columns
+from loglib.batch import BadBatch, Columns, layout
 from test_batch import columns
 
 
@@ -67,7 +67,7 @@ def test_columns_can_be_picked_in_any_order() -> None:
 
 def test_unknown_column_is_refused_by_the_view() -> None:
     header = header_of(encoded(PLAIN))
-    view = arrow._View(header, memoryview(encoded(PLAIN))[112:], arrow.layout(header))
+    view = arrow._View(header, memoryview(encoded(PLAIN))[112:], layout(header))
     with pytest.raises(ValueError, match="no column 'nothing'"):
         view.column("nothing", 0)
 
@@ -93,7 +93,8 @@ def test_arrow_array_outlives_its_batch(tmp_path: Path) -> None:
 def test_body_that_ends_early_is_refused() -> None:
     stored = encoded(PLAIN)
     with pytest.raises(BadBatch, match="the end of the body"):
-        arrow.record_batch(0, header_of(stored), stored[:114], 112)
+        header = header_of(stored)
+        arrow.record_batch(0, header, layout(header), stored[:114], 112)
 
 
 def test_timestamps_are_utc_microseconds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from builders import (
     header_of,
 )
 from loglib import RecordTooLargeError, batch
-from loglib.batch import BadBatch, Columns, NewerBatch, Producer
+from loglib.batch import BadBatch, Columns, NewerBatch, Producer, Sizes
 from loglib.config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH
 from loglib.segment import Identity
 
@@ -250,6 +251,12 @@ def test_sizes_that_make_no_sense_are_refused(fields: dict[str, int], at: int) -
     assert caught.value.at == at
 
 
+def test_version_zero_is_no_version() -> None:
+    with pytest.raises(BadBatch) as caught:
+        header_of(forged(encoded(PLAIN), version=0))
+    assert (caught.value.at, caught.value.found) == (40, "batch version 0")
+
+
 @pytest.mark.parametrize("fields", [{"version": 2}, {"flags": 0x20}, {"codec": 4}], ids=["version", "flag", "codec"])
 def test_newer_batch_is_told_from_a_bad_one(fields: dict[str, int]) -> None:
     with pytest.raises(NewerBatch):
@@ -287,14 +294,27 @@ class Repeated(list[bytes]):
 
 def test_more_records_than_a_batch_holds_are_refused_before_they_are_encoded() -> None:
     with pytest.raises(ValueError, match=f"at most {MAX_RECORDS_PER_BATCH} records"):
-        batch.encode_body(Columns(Repeated(b"", MAX_RECORDS_PER_BATCH + 1)), append_time=NOW, codec=0)
+        batch.encode_body(Columns(Repeated(b"", MAX_RECORDS_PER_BATCH + 1)), codec=0)
 
 
 @pytest.mark.parametrize("sizes", [[1 << 26] * 32, [1 << 30, 1 << 30, 1]], ids=["uniform", "mixed"])
-def test_column_beyond_32_bits_is_refused(sizes: list[int]) -> None:
+def test_column_beyond_32_bits_is_refused_before_it_is_joined(sizes: list[int]) -> None:
     with pytest.raises(RecordTooLargeError) as caught:
-        batch._offsets_column(sizes)
+        batch.encode_body(Columns([b""] * len(sizes)), codec=0, sizes=Sizes(sizes, None))
     assert caught.value.size_bytes == sum(sizes)
+
+
+def test_item_whose_length_is_not_its_size_is_refused() -> None:
+    with pytest.raises(TypeError, match="length"):
+        batch.encode_body(Columns([memoryview(array("i", [1, 2]))]), codec=0)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 64])
+def test_pieces_that_are_joined_apart_make_the_same_batch(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = encoded(EVERYTHING)
+    monkeypatch.setattr(batch, "_PIECE_BYTES", piece_bytes)
+    assert encoded(EVERYTHING) == whole
+    assert len(batch.encode_body(Columns([b"x"] * 5000), codec=0).parts) < 1024  # the most that one write takes
 
 
 def test_columns_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

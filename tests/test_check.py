@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 
+from builders import forged, resealed_segment
 from conftest import NOW, last_segment, tree
-from faulty_files import Unsynced
 from loglib import CorruptLogError, LogError, Retention, Topic
+from loglib.check import CheckReport
+from loglib.segment import Identity
+from loglib.testing import UnsyncedFiles
 
 Open = Callable[..., Topic]
 
 
 def fill(open_topic: Open, **policies: Any) -> None:
-    with open_topic(files=Unsynced(), **policies) as topic:
+    with open_topic(files=UnsyncedFiles(), **policies) as topic:
         for number in range(12):
             topic.append(b"value %d" % number, key=b"k", timestamp=NOW + number % 5, headers={"h": b"1"})
             if number % 3 == 2:
@@ -35,7 +38,7 @@ def test_check_counts_what_it_has_seen(open_topic: Open, path: Path) -> None:
 
 
 def test_check_of_an_empty_partition_passes(open_topic: Open) -> None:
-    assert open_topic().partition(0).check() == (1, 0, 0, 0)
+    assert open_topic().partition(0).check() == CheckReport(1, 0, 0, 0)
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -97,19 +100,20 @@ def test_batch_that_contradicts_the_one_before_is_found(
         return module.stamp(body, **facts)
 
     monkeypatch.setattr(writer, "stamp", stamp)
-    topic.append(b"two", sync=True)
+    topic.append(b"two", timestamp=NOW, sync=True)
     monkeypatch.undo()
-    with pytest.raises(CorruptLogError, match="previous CRC, running maximum") as raised:
+    with pytest.raises(CorruptLogError, match="that follows one|running maximum and append time") as raised:
         topic.partition(0).check()
-    assert raised.value.file_position > 4096
+    assert raised.value.file_position >= 4096
+    assert len(topic.verify().damage) == 1
 
 
 def test_check_that_retention_overtakes_begins_again(open_topic: Open, path: Path) -> None:
     """Never a missing file: the log has moved on, and what there is now is checked."""
     fill(open_topic, retention=Retention(age=None, bytes=0))
-    topic = open_topic(files=Unsynced())
+    topic = open_topic(files=UnsyncedFiles())
 
-    class Overtaken(Unsynced):
+    class Overtaken(UnsyncedFiles):
         done = False
 
         def open_read(self, path: str) -> int:
@@ -126,7 +130,7 @@ def test_check_that_retention_overtakes_begins_again(open_topic: Open, path: Pat
 def test_file_that_vanishes_without_retention_is_no_reason_to_begin_again(open_topic: Open, path: Path) -> None:
     fill(open_topic)
 
-    class Vanishing(Unsynced):
+    class Vanishing(UnsyncedFiles):
         def open_read(self, path: str) -> int:
             if path.endswith(".log"):
                 raise FileNotFoundError(2, "gone", path)
@@ -134,3 +138,172 @@ def test_file_that_vanishes_without_retention_is_no_reason_to_begin_again(open_t
 
     with Topic.open(path, mode="r", files=Vanishing()) as reading, pytest.raises(CorruptLogError, match="no file"):
         reading.partition(0).check()
+
+
+# --- all of the damage -----------------------------------------------------------------------------
+
+
+def names_of(path: Path) -> list[Path]:
+    return sorted((path / "0000").glob("*.log"))
+
+
+def spoil(file: Path, *places: int) -> None:
+    content = bytearray(file.read_bytes())
+    for at in places:
+        content[at] ^= 1
+    file.write_bytes(content)
+
+
+def test_verify_of_a_whole_topic_finds_nothing(open_topic: Open, path: Path) -> None:
+    fill(open_topic, partitions=2)
+    before = tree(path)
+    with Topic.open(path, mode="r") as topic:
+        report = topic.verify()
+        assert (report.records, report.damage) == (12, ())
+        assert report.batches == sum(each.check().batches for each in topic.partitions)
+        assert report.bytes == sum(each.high_watermark for each in topic.partitions)
+        assert topic.partition(0).verify() == topic.partition(0).check()
+    assert tree(path) == before
+
+
+def test_verify_goes_on_after_a_fault_and_names_file_byte_and_what_is_lost(open_topic: Open, path: Path) -> None:
+    fill(open_topic)
+    first, second, third = names_of(path)
+    with Topic.open(path, mode="r") as topic:
+        batches = [batch.header for batch in topic.batches()]
+        spoil(first, 4096 + 3, 4096 + batches[1].base_offset + 120)  # both batches: a magic, and a body
+        spoil(second, 50)
+        spoil(third, 3000)
+        spoil(path / "0000" / "watermark", 4096 + 20)
+        spoil(path / "topic.json", 30)
+        before = tree(path)
+        report = topic.verify()
+        assert (report.segments, report.batches, report.records) == (1, 2, 6)
+        assert report.bytes == batches[2].length + batches[3].length
+        found = [(Path(each.path), each.file_position, each.offsets) for each in report.damage]
+        assert found == [
+            (path / "topic.json", found[0][1], range(0)),
+            (path / "0000" / "watermark", 4096, range(0)),
+            (second, 12, range(0)),
+            (third, 12, range(0)),
+            (first, 4096, range(batches[1].base_offset)),
+            (first, 4096 + batches[1].base_offset + 112, range(batches[1].base_offset, batches[1].next_offset)),
+        ]
+        assert [each.partition for each in report.damage] == [None, 0, 0, 0, 0, 0]
+        assert all(each.found != each.expected for each in report.damage)
+        with pytest.raises(CorruptLogError, match="watermark, byte 4096"):
+            topic.partition(0).check()
+    assert tree(path) == before
+
+
+def test_verify_finds_what_is_missing(open_topic: Open, path: Path) -> None:
+    fill(open_topic)
+    names_of(path)[1].unlink()
+    (path / "0000" / "watermark").unlink()
+    with Topic.open(path, mode="r") as topic:
+        (path / "topic.json").unlink()
+        facts = [(Path(each.path).name, each.found.split(",")[0]) for each in topic.verify().damage]
+        assert facts[:2] == [("topic.json", "no file"), ("watermark", "no file")]
+        assert facts[2][1] == "before it", "the third segment says what should stand before it"
+
+
+def test_verify_finds_the_description_of_another_topic(open_topic: Open, path: Path, tmp_path: Path) -> None:
+    fill(open_topic)
+    with Topic.open(tmp_path / "other"):
+        pass
+    with Topic.open(path, mode="r") as topic:
+        (path / "topic.json").write_bytes((tmp_path / "other" / "topic.json").read_bytes())
+        (damage,) = topic.verify().damage
+        assert damage.expected == f"log {topic.log_id.hex()}"
+
+
+def test_verify_of_what_is_too_bad_for_details_says_so(open_topic: Open, path: Path) -> None:
+    fill(open_topic)
+    with Topic.open(path, mode="r") as topic:
+        (path / "0000").rename(path / "elsewhere")
+        (damage,) = topic.partition(0).verify().damage
+        assert (damage.path, damage.found) == (str(path / "0000"), "no directory")
+
+
+def test_verify_finds_columns_that_contradict_their_header(open_topic: Open, path: Path) -> None:
+    fill(open_topic)
+    segment = names_of(path)[0]
+    content = segment.read_bytes()
+    with Topic.open(path, mode="r") as topic:
+        header = next(iter(topic.batches())).header
+        batch = content[4096 : 4096 + header.length]
+        bad = forged(batch, body=b"\x01" + batch[113:], identity=Identity.of(topic.log_id, 0))
+        segment.write_bytes(content[:4096] + bad + content[4096 + header.length :])
+        report = topic.verify()
+        assert report.records == 9
+        assert range(header.length) in [each.offsets for each in report.damage]
+
+
+def test_segment_header_that_tells_of_another_past_is_found(open_topic: Open, path: Path) -> None:
+    """Its checksum is right: the header of a copy of the log, say, put back after a crash."""
+    fill(open_topic)
+    for index, at in ((1, 72), (1, 80), (2, 88)):  # the last segment has no batch that could tell
+        segment = names_of(path)[index]
+        whole = segment.read_bytes()
+        segment.write_bytes(resealed_segment(whole, at, b"\x01"))
+        with Topic.open(path, mode="r") as topic:
+            (damage,) = topic.verify().damage
+            assert (Path(damage.path), damage.file_position) == (segment, 72)
+        segment.write_bytes(whole)
+
+
+def test_slot_that_is_being_written_is_no_damage(open_topic: Open, path: Path) -> None:
+    fill(open_topic)
+
+    class Torn(UnsyncedFiles):
+        """The first read of the watermark meets a slot half written."""
+
+        reads = 0
+
+        def read_whole(self, path: str, limit_bytes: int) -> bytes:
+            content = super().read_whole(path, limit_bytes)
+            if path.endswith("watermark"):
+                Torn.reads += 1
+                if Torn.reads == 1:
+                    return b"?" + content[1:]
+            return content
+
+    with Topic.open(path, mode="r", files=Torn()) as topic:
+        assert topic.verify().damage == ()
+    assert Torn.reads == 2
+
+
+def test_check_beside_a_writer_that_rolls_finds_no_fault(open_topic: Open, path: Path) -> None:
+    """The size of a segment was taken, then its last bytes and the next segment came: a broken chain, so it seemed."""
+    topic = open_topic()
+    topic.append(b"one", sync=True)
+
+    class Slow(UnsyncedFiles):
+        def sizes(self, directory: str) -> dict[str, int]:
+            before = super().sizes(directory)
+            topic.append(b"two", sync=True)
+            topic.partition(0).roll()
+            topic.append(b"three", sync=True)
+            return super().sizes(directory) | before
+
+    with Topic.open(path, mode="r", files=Slow()) as reading:
+        assert reading.partition(0).check().damage == ()
+
+
+def test_retention_in_the_midst_of_the_batches_begins_the_check_again(open_topic: Open, path: Path) -> None:
+    fill(open_topic, retention=Retention(age=None, bytes=0))
+    topic = open_topic(files=UnsyncedFiles())
+
+    class Overtaken(UnsyncedFiles):
+        opened = 0
+
+        def open_read(self, path: str) -> int:
+            if path.endswith(".log"):
+                Overtaken.opened += 1
+                if Overtaken.opened == 5:  # three headers, and the first segment's batches, were read
+                    topic.retain()
+            return super().open_read(path)
+
+    with Topic.open(path, mode="r", files=Overtaken()) as reading:
+        report = reading.verify()
+    assert (report.segments, report.damage) == (1, ())

@@ -9,14 +9,15 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import BODY_AT, NOW, batch_of, calm, encoded, forged, header_of, read_back, write_segment
 from loglib import CorruptLogError, MissingCodecError, Topic, codec
-from loglib.batch import BadBatch, Columns, layout
+from loglib.batch import BadBatch, Columns, encode_body, layout
 from loglib.codec import BadCompression
-from loglib.config import CODEC_NAMES, MAX_BATCH_BYTES
+from loglib.config import CODEC_NAMES, MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES
 
 CODECS = [pytest.param(number, id=CODEC_NAMES[number]) for number in (1, 2, 3)]
 PIECE = codec._PIECE_BYTES
@@ -95,16 +96,34 @@ def test_size_that_is_declared_is_believed_only_as_far_as_bytes_come(number: int
     assert peak_bytes(codec.decompress, number, stored, body_bytes=MAX_BATCH_BYTES) < 2 * PIECE
 
 
-@pytest.mark.parametrize("declared", [100, MAX_BATCH_BYTES], ids=["declares-little", "declares-a-gigabyte"])
+@pytest.mark.parametrize("declared", [100, 16 << 20, MAX_BATCH_BYTES], ids="declares-{}".format)
 @pytest.mark.parametrize("number", CODECS)
 def test_bomb_in_a_batch_is_damage_and_costs_bounded_memory(tmp_path: Path, number: int, declared: int) -> None:
     bomb = codec.compress(number, bytes(64 << 20 if declared == 100 else 100_000))
     stored = forged(encoded(Columns([b"x"])), body=bomb, codec=number, stored_bytes=len(bomb), value_bytes=declared)
     path = write_segment(tmp_path, stored)
     assert peak_bytes(read_back, path) < 20 << 20
-    with pytest.raises(CorruptLogError, match="of another size") as caught:
+    with pytest.raises(CorruptLogError, match="of another size|when decompressed") as caught:
         read_back(path)
-    assert caught.value.file_position == 4096 + BODY_AT
+    assert caught.value.file_position == 4096 + (48 if declared == MAX_BATCH_BYTES else BODY_AT)
+
+
+@pytest.mark.parametrize("number", CODECS)
+def test_batch_that_would_be_large_when_decompressed_is_not_compressed(number: int) -> None:
+    """For the sake of readers, who refuse one: a few bytes could be made to cost them a gigabyte."""
+    least = Columns([bytes(MAX_DECOMPRESSED_BYTES - 16)])
+    assert encode_body(least, codec=number).codec == number
+    more = encode_body(Columns([bytes(MAX_DECOMPRESSED_BYTES)]), codec=number)
+    assert more.codec == codec.NONE
+
+
+def test_zstandard_window_is_no_larger_than_a_body_may_be() -> None:
+    """The decompressor sets its window aside before it looks at the data."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=27)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()  # which knows no size
+    stored = compressor.compress(b"x" * 1000) + compressor.flush()
+    with pytest.raises(BadCompression, match="undecodable zstd"):
+        codec.decompress(codec.ZSTD, stored, body_bytes=1000)
 
 
 @pytest.mark.parametrize("number", CODECS)

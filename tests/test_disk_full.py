@@ -2,13 +2,13 @@
 
 import errno
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conftest import QUIET, needs_root, records_of, run_python, values_of
+from disks import fill, memory
 from loglib import StorageFullError, Topic
 
 pytestmark = needs_root
@@ -17,35 +17,15 @@ pytestmark = needs_root
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for 1 MiB."""
-    yield from mounted(tmp_path, "size=1m")
+    with memory(tmp_path / "disk", "size=1m") as disk:
+        yield disk
 
 
 @pytest.fixture
 def few_inodes(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for few files."""
-    yield from mounted(tmp_path, "size=8m,nr_inodes=24")
-
-
-def mounted(tmp_path: Path, options: str) -> Iterator[Path]:
-    point = tmp_path / "disk"
-    point.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", point], check=True)
-    try:
-        yield point
-    finally:
-        subprocess.run(["umount", "--lazy", point], check=True)
-
-
-def fill(directory: Path) -> Path:
-    """Take up the rest of the room."""
-    path = directory / "filler"
-    with path.open("wb", buffering=0) as file:
-        try:
-            while file.write(b"f" * 4096):
-                pass
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
-    return path
+    with memory(tmp_path / "disk", "size=8m,nr_inodes=24") as disk:
+        yield disk
 
 
 def test_full_disk_loses_what_was_not_acknowledged_and_nothing_else(small_disk: Path) -> None:

@@ -43,6 +43,17 @@ CASES = [
     ),
     (errors.LogClosedError("closed"), {}, "closed"),
     (errors.ForkedHandleError("t", 9), {"path": "t", "parent_pid": 9}, "by pid 9 before a fork; open it again here"),
+    (
+        errors.GroupBusyError("etl", ["a", "b"]),
+        {"group": "etl", "members": ["a", "b"]},
+        "group etl is in use by a, b; stop its members first",
+    ),
+    (
+        errors.StaleGenerationError("etl", "a", "clicks-3"),
+        {"group": "etl", "member": "a", "partition": "clicks-3"},
+        "member a no longer owns clicks-3",
+    ),
+    (errors.StaleGenerationError("etl", "a"), {"partition": ""}, "member a was evicted"),
     (errors.ReadOnlyError("t"), {"path": "t"}, "open it with mode='a' to write"),
     (
         errors.RecordTooLargeError("the record", 11, 10),

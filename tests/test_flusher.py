@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from conftest import MANUAL, Clock, values_of
-from faulty_files import Failing, Unsynced
 from loglib import (
     FlushPolicy,
     LogClosedError,
@@ -25,6 +24,7 @@ from loglib import (
 )
 from loglib import topic as topic_module
 from loglib.flusher import Flusher
+from loglib.testing import FaultyFiles, UnsyncedFiles
 
 Open = Callable[..., Topic]
 SOON = FlushPolicy(messages=None, interval=0.001, bytes=None)
@@ -146,7 +146,7 @@ def test_appender_flushes_itself_when_the_thread_falls_behind(policy: FlushPolic
     """Back-pressure: what a crash can take is bounded, however slow the disk is."""
     stuck, go = threading.Event(), threading.Event()
 
-    class Slow(Unsynced):
+    class Slow(UnsyncedFiles):
         def datasync(self, fd: int) -> None:
             if threading.current_thread().name == "loglib-flusher":
                 stuck.set()
@@ -176,7 +176,7 @@ def test_appender_flushes_itself_when_the_thread_falls_behind(policy: FlushPolic
     assert max(unflushed) < 4000
 
 
-def fail_in_background(topic: Topic, files: Failing) -> None:
+def fail_in_background(topic: Topic, files: FaultyFiles) -> None:
     """Append, and wait until the thread has met the failure."""
     files.armed = True
     topic.append(b"lost")
@@ -187,7 +187,7 @@ def fail_in_background(topic: Topic, files: Failing) -> None:
 
 
 def test_full_disk_in_the_background_is_raised_by_the_next_call(open_topic: Open) -> None:
-    files = Failing("write_all", error=errno.ENOSPC, armed=False)
+    files = FaultyFiles("pwritev", error=errno.ENOSPC, armed=False)
     topic = open_topic(flush=SOON, files=files)
     topic.append(b"first", sync=True)
     fail_in_background(topic, files)
@@ -199,7 +199,7 @@ def test_full_disk_in_the_background_is_raised_by_the_next_call(open_topic: Open
 
 
 def test_failed_fsync_in_the_background_is_raised_by_every_call(open_topic: Open) -> None:
-    files = Failing("datasync", armed=False)
+    files = FaultyFiles("datasync", armed=False)
     topic = open_topic(flush=SOON, files=files)
     fail_in_background(topic, files)
     for _ in range(3):
@@ -223,7 +223,7 @@ def test_interval_is_kept_after_a_background_error(open_topic: Open) -> None:
 
 
 def test_unexpected_system_error_does_not_end_the_thread(open_topic: Open) -> None:
-    class Odd(Unsynced):
+    class Odd(UnsyncedFiles):
         armed = False
 
         def close(self, fd: int) -> None:
@@ -276,7 +276,7 @@ def test_old_segment_is_rolled_and_dropped_by_the_clock(often: None, open_topic:
 
 
 def test_failing_retention_reaches_the_next_call_and_spares_the_thread(often: None, open_topic: Open) -> None:
-    topic = open_topic(retention=Retention(age=None, bytes=0), files=Failing("free_space", at=3))
+    topic = open_topic(retention=Retention(age=None, bytes=0), files=FaultyFiles("statvfs", at=3))
     wait_for(lambda: topic.partition(0).writer()._background_error is not None)
     with pytest.raises(StorageIOError, match="Input/output error while"):
         topic.append(b"x")
@@ -286,7 +286,7 @@ def test_failing_retention_reaches_the_next_call_and_spares_the_thread(often: No
 
 
 def test_failed_writer_does_not_end_housekeeping_of_the_others(often: None, open_topic: Open) -> None:
-    files = Failing("datasync", armed=False)
+    files = FaultyFiles("datasync", armed=False)
     topic = open_topic(partitions=2, retention=Retention(age=None, bytes=0), files=files, segment_age=timedelta(1))
     files.armed = True
     topic.append(b"x", partition=0)
@@ -312,7 +312,7 @@ def test_topic_collected_in_its_own_thread_closes_all_the_same(path: Path) -> No
     """The collector may come by in the middle of a flush, whose locks closing takes as well."""
     closed = threading.Event()
 
-    class Collecting(Unsynced):
+    class Collecting(UnsyncedFiles):
         armed = False
 
         def datasync(self, fd: int) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from conftest import needs_proc, needs_root, open_files, start_python
-from faulty_files import Failing
-from loglib import LockedError
+from loglib import CorruptLogError, LockedError
 from loglib.files import REAL
 from loglib.lock import acquire
+from loglib.testing import FaultyFiles
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ def test_lock_of_a_removed_file_is_no_lock(file: Path) -> None:
 @needs_proc
 def test_failed_acquire_leaks_no_file_and_no_lock(file: Path) -> None:
     before = open_files()
-    for name in ("try_lock", "same_file", "ftruncate", "write_all"):
+    for name in ("create", "fstat", "flock", "lstat", "ftruncate", "pwritev"):
         with pytest.raises(OSError):
-            acquire(Failing(name), str(file), 0o600)
+            acquire(FaultyFiles(name), str(file), 0o600)
         assert open_files() == before
     os.close(acquire(REAL, str(file), 0o600))
 
@@ -119,6 +119,6 @@ def test_symlink_in_place_of_the_lock_is_refused(file: Path, tmp_path: Path) -> 
     target = tmp_path / "target"
     target.write_bytes(b"precious")
     file.symlink_to(target)
-    with pytest.raises(OSError):
+    with pytest.raises(CorruptLogError, match="symbolic links"):
         acquire(REAL, str(file), 0o600)
     assert target.read_bytes() == b"precious"

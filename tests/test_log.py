@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 
 from conftest import NOW, SECOND, Clock, last_segment, needs_proc, open_files, values_of
-from faulty_files import Recording, Unsynced
 from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic
 from loglib.arguments import Time
 from loglib.files import REAL
 from loglib.log import Cursor, Log
 from loglib.records import to_datetime
 from loglib.segment import Identity
+from loglib.testing import RecordingFiles, UnsyncedFiles
+from loglib.watermark import Mark, encode_new
 
 Open = Callable[..., Topic]
 
 
 def rolled(open_topic: Open, segments: int, **policies: Any) -> Topic:
-    topic = open_topic(retention=Retention(age=None, bytes=0), files=Unsynced(), **policies)
+    topic = open_topic(retention=Retention(age=None, bytes=0), files=UnsyncedFiles(), **policies)
     for number in range(segments):
         topic.append(b"%d" % number, timestamp=NOW + number * SECOND)
         topic.partition(0).roll()
@@ -49,7 +50,7 @@ def test_segments_are_listed_with_their_ranges_and_times(open_topic: Open, clock
 
 
 def test_listing_segments_again_reads_no_header_again(open_topic: Open) -> None:
-    files = Recording()
+    files = RecordingFiles()
     topic = open_topic(files=files)
     for _ in range(5):
         topic.append(b"x")
@@ -155,7 +156,10 @@ def test_missing_segment_is_corruption_and_no_missing_file(open_topic: Open, pat
             reading.read(segments[1].base_offset)
         assert values_of(reading, segments[2].base_offset) == [b"2", b"last"], "healthy ranges stay readable"
     Path(segments[0].path).unlink()
-    with Topic.open(path, mode="r") as reading, pytest.raises(CorruptLogError, match="the one that holds offset 0"):
+    with (
+        Topic.open(path, mode="r") as reading,
+        pytest.raises(CorruptLogError, match="no segment file, .* that holds offset 0"),
+    ):
         values_of(reading)
 
 
@@ -163,7 +167,7 @@ def test_segment_that_vanishes_while_it_is_looked_for_is_corruption(open_topic: 
     topic = rolled(open_topic, 1)
     topic.close()
 
-    class Vanishing(Unsynced):
+    class Vanishing(UnsyncedFiles):
         def open_read(self, path: str) -> int:
             if path.endswith(".log"):
                 raise FileNotFoundError(2, "gone", path)
@@ -198,7 +202,7 @@ def test_lost_watermark_lets_readers_have_what_later_batches_prove(
         caplog.clear()
         with caplog.at_level(logging.WARNING, "loglib"), Topic.open(path, mode="r") as reading:
             assert values_of(reading) == [b"0", b"1"], "the third batch says that two were durable"
-            assert reading.partition(0).check().records == 2
+            assert reading.partition(0).verify().records == 2
         assert caplog.text.count("the watermark is lost") == 1, "said once, not at every look"
 
 
@@ -259,10 +263,10 @@ def test_cursor_moves_over_segments_and_stops_at_its_limit(open_topic: Open) -> 
 
 def test_blocks_follow_the_size_of_the_batches(open_topic: Open) -> None:
     """So that no batch is read in part and then again."""
-    topic = open_topic(batch_bytes=700_000, files=Unsynced())
+    topic = open_topic(batch_bytes=700_000, files=UnsyncedFiles())
     topic.append_many([b"x" * 70_000] * 100)
     topic.flush()
-    files = Recording()
+    files = RecordingFiles()
     with open_topic(mode="r", files=files) as reading:
         assert len(values_of(reading)) == 100
     total = topic.partition(0).high_watermark
@@ -277,7 +281,7 @@ def test_cursor_starts_anywhere(open_topic: Open) -> None:
 def test_seek_by_time_that_retention_overtakes_begins_again(open_topic: Open, path: Path) -> None:
     topic = rolled(open_topic, 5)
 
-    class Overtaken(Unsynced):
+    class Overtaken(UnsyncedFiles):
         done = False
 
         def open_read(self, path: str) -> int:
@@ -289,3 +293,24 @@ def test_seek_by_time_that_retention_overtakes_begins_again(open_topic: Open, pa
     with Topic.open(path, mode="r", files=Overtaken()) as reading:
         assert values_of(reading, to_datetime(NOW)) == [b"last"]
     assert Overtaken.done
+
+
+@pytest.mark.parametrize("end", [1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_mark_far_beyond_the_data_is_an_error_and_no_search_without_end(end: int, open_topic: Open, path: Path) -> None:
+    """A forged watermark, say: the search for an offset went back over all that the file does not have."""
+    topic = open_topic()
+    first = topic.append(b"x", timestamp=NOW, sync=True)
+    topic.close()
+    identity = Identity.of(topic.log_id, 0)
+    (path / "0000" / "watermark").write_bytes(encode_new(Mark(1 << 40, 0, end, end, 1), identity.salt))
+    with Topic.open(path, mode="r") as reading:
+        for start in ("begin", end // 2, to_datetime(NOW + SECOND)):
+            with pytest.raises(CorruptLogError):
+                values_of(reading, start)
+        reader = reading.read(first.offset, on_gap="skip")
+        assert [record.value for record in reader] == [b"x"]
+        assert reader.gaps[0].offsets.stop == end
+        assert values_of(reading, end) == []
+        assert reading.verify().damage
+    with pytest.raises(CorruptLogError):
+        Topic.open(path)

@@ -28,7 +28,6 @@ from hypothesis.stateful import (
 
 from builders import calm
 from conftest import NOW, QUIET, Clock, crash_copy
-from faulty_files import Unsynced
 from loglib import (
     FlushPolicy,
     InvalidOffsetError,
@@ -45,6 +44,7 @@ from loglib.config import microseconds
 from loglib.partition import Partition
 from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES
+from loglib.testing import UnsyncedFiles
 from loglib.watermark import NAME, SECOND_SLOT, Mark, newest
 
 HOUR = 3600 * 1_000_000
@@ -118,7 +118,7 @@ class Ledger:
 # --- what a power cut leaves -----------------------------------------------------------------------------
 
 
-class Disk(Unsynced):
+class Disk(UnsyncedFiles):
     """Knows what of each watermark is sure to be on the disk."""
 
     def __init__(self) -> None:

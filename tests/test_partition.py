@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from conftest import MANUAL, NOW, Clock, values_of
-from faulty_files import Unsynced
 from loglib import (
     FlushPolicy,
     InvalidOffsetError,
@@ -23,6 +22,7 @@ from loglib import (
     StorageIOError,
     Topic,
 )
+from loglib.testing import UnsyncedFiles
 
 Open = Callable[..., Topic]
 DAY = timedelta(days=1)
@@ -79,9 +79,8 @@ def test_bulk_append_cuts_batches_by_size_and_by_count(open_topic: Open) -> None
     assert [len(b) for b in topic.batches()][-3:] == [7, 7, 6]
 
 
-def test_large_records_side_by_side_are_halved_into_batches(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loglib.partition.MAX_BATCH_BYTES", 1000)
-    topic = open_topic(batch_bytes=1000, max_record_bytes=400)
+def test_large_records_side_by_side_have_batches_of_their_own(open_topic: Open) -> None:
+    topic = open_topic(batch_bytes=300, max_record_bytes=400)
     values = [b"small"] * 20 + [b"L" * 400] * 5
     topic.partition(0).append_many(values, keys=[None] * 25)
     topic.flush()
@@ -95,8 +94,8 @@ def test_idempotent_batch_beyond_the_limits_is_refused_whole(open_topic: Open, m
     monkeypatch.setattr("loglib.writer.MAX_BATCH_BYTES", 1000)
     with pytest.raises(RecordTooLargeError, match="the batch"):
         topic.partition(0).append_many([b"x" * 500] * 3, producer=("p", 1))
-    monkeypatch.setattr("loglib.partition.MAX_RECORDS_PER_BATCH", 2)
-    with pytest.raises(ValueError, match="3 records for one batch"):
+    monkeypatch.setattr("loglib.batch.MAX_RECORDS_PER_BATCH", 2)
+    with pytest.raises(ValueError, match="at most 2 records, not 3"):
         topic.partition(0).append_many([b"x"] * 3, producer=("p", 1))
     monkeypatch.undo()
     topic.flush()
@@ -154,7 +153,7 @@ def test_received_batches_continue_another_log(open_topic: Open, tmp_path: Path)
 
 
 def test_age_counts_from_the_newest_append_and_drops_whole_segments(open_topic: Open, clock: Clock) -> None:
-    topic = open_topic(retention=Retention(age=3 * DAY), files=Unsynced())
+    topic = open_topic(retention=Retention(age=3 * DAY), files=UnsyncedFiles())
     bases = days(topic, clock, 5)
     decisions = topic.partition(0).retain(dry_run=True)
     assert [each.drop for each in decisions] == [True, True, False, False, False, False]
@@ -171,14 +170,14 @@ def test_age_counts_from_the_newest_append_and_drops_whole_segments(open_topic: 
 @pytest.mark.parametrize("event_time", [0, NOW + 10**15])
 def test_event_times_neither_drop_nor_pin(event_time: int, open_topic: Open, clock: Clock) -> None:
     """A backfill of old events stays for its time; an event from the future pins nothing."""
-    topic = open_topic(retention=Retention(age=3 * DAY), files=Unsynced())
+    topic = open_topic(retention=Retention(age=3 * DAY), files=UnsyncedFiles())
     days(topic, clock, 5, timestamp=event_time)
     topic.partition(0).retain()
     assert values_of(topic) == [b"day 2", b"day 3", b"day 4"]
 
 
 def test_bytes_drop_the_oldest_until_the_rest_fits(open_topic: Open, clock: Clock) -> None:
-    topic = open_topic(retention=Retention(age=None, bytes=300), files=Unsynced())
+    topic = open_topic(retention=Retention(age=None, bytes=300), files=UnsyncedFiles())
     days(topic, clock, 5)
     (first, *_) = topic.partition(0).retain()
     assert "the partition holds" in first.reason
@@ -187,7 +186,7 @@ def test_bytes_drop_the_oldest_until_the_rest_fits(open_topic: Open, clock: Cloc
 
 
 def test_free_space_is_kept(open_topic: Open, clock: Clock) -> None:
-    class Tight(Unsynced):
+    class Tight(UnsyncedFiles):
         def free_space(self, path: str) -> tuple[int, int]:
             return 1000, 10_000
 
@@ -208,7 +207,7 @@ def test_open_segment_is_never_dropped(open_topic: Open, clock: Clock) -> None:
 
 
 def test_clock_that_jumps_drops_nothing_at_once(open_topic: Open, clock: Clock) -> None:
-    topic = open_topic(retention=Retention(age=3 * DAY), files=Unsynced())
+    topic = open_topic(retention=Retention(age=3 * DAY), files=UnsyncedFiles())
     topic.append(b"x", sync=True)
     topic.partition(0).roll()
     topic.retain()
@@ -228,7 +227,7 @@ def test_rolling_runs_retention(open_topic: Open) -> None:
 
 
 def test_failing_retention_does_not_fail_the_append_that_rolled(open_topic: Open) -> None:
-    class NoRemoval(Unsynced):
+    class NoRemoval(UnsyncedFiles):
         def unlink(self, path: str) -> None:
             if path.endswith(".log"):
                 raise OSError(5, "no removal")
@@ -243,7 +242,7 @@ def test_failing_retention_does_not_fail_the_append_that_rolled(open_topic: Open
 
 
 def test_retention_of_a_reader_only_explains(open_topic: Open, clock: Clock, path: Path) -> None:
-    topic = open_topic(retention=Retention(age=None, bytes=0), files=Unsynced())
+    topic = open_topic(retention=Retention(age=None, bytes=0), files=UnsyncedFiles())
     days(topic, clock, 2)
     with Topic.open(path, mode="r") as reading:
         assert [each.drop for each in reading.partition(0).retain(dry_run=True)] == [True, True, False]

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from conftest import crash_copy, values_of
-from faulty_files import Recording, Unsynced
 from loglib import LogError, Topic
 from loglib.batch import Producer
 from loglib.producers import Producers
 from loglib.segment import MAX_PRODUCERS, ProducerState
+from loglib.testing import RecordingFiles, UnsyncedFiles
 
 Open = Callable[..., Topic]
 
@@ -83,7 +83,7 @@ def test_repeat_is_known_after(how: str, open_topic: Open, path: Path, tmp_path:
 
 
 def test_producers_survive_many_segments_with_retention(open_topic: Open) -> None:
-    topic = open_topic(files=Unsynced())
+    topic = open_topic(files=UnsyncedFiles())
     first = topic.partition(0).append_many([b"a"], producer=("p", 1))
     for _ in range(5):
         topic.append(b"x")
@@ -96,7 +96,7 @@ def test_producers_survive_many_segments_with_retention(open_topic: Open) -> Non
 
 
 def test_producer_silent_the_longest_is_forgotten_first(open_topic: Open) -> None:
-    topic = open_topic(files=Unsynced())
+    topic = open_topic(files=UnsyncedFiles())
     partition = topic.partition(0)
     for number in range(MAX_PRODUCERS):
         partition.append_many([b"%d" % number], producer=(f"p{number}", 1))
@@ -106,7 +106,7 @@ def test_producer_silent_the_longest_is_forgotten_first(open_topic: Open) -> Non
         if reopened:
             partition.roll()
             topic.close()
-            topic = open_topic(files=Unsynced())
+            topic = open_topic(files=UnsyncedFiles())
             partition = topic.partition(0)
         count = len(values_of(topic))
         partition.append_many([b"again"], producer=("p0", 2))
@@ -124,7 +124,7 @@ def test_segments_without_producers_are_not_read_for_them(open_topic: Open) -> N
     with open_topic(batch_records=1) as topic:
         for number in range(200):
             topic.append(b"%d" % number)
-    files = Recording()
+    files = RecordingFiles()
     with open_topic(files=files) as topic:
         files.calls.clear()
         topic.partition(0).append_many([b"x"], producer=("p", 1))

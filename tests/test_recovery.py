@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 
 from conftest import QUIET, crash_copy, last_segment, records_of, tree, values_of
-from faulty_files import Dying, Failing, FullDisk, Killed, Recording, Unsynced
 from loglib import CorruptLogError, LogError, StorageIOError, Topic, UnsupportedFormatError
 from loglib.batch import HEADER_BYTES as BATCH_HEADER
-from loglib.batch import parse_header
+from loglib.batch import encode_body, parse_header
+from loglib.files import REAL
+from loglib.recovery import rewrite
 from loglib.segment import HEADER_BYTES as SEGMENT_HEADER
 from loglib.segment import Identity, SegmentHeader, segment_name
+from loglib.testing import Call, DyingFiles, FaultyFiles, FullDisk, Killed, RecordingFiles, UnsyncedFiles
 from loglib.watermark import Mark, encode_new, newest
 
 SECTOR = 512
+PAGE = 1 << 16
 Open = Callable[..., Topic]
 
 
@@ -28,7 +31,7 @@ def write_crashed(
     open_topic: Open, path: Path, copy: Path, *, flushed: int = 6, unflushed: int = 8, **policy: Any
 ) -> Path:
     """A topic killed with `flushed` records promised and `unflushed` written, two a batch; returns the copy."""
-    topic = open_topic(batch_records=2, files=Unsynced(), **policy)
+    topic = open_topic(batch_records=2, files=UnsyncedFiles(), **policy)
     for number in range(flushed):
         topic.append(b"flushed %d" % number, key=b"k")
     topic.flush()
@@ -106,7 +109,7 @@ def test_tail_torn_at_every_byte_leaves_a_prefix(open_topic: Open, path: Path, t
         (copy / "0000" / segment.name).write_bytes(whole[: SEGMENT_HEADER + end])
         kept = sum(each <= end for each in ends)
         valid_end = max([promised, *(each for each in ends if each <= end)])
-        with Topic.open(copy, files=Unsynced()) as topic:
+        with Topic.open(copy, files=UnsyncedFiles()) as topic:
             recovery = topic.partition(0).recovery
             assert recovery is not None
             assert (recovery.cut_bytes, recovery.rewritten_bytes) == (end - valid_end, valid_end - promised), end
@@ -149,7 +152,7 @@ def test_damaged_tail_is_cut_reported_and_kept_aside(
         copy = crash_copy(crashed, tmp_path / "copy")
         (copy / "0000" / segment.name).write_bytes(content)
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "loglib"), Topic.open(copy, files=Unsynced()) as topic:
+        with caplog.at_level(logging.WARNING, "loglib"), Topic.open(copy, files=UnsyncedFiles()) as topic:
             values = values_of(topic)
             recovery = topic.partition(0).recovery
             topic.partition(0).check()
@@ -247,7 +250,7 @@ class FullDiskFor(FullDisk):
         return fd
 
     def write_all(self, fd: int, parts: Any, position: int) -> int:
-        return (super() if fd in self._full else Unsynced()).write_all(fd, parts, position)
+        return (super() if fd in self._full else UnsyncedFiles()).write_all(fd, parts, position)
 
 
 def test_tail_that_cannot_be_kept_for_another_reason_stops_recovery(
@@ -258,7 +261,7 @@ def test_tail_that_cannot_be_kept_for_another_reason_stops_recovery(
         file.write(b"torn" * 1000)
     before = last_segment(crashed).read_bytes()
     (crashed / "0000" / f"{last_segment(crashed).stem}.torn-{len(before) - 4000}").symlink_to("/dev/null")
-    with pytest.raises(OSError, match="symbolic links|not a regular"):
+    with pytest.raises(CorruptLogError, match="symbolic links"):
         Topic.open(crashed)
     assert last_segment(crashed).read_bytes() == before
 
@@ -267,7 +270,7 @@ def test_tail_that_cannot_be_kept_for_another_reason_stops_recovery(
 
 
 def closed_topic(open_topic: Open, *, records: int = 12, **policy: Any) -> None:
-    with open_topic(batch_records=2, files=Unsynced(), **policy) as topic:
+    with open_topic(batch_records=2, files=UnsyncedFiles(), **policy) as topic:
         for number in range(records):
             topic.append(b"value %d" % number, key=b"k")
             if number % 4 == 3:
@@ -327,7 +330,7 @@ def test_bad_bytes_that_a_later_batch_calls_durable_are_corruption(
 
 
 def three_segments(open_topic: Open, path: Path, **policy: Any) -> list[Path]:
-    with open_topic(files=Unsynced(), **policy) as topic:
+    with open_topic(files=UnsyncedFiles(), **policy) as topic:
         for number in range(3):
             topic.partition(0).append(b"value %d" % number)
             if number < 2:
@@ -571,7 +574,7 @@ def test_recovery_that_dies_anywhere_is_repeated_with_the_same_result(
     while True:
         at += 1
         copy = crash_copy(crashed, tmp_path / "copy")
-        files = Dying(at)
+        files = DyingFiles(at)
         topic = None
         try:
             topic = Topic.open(copy, files=files)
@@ -599,7 +602,13 @@ def test_any_failing_call_of_opening_is_an_error_and_leaks_nothing(
     once = crash_copy(crashed, tmp_path / "once")
     Topic.open(once).close()
     expected = outcome(once)
-    files = Failing(at=1)
+
+    class OfTheTopic(FaultyFiles):
+        def before(self, call: Call) -> None:
+            if not call.path.startswith("/proc"):  # where the file system's kind is looked up, which may fail
+                super().before(call)
+
+    files = OfTheTopic(at=1)
     while True:
         copy = crash_copy(crashed, tmp_path / "copy")
         open_before = open_files_of(copy)
@@ -613,7 +622,7 @@ def test_any_failing_call_of_opening_is_an_error_and_leaks_nothing(
         assert open_files_of(copy) == open_before, f"after call {files.at} failed"
         Topic.open(copy).close()
         assert outcome(copy) == expected, f"after call {files.at} failed"
-        files = Failing(at=files.at + 1)
+        files = OfTheTopic(at=files.at + 1)
     assert files.at > 30
 
 
@@ -626,12 +635,12 @@ def open_files_of(path: Path) -> list[str]:
 def test_read_error_during_recovery_is_no_torn_tail(open_topic: Open, path: Path, tmp_path: Path) -> None:
     crashed = write_crashed(open_topic, path, tmp_path / "crashed")
     before = tree(crashed)
-    probe = Failing("pread", at=1 << 30)
+    probe = FaultyFiles("pread", at=1 << 30)
     Topic.open(crash_copy(crashed, tmp_path / "probe"), files=probe).close()
     for at in range(1, probe.seen + 1):
         copy = crash_copy(crashed, tmp_path / "copy")
         with pytest.raises((StorageIOError, OSError)):
-            Topic.open(copy, files=Failing("pread", at=at, every=True)).close()
+            Topic.open(copy, files=FaultyFiles("pread", at=at, every=True)).close()
         kept = tree(copy)
         assert all(kept[name].startswith(before[name]) for name in before if name.endswith(".log"))
 
@@ -639,16 +648,68 @@ def test_read_error_during_recovery_is_no_torn_tail(open_topic: Open, path: Path
 # --- what it costs -----------------------------------------------------------------------------------
 
 
+def test_bad_sector_under_a_stale_watermark_is_no_torn_tail(open_topic: Open, path: Path, tmp_path: Path) -> None:
+    class BadSector(UnsyncedFiles):
+        def pread(self, fd: int, size: int, position: int) -> bytes:  # type: ignore[override]
+            if not os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
+                return super().pread(fd, size, position)
+            if position >= bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().pread(fd, min(size, bad - position), position)  # the kernel gives what it has
+
+    crashed = write_crashed(open_topic, path, tmp_path / "crashed")
+    bad = SEGMENT_HEADER + batch_ends(crashed, 0, mark_of(crashed).flushed_end + 1)[-1] + 40
+    before = tree(crashed)
+    with pytest.raises(StorageIOError):
+        Topic.open(crashed, files=BadSector())
+    assert tree(crashed) == before
+
+
+def test_pages_are_read_whole_and_dropped_before_they_are_written_again(tmp_path: Path) -> None:
+    """Or ext4 takes those that it has failed to write for written, and they are zeros after a restart."""
+    content = random.Random(0).randbytes(3 << 20)
+    (tmp_path / "file").write_bytes(content)
+    files = RecordingFiles()
+    fd = files.open_write(str(tmp_path / "file"))
+    start, end = 100_000, len(content) - 100_000
+    rewrite(files, fd, start, end)
+    files.close(fd)
+    assert (tmp_path / "file").read_bytes() == content
+    dropped = written = start
+    for call in files.calls:
+        if call.name == "pread":
+            assert call.arguments[1] >= dropped, "read after it was dropped"
+        elif call.name == "drop_cached":
+            position, size = call.arguments
+            assert position % PAGE == size % PAGE == 0
+            assert position <= dropped
+            dropped = position + size
+        elif call.name == "pwritev":
+            parts, position = call.arguments
+            assert position == written
+            written += sum(map(len, parts))
+            assert written <= dropped
+    assert (written, files.calls[-2].name) == (end, "datasync")
+
+
+def test_file_that_ends_while_it_is_written_again_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"short")
+    fd = REAL.open_write(str(tmp_path / "file"))
+    with pytest.raises(OSError, match="ended early"):
+        rewrite(REAL, fd, 0, 6)
+    REAL.close(fd)
+
+
 def test_reopening_reads_only_what_lies_above_the_watermark(open_topic: Open, path: Path, tmp_path: Path) -> None:
     topic = open_topic(batch_records=100)
     topic.append_many([b"x" * 1000] * 5000)
     topic.flush()
     topic.append_many([b"y" * 1000] * 100)
-    topic.partition(0).writer().append_batch(topic_columns(50))
+    topic.partition(0).writer().append_body(encode_body(topic_columns(50), codec=0))
     copy = crash_copy(path, tmp_path / "copy")
     above = end_of(copy) - mark_of(copy).durable_end
     assert above < 200_000 < 5_000_000 < end_of(copy)  # in batches of 100,000 bytes
-    files = Recording()
+    files = RecordingFiles()
     with Topic.open(copy, files=files) as topic:
         recovery = topic.partition(0).recovery
         assert recovery is not None and recovery.rewritten_bytes == above
@@ -665,27 +726,27 @@ def topic_columns(count: int) -> Any:
 def test_opening_many_segments_takes_a_few_calls_for_each(open_topic: Open, path: Path) -> None:
     costs = []
     for segments in (100, 200):
-        with open_topic(files=Unsynced(), segment_bytes=4096) as topic:
+        with open_topic(files=UnsyncedFiles(), segment_bytes=4096) as topic:
             while len(topic.partition(0).log.index) < segments:
                 topic.append(b"x", sync=False)
                 topic.partition(0).roll()
-        files = Recording()
+        files = RecordingFiles()
         with Topic.open(path, files=files) as topic:
             assert len(topic.partition(0).segments) == segments
             costs.append((len(files.calls), sum(files.bytes_read.values())))
     per_segment = (costs[1][0] - costs[0][0]) / 100
-    assert per_segment <= 8, "opening must cost O(segments) calls"
+    assert per_segment <= 12, "opening must cost O(segments) calls"
     assert costs[1][1] <= 2.2 * costs[0][1]
 
 
 @pytest.mark.slow
 def test_ten_thousand_segments_open(open_topic: Open, path: Path) -> None:
-    with open_topic(files=Unsynced(), segment_bytes=4096) as topic:
+    with open_topic(files=UnsyncedFiles(), segment_bytes=4096) as topic:
         partition = topic.partition(0)
         for _ in range(9_999):
             partition.append(b"x")
             partition.roll()
-    files = Recording()
+    files = RecordingFiles()
     with Topic.open(path, files=files) as topic:
         assert len(topic.partition(0).log.index) == 10_000
         assert files.count("open_read") <= 10_010 and files.count("pread") <= 10_020
@@ -724,7 +785,7 @@ def test_os_durability_may_lose_what_was_only_handed_to_the_system(
 
 @pytest.mark.parametrize("rolled", [False, True])
 def test_producers_are_rebuilt_after_a_crash(rolled: bool, open_topic: Open, path: Path, tmp_path: Path) -> None:
-    topic = open_topic(files=Unsynced())
+    topic = open_topic(files=UnsyncedFiles())
     first = topic.partition(0).append_many([b"a", b"b"], producer=("p", 1))
     if rolled:
         topic.partition(0).roll()
@@ -758,7 +819,7 @@ def test_no_room_for_the_name_of_the_quarantine_does_not_prevent_recovery(
     with last_segment(crashed).open("ab") as file:
         file.write(b"torn" * 1000)
 
-    class NoInode(Unsynced):
+    class NoInode(UnsyncedFiles):
         def create(self, path: str, permissions: int, *, exclusive: bool = True) -> int:
             if "torn-" in path:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

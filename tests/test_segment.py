@@ -49,6 +49,7 @@ from loglib.segment import (
     read_segment_header,
     segment_name,
 )
+from loglib.testing import FaultyFiles
 
 TINY = Columns([b"tiny"])
 
@@ -151,6 +152,12 @@ def test_newer_segment_is_refused_by_name(at: int, what: str) -> None:
         SegmentHeader.decode(content, "a file")
 
 
+def test_version_zero_is_no_version() -> None:
+    content = resealed_segment(first_segment(IDENTITY, created=NOW).encode(), 8, b"\0\0")
+    with pytest.raises(CorruptLogError, match="byte 8: found segment version 0"):
+        SegmentHeader.decode(content, "a file")
+
+
 @pytest.mark.parametrize(
     ("identity", "at"),
     [(Identity.of(LOG_ID, 1), 16), (Identity.of(LOG_ID[::-1], 0), 16)],
@@ -176,21 +183,6 @@ def test_header_alone_can_be_read(small: Path) -> None:
 # --- creation -------------------------------------------------------------------------------------------
 
 
-class Failing(Files):
-    """Files of which one operation fails."""
-
-    def __init__(self, operation: str) -> None:
-        self._operation = operation
-
-    def __getattribute__(self, name: str) -> object:
-        if name == object.__getattribute__(self, "_operation"):
-            return self._fail
-        return super().__getattribute__(name)
-
-    def _fail(self, *_: object) -> None:
-        raise OSError(errno.EIO, "broken")
-
-
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
@@ -206,11 +198,11 @@ def test_new_segment_is_whole_and_replaces_what_a_crash_left(tmp_path: Path) -> 
         assert segment.batches(0, 8, block_bytes=100) == []
 
 
-@pytest.mark.parametrize("operation", ["write_all", "datasync", "rename"])
+@pytest.mark.parametrize("operation", ["pwritev", "datasync", "rename"])
 def test_creation_that_fails_leaves_no_segment_and_no_open_file(tmp_path: Path, operation: str) -> None:
     before = open_files()
-    with pytest.raises(OSError, match="broken"):
-        create_segment(Failing(operation), str(tmp_path), first_segment(IDENTITY, created=NOW), 0o600)
+    with pytest.raises(OSError, match="Input/output"):
+        create_segment(FaultyFiles(operation), str(tmp_path), first_segment(IDENTITY, created=NOW), 0o600)
     assert not (tmp_path / segment_name(0)).exists()
     assert open_files() == before
 

@@ -13,9 +13,9 @@ from zlib import crc32
 import pytest
 
 from conftest import QUIET, records_of
-from faulty_files import Unsynced
 from loglib import FlushPolicy, LogClosedError, OffsetOutOfRangeError, Position, Record, Retention, Topic
 from loglib.reader import Reader
+from loglib.testing import UnsyncedFiles
 from loglib.turn import Turn
 
 Open = Callable[..., Topic]
@@ -125,7 +125,7 @@ def test_each_record_is_read_once_where_it_was_appended_and_in_its_threads_order
     count = 1500
     topic = open_topic(
         partitions=3, flush=FlushPolicy(messages=60, interval=0.001), segment_bytes=20_000, batch_bytes=2000,
-        files=Unsynced(),
+        files=UnsyncedFiles(),
     )  # fmt: skip
     appended: list[Appended] = [{} for _ in range(THREADS)]
     kinds = [WAYS[number % len(WAYS)] for number in range(THREADS)]
@@ -166,7 +166,7 @@ def test_each_record_is_read_once_where_it_was_appended_and_in_its_threads_order
 def test_flushing_rolling_and_retention_at_once_lose_only_what_was_to_go(open_topic: Open, path: Path) -> None:
     topic = open_topic(
         partitions=2, retention=Retention(age=None, bytes=12_000), segment_bytes=4096, batch_bytes=500,
-        files=Unsynced(),
+        files=UnsyncedFiles(),
     )  # fmt: skip
     appended: list[Appended] = [{} for _ in WAYS]
     seen: list[Record] = []
@@ -229,7 +229,7 @@ def look_around(topic: Topic) -> None:
         assert offsets == sorted(offsets)
 
 
-class Gate(Unsynced):
+class Gate(UnsyncedFiles):
     """Holds up the first sync of a segment until told, and counts them all."""
 
     def __init__(self) -> None:
@@ -275,7 +275,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("round_", range(5))
 def test_append_that_meets_a_close_is_in_the_log_or_has_raised(round_: int, path: Path) -> None:
-    topic = Topic.open(path, partitions=2, batch_bytes=300, files=Unsynced(), **QUIET)
+    topic = Topic.open(path, partitions=2, batch_bytes=300, files=UnsyncedFiles(), **QUIET)
     appended: list[Appended] = [{} for _ in range(THREADS)]
     started = threading.Semaphore(0)
 
@@ -306,7 +306,7 @@ def test_append_that_meets_a_close_is_in_the_log_or_has_raised(round_: int, path
 
 
 def test_close_ends_readers_in_other_threads(open_topic: Open) -> None:
-    topic = open_topic(partitions=2, files=Unsynced())
+    topic = open_topic(partitions=2, files=UnsyncedFiles())
     topic.append_many([b"x"] * 1000, partition=0)
     topic.flush()
     reading = threading.Semaphore(0)

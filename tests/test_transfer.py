@@ -10,6 +10,7 @@ import random
 import socket
 import ssl
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,13 +21,14 @@ from loglib import (
     CorruptLogError,
     FlushPolicy,
     InvalidOffsetError,
+    LogError,
     OffsetOutOfRangeError,
     Record,
     StorageIOError,
     Topic,
     transfer,
 )
-from loglib.batch import Columns
+from loglib.batch import Columns, Producer, encode_body
 from loglib.files import Files
 from loglib.log import Log
 
@@ -327,6 +329,59 @@ def test_length_that_is_claimed_costs_no_memory() -> None:
     assert peak < 4 << 20
 
 
+def test_version_zero_is_no_version() -> None:
+    with pytest.raises(CorruptLogError, match="byte 4: found frame version 0"):
+        list(transfer.read_frame(io.BytesIO(resealed_frame(one_frame(), 4, b"\0\0"))))
+
+
+@pytest.mark.parametrize("codec", [0, 1], ids=["plain", "zlib"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"body": b"\x01"}, {"max_timestamp": (1 << 63) - 1}, {"base_timestamp": 0}],
+    ids=["columns", "largest-time", "first-time"],
+)
+def test_batch_that_no_reader_could_read_is_not_taken_in(
+    fields: dict[str, int | bytes], codec: int, target: Topic
+) -> None:
+    """Its checksums are right; only its columns, or what it says of them, are not. It used to stay in the log."""
+    columns = Columns([b"x" * 500] * 3, timestamps=[5, 6, 7])
+    body = encode_body(columns, codec=0)
+    plain = b"".join(body.parts)
+    if "body" in fields:
+        plain = b"\x01" + plain[1:]
+    stored = zlib.compress(plain) if codec else plain
+    facts = {name: value for name, value in fields.items() if isinstance(value, int)}
+    bad = forged(encoded(columns), body=stored, codec=codec, stored_bytes=len(stored), **facts)
+    good = encoded(PLAIN)
+    stream = io.BytesIO(
+        transfer._frame(IDENTITY.salt, 0, len(bad)) + bad + transfer._frame(IDENTITY.salt, 0, len(good)) + good
+    )
+    with pytest.raises(CorruptLogError, match="column offsets|event time") as caught:
+        target.partition(0).receive(stream)
+    assert caught.value.path == "the stream" and caught.value.file_position >= 32
+    target.partition(0).receive(stream)
+    assert [record.value for record in everything(target)] == PLAIN.values
+
+
+def test_producer_whose_numbers_do_not_rise_is_not_believed(target: Topic) -> None:
+    """Two partitions of a topic may hold the same numbers; and a peer may send what it likes."""
+    partition = target.partition(0)
+    partition.append_many([b"mine"], producer=("etl", 5))
+    partition.flush()
+    name = next(partition.batches()).header.producer_id
+    for sequence in (4, 5, 9, 9):
+        batch = encoded(PLAIN, producer=Producer(name, sequence))
+        partition.receive(io.BytesIO(transfer._frame(IDENTITY.salt, 0, len(batch)) + batch))
+    strange = encoded(PLAIN, producer=Producer(0, 77))
+    partition.receive(io.BytesIO(transfer._frame(IDENTITY.salt, 0, len(strange)) + strange))
+    assert len(everything(target)) == 1 + 5 * 3, "every batch is kept"
+    producers = [(batch.header.producer_id, batch.header.producer_sequence) for batch in target.batches()]
+    assert producers == [(name, 5), (0, 0), (0, 0), (name, 9), (0, 0), (0, 0)]
+    assert partition.append_many([b"again"], producer=("etl", 9))[0].offsets.start > 0
+    with pytest.raises(LogError, match="comes too late"):
+        partition.append_many([b"late"], producer=("etl", 8))
+
+
 def test_optional_bits_of_a_newer_frame_are_ignored() -> None:
     assert len(list(transfer.read_frame(io.BytesIO(resealed_frame(one_frame(), 6, b"\xff\xff"))))) == 2
 
@@ -390,4 +445,3 @@ def test_disk_that_fails_while_sending_is_named(source: Topic, tmp_path: Path) -
         transfer.send(log, file, 0, max_bytes=1)
     assert caught.value.path.endswith(".log")
     log.close()
-

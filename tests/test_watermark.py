@@ -140,6 +140,15 @@ def test_newer_slot_is_refused_by_name(slot: int) -> None:
     assert (caught.value.found, caught.value.supported) == (2, 1)
 
 
+@pytest.mark.parametrize("slot", [0, SECOND_SLOT])
+def test_version_zero_is_no_version(slot: int) -> None:
+    content = two_slots()
+    changed = resealed_slot(content[slot : slot + SLOT_BYTES], 3, b"\0")
+    with pytest.raises(CorruptLogError, match="watermark version 0") as caught:
+        newest(content[:slot] + changed + content[slot + SLOT_BYTES :], SALT, "a file")
+    assert caught.value.file_position == slot + 3
+
+
 @pytest.mark.parametrize(
     ("log_start", "durable", "flushed"),
     [(9, 8, 8), (0, 9, 8), (1 << 63, 0, 0), (0, 1 << 63, 0)],

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from conftest import MANUAL, NOW, QUIET, SECOND, crash_copy, last_segment, open_files, records_of, tree, values_of
-from faulty_files import Failing, FullDisk, Recording, ShortWrites, Unsynced
 from interrupts import Interrupter, every_point
 from loglib import (
     CorruptLogError,
@@ -35,6 +34,7 @@ from loglib import topic as topic_module
 from loglib import writer as writer_module
 from loglib.batch import Columns
 from loglib.segment import HEADER_BYTES
+from loglib.testing import CHANGES, Call, FaultyFiles, FullDisk, RecordingFiles, ShortWrites, UnsyncedFiles
 
 Open = Callable[..., Topic]
 
@@ -231,28 +231,28 @@ def test_without_a_policy_only_flush_flushes(open_topic: Open, path: Path) -> No
 
 
 def test_flush_syncs_the_segment_before_it_publishes(open_topic: Open) -> None:
-    files = Recording()
+    files = RecordingFiles()
     topic = open_topic(files=files)
     topic.append(b"x")
     files.calls.clear()
     topic.flush()
     segment = "00000000000000000000.log"
-    assert files.calls == [("write_all", segment), ("datasync", segment), ("write_all", "watermark")]
+    assert files.named() == [("pwritev", segment), ("datasync", segment), ("pwritev", "watermark")]
     files.calls.clear()
     topic.flush()
     assert files.calls == [], "nothing to flush, nothing to do"
 
 
 def test_os_durability_syncs_nothing_until_close(open_topic: Open) -> None:
-    files = Recording()
+    files = RecordingFiles()
     topic = open_topic(files=files, durability="os")
     files.calls.clear()
     for _ in range(3):
         topic.append(b"x", sync=True)
     assert files.count("datasync") == 0 and len(values_of(topic)) == 3
     topic.close()
-    in_order = [("datasync", "00000000000000000000.log"), ("write_all", "watermark"), ("datasync", "watermark")]
-    assert once_each(files.calls, "datasync", "write_all")[-3:] == in_order
+    in_order = [("datasync", "00000000000000000000.log"), ("pwritev", "watermark"), ("datasync", "watermark")]
+    assert once_each(files.named(), "datasync", "pwritev")[-3:] == in_order
 
 
 def once_each(calls: list[tuple[str, str]], *names: str) -> list[tuple[str, str]]:
@@ -266,7 +266,7 @@ def test_waiting_appends_share_an_fsync(open_topic: Open) -> None:
     begun, go = threading.Event(), threading.Event()
     syncs: list[str] = []
 
-    class Slow(Unsynced):
+    class Slow(UnsyncedFiles):
         def datasync(self, fd: int) -> None:
             if armed:
                 syncs.append(threading.current_thread().name)
@@ -296,7 +296,7 @@ def test_waiting_appends_share_an_fsync(open_topic: Open) -> None:
 
 
 def test_sixteen_threads_share_fsyncs(open_topic: Open) -> None:
-    files = Recording()
+    files = RecordingFiles()
     topic = open_topic(files=files)
     files.calls.clear()
 
@@ -374,22 +374,22 @@ def test_rolling_an_empty_segment_does_nothing(open_topic: Open) -> None:
 
 
 def test_roll_makes_everything_durable_in_order(open_topic: Open) -> None:
-    files = Recording()
+    files = RecordingFiles()
     topic = open_topic(files=files)
     topic.append(b"x")
     files.calls.clear()
     topic.partition(0).roll()
     old, new = "00000000000000000000.log", f"{topic.partition(0).log_end_offset:020d}.log"
-    assert [call for call in files.calls if call[0] not in ("size", "exists", "pread")] == [
-        ("write_all", old), ("datasync", old), ("write_all", "watermark"), ("datasync", "watermark"),
-        ("create", new + ".tmp"), ("write_all", new + ".tmp"), ("datasync", new + ".tmp"),
-        ("rename", new + ".tmp"), ("sync_directory", "0000"), ("close", old),
+    assert files.named(*CHANGES, "close") == [
+        ("pwritev", old), ("datasync", old), ("pwritev", "watermark"), ("datasync", "watermark"),
+        ("create", new + ".tmp"), ("pwritev", new + ".tmp"), ("datasync", new + ".tmp"),
+        ("rename", new + ".tmp"), ("fsync", "0000"), ("close", "0000"), ("close", old),
     ]  # fmt: skip
 
 
 def test_failed_roll_leaves_no_file_that_later_batches_run_into(open_topic: Open, path: Path) -> None:
     """The new segment had its name, then syncing the directory failed; smaller batches still fit the old one."""
-    files = Failing("sync_directory", armed=False)
+    files = FaultyFiles("fsync", armed=False)
     topic = open_topic(files=files, segment_bytes=4096)
     topic.append(b"a" * 3000, sync=True)
     files.armed = True
@@ -405,13 +405,13 @@ def test_failed_roll_leaves_no_file_that_later_batches_run_into(open_topic: Open
         assert topic.partition(0).check().records == 3
 
 
-@pytest.mark.parametrize("name", ["create", "write_all", "datasync", "rename", "sync_directory", "ftruncate", "size"])
+@pytest.mark.parametrize("name", ["create", "pwritev", "datasync", "rename", "fsync", "ftruncate", "fstat"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_roll_that_fails_at_any_call_loses_nothing_flushed(name: str, error: int, open_topic: Open, path: Path) -> None:
     for at in range(1, 6):
         if path.exists():
             shutil.rmtree(path)
-        files = Failing(name, at=at, error=error, armed=False)
+        files = FaultyFiles(name, at=at, error=error, armed=False)
         topic = open_topic(files=files)
         topic.append(b"a", sync=True)
         files.armed = True
@@ -437,7 +437,7 @@ def test_roll_that_fails_at_any_call_loses_nothing_flushed(name: str, error: int
 
 
 def test_failed_fsync_poisons_the_writer_for_ever(open_topic: Open, path: Path) -> None:
-    files = Failing("datasync", armed=False)
+    files = FaultyFiles("datasync", armed=False)
     topic = open_topic(files=files)
     topic.append(b"safe", sync=True)
     topic.append(b"doubtful")
@@ -471,7 +471,7 @@ def test_failed_fsync_poisons_the_writer_for_ever(open_topic: Open, path: Path) 
 
 
 def test_failed_publication_poisons_the_writer(open_topic: Open) -> None:
-    files = Failing("write_all", at=2, armed=False)
+    files = FaultyFiles("pwritev", at=2, armed=False)
     topic = open_topic(files=files)
     topic.append(b"x")
     files.armed = True
@@ -487,7 +487,7 @@ def test_failed_publication_poisons_the_writer(open_topic: Open) -> None:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_full_disk_costs_the_failing_records_only(error: int, open_topic: Open, path: Path) -> None:
-    files = Failing("write_all", error=error, armed=False)
+    files = FaultyFiles("pwritev", error=error, armed=False)
     topic = open_topic(files=files)
     topic.append(b"before", sync=True)
     size = last_segment(path).stat().st_size
@@ -504,7 +504,7 @@ def test_full_disk_costs_the_failing_records_only(error: int, open_topic: Open, 
 
 
 def test_io_error_while_writing_costs_the_failing_records_only(open_topic: Open) -> None:
-    files = Failing("write_all", error=errno.EIO, armed=False)
+    files = FaultyFiles("pwritev", error=errno.EIO, armed=False)
     topic = open_topic(files=files)
     topic.append(b"lost")
     files.armed = True
@@ -599,7 +599,7 @@ def test_disk_that_fills_while_rolling_costs_the_failing_records_only(open_topic
 
 
 def test_bulk_append_that_fails_midway_says_where(open_topic: Open) -> None:
-    topic = open_topic(batch_bytes=1000, files=Failing("write_all", at=3, error=errno.ENOSPC, armed=False))
+    topic = open_topic(batch_bytes=1000, files=FaultyFiles("pwritev", at=3, error=errno.ENOSPC, armed=False))
     topic.partition(0)._files.armed = True  # type: ignore[attr-defined]
     with pytest.raises(StorageFullError) as raised:
         topic.append_many([b"%03d" % number * 100 for number in range(100)])
@@ -613,13 +613,13 @@ def test_waiter_learns_that_another_threads_flush_lost_its_record(open_topic: Op
     """The record was buffered, another thread's flush found the disk full, and the offset was given out again."""
     held, go = threading.Event(), threading.Event()
 
-    class Held(Failing):
+    class Held(FaultyFiles):
         def datasync(self, fd: int) -> None:
             if self.armed and not go.is_set():
                 held.set()
                 assert go.wait(60)
 
-    files = Held("write_all", at=3, error=errno.ENOSPC, armed=False)  # the batch, the mark, then the next batch
+    files = Held("pwritev", at=3, error=errno.ENOSPC, armed=False)  # the batch, the mark, then the next batch
     topic = open_topic(files=files)
     files.armed = True
     results: dict[str, object] = {}
@@ -698,7 +698,7 @@ def test_close_is_idempotent_and_refuses_everything_after(open_topic: Open, path
 
 
 def test_interrupted_close_can_be_repeated_and_releases_everything(open_topic: Open, path: Path) -> None:
-    class Interrupting(Unsynced):
+    class Interrupting(UnsyncedFiles):
         at = 0
 
         def close(self, fd: int) -> None:
@@ -726,7 +726,7 @@ def test_record_appended_while_closing_is_refused_or_written(open_topic: Open, p
     closing, go = threading.Event(), threading.Event()
     armed = False
 
-    class Held(Unsynced):
+    class Held(UnsyncedFiles):
         def datasync(self, fd: int) -> None:
             if armed and not closing.is_set():
                 closing.set()
@@ -756,7 +756,7 @@ def test_record_appended_while_closing_is_refused_or_written(open_topic: Open, p
 
 
 def test_file_left_longer_by_an_interrupted_write_is_trimmed_at_close(open_topic: Open, path: Path) -> None:
-    class Interrupted(Unsynced):
+    class Interrupted(UnsyncedFiles):
         armed = False
 
         def write_all(self, fd: int, parts: Any, position: int) -> int:
@@ -795,21 +795,21 @@ def segments_of_one_record(topic: Topic, count: int, clock: Any = None, step: ti
 
 
 def test_log_start_is_durable_before_the_first_file_goes(open_topic: Open) -> None:
-    files = Recording()
+    files = RecordingFiles()
     topic = open_topic(files=files, retention=Retention(age=None, bytes=0))
     segments_of_one_record(topic, 3)
     names = [os.path.basename(each.path) for each in topic.partition(0).segments[:3]]
     files.calls.clear()
     topic.retain()
-    calls = once_each(files.calls, "write_all", "datasync", "unlink", "sync_directory")
+    calls = once_each(files.named(), "pwritev", "datasync", "unlink", "fsync")
     removed = calls.index(("unlink", names[0]))
-    assert calls[:2] == [("write_all", "watermark"), ("datasync", "watermark")] and removed >= 2
+    assert calls[:2] == [("pwritev", "watermark"), ("datasync", "watermark")] and removed >= 2
     assert {call for call in calls[:removed] if call[0] != "unlink"} == set(calls[:2])
-    assert calls[removed:] == [*[("unlink", name) for name in names], ("sync_directory", "0000")]
+    assert calls[removed:] == [*[("unlink", name) for name in names], ("fsync", "0000")]
 
 
 def test_retention_that_dies_anywhere_leaves_no_gap(open_topic: Open, path: Path, tmp_path: Path) -> None:
-    from faulty_files import Dying, Killed
+    from loglib.testing import DyingFiles, Killed
 
     with open_topic(retention=Retention(age=None, bytes=0)) as topic:
         segments_of_one_record(topic, 3)
@@ -818,7 +818,7 @@ def test_retention_that_dies_anywhere_leaves_no_gap(open_topic: Open, path: Path
     while True:
         at += 1
         copy = crash_copy(path, tmp_path / "copy")
-        dying = Dying(1 << 30)
+        dying = DyingFiles(1 << 30)
         topic = Topic.open(copy, files=dying, retention=None)
         dying.changes, dying.at = 0, at
         died = False
@@ -966,7 +966,7 @@ def interrupt_everywhere(action: Callable[[Topic], None], path: Path, *, lines_o
 
     def once(interrupter: Interrupter) -> bool:
         shutil.rmtree(path, ignore_errors=True)
-        topic = Topic.open(path, files=Unsynced(), **(QUIET | policies))
+        topic = Topic.open(path, files=UnsyncedFiles(), **(QUIET | policies))
         topic.append(OLD[0], sync=True)
         topic.append_many(OLD[1:2], partition=0, producer=("p", 1))
         topic.append(OLD[2])
@@ -988,7 +988,7 @@ def interrupt_everywhere(action: Callable[[Topic], None], path: Path, *, lines_o
             expected = [[*OLD, *new[:count], b"later"] for count in range(cut)] or [[*OLD, *new, b"later"]]
             assert values_of(topic) in expected, interrupter.where
             topic.close()
-        with Topic.open(path, files=Unsynced()) as topic:
+        with Topic.open(path, files=UnsyncedFiles()) as topic:
             recovery = topic.partition(0).recovery
             assert recovery is not None and recovery.clean, interrupter.where
             assert values_of(topic) in expected, interrupter.where
@@ -1063,14 +1063,14 @@ def test_interrupt_on_the_fast_path_gives_the_offset_out_again(open_topic: Open)
 def test_interrupted_fsync_is_not_believed_and_everything_is_written_again(open_topic: Open) -> None:
     """Its answer may have been an error that nobody read, after which the page cache lies."""
 
-    class Interrupting(Recording):
+    class Interrupting(RecordingFiles):
         armed = False
 
-        def after(self, name: str, result: Any, *args: Any) -> Any:
-            if self.armed and name == "datasync":
+        def after(self, call: Call, result: Any) -> Any:
+            if self.armed and call.name == "datasync":
                 self.armed = False
                 raise KeyboardInterrupt
-            return super().after(name, result, *args)
+            return super().after(call, result)
 
     files = Interrupting()
     topic = open_topic(files=files)
@@ -1082,7 +1082,7 @@ def test_interrupted_fsync_is_not_believed_and_everything_is_written_again(open_
     files.calls.clear()
     topic.flush()
     segment = "00000000000000000000.log"
-    assert [call for call in files.calls if call[0] != "pread"][:2] == [("write_all", segment), ("datasync", segment)]
+    assert files.named("pwritev", "datasync")[:2] == [("pwritev", segment), ("datasync", segment)]
     assert values_of(topic) == [b"x" * 1000]
     files.calls.clear()
     topic.append(b"y", sync=True)
@@ -1112,7 +1112,7 @@ def test_synced_append_that_meets_a_close_is_flushed_by_it(open_topic: Open, pat
 def test_roll_that_cannot_read_the_producers_costs_the_failing_records_only(open_topic: Open) -> None:
     with open_topic() as topic:
         topic.partition(0).append_many([b"a"], producer=("p", 1))
-    files = Failing("pread", armed=False)
+    files = FaultyFiles("pread", armed=False)
     topic = open_topic(files=files)
     topic.append(b"lost")
     files.armed = True

@@ -21,6 +21,7 @@ from .errors import (
     ConfigConflictError,
     CorruptLogError,
     ForkedHandleError,
+    GroupBusyError,
     InvalidOffsetError,
     LockedError,
     LogClosedError,
@@ -29,25 +30,32 @@ from .errors import (
     OffsetOutOfRangeError,
     ReadOnlyError,
     RecordTooLargeError,
+    StaleGenerationError,
     StorageFullError,
     StorageIOError,
     UnsupportedFormatError,
     WriterFailedError,
 )
+from .groups import Commit, Group, Lag, TopicPartition, TopicsGroup
 from .partition import Partition
 from .reader import Reader
-from .records import Batch, OffsetRange, Position, Record
-from .topic import Topic
+from .records import Batch, Damage, OffsetRange, Position, Record
+from .topic import Topic, evict_member, group, reset_group
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "Commit",
     "ConfigConflictError",
     "CorruptLogError",
+    "Damage",
     "FlushPolicy",
     "ForkedHandleError",
+    "Group",
+    "GroupBusyError",
     "InvalidOffsetError",
+    "Lag",
     "LockedError",
     "LogClosedError",
     "LogError",
@@ -61,13 +69,19 @@ __all__ = [
     "Record",
     "RecordTooLargeError",
     "Retention",
+    "StaleGenerationError",
     "StorageFullError",
     "StorageIOError",
     "Topic",
     "TopicConfig",
+    "TopicPartition",
+    "TopicsGroup",
     "UnsupportedFormatError",
     "WriterFailedError",
     "__version__",
+    "evict_member",
+    "group",
+    "reset_group",
 ]
 
 logging.getLogger("loglib").addHandler(logging.NullHandler())

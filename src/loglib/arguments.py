@@ -21,11 +21,12 @@ __all__ = [
     "HeadersLike",
     "Start",
     "Time",
+    "check_columns",
     "check_names",
-    "columns_bytes",
+    "gather_columns",
     "parse_start",
     "record_columns",
-    "take_columns",
+    "record_sizes",
 ]
 
 Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, an age, or "-15m"
@@ -87,36 +88,48 @@ def record_columns(
     return columns, size
 
 
-def take_columns(
+def gather_columns(
     values: Iterable[Any],
     keys: Iterable[Any] | None,
     timestamps: Iterable[Any] | None,
     headers: Iterable[HeadersLike | None] | None,
-    *,
-    limit_bytes: int,
-) -> tuple[Columns, int]:
-    """Many records as columns, and their size in bytes together; each is held against the limit."""
-    value_column, value_bytes = _binary_column("value", values)
-    count = len(value_column)
-    key_column, key_bytes = (None, 0) if keys is None else _binary_column("key", keys)
+) -> Columns:
+    """Many records as columns of one length, whose values and keys are still to be checked."""
+    value_column = _sequence("value", values)
+    key_column = None if keys is None else _sequence("key", keys)
     time_column = None if timestamps is None else _time_column(timestamps)
     header_column = None if headers is None else [() if each is None else header_pairs(each) for each in headers]
-    header_bytes = 0 if header_column is None else sum(map(_headers_bytes, header_column))
+    count = len(value_column)
     for name, column in (("keys", key_column), ("timestamps", time_column), ("headers", header_column)):
         if column is not None and len(column) != count:
             raise ValueError(f"{len(column)} {name} for {count} values; give one for each value")
-    columns = Columns(value_column, key_column, time_column, header_column)
-    size = value_bytes + key_bytes + header_bytes
+    return Columns(value_column, key_column, time_column, header_column)
+
+
+def check_columns(columns: Columns, *, limit_bytes: int, first: int = 0) -> tuple[Columns, int]:
+    """Gathered columns with their values and keys checked, and their size in bytes together.
+
+    Each record is held against the limit; `first` is the number of the first one, for errors to name.
+    """
+    values, value_bytes = _binary_column("value", columns.values)
+    keys, key_bytes = (None, 0) if columns.keys is None else _binary_column("key", columns.keys)
+    columns = Columns(values, keys, columns.timestamps, columns.headers)
+    size = value_bytes + key_bytes + sum(map(_headers_bytes, columns.headers or ()))
     if size > limit_bytes:  # only then can a single record be too large
-        _check_each(columns, limit_bytes)
+        for index, each in enumerate(record_sizes(columns), first):
+            if each > limit_bytes:
+                raise RecordTooLargeError(f"record {index}", each, limit_bytes)
     return columns, size
 
 
-def columns_bytes(columns: Columns) -> int:
-    """The size of records that are checked columns already, as `take_columns` counts it."""
-    items = (columns.values, columns.keys or ())
-    size = sum(len(item) for column in items for item in column if item is not None)
-    return size + sum(map(_headers_bytes, columns.headers or ()))
+def record_sizes(columns: Columns) -> list[int]:
+    """The size of each of some checked records, as the limit counts it."""
+    sizes = [len(value or b"") for value in columns.values]
+    if columns.keys is not None:
+        sizes = [size + len(key or b"") for size, key in zip(sizes, columns.keys, strict=True)]
+    if columns.headers is not None:
+        sizes = [size + _headers_bytes(pairs) for size, pairs in zip(sizes, columns.headers, strict=True)]
+    return sizes
 
 
 def timestamp_us(timestamp: Any) -> int:
@@ -152,10 +165,13 @@ def _binary(what: str, item: Any) -> bytes | None:
     raise TypeError(f"{what} must be bytes or None, not {type(item).__name__}")
 
 
-def _binary_column(what: str, items: Iterable[Any]) -> tuple[Sequence[bytes | None], int]:
+def _sequence(what: str, items: Iterable[Any]) -> Sequence[Any]:
     if isinstance(items, (bytes, bytearray, memoryview, str)):
         raise TypeError(f"{what}s must be an iterable of bytes, not one {type(items).__name__}; use append() for one")
-    column: Sequence[Any] = items if isinstance(items, list | tuple) else list(items)
+    return items if isinstance(items, list | tuple) else list(items)
+
+
+def _binary_column(what: str, column: Sequence[Any]) -> tuple[Sequence[bytes | None], int]:
     if list(map(type, column)).count(bytes) != len(column):
         column = [_binary(what, item) for item in column]
         return column, sum(len(item) for item in column if item is not None)
@@ -179,12 +195,3 @@ def _headers_bytes(pairs: Headers) -> int:
     A name with a lone surrogate is no text: `UnicodeEncodeError`, a `ValueError`, here and not at the flush.
     """
     return sum(8 + (len(name) if name.isascii() else len(name.encode())) + len(value) for name, value in pairs)
-
-
-def _check_each(columns: Columns, limit_bytes: int) -> None:
-    for index, value in enumerate(columns.values):
-        key = columns.keys[index] if columns.keys is not None else None
-        headers = columns.headers[index] if columns.headers is not None else ()
-        size = len(value or b"") + len(key or b"") + _headers_bytes(headers)
-        if size > limit_bytes:
-            raise RecordTooLargeError(f"record {index}", size, limit_bytes)

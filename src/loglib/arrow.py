@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .batch import BadBatch, Header, Layout, layout
+from .batch import BadBatch, Header, Layout
 
 __all__ = ["SCHEMA", "record_batch"]
 
@@ -38,13 +38,13 @@ _NAMES = tuple(SCHEMA.names)
 
 
 def record_batch(
-    partition: int, header: Header, data: bytes, body_at: int, *, columns: Sequence[str] | None = None
+    partition: int, header: Header, at: Layout, data: bytes, body_at: int, *, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
     """The batch whose body begins at `body_at` of `data`; `columns` picks from `SCHEMA`, in that order.
 
     Raises `BadBatch` when the columns do not fit each other.
     """
-    view = _View(header, memoryview(data)[body_at:], layout(header))
+    view = _View(header, memoryview(data)[body_at:], at)
     if columns is None:
         columns, schema = _NAMES, SCHEMA
     else:

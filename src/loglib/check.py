@@ -1,77 +1,213 @@
 """Check: reading a whole partition and believing nothing.
 
-Invariant: a check changes nothing, and passes only if every segment's header, every batch header
-and body, every column's bounds and every link between them is as it was written.
+Invariant: a check changes nothing, and finds all well only if both slots of the watermark, every
+segment's header, every batch header and body, every column's bounds and every link between them are
+as they were written.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from . import description
 from .errors import CorruptLogError, OffsetOutOfRangeError
+from .files import Files
 from .log import Cursor, Log
-from .recovery import list_segments, load_headers
-from .segment import HEADER_BYTES, segment_name
-from .watermark import Mark
+from .records import Batch, Damage
+from .recovery import check_link, list_segments
+from .segment import HEADER_BYTES, SegmentHeader, read_segment_header, segment_name
+from .watermark import MOST_BYTES, Mark, broken_slots
 
-__all__ = ["CheckReport", "check_log"]
+__all__ = ["CheckReport", "check_log", "verify_description", "verify_log"]
 
 
 class CheckReport(NamedTuple):
-    """What a check has seen, all of it good."""
+    """What a check has found whole, in numbers, and what it has not."""
 
     segments: int
     batches: int
     records: int
     bytes: int
+    damage: tuple[Damage, ...] = ()
+
+    @classmethod
+    def of_all(cls, reports: Iterable[CheckReport]) -> CheckReport:
+        segments, batches, records, size, damage = zip(*reports, strict=True)
+        return cls(sum(segments), sum(batches), sum(records), sum(size), sum(damage, ()))
 
 
 def check_log(log: Log) -> CheckReport:
     """Verify everything below the flushed end; raises `CorruptLogError` at the first fault."""
-    while True:
-        mark = log.mark()
-        try:
-            return _check(log, mark)
-        except (FileNotFoundError, OffsetOutOfRangeError, CorruptLogError) as error:
-            if log.mark().log_start_offset != mark.log_start_offset:
-                continue  # retention came between: what there is now is to be checked
-            if isinstance(error, CorruptLogError):
-                raise
-            found = f"no file ({error})"
-            raise CorruptLogError(log.directory, 0, found, "all segments from the log start") from error
+    return _Check(log, stop=True).report()
 
 
-def _check(log: Log, mark: Mark) -> CheckReport:
-    found = {b: size for b, size in list_segments(log.files, log.directory).items() if b >= mark.log_start_offset}
-    headers = load_headers(log.files, log.directory, found, log.identity)
-    if not headers or min(headers) != mark.log_start_offset:
-        first = min(headers, default=None)
-        raise CorruptLogError(log.directory, 0, f"a first segment at {first}", f"one at {mark.log_start_offset}")
-    batches = records = 0
-    first_header = headers[mark.log_start_offset]
-    previous_crc, append_time = first_header.previous_crc, first_header.last_append_time
-    running_max = first_header.running_max_timestamp
-    cursor = Cursor(log, mark.log_start_offset)
+def verify_log(log: Log) -> CheckReport:
+    """Verify everything below the flushed end, and report all the damage."""
     try:
-        while block := cursor.read(mark.flushed_end):
-            for batch in block:
-                header = batch.header
-                running_max = max(running_max, header.max_timestamp)
-                facts = (header.previous_crc, header.running_max_timestamp, max(batch.timestamps))
-                expected = (previous_crc, running_max, header.max_timestamp)
-                if facts != expected or header.append_time < append_time:
-                    raise _broken_link(log, header.base_offset, f"{facts}", f"{expected}")
-                previous_crc, append_time = header.header_crc, header.append_time
-                batches += 1
-                records += len(batch.records())
-    finally:
-        cursor.close()
-    return CheckReport(len(headers), batches, records, mark.flushed_end - mark.log_start_offset)
+        return _Check(log, stop=False).report()
+    except CorruptLogError as error:  # so bad that there is no telling what else there should be
+        return CheckReport(0, 0, 0, 0, (Damage.of(error, log.partition),))
 
 
-def _broken_link(log: Log, offset: int, found: str, expected: str) -> CorruptLogError:
-    base = log.index.find(offset) or 0
-    path = os.path.join(log.directory, segment_name(base))
-    what = "previous CRC, running maximum and maximum"
-    return CorruptLogError(path, HEADER_BYTES + offset - base, f"{what} {found}", expected)
+def verify_description(files: Files, path: str, log_id: bytes) -> CheckReport:
+    """Verify `topic.json`, which must be that of the log."""
+    name = os.path.join(path, description.NAME)
+    try:
+        described = description.read(files, path)
+        if described is None:
+            raise CorruptLogError(name, 0, "no file", "the description of the topic")
+        if described[0] != log_id:
+            raise CorruptLogError(name, 0, f"log {described[0].hex()}", f"log {log_id.hex()}")
+    except CorruptLogError as error:
+        return CheckReport(0, 0, 0, 0, (Damage.of(error, None),))
+    return CheckReport(0, 0, 0, 0)
+
+
+class _Links(NamedTuple):
+    """What a batch or a segment says of the log before it."""
+
+    end: int  # of the log before it
+    previous_crc: int
+    append_time: int
+    running_max_timestamp: int
+
+
+class _Check:
+    """One check of one log; with `stop`, only as far as the first fault."""
+
+    def __init__(self, log: Log, *, stop: bool) -> None:
+        self._log = log
+        self._stop = stop
+        self._damage: list[Damage] = []
+
+    def report(self) -> CheckReport:
+        while True:  # until retention does not come between: what there is now is to be checked
+            self._damage.clear()
+            mark = self._log.mark()
+            try:
+                report = self._check(mark)
+            except OffsetOutOfRangeError:
+                continue
+            except CorruptLogError:
+                if not self._overtaken(mark):
+                    raise
+            else:
+                if not self._damage or not self._overtaken(mark):
+                    return report._replace(damage=tuple(self._damage))
+
+    def _overtaken(self, mark: Mark) -> bool:
+        return self._log.mark().log_start_offset != mark.log_start_offset
+
+    def _tell(self, error: CorruptLogError, offsets: range = range(0)) -> None:
+        self._note(Damage.of(error, self._log.partition, offsets))
+
+    def _note(self, damage: Damage) -> None:
+        if self._stop:
+            raise CorruptLogError(damage.path, damage.file_position, damage.found, damage.expected)
+        if damage not in self._damage:  # a bad header is met twice, alone and before its batches
+            self._damage.append(damage)
+
+    def _check(self, mark: Mark) -> CheckReport:
+        self._check_watermark()
+        headers = self._check_segments(mark)
+        batches = records = size = 0
+        before: _Links | None = None
+        for batch in self._batches(mark):
+            before = self._check_links(batch, before, headers)
+            batches += 1
+            records += len(batch)
+            size += batch.header.length
+        if mark.flushed_end in headers:
+            self._check_follows(headers[mark.flushed_end], before)
+        return CheckReport(len(headers), batches, records, size)
+
+    def _check_watermark(self) -> None:
+        """Either slot is enough to read by, but if only one is whole the next torn write takes it away."""
+        log, path = self._log, self._log.watermark_path
+        try:
+            broken = [0]
+            for _ in range(2):  # what is bad only once was just being written
+                if broken:
+                    broken = broken_slots(log.files.read_whole(path, MOST_BYTES), log.identity.salt, path)
+        except FileNotFoundError:
+            self._tell(CorruptLogError(path, 0, "no file", "the watermark of the partition"))
+            return
+        for at in broken:
+            self._tell(CorruptLogError(path, at, "a slot that is not whole", "a mark and the CRC of it"))
+
+    def _check_segments(self, mark: Mark) -> dict[int, SegmentHeader]:
+        """The headers that are whole, by base offset; of them all it is checked that each follows the one before."""
+        log = self._log
+        found = list_segments(log.files, log.directory)
+        found = {base: size for base, size in found.items() if base >= mark.log_start_offset}
+        first = min(found, default=None)
+        if first != mark.log_start_offset:
+            expected = f"one at {mark.log_start_offset}"
+            self._tell(CorruptLogError(log.directory, 0, f"a first segment at {first}", expected))
+        headers: dict[int, SegmentHeader] = {}
+        previous: int | None = None
+        for base in found:
+            path = self._path(base)
+            try:
+                headers[base] = header = read_segment_header(log.files, path, log.identity)
+                # Beyond the mark a writer may have gone on since: the size of the one before is no longer its last.
+                if previous is not None and base <= mark.flushed_end:
+                    check_link(path, header, previous, found[previous] - HEADER_BYTES)
+            except FileNotFoundError:
+                self._tell(CorruptLogError(path, 0, "no file", "the segment that was listed"))
+            except CorruptLogError as error:
+                self._tell(error)
+            previous = base
+        return headers
+
+    def _batches(self, mark: Mark) -> Iterator[Batch]:
+        """The batches that are whole, columns and all."""
+        cursor = Cursor(self._log, mark.log_start_offset, on_damage=self._note)
+        try:
+            while block := cursor.read(mark.flushed_end):
+                for batch in block:
+                    try:
+                        batch.decode()
+                    except CorruptLogError as error:
+                        self._tell(error, range(batch.header.base_offset, batch.header.next_offset))
+                    else:
+                        yield batch
+        finally:
+            cursor.close()
+
+    def _check_links(self, batch: Batch, before: _Links | None, headers: dict[int, SegmentHeader]) -> _Links:
+        """Check what a batch says of itself and of those before it. The chain of CRCs, the cursor has checked."""
+        header = batch.header
+        if header.base_offset in headers:
+            before = self._check_follows(headers[header.base_offset], before)
+        largest = max(batch.timestamps)
+        running_max, append_time = header.running_max_timestamp, header.append_time
+        if before is not None and before.end == header.base_offset:  # otherwise damage lies between
+            running_max, append_time = max(before.running_max_timestamp, largest), before.append_time
+        facts = (header.max_timestamp, header.running_max_timestamp, header.append_time)
+        expected = (largest, running_max, max(append_time, header.append_time))
+        if facts != expected:
+            self._tell(self._contradiction(header.base_offset, 72, facts, expected))
+        return _Links(header.next_offset, header.header_crc, header.append_time, header.running_max_timestamp)
+
+    def _check_follows(self, header: SegmentHeader, before: _Links | None) -> _Links:
+        """Check that a segment's header tells of the batch before it; if that was not whole, believe the header."""
+        base = header.base_offset
+        facts = _Links(base, header.previous_crc, header.last_append_time, header.running_max_timestamp)
+        if before is None or before.end != base:
+            return facts
+        if before != facts:
+            what = "previous CRC, append time and running maximum"
+            self._tell(CorruptLogError(self._path(base), 72, f"{what} {facts[1:]}", f"{before[1:]}"))
+        return before
+
+    def _contradiction(self, offset: int, at: int, facts: object, expected: object) -> CorruptLogError:
+        base = self._log.index.find(offset) or 0
+        what = "largest event time, running maximum and append time"
+        position = HEADER_BYTES + offset - base + at
+        return CorruptLogError(self._path(base), position, f"{what} {facts}", f"{expected}")
+
+    def _path(self, base: int) -> str:
+        return os.path.join(self._log.directory, segment_name(base))

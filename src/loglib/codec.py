@@ -17,7 +17,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from .config import CODEC_NAMES
+from .config import CODEC_NAMES, MAX_DECOMPRESSED_BYTES
 from .errors import MissingCodecError
 from .files import Buffer
 
@@ -75,7 +75,8 @@ def _decompress_at_most(codec: int, stored: Buffer, limit: int) -> tuple[bytes, 
             lambda size: b"" if decoder.eof else decoder.decompress(b"", max_length=size), limit - len(first)
         )
         return b"".join([first, *rest]) if rest else first, decoder.eof
-    with package.ZstdDecompressor().stream_reader(bytes(stored)) as reader:
+    decompressor = package.ZstdDecompressor(max_window_size=MAX_DECOMPRESSED_BYTES)  # which it sets aside at once
+    with decompressor.stream_reader(bytes(stored)) as reader:
         pieces = _pieces(reader.read, limit)
         return b"".join(pieces), True
 

@@ -25,7 +25,7 @@ from .segment import Identity, create_segment, first_segment
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, encode_new
 
-__all__ = ["FORMAT", "NAME", "create", "partition_directory", "read", "write"]
+__all__ = ["FORMAT", "NAME", "create", "make_partition", "partition_directory", "read", "write"]
 
 FORMAT = 1
 NAME = "topic.json"
@@ -50,6 +50,8 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
         version = values["format"]
         if version > FORMAT:
             raise UnsupportedFormatError(name, "topic format", version, FORMAT)
+        if type(version) is not int or version < 1:
+            raise ValueError(f"format {version}")
         if values.get("compression", "none") not in CODEC_NAMES:
             raise UnsupportedFormatError(name, "compression", values["compression"], ", ".join(CODEC_NAMES))
         log_id, config = uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
@@ -107,10 +109,14 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
 def _build(files: Files, aside: str, log_id: bytes, config: TopicConfig, *, now: int) -> None:
     files.make_directory(aside, config.permissions)
     for number in range(config.partitions):
-        identity = Identity.of(log_id, number)
         directory = partition_directory(aside, number)
         files.make_directory(directory, config.permissions)
-        first = encode_new(Mark(0, 0, 0, 0, 0), identity.salt)
-        files.write_new(os.path.join(directory, WATERMARK), first, config.permissions)
-        files.close(create_segment(files, directory, first_segment(identity, created=now), config.permissions))
+        make_partition(files, directory, Identity.of(log_id, number), now=now, permissions=config.permissions)
     write(files, aside, log_id, config)
+
+
+def make_partition(files: Files, directory: str, identity: Identity, *, now: int, permissions: int) -> None:
+    """Put an empty log into a new directory: its watermark and its first segment. Synced, names included."""
+    first = encode_new(Mark(0, 0, 0, 0, 0), identity.salt)
+    files.write_new(os.path.join(directory, WATERMARK), first, permissions)
+    files.close(create_segment(files, directory, first_segment(identity, created=now), permissions))

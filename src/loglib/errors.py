@@ -15,6 +15,7 @@ __all__ = [
     "ConfigConflictError",
     "CorruptLogError",
     "ForkedHandleError",
+    "GroupBusyError",
     "InvalidOffsetError",
     "LockedError",
     "LogClosedError",
@@ -23,6 +24,7 @@ __all__ = [
     "OffsetOutOfRangeError",
     "ReadOnlyError",
     "RecordTooLargeError",
+    "StaleGenerationError",
     "StorageFullError",
     "StorageIOError",
     "UnsupportedFormatError",
@@ -129,6 +131,29 @@ class ForkedHandleError(LogClosedError):
         self.path = os.fspath(path)
         self.parent_pid = parent_pid
         super().__init__(f"{self.path} was opened for writing by pid {parent_pid} before a fork; open it again here")
+
+
+class StaleGenerationError(LogError):
+    """A member of a group no longer owns what it reads or commits. Join the group again.
+
+    Attributes: `group`, `member`, and `partition` as `<topic>-<partition>`, "" if it has lost its place altogether.
+    """
+
+    def __init__(self, group: str, member: str, partition: str = "") -> None:
+        self.group = group
+        self.member = member
+        self.partition = partition
+        what = f"no longer owns {partition}" if partition else "was evicted"
+        super().__init__(f"group {group}: member {member} {what}; its records go to another, join again to go on")
+
+
+class GroupBusyError(LogError):
+    """The group has members, and what was asked for needs that it has none. Attributes: `group`, `members`."""
+
+    def __init__(self, group: str, members: list[str]) -> None:
+        self.group = group
+        self.members = members
+        super().__init__(f"group {group} is in use by {', '.join(members)}; stop its members first")
 
 
 class ReadOnlyError(LogError):

@@ -11,12 +11,21 @@ from __future__ import annotations
 
 import threading
 import weakref
+from typing import Protocol, TypeVar
 
 from .errors import LogClosedError
-from .reader import Reader
 from .writer import Timer, Writer
 
 __all__ = ["Handles"]
+
+
+class Closable(Protocol):
+    """A reader or a member of a group."""
+
+    def close(self) -> None: ...
+
+
+Tracked = TypeVar("Tracked", bound=Closable)
 
 
 class Handles:
@@ -27,7 +36,7 @@ class Handles:
         self.closed: LogClosedError | None = None
         self.timer: Timer | None = None  # for the writers to come
         self.writers: list[Writer] = []
-        self._readers: weakref.WeakValueDictionary[int, Reader] = weakref.WeakValueDictionary()
+        self._readers: weakref.WeakValueDictionary[int, Closable] = weakref.WeakValueDictionary()
 
     def check_open(self) -> None:
         if self.closed is not None:
@@ -44,8 +53,8 @@ class Handles:
         writer.timer = self.timer
         self.writers.append(writer)
 
-    def track(self, reader: Reader) -> Reader:
-        """Remember the reader for as long as somebody has it."""
+    def track(self, reader: Tracked) -> Tracked:
+        """Remember the reader, or member of a group, for as long as somebody has it."""
         self._readers[id(reader)] = reader
         return reader
 

@@ -1,60 +1,78 @@
 """Index: the base offsets of a partition's segments, sorted, in memory; the only index there is.
 
 Invariant: the segment that holds an offset is the one with the largest base at or below it. Nothing
-of this is on disk: the file names are.
+of this is on disk: the file names are. A listing of the directory never replaces what is newer than
+its beginning, be it another thread's listing or a change by the writer.
 
-Threads: safe for all; a sorted dictionary must not be searched while it changes, so each operation
-takes a lock for the microsecond it lasts.
+Threads: safe for all. Whoever searches has a snapshot that nobody changes, and takes no lock; a
+change puts a new snapshot in its place. Changes share one lock, which a fork waits for: a child would
+otherwise find it taken by a thread that it does not have.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from sortedcontainers import SortedDict
+from sortedcontainers import SortedList
 
 __all__ = ["SegmentIndex"]
+
+_changing = threading.RLock()  # so that a signal handler may fork
+os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_changing.release)
 
 
 class SegmentIndex:
     """The sorted base offsets of one partition."""
 
     def __init__(self, bases: Iterable[int] = ()) -> None:
-        self._bases: SortedDict[int, None] = SortedDict.fromkeys(bases)
-        self._lock = threading.Lock()
+        self._bases: SortedList[int] = SortedList(bases)
+        self._begun = 0  # changes and listings, counted as they begin
+        self._newest = 0  # which of them the snapshot is of
 
     def __len__(self) -> int:
         return len(self._bases)
 
     def bases(self) -> list[int]:
         """All base offsets, rising."""
-        with self._lock:
-            return list(self._bases)
+        return list(self._bases)
 
     def find(self, offset: int) -> int | None:
         """The base of the segment that would hold `offset`; None if all begin after it."""
-        with self._lock:
-            at = self._bases.bisect_right(offset)
-            return self._bases.peekitem(at - 1)[0] if at else None
+        bases = self._bases
+        at = bases.bisect_right(offset)
+        return bases[at - 1] if at else None
 
     def after(self, base_offset: int) -> int | None:
         """The base of the segment after the one that begins at `base_offset`; None if it is the last."""
-        with self._lock:
-            at = self._bases.bisect_right(base_offset)
-            return self._bases.peekitem(at)[0] if at < len(self._bases) else None
+        bases = self._bases
+        at = bases.bisect_right(base_offset)
+        return bases[at] if at < len(bases) else None
 
     def add(self, base_offset: int) -> None:
-        with self._lock:
-            self._bases[base_offset] = None
+        with _changing:
+            self._put([*self._bases, base_offset])
 
     def remove(self, bases: Iterable[int]) -> None:
-        with self._lock:
-            for base in bases:
-                self._bases.pop(base, None)
+        gone = set(bases)
+        with _changing:
+            self._put(base for base in self._bases if base not in gone)
 
     def replace(self, bases: Iterable[int]) -> None:
-        """Take over a new listing of the directory."""
-        fresh = SortedDict.fromkeys(bases)
-        with self._lock:
-            self._bases = fresh
+        with _changing:
+            self._put(bases)
+
+    def refresh(self, listing: Callable[[], Iterable[int]]) -> None:
+        """Take over what the directory's listing finds, or keep what has come since it began."""
+        with _changing:
+            self._begun += 1
+            number = self._begun
+        bases = SortedList(listing())
+        with _changing:
+            if number > self._newest:
+                self._bases, self._newest = bases, number
+
+    def _put(self, bases: Iterable[int]) -> None:
+        self._begun += 1
+        self._bases, self._newest = SortedList(set(bases)), self._begun

@@ -7,6 +7,9 @@ Retention may remove a segment between a look at the index and its opening: that
 `OffsetOutOfRangeError` and the new log start, never with a missing file. A file that is missing
 without the log start having moved is corruption.
 
+Damage is an error, or with `past_damage` a gap: offsets are places, so that reading goes on at the
+next place where a batch says that it belongs there.
+
 Threads: a `Log` may be shared; a `Cursor` belongs to one thread.
 """
 
@@ -14,14 +17,16 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from .arguments import Time
-from .errors import CorruptLogError, InvalidOffsetError, LogClosedError, OffsetOutOfRangeError
+from .errors import CorruptLogError, InvalidOffsetError, LogClosedError, LogError, OffsetOutOfRangeError
 from .files import Files
+from .heap import keep_blocks
 from .index import SegmentIndex
-from .records import Batch
+from .records import Batch, Damage
 from .recovery import list_segments, scan_flushed_end
 from .segment import Identity, SegmentHeader, SegmentInfo, SegmentReader, read_segment_header, segment_name
 from .watermark import NAME as WATERMARK
@@ -66,6 +71,7 @@ class Log:
         self._closed = False
         self._headers: dict[int, SegmentHeader] = {}  # of the segments that `segments` listed last
         self.index = SegmentIndex(list_segments(files, directory))
+        keep_blocks()
 
     def close(self) -> None:
         """Readers end with `LogClosedError`; the file is closed when the last thread has done with it."""
@@ -102,7 +108,7 @@ class Log:
 
     def refresh(self) -> None:
         """List the directory again."""
-        self.index.replace(list_segments(self.files, self.directory))
+        self.index.refresh(lambda: list_segments(self.files, self.directory))
 
     def segments(self) -> list[SegmentInfo]:
         """The segments, oldest first; the last one is open."""
@@ -127,7 +133,7 @@ class Log:
 
     # --- places ----------------------------------------------------------------------------------
 
-    def resolve(self, start: str | int | Time, *, mark: Mark | None = None) -> int:
+    def resolve(self, start: str | int | Time, *, mark: Mark | None = None, past_damage: bool = False) -> int:
         """The offset of a start. A time gives the first record at or after it, or the flushed end."""
         mark = mark or self.mark()
         if start == "begin":
@@ -137,6 +143,8 @@ class Log:
         if isinstance(start, Time):
             while True:
                 try:
+                    if past_damage:
+                        return self._first_whole_at_or_after(start.timestamp_us, mark)
                     return self._first_at_or_after(start.timestamp_us, mark)
                 except (FileNotFoundError, OffsetOutOfRangeError) as error:
                     before, mark = mark, self.mark()
@@ -144,21 +152,33 @@ class Log:
                         expected = "all segments from the log start"
                         raise CorruptLogError(self.directory, 0, f"no file ({error})", expected) from error
         assert isinstance(start, int)
-        self.batch_base(start, mark)
+        self.batch_base(start, mark, past_damage=past_damage)
         return start
 
-    def cursor(self, offset: int, *, mark: Mark | None = None) -> Cursor:
-        """A cursor at a record's offset, or at the flushed end."""
-        return Cursor(self, self.batch_base(offset, mark or self.mark()), skip_before=offset)
+    def cursor(
+        self, offset: int, *, mark: Mark | None = None, on_damage: Callable[[Damage], object] | None = None
+    ) -> Cursor:
+        """A cursor at a record's offset, or at the flushed end; with `on_damage`, one that reads past damage."""
+        base = self.batch_base(offset, mark or self.mark(), past_damage=on_damage is not None)
+        return Cursor(self, base, skip_before=offset, on_damage=on_damage)
 
-    def batch_base(self, offset: int, mark: Mark) -> int:
-        """The base of the batch in which the offset is a record's; the offset itself at the end."""
+    def batch_base(self, offset: int, mark: Mark, *, past_damage: bool = False) -> int:
+        """The base of the batch in which the offset is a record's; the offset itself at the end.
+
+        With `past_damage` an offset whose batch is not to be found stands for the next place where one
+        may begin.
+        """
         if not mark.log_start_offset <= offset <= mark.flushed_end:
             raise OffsetOutOfRangeError(self.partition, offset, mark.log_start_offset, mark.flushed_end)
         if offset == mark.flushed_end:
             return offset
-        with self.open_segment(offset) as segment:
-            header = segment.locate(offset, mark.flushed_end)
+        try:
+            with self.open_segment(offset, past_damage=past_damage) as segment:
+                header = segment.locate(offset, mark.flushed_end)
+        except CorruptLogError:
+            if not past_damage:
+                raise
+            return offset + 7 & ~7  # batches begin at multiples of 8
         if offset not in header.offsets:
             raise InvalidOffsetError(self.partition, offset, header.offsets, header.next_offset)
         return header.base_offset
@@ -184,42 +204,97 @@ class Log:
             return limit
         # Mostly the first batch has the record. It may not when retention has dropped the event that
         # made the running maximum so late: then go on batch by batch.
-        cursor = Cursor(self, first.base_offset)
+        return self._next_at_or_after(timestamp, Cursor(self, first.base_offset), mark)
+
+    def _first_whole_at_or_after(self, timestamp: int, mark: Mark) -> int:
+        """The same where there may be damage: if it is in the way of the search, by looking at every batch.
+
+        A gap that may hold the record counts as the first, so that who reads from there on is told of it.
+        """
+        try:
+            return self._first_at_or_after(timestamp, mark)
+        except CorruptLogError:
+            doubtful: list[Damage] = []
+            cursor = Cursor(self, mark.log_start_offset, on_damage=doubtful.append)
+            found = self._next_at_or_after(timestamp, cursor, mark, doubtful)
+            return min((gap.offsets.start for gap in doubtful if gap.offsets), default=found)
+
+    def _next_at_or_after(
+        self, timestamp: int, cursor: Cursor, mark: Mark, doubtful: list[Damage] | None = None
+    ) -> int:
         try:
             while batches := cursor.read(mark.flushed_end):
                 for batch in batches:
+                    if doubtful and batch.header.running_max_timestamp < timestamp:
+                        doubtful.clear()  # whatever it was, it was earlier
                     if batch.header.max_timestamp >= timestamp:
-                        late = next(i for i, each in enumerate(batch.timestamps) if each >= timestamp)
-                        return batch.offsets[late]
+                        stamped = zip(batch.offsets, batch.timestamps, strict=True)
+                        late = next((offset for offset, each in stamped if each >= timestamp), None)
+                        if late is not None:  # as it is where a forged header says more than its records
+                            return late
         finally:
             cursor.close()
         return mark.flushed_end
 
     # --- segments --------------------------------------------------------------------------------
 
-    def open_segment(self, offset: int) -> SegmentReader:
-        """The segment that holds the offset, open; `OffsetOutOfRangeError` if retention has dropped it."""
+    def open_segment(self, offset: int, *, past_damage: bool = False) -> SegmentReader:
+        """The segment that holds the offset, open; `OffsetOutOfRangeError` if retention has dropped it.
+
+        With `past_damage` its header is not looked at.
+        """
         base = self.index.find(offset)
         if base is not None:
             with suppress(FileNotFoundError):
-                segment = self._open(base)
-                if self.index.after(base) is not None or offset < segment.end_of_file():
+                segment = self._open(base, past_damage=past_damage)
+                if offset < segment.end_of_file():
                     return segment
                 segment.close()
-            self.refresh()  # retention has dropped the segment, or the writer has rolled since the last look
+        return self._look_for(offset, past_damage=past_damage)
+
+    def _look_for(self, offset: int, *, past_damage: bool) -> SegmentReader:
+        """The segment that holds the offset, which is in none that the index knows.
+
+        While the directory is listed the writer may roll and drop: what is missing is believed to be
+        so when it is missing twice, and the log start has not moved meanwhile.
+        """
+        log_start = -1  # when it was missing last
+        while True:
+            self.refresh()
             base = self.index.find(offset)
+            if base is not None:
+                with suppress(FileNotFoundError):
+                    segment = self._open(base, past_damage=past_damage)
+                    if offset < segment.end_of_file() or log_start >= 0:
+                        return segment
+                    segment.close()
+            mark = self.check_not_dropped(offset)
+            if mark.log_start_offset == log_start:
+                path, found = (self.directory, "no segment file") if base is None else (self._path(base), "no file")
+                raise CorruptLogError(path, 0, found, f"the segment that holds offset {offset}")
+            log_start = mark.log_start_offset
+
+    def check_not_dropped(self, offset: int) -> Mark:
+        """`OffsetOutOfRangeError` if retention has dropped the offset; otherwise how far the log reaches."""
         mark = self.mark()
         if offset < mark.log_start_offset:
             raise OffsetOutOfRangeError(self.partition, offset, mark.log_start_offset, mark.flushed_end)
-        if base is None:
-            raise CorruptLogError(self.directory, 0, "no segment file", f"the one that holds offset {offset}")
-        try:
-            return self._open(base)
-        except FileNotFoundError as error:
-            raise CorruptLogError(self._path(base), 0, "no file", f"the segment that holds offset {offset}") from error
+        return mark
 
-    def _open(self, base: int) -> SegmentReader:
-        return SegmentReader(self.files, self._path(base), self.identity)
+    def behind_damage(self, offset: int, limit: int) -> int:
+        """Where to go on after no whole batch was found at `offset`: the next place below `limit` that has one."""
+        if self.writer is None:
+            self.refresh()  # or the search would run into what a segment made since has taken over
+        following = self.index.after(offset)
+        stop = limit if following is None else min(following, limit)
+        base = self.index.find(offset)
+        if base is not None:
+            with suppress(FileNotFoundError), self._open(base, past_damage=True) as segment:
+                return segment.behind_damage(offset, stop)
+        return stop
+
+    def _open(self, base: int, *, past_damage: bool = False) -> SegmentReader:
+        return SegmentReader(self.files, self._path(base), self.identity, base_offset=base if past_damage else None)
 
     def _path(self, base: int) -> str:
         return os.path.join(self.directory, segment_name(base))
@@ -228,10 +303,19 @@ class Log:
 class Cursor:
     """A place in a log, and reading on from it, block by block."""
 
-    def __init__(self, log: Log, position: int, *, skip_before: int = 0) -> None:
+    def __init__(
+        self,
+        log: Log,
+        position: int,
+        *,
+        skip_before: int = 0,
+        on_damage: Callable[[Damage], object] | None = None,
+    ) -> None:
         self.log = log
         self.position = position  # base offset of the next batch to read
         self._skip_before = skip_before  # in it, the first record wanted
+        self._on_damage = on_damage  # is told of damage, past which reading goes on; None: damage is an error
+        self._previous_crc: int | None = None  # of the batch before the position, if that was read
         self._segment: SegmentReader | None = None
         self._block_bytes = BLOCK_BYTES
 
@@ -251,11 +335,20 @@ class Cursor:
         An empty list means that there are none below the limit. Raises `OffsetOutOfRangeError` when
         retention has overtaken the cursor and `CorruptLogError` where the data is damaged.
         """
+        while True:
+            try:
+                return self._read(limit)
+            except CorruptLogError as error:
+                if self._on_damage is None:
+                    raise
+                self._pass_over(error, limit)
+
+    def _read(self, limit: int) -> list[Batch]:
         looked_again = False
         while self.position < limit:
             segment = self._segment
             if segment is None:
-                segment = self._segment = self.log.open_segment(self.position)
+                segment = self._segment = self._open()
             end = self.log.index.after(segment.base_offset)
             if end is not None and self.position >= end:
                 self.close()
@@ -263,6 +356,7 @@ class Cursor:
             stop = limit if end is None else min(limit, end)
             batches = segment.batches(self.position, stop, block_bytes=self._block_bytes)
             if batches:
+                self._check_chain(batches, segment, limit)
                 used = batches[-1].header.next_offset - self.position
                 self.position += used
                 # Batches are much of a size: as many fit the next block, and none is read in part.
@@ -270,20 +364,83 @@ class Cursor:
                 if self._skip_before > batches[0].header.base_offset:
                     batches[0] = batches[0].between(self._skip_before, self.position)
                 return batches
-            mark = self.log.mark()
-            if self.position < mark.log_start_offset:  # the index knows no more where this segment ended
-                raise OffsetOutOfRangeError(
-                    self.log.partition, self.position, mark.log_start_offset, mark.flushed_end
-                )
-            if end is not None or looked_again:
+            self.log.check_not_dropped(self.position)  # or the index knows no more where this segment ended
+            if looked_again:
                 position = segment.file_position(self.position)
                 raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {stop}")
-            self.log.refresh()  # the writer has rolled since the last look
+            self.log.refresh()  # the writer may have rolled since the last look
             looked_again = True
         return []
 
     def seek(self, offset: int) -> None:
         """Go to a record's offset or the flushed end; errors as `Log.cursor`."""
-        position = self.log.batch_base(offset, self.log.mark())
+        position = self.log.batch_base(offset, self.log.mark(), past_damage=self._on_damage is not None)
         self.close()
-        self.position, self._skip_before = position, offset
+        self.position, self._skip_before, self._previous_crc = position, offset, None
+
+    def _open(self) -> SegmentReader:
+        try:
+            return self.log.open_segment(self.position)
+        except CorruptLogError as error:
+            if self._on_damage is None:
+                raise
+            segment = self.log.open_segment(self.position, past_damage=True)
+            self._tell(error, range(0))
+            return segment
+
+    def _check_chain(self, batches: list[Batch], segment: SegmentReader, limit: int) -> None:
+        """Leave away, or refuse, a batch that is whole and stems from another history.
+
+        A write that the disk has lost uncovers what stood there before a crash: a batch that fits its
+        place, but that the one behind it does not follow.
+        """
+        ends = [self._previous_crc, *(each.header.header_crc for each in batches)]
+        links = [
+            *(each.header.previous_crc for each in batches),
+            self._link_at(batches[-1].next_offset, segment, limit),
+        ]
+        self._previous_crc = ends[-1]
+        wrong = [
+            index
+            for index, (end, link) in enumerate(zip(ends, links, strict=True))
+            if None not in (end, link) and end != link
+        ]
+        if not wrong:
+            return
+        index = wrong[0]
+        strange = index if index + 1 in wrong else index - 1  # -1: it was handed out before the next was flushed
+        if strange > 0:
+            del batches[strange:]
+            self._previous_crc = ends[strange]
+            return
+        self._previous_crc = ends[0]
+        found = f"a batch that follows one with CRC {links[index]:08x}"
+        position = segment.file_position(batches[0].header.base_offset)
+        error = CorruptLogError(segment.path, position, found, f"{ends[index]:08x}, that of the one before")
+        if strange == 0 or self._on_damage is None:
+            raise error
+        self._tell(error, range(0))
+        self._previous_crc = None
+        self._check_chain(batches, segment, limit)
+
+    def _link_at(self, offset: int, segment: SegmentReader, limit: int) -> int | None:
+        """Which batch the one at `offset` follows, by its CRC; None if there is none yet, or a bad one."""
+        if offset >= limit:
+            return None
+        with suppress(LogError):  # which is met again when it is its turn
+            if self.log.index.after(segment.base_offset) != offset:
+                return segment.header_at(offset).previous_crc
+            with self.log.open_segment(offset, past_damage=True) as following:
+                return following.header_at(offset).previous_crc
+        return None
+
+    def _pass_over(self, error: CorruptLogError, limit: int) -> None:
+        """Go on behind the damage."""
+        start = self.position
+        self.position = self.log.behind_damage(start, limit)
+        self._previous_crc = None
+        self._tell(error, range(start, self.position))
+
+    def _tell(self, error: CorruptLogError, offsets: range) -> None:
+        assert self._on_damage is not None
+        self._on_damage(Damage.of(error, self.log.partition, offsets))

@@ -9,19 +9,21 @@ Threads: safe for all; each reader it gives out belongs to one thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from .arguments import HeadersLike, columns_bytes, record_columns, take_columns
-from .batch import NO_PRODUCER, Columns, Producer
-from .check import CheckReport, check_log
-from .config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH, TopicConfig, microseconds
+from .arguments import HeadersLike, check_columns, gather_columns, record_columns
+from .batch import Columns, Producer, encode_body
+from .bulk import BULK_RECORDS, chunks, encode_all
+from .check import CheckReport, check_log, verify_log
+from .codec import codec_id
+from .config import TopicConfig, microseconds
 from .errors import LogClosedError, LogError, ReadOnlyError, StorageIOError
 from .files import Files
 from .handles import Handles
 from .log import Log
-from .reader import Reader, StartLike
+from .reader import OnGap, Reader, StartLike
 from .records import Batch, OffsetRange, Position
 from .recovery import Recovery
 from .retention import Decision, Space, decide
@@ -29,7 +31,7 @@ from .segment import Identity, SegmentInfo
 from .transfer import read_frame, send
 from .writer import Writer
 
-__all__ = ["Partition"]
+__all__ = ["Partition", "append_groups"]
 
 # The wall clock may drift from the monotonic one by this much between two retention passes before
 # the pass is left out: a clock set wrong for an hour must not cost a week of data.
@@ -127,25 +129,23 @@ class Partition:
         batch, and a call that the partition has seen from this producer appends nothing and returns
         what it returned then. The partition remembers the last number of 125 producers.
         """
-        columns, size = take_columns(values, keys, timestamps, headers, limit_bytes=self._config.max_record_bytes)
-        return self.append_columns(columns, size, producer=producer)
+        columns = gather_columns(values, keys, timestamps, headers)
+        return append_groups({self: columns} if columns.values else {}, self._config, producer=producer)
 
     def append_columns(
         self, columns: Columns, size_bytes: int, *, producer: tuple[str, int] | None = None
     ) -> list[OffsetRange]:
         """Append records that are checked columns already."""
-        if not columns.values:
-            return []
         writer = self.writer()
+        codec = codec_id(self._config.compression)
         if producer is not None:
-            if len(columns.values) > MAX_RECORDS_PER_BATCH:
-                raise ValueError(f"{len(columns.values)} records for one batch; it takes {MAX_RECORDS_PER_BATCH}")
-            return [OffsetRange(self.id, writer.append_batch(columns, producer=_producer(*producer)))]
+            body = encode_body(columns, codec=codec)
+            return [OffsetRange(self.id, writer.append_body(body, producer=_producer(*producer)))]
         if 2 * size_bytes < self._config.batch_bytes and len(columns.values) <= self._config.batch_records:
             return [OffsetRange(self.id, writer.append(columns, size_bytes))]
         return [
-            OffsetRange(self.id, writer.append_batch(chunk, producer=NO_PRODUCER))
-            for chunk in _chunks(columns, size_bytes, self._config)
+            OffsetRange(self.id, writer.append_body(encode_body(chunk, codec=codec)))
+            for chunk in chunks(columns, self._config)
         ]
 
     def flush(self) -> None:
@@ -170,17 +170,21 @@ class Partition:
 
     # --- read ------------------------------------------------------------------------------------
 
-    def read(self, start: StartLike = "begin", end: StartLike | None = None) -> Reader:
+    def read(self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise") -> Reader:
         """A reader that ends at `end`, or at the end as of now."""
-        return self._handles.track(Reader([self._log], start, end=end, clock=self._clock))
+        return self._handles.track(Reader([self._log], start, end=end, on_gap=on_gap, clock=self._clock))
 
-    def follow(self, start: StartLike = "end", timeout: float | None = None) -> Reader:
+    def follow(self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise") -> Reader:
         """A reader that waits for more, for ever or until `timeout` seconds bring nothing."""
-        return self._handles.track(Reader([self._log], start, follow=True, timeout=timeout, clock=self._clock))
+        return self._handles.track(
+            Reader([self._log], start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._clock)
+        )
 
-    def batches(self, start: StartLike = "begin", end: StartLike | None = None) -> Iterator[Batch]:
+    def batches(
+        self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"
+    ) -> Iterator[Batch]:
         """Whole columns from `start` to `end`, or to the end as of now."""
-        return self.read(start, end).batches()
+        return self.read(start, end, on_gap=on_gap).batches()
 
     def transfer(self, to: Any, start: int, max_bytes: int = 64 << 20) -> int:
         """Send flushed batches as stored to a socket, pipe or file; returns the offset to go on from.
@@ -193,6 +197,10 @@ class Partition:
     def check(self) -> CheckReport:
         """Verify every byte below the high watermark; raises `CorruptLogError` at the first fault."""
         return check_log(self._log)
+
+    def verify(self) -> CheckReport:
+        """The same, but go on after a fault and report all of them, in `CheckReport.damage`."""
+        return verify_log(self._log)
 
     # --- housekeeping ----------------------------------------------------------------------------
 
@@ -276,6 +284,25 @@ class Partition:
             self._log.close()
 
 
+def append_groups(
+    groups: Mapping[Partition, Columns], config: TopicConfig, *, producer: tuple[str, int] | None = None
+) -> list[OffsetRange]:
+    """Append gathered records to their partitions; what is refused is refused before anything is appended."""
+    bulk: dict[Partition, Columns] = {}
+    few: dict[Partition, tuple[Columns, int]] = {}
+    for partition, columns in groups.items():
+        partition.writer()
+        if producer is None and len(columns.values) >= BULK_RECORDS:
+            bulk[partition] = columns
+        else:
+            few[partition] = check_columns(columns, limit_bytes=config.max_record_bytes)
+    bodies = encode_all(bulk, config, codec_id(config.compression))
+    ranges = [OffsetRange(partition.id, partition.writer().append_body(body)) for partition, body in bodies]
+    for partition, (columns, size) in few.items():
+        ranges += partition.append_columns(columns, size, producer=producer)
+    return ranges
+
+
 def _producer(name: str, sequence: int) -> Producer:
     """A producer's name as the number that the batch header has room for."""
     from hashlib import blake2b  # here, since importing it takes longer than the rest of the library
@@ -283,27 +310,3 @@ def _producer(name: str, sequence: int) -> Producer:
     if sequence < 0:
         raise ValueError(f"a producer's sequence must not be negative, not {sequence}")
     return Producer(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1, sequence)
-
-
-def _chunks(columns: Columns, size_bytes: int, config: TopicConfig) -> Iterator[Columns]:
-    """The columns cut into batches of about the configured size."""
-    count = len(columns.values)
-    pieces = max(1, -(-size_bytes // config.batch_bytes), -(-count // config.batch_records))
-    step = -(-count // pieces)
-    for start in range(0, count, step):
-        chunk = columns.part(slice(start, start + step))
-        if size_bytes <= MAX_BATCH_BYTES // 2:  # then no part of it can be more than a batch may hold
-            yield chunk
-        else:
-            yield from _halves(chunk, config)
-
-
-def _halves(chunk: Columns, config: TopicConfig) -> Iterator[Columns]:
-    """The chunk, halved until large records that stand together fit their batches."""
-    count = len(chunk.values)
-    size = columns_bytes(chunk)
-    if count == 1 or size <= config.max_record_bytes:
-        yield chunk
-        return
-    yield from _halves(chunk.part(slice(0, count // 2)), config)
-    yield from _halves(chunk.part(slice(count // 2, count)), config)

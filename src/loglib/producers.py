@@ -32,16 +32,23 @@ class Producers:
 
     def seen(self, producer: Producer) -> range | None:
         """The offsets of the batch if it was appended before; `LogError` if a later one was."""
-        self._load()
-        last = self._known.get(producer.id)
-        if last is None or producer.sequence > last.sequence:
+        if self.is_news(producer):
             return None
+        last = self._known[producer.id]
         if producer.sequence < last.sequence:
             raise LogError(
                 f"partition {self._partition}: producer {producer.id:016x} has appended sequence {last.sequence} "
                 f"already, so {producer.sequence} comes too late; use rising sequences"
             )
         return range(last.base_offset, last.base_offset + last.record_count)
+
+    def is_news(self, producer: Producer) -> bool:
+        """Whether a batch of this producer can be told from those that it appended before."""
+        if not producer.id:
+            return False
+        self._load()
+        last = self._known.get(producer.id)
+        return last is None or producer.sequence > last.sequence
 
     def remember(self, producer: Producer, offsets: range) -> None:
         """The producer's last batch has been written at these offsets. May be said again."""

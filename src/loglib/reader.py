@@ -10,22 +10,29 @@ iteration there.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from operator import length_hint
+from typing import Literal
 
 from .arguments import Start, parse_start
-from .errors import LogClosedError, LogError
+from .errors import CorruptLogError, LogClosedError, LogError
 from .log import Log
-from .records import Batch, Record
+from .records import Batch, Damage, Record
 from .wait import Waiter
 
-__all__ = ["Reader", "StartLike"]
+__all__ = ["OnGap", "Reader", "StartLike"]
+
+logger = logging.getLogger("loglib")
 
 StartLike = Start | Mapping[int, Start]
+OnGap = Literal["raise", "skip"]
 _FOR_EVER = 1 << 63
 _RECORDS_AT_ONCE = 512  # made into objects at once: more do not fit the processor's cache, and cost half as much again
 
@@ -33,7 +40,9 @@ _RECORDS_AT_ONCE = 512  # made into objects at once: more do not fit the process
 class Reader:
     """An iterable of `Record`s over some partitions; made by `read` and `follow`.
 
-    Iterating goes on from the present position, so a second loop continues the first.
+    Iterating goes on from the present position, so a second loop continues the first. Where the log is
+    damaged it ends with `CorruptLogError`; with `on_gap="skip"` it goes on at the next whole batch, logs
+    a warning, and keeps what it has passed over in `gaps`.
     """
 
     def __init__(
@@ -45,7 +54,12 @@ class Reader:
         end: StartLike | None = None,
         follow: bool = False,
         timeout: float | None = None,
+        on_gap: OnGap = "raise",
     ) -> None:
+        if on_gap not in ("raise", "skip"):
+            raise ValueError(f'on_gap must be "raise" or "skip", not {on_gap!r}')
+        self.gaps: list[Damage] = []  # passed over so far, in the order in which they were met
+        self._skip = on_gap == "skip"
         self._logs = {log.partition: log for log in logs}
         self._clock = clock
         self._follow = follow
@@ -63,7 +77,11 @@ class Reader:
         if not follow:
             self._ends = self._offsets("end" if end is None else end, others="end")
         offsets = self._offsets(start, others="begin")
-        self._cursors = {partition: self._logs[partition].cursor(offset) for partition, offset in offsets.items()}
+        on_damage = partial(_note, self.gaps) if self._skip else None
+        self._cursors = {
+            partition: self._logs[partition].cursor(offset, on_damage=on_damage)
+            for partition, offset in offsets.items()
+        }
         self._turns = deque(self._cursors)
 
     def __enter__(self) -> Reader:
@@ -104,6 +122,14 @@ class Reader:
             if max_records is None and max_bytes is None:
                 break
         return polled
+
+    def take(self, most: int) -> list[Record]:
+        """Some records of one partition that are there now, up to `most`: those that are made at once.
+
+        The quickest way to records in lists; an empty list means that there are none just now.
+        """
+        self._check_open()
+        return list(islice(self._rest, most)) if self._have_records(0.0) else []
 
     def tell(self) -> dict[int, int]:
         """The offset of the next record to be handed out, by partition."""
@@ -158,7 +184,8 @@ class Reader:
             if isinstance(parsed, int) and len(self._logs) > 1:
                 raise ValueError(f"offset {parsed} means another record in each partition; give {{partition: offset}}")
             starts = dict.fromkeys(self._logs, parsed)
-        return {partition: self._logs[partition].resolve(each) for partition, each in starts.items()}
+        skip = self._skip
+        return {partition: self._logs[partition].resolve(each, past_damage=skip) for partition, each in starts.items()}
 
     def _check_open(self) -> None:
         if self._closed:
@@ -249,6 +276,8 @@ class Reader:
             if cursor.offset >= end:
                 continue
             batches = cursor.read(self._logs[partition].mark().flushed_end)
+            if self._skip:
+                batches = list(filter(self._is_sound, batches))
             if batches and batches[-1].next_offset > end:  # an end inside a batch, or inside a block
                 batches = [part for batch in batches if len(part := batch.between(0, end))]
                 cursor.seek(end)
@@ -257,6 +286,15 @@ class Reader:
                 return True
         return False
 
+    def _is_sound(self, batch: Batch) -> bool:
+        """Whether the batch's columns are what its header says. If not, it is a gap like any other."""
+        try:
+            batch.decode()
+        except CorruptLogError as error:
+            _note(self.gaps, Damage.of(error, batch.partition, range(batch.offsets.start, batch.next_offset)))
+            return False
+        return True
+
     def _wait(self, timeout: float | None) -> None:
         if self._waiter is None or self._waiter_pid != os.getpid():  # a forked child must have its own
             self._waiter, self._waiter_pid = self._watch(), os.getpid()
@@ -264,7 +302,9 @@ class Reader:
         self._waiter.wait(timeout)
 
     def _watch(self) -> Waiter:
-        waiter = Waiter(log.watermark_path for log in self._logs.values() if log.writer is None)
+        watched = [log for log in self._logs.values() if log.writer is None]
+        # The system cannot watch files that only a test knows.
+        waiter = Waiter((log.watermark_path for log in watched), use_inotify=all(log.files.real for log in watched))
         for log in self._logs.values():
             if log.writer is not None:
                 log.writer.listen(waiter)
@@ -276,3 +316,10 @@ class Reader:
         if self._waiter is not None:
             self._waiter.close()
             self._waiter = None
+
+
+def _note(gaps: list[Damage], gap: Damage) -> None:
+    """Not a method: a reader that its cursors refer to would not go, and close its files, with its last user."""
+    if gap not in gaps:  # after a seek back it is met again
+        logger.warning("%s", gap)
+        gaps.append(gap)

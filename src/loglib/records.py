@@ -26,7 +26,7 @@ from .errors import CorruptLogError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Batch", "OffsetRange", "Position", "Record", "from_datetime", "to_datetime"]
+__all__ = ["Batch", "Damage", "OffsetRange", "Position", "Record", "from_datetime", "to_datetime"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -57,6 +57,29 @@ class OffsetRange(NamedTuple):
 
     partition: int
     offsets: range
+
+
+class Damage(NamedTuple):
+    """Bytes that are not what was written, and the offsets of the log that cannot be read because of them.
+
+    `offsets` is empty where nothing is lost to readers, as with a bad segment header: the batches
+    behind it say themselves what they are. `partition` is None for what concerns the whole topic.
+    """
+
+    partition: int | None
+    offsets: range
+    path: str
+    file_position: int
+    found: str
+    expected: str
+
+    @classmethod
+    def of(cls, error: CorruptLogError, partition: int | None, offsets: range = range(0)) -> Damage:
+        return cls(partition, offsets, error.path, error.file_position, error.found, error.expected)
+
+    def __str__(self) -> str:
+        lost = f"offsets [{self.offsets.start}, {self.offsets.stop}) cannot be read" if self.offsets else "nothing lost"
+        return f"{self.path}, byte {self.file_position}: found {self.found}, expected {self.expected}; {lost}"
 
 
 class Record(NamedTuple):
@@ -217,7 +240,7 @@ class Batch:
         from .arrow import record_batch
 
         try:
-            whole = record_batch(self.partition, self.header, self._data, self._body_at, columns=columns)
+            whole = record_batch(self.partition, self.header, self._layout, self._data, self._body_at, columns=columns)
         except BadBatch as error:
             raise self._corrupt(error, body_at=0) from error
         return whole if len(self) == self.header.record_count else whole.slice(self._first, len(self))

@@ -24,7 +24,6 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
-from .batch import HEADER_BYTES as BATCH_HEADER_BYTES
 from .batch import PRODUCERS, Producer
 from .errors import CorruptLogError
 from .files import Files
@@ -37,16 +36,18 @@ from .segment import (
     read_segment_header,
     segment_name,
 )
+from .watermark import MOST_BYTES, Mark, encode_new, newest
 from .watermark import NAME as WATERMARK
-from .watermark import Mark, encode_new, newest
 
-__all__ = ["Recovered", "Recovery", "Tail", "list_segments", "load_headers", "recover", "scan_flushed_end"]
+__all__ = [
+    "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "recover", "scan_flushed_end",
+]  # fmt: skip
 
 logger = logging.getLogger("loglib")
 
 QUARANTINE_BYTES = 64 << 20  # the most of a torn tail that is kept aside; a tail is a few flushes long
 _BLOCK_BYTES = 1 << 20
-_ONE_BATCH = BATCH_HEADER_BYTES  # a block with room for no body is read again as the one batch that begins there
+_PAGE_BYTES = 1 << 16  # the largest that a system has
 
 
 class Tail(NamedTuple):
@@ -87,6 +88,8 @@ class Recovered(NamedTuple):
 def list_segments(files: Files, directory: str) -> dict[int, int]:
     """Base offset and file size in bytes of each segment, in order of offset."""
     try:
+        if not files.is_directory(directory):  # a link planted there would have us lock and write elsewhere
+            raise CorruptLogError(directory, 0, "something else", "a directory, and no link to one")
         sizes = {parse_segment_name(name): size for name, size in files.sizes(directory).items()}
     except FileNotFoundError as error:
         raise CorruptLogError(directory, 0, "no directory", "that of a partition") from error
@@ -103,17 +106,18 @@ def load_headers(
         path = os.path.join(directory, segment_name(base))
         header = read_segment_header(files, path, identity)
         if previous is not None:
-            _check_link(path, previous, header, segments[previous.base_offset] - HEADER_BYTES)
+            check_link(path, header, previous.base_offset, segments[previous.base_offset] - HEADER_BYTES)
         headers[base] = previous = header
     return headers
 
 
-def _check_link(path: str, previous: SegmentHeader, header: SegmentHeader, previous_bytes: int) -> None:
-    if header.previous_base_offset != previous.base_offset or header.previous_bytes != previous_bytes:
+def check_link(path: str, header: SegmentHeader, previous_base: int, previous_bytes: int) -> None:
+    """Check that the segment follows the one that stands before it in the directory."""
+    if header.previous_base_offset != previous_base or header.previous_bytes != previous_bytes:
         raise CorruptLogError(
             path,
             56,
-            f"before it, a segment of {previous_bytes} bytes at offset {previous.base_offset}",
+            f"before it, a segment of {previous_bytes} bytes at offset {previous_base}",
             f"one of {header.previous_bytes} bytes at offset {header.previous_base_offset}",
         )
     if header.previous_base_offset + header.previous_bytes != header.base_offset:
@@ -195,7 +199,7 @@ def _read_mark(files: Files, directory: str, identity: Identity) -> Mark | None:
     path = os.path.join(directory, WATERMARK)
     if not files.exists(path):
         return None
-    return newest(files.read_whole(path, 1 << 16), identity.salt, path)
+    return newest(files.read_whole(path, MOST_BYTES), identity.salt, path)
 
 
 def _measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, int]:
@@ -220,10 +224,9 @@ def _measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, int]:
 def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[int, CorruptLogError | None]:
     """(offset up to which whole batches follow each other from the tail, what is wrong there)."""
     start, previous_crc = tail.end, tail.previous_crc
-    block_bytes = _BLOCK_BYTES
     while start < end:
         try:
-            for batch in reader.batches(start, end, block_bytes=block_bytes):
+            for batch in reader.batches(start, end, block_bytes=_BLOCK_BYTES):
                 header = batch.header
                 if header.previous_crc != previous_crc:
                     position = reader.file_position(header.base_offset) + 60
@@ -232,9 +235,7 @@ def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[int, Corr
                 previous_crc = header.header_crc
                 start = header.next_offset
         except CorruptLogError as error:
-            if block_bytes == _ONE_BATCH:
-                return start, error
-            block_bytes = _ONE_BATCH  # the block may hold whole batches ahead of the bad one
+            return start, error
     return start, None
 
 
@@ -261,10 +262,26 @@ def rewrite(files: Files, fd: int, start: int, end: int) -> None:
     """Write bytes [start, end) of the file over themselves and sync them.
 
     A second fsync after a failed one succeeds without writing anything; dirtying the pages anew is
-    the only way to have them written. Repeating it after a crash is harmless: same bytes, same place.
+    the only way to have them written. They must not be the same pages: ext4 takes those that it
+    failed to write for written, and never records that their blocks hold data, so that they read as
+    zeros after a restart. So whole pages are read and dropped before they are written. A crash in
+    between harms nothing, and repeating it all is harmless: same bytes, same place.
     """
-    files.copy_range(fd, fd, start=start, end=end, at=start)
+    while start < end:
+        block_end = min(end, _whole_pages(start + _BLOCK_BYTES))
+        block = files.read_at(fd, block_end - start, start)
+        if len(block) < block_end - start:
+            raise OSError(errno.EIO, "the file ended early")
+        first_page = start - start % _PAGE_BYTES
+        files.drop_cached(fd, first_page, _whole_pages(block_end) - first_page)
+        files.write_all(fd, [block], start)
+        start = block_end
     files.datasync(fd)
+
+
+def _whole_pages(position: int) -> int:
+    """The position, or the next one at which a page ends."""
+    return -(-position // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def _keep_aside(files: Files, path: str, fd: int, start: int, size_bytes: int) -> str | None:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
@@ -46,6 +47,7 @@ from .batch import (
     open_body,
     parse_header,
 )
+from .config import MAX_BATCH_BYTES
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import Files
 from .records import Batch, Source
@@ -80,6 +82,7 @@ _FIRST_WINDOW = 4 << 10
 _LARGEST_WINDOW = 1 << 20
 # A block of batches that compress a thousandfold must not be a thousand blocks in memory.
 _MOST_DECOMPRESSED = 4 << 20
+_LAST_POSITION = (1 << 63) - 1
 
 
 class Identity(NamedTuple):
@@ -144,6 +147,8 @@ class SegmentHeader(NamedTuple):
             raise CorruptLogError(path, 12, f"header CRC {crc:08x}", f"{actual:08x}, that of the header's bytes")
         if version > VERSION:
             raise UnsupportedFormatError(path, "segment version", version, VERSION)
+        if not version:
+            raise CorruptLogError(path, 8, "segment version 0", "at least 1")
         if flags:
             raise UnsupportedFormatError(path, "segment flags", flags, 0)
         count = numbers.pop(8)
@@ -216,14 +221,23 @@ def read_segment_header(files: Files, path: str, identity: Identity) -> SegmentH
 
 
 class SegmentReader:
-    """An open segment: batches by offset, and the batch around any byte, without an index."""
+    """An open segment: batches by offset, and the batch around any byte, without an index.
 
-    def __init__(self, files: Files, path: str, identity: Identity) -> None:
+    With `base_offset`, as the file's name has it, the header is not read, and there is no `header`: for
+    those who read around damage. The batches say themselves whose they are.
+    """
+
+    header: SegmentHeader
+
+    def __init__(self, files: Files, path: str, identity: Identity, *, base_offset: int | None = None) -> None:
         self._fd = -1
         self._files = files
         self._identity = identity
         self.path = path
         self._fd = files.open_read(path)
+        if base_offset is not None:
+            self.base_offset = base_offset
+            return
         try:
             self.header = _read_header(files, self._fd, path, identity)
         except BaseException:
@@ -238,7 +252,8 @@ class SegmentReader:
         self.close()
 
     def __del__(self) -> None:  # a reader that is dropped in mid-iteration must not leak its file
-        self.close()
+        with suppress(OSError):  # there is nobody to tell, and reading loses nothing
+            self.close()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -254,10 +269,13 @@ class SegmentReader:
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` bytes of the log from `offset`; fewer at the end of the file."""
+        position = self.file_position(offset)
+        if position > _LAST_POSITION:  # as forged bytes may say; the system takes no such number
+            return b""
         try:
-            return self._files.pread(self._fd, max(size_bytes, 0), self.file_position(offset))
+            return self._files.read_at(self._fd, max(size_bytes, 0), position)
         except OSError as error:
-            raise StorageIOError(self.path, error, f"reading at byte {self.file_position(offset)}") from error
+            raise StorageIOError(self.path, error, f"reading at byte {position}") from error
 
     def fileno(self) -> int:
         """The open file, for handing its bytes on without copying them here."""
@@ -274,7 +292,8 @@ class SegmentReader:
         """The whole checked batches from `offset` that one block holds, at least one below `limit`.
 
         `limit` is an offset at which a batch ends (the flushed end or the segment's). An empty list
-        means that the file ends at `offset`.
+        means that the file ends at `offset`. A bad batch is an error when it comes first; one further
+        on ends the list, so that what stands before it is had all the same.
         """
         block = self.read(offset, min(block_bytes, limit - offset))
         batches: list[Batch] = []
@@ -302,7 +321,9 @@ class SegmentReader:
                 else:
                     batches.append(Batch(partition, header, block, position + BATCH_HEADER_BYTES, source))
             except (BadBatch, NewerBatch) as error:
-                self.refuse(error, offset + position)
+                if batches:
+                    break
+                self.refuse(error, offset)
             position += header.length
         return batches
 
@@ -312,11 +333,12 @@ class SegmentReader:
         The batch is the nearest one that begins at or before `offset`: its magic, salted CRC and
         own base offset must agree, so a payload that looks like a batch is passed over.
         """
-        high = min(offset + BATCH_HEADER_BYTES, limit)
         size = _FIRST_WINDOW
-        last_start = offset
-        while last_start >= self.base_offset:
-            low = max(self.base_offset, last_start + 1 - size)
+        last_start = min(offset, self.end_of_file())
+        high = min(last_start + BATCH_HEADER_BYTES, limit)
+        first_start = max(self.base_offset, offset - MAX_BATCH_BYTES)  # one that begins before does not reach so far
+        while last_start >= first_start:
+            low = max(first_start, last_start + 1 - size)
             window = self.read(low, high - low)
             at = window.rfind(BATCH_MAGIC, 0, last_start - low + len(BATCH_MAGIC))
             while at >= 0:
@@ -329,7 +351,7 @@ class SegmentReader:
                 at = window.rfind(BATCH_MAGIC, 0, at + len(BATCH_MAGIC) - 1)
             last_start, high = low - 1, low + BATCH_HEADER_BYTES
             size = min(size * 4, _LARGEST_WINDOW)
-        return self._corrupt(self.base_offset, "no batch header", f"the batch that holds offset {offset}")
+        return self._corrupt(first_start, "no batch header", f"the batch that holds offset {offset}")
 
     def next_header(self, offset: int, limit: int) -> Header | None:
         """The header of the first batch that begins in [offset, limit), or None."""
@@ -348,8 +370,21 @@ class SegmentReader:
             size = min(size * 4, _LARGEST_WINDOW)
         return None
 
+    def behind_damage(self, offset: int, limit: int) -> int:
+        """Where to go on after the batch at `offset` was found bad: at the next header, or at `limit`."""
+        end = min(limit, self.end_of_file())
+        bad = self._candidate(self.read(offset, BATCH_HEADER_BYTES), 0, offset)
+        if bad is not None and bad.next_offset <= end:  # only its body is bad, in which nothing is to be looked for
+            return bad.next_offset
+        following = self.next_header(offset + 8, end)
+        return limit if following is None else following.base_offset
+
     def first_reaching(self, timestamp: int, limit: int) -> Header | None:
-        """The first batch whose running maximum of event times is `timestamp` or later, by bisection."""
+        """The first batch whose running maximum of event times is `timestamp` or later, by bisection.
+
+        Looking only at the headers that are whole, it would step over a damaged one. So those before
+        and after the place found must meet there.
+        """
         low, high, found = self.base_offset, limit, None
         while low < high:
             middle = (low + high) // 2
@@ -360,6 +395,8 @@ class SegmentReader:
                 low = header.next_offset
             else:
                 found, high = header, middle
+        if low < (limit if found is None else found.base_offset):
+            self._corrupt(low, "no batch header", "the batch that begins there")
         return found
 
     def headers(self, offset: int, limit: int) -> Iterator[Header]:
@@ -402,7 +439,7 @@ class SegmentReader:
 
 def _read_header(files: Files, fd: int, path: str, identity: Identity) -> SegmentHeader:
     try:
-        content = files.pread(fd, HEADER_BYTES, 0)
+        content = files.read_at(fd, HEADER_BYTES, 0)
     except OSError as error:
         raise StorageIOError(path, error, "reading the segment header") from error
     header = SegmentHeader.decode(content, path)

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import atexit
 import errno
+import logging
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import EllipsisType
 from typing import Any, Literal
 
 from . import description
-from .arguments import HeadersLike, check_names, columns_bytes, record_columns, take_columns
+from .arguments import HeadersLike, Start, check_columns, check_names, gather_columns, record_columns
+from .bulk import BULK_RECORDS
+from .check import CheckReport, verify_description, verify_log
 from .codec import codec_id
 from .config import Durability, FlushPolicy, Retention, TopicConfig
 from .errors import (
@@ -39,16 +42,23 @@ from .errors import (
 )
 from .files import REAL, Files
 from .flusher import Flusher
+from .groups import Group, Move, TopicPartition, TopicsGroup, administration
+from .groups.group import CommitPolicy, OnChange
+from .groups.place import Place
 from .handles import Handles
-from .partition import Partition
+from .log import Log
+from .mounts import network_file_system
+from .partition import Partition, append_groups
 from .partitioner import Partitioner, by_crc32, spread
-from .reader import Reader, StartLike
+from .reader import OnGap, Reader, StartLike
 from .records import Batch, OffsetRange, Position
 from .retention import Decision
 from .segment import Identity
 from .writer import Writer, now_us
 
-__all__ = ["Topic"]
+__all__ = ["Topic", "evict_member", "group", "reset_group"]
+
+logger = logging.getLogger("loglib")
 
 _HOUSEKEEPING_S = 60.0  # retention and rolling by age are matters of hours: once a minute is soon enough
 
@@ -74,6 +84,7 @@ class Topic:
         self.config = config
         self.mode = mode
         self._shared = shared
+        self._files = files
         self._partitioner = partitioner
         self._clock = clock
         self._handles = Handles()
@@ -267,28 +278,28 @@ class Topic:
         they all go to one. `producer`, a name and a rising number, makes the call idempotent (see
         `Partition.append_many`); without keys it needs an explicit `partition`.
         """
-        columns, size = take_columns(values, keys, timestamps, headers, limit_bytes=self.config.max_record_bytes)
-        if not columns.values:
+        columns = gather_columns(values, keys, timestamps, headers)
+        count = len(columns.values)
+        if not count:
             return []
         if partition is None and columns.keys is None:
             if producer is not None:
                 raise ValueError("an idempotent append without keys must say partition=, to meet its first try again")
-            partition = self._choose(len(columns.values), size).partition
+            if count < BULK_RECORDS:
+                columns, size = check_columns(columns, limit_bytes=self.config.max_record_bytes)
+                return self.partitions[self._choose(count, size).partition].append_columns(columns, size)
+            partition = self._choose(count, self.config.batch_bytes).partition
         if partition is None and len(self.partitions) == 1:
             partition = 0
         if partition is not None:
-            self._writer_of(partition)
-            return self.partitions[partition].append_columns(columns, size, producer=producer)
-        groups = spread(columns, len(self.partitions), self._require_partitioner(), lambda: self._choose().partition)
-        ranges: list[OffsetRange] = []
-        for number, group in groups.items():
-            self._writer_of(number)
-            if size > self.config.max_record_bytes:  # large records of one key could make a batch far too large
-                part = columns_bytes(group)
-            else:  # at worst this batch is as large as a single record may be
-                part = size * len(group.values) // len(columns.values)
-            ranges += self.partitions[number].append_columns(group, part, producer=producer)
-        return ranges
+            groups = {partition: columns}
+        else:
+            partitioner = self._require_partitioner()
+            groups = spread(columns, len(self.partitions), partitioner, lambda: self._choose().partition)
+        self._check_writable()
+        return append_groups(
+            {self.partition(number): group for number, group in groups.items()}, self.config, producer=producer
+        )
 
     def flush(self) -> None:
         """Make everything appended durable and visible to readers."""
@@ -298,24 +309,73 @@ class Topic:
 
     # --- read ------------------------------------------------------------------------------------
 
-    def read(self, start: StartLike = "begin", end: StartLike | None = None) -> Reader:
+    def read(self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise") -> Reader:
         """A reader of all partitions that ends at `end`, or at the end as of now.
 
         `start` and `end` are "begin", "end", an aware datetime, an age (a timedelta, or "-15m"), an
         offset if there is one partition, or a mapping of partitions to these.
+
+        Damaged bytes raise `CorruptLogError` where they are met. With `on_gap="skip"` the reader goes on
+        at the next whole batch, and says in `Reader.gaps` which offsets it has left out.
         """
         self._handles.check_open()
-        return self._handles.track(Reader([each.log for each in self.partitions], start, end=end, clock=self._clock))
+        logs = [each.log for each in self.partitions]
+        return self._handles.track(Reader(logs, start, end=end, on_gap=on_gap, clock=self._clock))
 
-    def follow(self, start: StartLike = "end", timeout: float | None = None) -> Reader:
+    def follow(self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise") -> Reader:
         """A reader that never ends: it waits for more, or stops after `timeout` seconds of silence."""
         self._handles.check_open()
         logs = [each.log for each in self.partitions]
-        return self._handles.track(Reader(logs, start, follow=True, timeout=timeout, clock=self._clock))
+        return self._handles.track(
+            Reader(logs, start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._clock)
+        )
 
-    def batches(self, start: StartLike = "begin", end: StartLike | None = None) -> Iterator[Batch]:
+    def batches(
+        self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"
+    ) -> Iterator[Batch]:
         """Whole columns of all partitions, from `start` to `end` or to the end as of now."""
-        return self.read(start, end).batches()
+        return self.read(start, end, on_gap=on_gap).batches()
+
+    def verify(self) -> CheckReport:
+        """Read everything, believe nothing, and report all damage: file, byte, and the offsets lost to it.
+
+        Changes nothing. `Partition.check` does the same for one partition and raises at the first fault.
+        """
+        self._handles.check_open()
+        reports = [verify_log(each.log) for each in self.partitions]
+        return CheckReport.of_all([verify_description(self._files, self.path, self.log_id), *reports])
+
+    # --- consumer groups -------------------------------------------------------------------------
+
+    def group(
+        self,
+        name: str,
+        *,
+        start: Start = "begin",
+        member: str | None = None,
+        commit: CommitPolicy = "after",
+        strategy: Literal["range", "sticky"] = "range",
+        on_assign: OnChange | None = None,
+        on_revoke: OnChange | None = None,
+        on_out_of_range: Literal["raise", "start"] = "raise",
+    ) -> Group:
+        """Join a consumer group: its members share the partitions, each group gets everything.
+
+        The topic may be open in either mode. `start` is where a group without a commit begins:
+        "begin", "end", a time or an age. `member` names a member that comes back under its name, and
+        to its partitions, after a restart. `commit` says when what was handled is committed: "after"
+        (within 0.1 s of the loop body's end), "manual" (by `commit()` alone), or an interval in
+        seconds. `strategy` shares the partitions out: "range" as the Kafka paper has it, "sticky"
+        with the fewest moves. `on_assign` and `on_revoke` are called with lists of partitions: the
+        latter before they are committed and given up. `on_out_of_range="start"` begins at `start`
+        again where the committed offset is no longer in the log, instead of raising.
+        """
+        return self._handles.track(
+            Group(
+                _place([self], name), start=start, member=member, commit=commit, strategy=strategy,
+                on_assign=on_assign, on_revoke=on_revoke, on_out_of_range=on_out_of_range,
+            )
+        )  # fmt: skip
 
     # --- housekeeping ----------------------------------------------------------------------------
 
@@ -360,10 +420,21 @@ class Topic:
         """After a fork: the topic is the parent's to write and to close."""
         self._handles.abandon_in_child(ForkedHandleError(self.path, os.getppid()))
 
+    def track(self, joined: Group) -> None:
+        """Close the group with the topic."""
+        self._handles.track(joined)
+
+    def place(self, name: str, logs: Mapping[TopicPartition, Log]) -> Place:
+        """Where a group of that name keeps its files."""
+        self._handles.check_open()
+        durability, permissions = self.config.durability, self.config.permissions
+        return Place(self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock)
+
     # --- inside ----------------------------------------------------------------------------------
 
     def _start_writing(self) -> None:
         try:
+            self._warn_of_other_hosts()
             codec_id(self.config.compression)  # a missing package is better found now than at the first flush
             if not self._shared:
                 for partition in self.partitions:
@@ -381,6 +452,15 @@ class Topic:
             self.close()
             raise
         _open_topics.add(self)
+
+    def _warn_of_other_hosts(self) -> None:
+        kind = network_file_system(self._files, self.path)
+        if kind is not None:
+            logger.warning(
+                "%s is on %s: the locks that keep a second writer out may not reach other hosts; write from one only",
+                self.path,
+                kind,
+            )
 
     def _wants_thread(self) -> bool:
         # Python 3.12 and later warn when a process with threads forks: no thread without a reason.
@@ -429,6 +509,53 @@ class Topic:
         assert refused is not None
         count = len(self.partitions)
         raise LockedError(self.path, f"others: all {count} partitions are taken, the last by {refused.holder}")
+
+
+# --- consumer groups ---------------------------------------------------------------------------------
+
+
+def group(topics: Sequence[Topic], name: str, **options: Any) -> TopicsGroup:
+    """Join a consumer group on several topics; options as for `Topic.group`.
+
+    The group's files are in the directory of the first topic: all members must give the topics in
+    one order. Records come as (topic name, record), and partitions are `TopicPartition`s.
+    """
+    names = [topic.name for topic in topics]
+    if not topics or len(set(names)) < len(names):
+        raise ValueError(f"a group needs topics of different names, not {names}")
+    joined = TopicsGroup(_place(topics, name), **options)
+    for topic in topics:
+        topic.track(joined)
+    return joined
+
+
+def reset_group(
+    topic: Topic, name: str, start: Start | Mapping[int, Start], *, dry_run: bool = False
+) -> dict[int, Move]:
+    """Move a group's committed offsets to a start, while it has no members; returns where from and to.
+
+    With `dry_run` nothing is committed. Raises `GroupBusyError` if the group has members.
+    """
+    if isinstance(start, Mapping):
+        start_of: Any = {TopicPartition(topic.name, topic.partition(number).id): each for number, each in start.items()}
+    else:
+        start_of = start
+    moves = administration.reset(_place([topic], name), start_of, dry_run=dry_run)
+    return {each.partition: move for each, move in moves.items()}
+
+
+def evict_member(topic: Topic, name: str, member: str) -> list[int]:
+    """Take the partitions of a member that hangs away from it; returns them. Others claim them at once.
+
+    The member gets `StaleGenerationError` when it next asks for records or commits.
+    """
+    return [each.partition for each in administration.evict(_place([topic], name), member)]
+
+
+def _place(topics: Sequence[Topic], name: str) -> Place:
+    check_names(name)
+    logs = {TopicPartition(topic.name, each.id): each.log for topic in topics for each in topic.partitions}
+    return topics[0].place(name, logs)
 
 
 def _random_below(count: int) -> int:

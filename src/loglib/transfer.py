@@ -1,8 +1,9 @@
 """Transfer: stored batches on their way between logs, by zero copy, behind a small frame header.
 
 Invariant: a frame holds whole flushed batches of one partition, exactly as stored, and what is
-needed to check them: nothing is decoded at either end, and every batch is checked before it is
-appended. The receiver gives each a new place, so its header is stamped anew; its body is untouched.
+needed to check them. The sender decodes nothing; the receiver decodes every batch before it is
+appended, because a checksum says nothing about who made it, and a batch that cannot be read would
+stay in the log. It gives each a new place, so its header is stamped anew; its body is untouched.
 
     byte size field        frame header, little-endian
        0   4  magic        89 4C 4C 54
@@ -25,10 +26,11 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
-from .batch import HEADER_BYTES, BadBatch, Header, NewerBatch, check_body, crc32c, parse_header
+from .batch import HEADER_BYTES, BadBatch, Header, NewerBatch, check_body, crc32c, open_body, parse_header
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import REAL
 from .log import Log
+from .records import Batch, Source
 
 __all__ = ["read_frame", "send"]
 
@@ -62,6 +64,7 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
                 log.refresh()
                 limit = min(log.index.after(segment.base_offset) or limit, limit)
             if end_of_file < limit:
+                log.check_not_dropped(offset)  # or the index knows no more where this segment ended
                 position = segment.file_position(end_of_file)
                 raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {limit}")
             end = limit
@@ -97,6 +100,8 @@ def read_frame(source: Any) -> Iterator[tuple[Header, bytes]]:
         raise CorruptLogError(_STREAM, 0, f"bytes {raw.hex()}", "a frame header")
     if version > VERSION:
         raise UnsupportedFormatError(_STREAM, "frame version", version, VERSION)
+    if not version:
+        raise CorruptLogError(_STREAM, 4, "frame version 0", "at least 1")
     if not size:  # it would be taken for the end of the stream
         raise CorruptLogError(_STREAM, 20, "a frame of 0 bytes", "at least one batch")
     position = FRAME_BYTES
@@ -109,6 +114,7 @@ def read_frame(source: Any) -> Iterator[tuple[Header, bytes]]:
                 raise BadBatch(12, f"length {header.length}", f"at most {end - offset}, what the frame holds")
             body = _read(source, header.length - HEADER_BYTES, at=position + HEADER_BYTES)
             check_body(header, body)
+            _check_columns(header, body, position)
         except BadBatch as error:
             raise CorruptLogError(_STREAM, position + error.at, error.found, error.expected) from error
         except NewerBatch as error:
@@ -116,6 +122,17 @@ def read_frame(source: Any) -> Iterator[tuple[Header, bytes]]:
         yield header, body
         position += header.length
         offset = header.next_offset
+
+
+def _check_columns(header: Header, body: bytes, position: int) -> None:
+    """Check what a reader would meet only later: the columns, and what the header says of the event times."""
+    columns = open_body(header, body) if header.codec else body
+    batch = Batch(0, header, columns, 0, Source(_STREAM, position))
+    batch.decode()
+    times = (batch.timestamps[0], max(batch.timestamps))
+    if times != (header.base_timestamp, header.max_timestamp):
+        stated = f"first and largest event time {header.base_timestamp}, {header.max_timestamp}"
+        raise BadBatch(72, stated, f"{times[0]}, {times[1]}")
 
 
 def _descriptor(to: Any) -> int:
@@ -153,7 +170,7 @@ def _read(source: Any, size: int, *, at: int, may_end: bool = False) -> bytes:
 def _read_some(source: Any, size: int) -> bytes:
     """What there is, up to `size` bytes; waits for some where the source would not."""
     if isinstance(source, int):
-        read = partial(REAL.read_stream, source)
+        read = partial(REAL.read, source)
     else:
         read = source.recv if hasattr(source, "recv") else source.read
     while True:

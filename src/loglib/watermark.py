@@ -22,6 +22,7 @@ Threads: one writer; any number of readers, in any process, without a lock.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from .batch import crc32c
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import Files
 
-__all__ = ["NAME", "Mark", "WatermarkReader", "WatermarkWriter", "encode_new"]
+__all__ = ["NAME", "Mark", "WatermarkReader", "WatermarkWriter", "broken_slots", "encode_new"]
 
 NAME = "watermark"
 MAGIC = b"\x89LW"
@@ -37,6 +38,7 @@ VERSION = 1
 SLOT_BYTES = 64
 SECOND_SLOT = 4096  # another sector, and another page: one torn write cannot spoil both
 FILE_BYTES = SECOND_SLOT + SLOT_BYTES
+MOST_BYTES = 1 << 16  # a watermark file that is larger is none
 
 _SLOT = Struct("<3sBIQQQQI20s")
 assert _SLOT.size == SLOT_BYTES
@@ -94,7 +96,7 @@ class WatermarkReader:
     def read(self) -> Mark | None:
         """The newest valid mark, or None when neither slot is whole."""
         try:
-            raw = self._files.pread(self._fd, FILE_BYTES, 0)
+            raw = self._files.read_at(self._fd, FILE_BYTES, 0)
         except OSError as error:
             raise StorageIOError(self._path, error, "reading the watermark") from error
         last = self._last
@@ -103,7 +105,8 @@ class WatermarkReader:
         return last[1]
 
     def __del__(self) -> None:  # and not before: another thread may be reading
-        self.close()
+        with suppress(OSError):  # there is nobody to tell, and reading loses nothing
+            self.close()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -119,6 +122,11 @@ def newest(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> Mark |
     """
     marks = [mark for at in (0, SECOND_SLOT) if (mark := _decode(raw, at, salt, path)) is not None]
     return max(marks, default=None)
+
+
+def broken_slots(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> list[int]:
+    """Where in the bytes of a watermark file a slot should be and is not whole."""
+    return [at for at in (0, SECOND_SLOT) if _decode(raw, at, salt, path) is None]
 
 
 def encode_new(first: Mark, salt: int) -> bytes:
@@ -142,6 +150,8 @@ def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mar
         return None
     if version > VERSION:
         raise UnsupportedFormatError(path, "watermark version", version, VERSION)
+    if not version:
+        raise CorruptLogError(path, at + 3, "watermark version 0", "at least 1")
     if not log_start <= durable_end <= flushed_end:
         found = f"log start {log_start}, durable end {durable_end}, flushed end {flushed_end}"
         raise CorruptLogError(path, at, found, "numbers in that order")

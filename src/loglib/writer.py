@@ -230,8 +230,8 @@ class Writer:
             self._flush_record(offsets[-1], batch)
         return offsets
 
-    def append_batch(self, columns: Columns, *, producer: Producer = NO_PRODUCER) -> range:
-        """Write the records as one batch of their own; returns their offsets.
+    def append_body(self, body: Body, *, producer: Producer = NO_PRODUCER) -> range:
+        """Write encoded records as one batch of their own; returns their offsets.
 
         With a producer, a batch that it has appended before is not written again: the offsets of
         the first time are returned. `LogError` if the sequence is older than its last one.
@@ -243,11 +243,10 @@ class Writer:
                 seen = self._producers.seen(producer)
                 if seen is not None:
                     return seen
-            self._seal()
-            append_time = self._next_append_time()
-            body = encode_body(columns, append_time=append_time, codec=self._codec)
             if body.length > MAX_BATCH_BYTES:
                 raise RecordTooLargeError("the batch", body.length, MAX_BATCH_BYTES)
+            self._seal()
+            append_time = self._next_append_time()
             if self.timer is not None:
                 self.timer.touch()
             offsets = self._write(body, body.parts, append_time, producer)
@@ -267,6 +266,9 @@ class Writer:
             if preserve_offsets and header.base_offset != end:
                 raise InvalidOffsetError(self.partition, header.base_offset, range(end, end + 1), end)
             producer = Producer(header.producer_id, header.producer_sequence)
+            self._note_producer()
+            if not self._producers.is_news(producer):  # of another partition, say: its batches here are no producer's
+                producer = NO_PRODUCER
             if self.timer is not None:
                 self.timer.touch()
             offsets = self._write(header, [body], self._next_append_time(), producer)
@@ -362,7 +364,7 @@ class Writer:
         batch = self.batch
         if batch.values:
             append_time = self._next_append_time()
-            body = encode_body(batch.columns(append_time), append_time=append_time, codec=self._codec)
+            body = encode_body(batch.columns(append_time), codec=self._codec)
             self._write(body, body.parts, append_time, NO_PRODUCER)
 
     def _write(self, body: Body | Header, parts: Sequence[Buffer], append_time: int, producer: Producer) -> range:
@@ -373,7 +375,8 @@ class Writer:
             if self._must_roll(body.length, append_time):
                 self._roll(append_time)
                 tail = self.batch.tail
-            running_max = max(tail.running_max_timestamp, body.max_timestamp)
+            latest = append_time if body.max_timestamp is None else body.max_timestamp
+            running_max = max(tail.running_max_timestamp, latest)
             in_segment = tail.producers_in_segment or producer != NO_PRODUCER
             header, header_crc = stamp(
                 body,

@@ -1,0 +1,107 @@
+"""Bulk: the records of one call as encoded batches, made before the first of them is appended.
+
+Invariant: an argument that is refused leaves the log as it was, however many records stood before
+it. The batches of a call are encoded ahead, up to `_AHEAD_BYTES`; of a larger call all records are
+checked before the first is appended, and what follows is encoded as it is written.
+
+Looking at an object that is not in the processor's cache costs as much as all that is done to it
+(docs/decisions/0010), so nobody looks twice: that the values are bytes is found out by joining them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator, Mapping
+from itertools import accumulate
+from typing import TypeVar
+
+from .arguments import check_columns, record_sizes
+from .batch import Body, Columns, Sizes, encode_body
+from .config import TopicConfig
+
+__all__ = ["BULK_RECORDS", "chunks", "encode_all"]
+
+BULK_RECORDS = 1024  # worth a batch of their own, however small they are
+
+_AHEAD_BYTES = 16 << 20
+_SAMPLE = 32  # records from which the size of the first batch is guessed
+
+Target = TypeVar("Target", bound=Hashable)
+
+
+def encode_all(groups: Mapping[Target, Columns], config: TopicConfig, codec: int) -> Iterator[tuple[Target, Body]]:
+    """The batches of each group's records, in order, with the group they are of.
+
+    Values and keys need not have been checked. What is refused is refused as `check_columns` does
+    it, before the first batch is given.
+    """
+    ahead: list[tuple[Target, Body]] = []
+    room = _AHEAD_BYTES
+    for target, columns in groups.items():
+        for body in _bodies(columns, config, codec):
+            if room < 0:
+                yield target, body
+                continue
+            ahead.append((target, body))
+            room -= body.length
+            if room < 0:
+                for each in groups.values():
+                    check_columns(each, limit_bytes=config.max_record_bytes)
+                yield from ahead
+                ahead.clear()
+    yield from ahead
+
+
+def _bodies(columns: Columns, config: TopicConfig, codec: int) -> Iterator[Body]:
+    """The columns as batches of about the configured size, judged by the records before."""
+    count = len(columns.values)
+    start = 0
+    _, size = check_columns(columns.part(slice(0, _SAMPLE)), limit_bytes=config.max_record_bytes)
+    average = size / min(count, _SAMPLE)
+    while start < count:
+        most = max(1, min(config.batch_records, int(config.batch_bytes / max(average, 1))))
+        step = -(-(count - start) // -(-(count - start) // most))  # batches of one size, not a short one at the end
+        part = columns.part(slice(start, start + step))
+        size = 0
+        for body in _encode(part, config, codec, first=start):
+            size += body.value_bytes + body.key_bytes + body.header_bytes
+            yield body
+        average = size / step
+        start += step
+
+
+def _encode(part: Columns, config: TopicConfig, codec: int, *, first: int) -> Iterator[Body]:
+    """The records as one batch, or as several where they are larger than those before let expect."""
+    body = _encode_unchecked(part, codec, limit_bytes=min(2 * config.batch_bytes, config.max_record_bytes))
+    if body is not None:
+        yield body
+        return
+    checked, _ = check_columns(part, limit_bytes=config.max_record_bytes, first=first)
+    for chunk in chunks(checked, config):
+        yield encode_body(chunk, codec=codec)
+
+
+def _encode_unchecked(part: Columns, codec: int, *, limit_bytes: int) -> Body | None:
+    """The records as one batch; None if they want a closer look: nulls, headers, no bytes at all, or too many."""
+    if part.headers is not None:
+        return None
+    try:
+        keys = None if part.keys is None else list(map(len, part.keys))  # type: ignore[arg-type]
+        sizes = Sizes(list(map(len, part.values)), keys)  # type: ignore[arg-type]
+        if sum(sizes.values) + sum(keys or ()) > limit_bytes:
+            return None
+        return encode_body(part, codec=codec, sizes=sizes)
+    except TypeError:
+        return None
+
+
+def chunks(columns: Columns, config: TopicConfig) -> Iterator[Columns]:
+    """Checked columns cut into batches of the configured size; a larger record has one of its own."""
+    count = len(columns.values)
+    ends = list(accumulate(record_sizes(columns)))
+    start = done = 0
+    while start < count:
+        full = bisect_right(ends, done + config.batch_bytes, lo=start)
+        stop = min(max(full, start + 1), start + config.batch_records)
+        yield columns.part(slice(start, stop))
+        start, done = stop, ends[stop - 1]

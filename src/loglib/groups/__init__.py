@@ -1,0 +1,9 @@
+"""Consumer groups: members that share a topic's partitions, coordinated by held file locks and nothing else."""
+
+from .administration import Move
+from .assignment import TopicPartition
+from .group import Group, TopicsGroup
+from .lag import Lag
+from .offsets import Commit
+
+__all__ = ["Commit", "Group", "Lag", "Move", "TopicPartition", "TopicsGroup"]

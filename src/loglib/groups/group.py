@@ -1,0 +1,609 @@
+"""Group: one member of a consumer group: reading the partitions that it owns, and committing how far it got.
+
+Invariant: a record counts as handled when its loop comes back for the next one, and only what is handled
+is committed: a process that dies between any two instructions loses nothing, and repeats what it had not
+committed. A partition is read and committed by its owner alone (owners.py), from the last commit on.
+
+All members do the same, each on its own: look who is there (members.py), compute who should own what
+(assignment.py), give up what they should not, and claim what they should as soon as it is free. This
+happens while records are asked for, at most every `_LOOK_S` seconds: a member that is busy with a record
+keeps its partitions until it comes back, however long that takes.
+
+Threads: a group belongs to one thread, but for `close`, which may come from any and ends the iteration.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from itertools import repeat
+from operator import length_hint
+from typing import Any, Literal, NamedTuple
+
+from ..arguments import Start, parse_start
+from ..config import microseconds
+from ..errors import ForkedHandleError, LogClosedError, OffsetOutOfRangeError, StaleGenerationError
+from ..log import Log
+from ..reader import Reader
+from ..records import Batch, Record
+from ..wait import Waiter
+from .assignment import STRATEGIES, TopicPartition
+from .lag import Lag, measure_lag
+from .members import Membership, live_members, new_member_name
+from .offsets import Commit
+from .owners import Ownership, read_owner
+from .place import Place
+
+__all__ = ["CommitPolicy", "Group", "OnChange", "TopicsGroup"]
+
+CommitPolicy = str | float | timedelta  # "after", "manual", or an interval
+OnChange = Callable[[list[Any]], object]
+
+# How often members look at each other: a join or a death is noticed within twice this, at some 0.1 % of a CPU.
+_LOOK_S = 0.05
+# And while a partition that is due to this member is still another's.
+_CLAIM_S = 0.002
+# With commit="after": records that are handled are committed at most this much later.
+_COMMIT_AFTER_S = 0.1
+# Records are handed out in runs, without coming by here, of a size that takes about this long.
+_RUN_S = 0.005
+_LONGEST_RUN = 512
+
+
+class _Run(NamedTuple):
+    """Records handed out together, all of one partition."""
+
+    partition: TopicPartition
+    records: list[Record]
+    began: float
+
+
+class Group:
+    """One member of a consumer group on one topic; made by `Topic.group`, and a context manager."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        start: Start = "begin",
+        member: str | None = None,
+        commit: CommitPolicy = "after",
+        strategy: Literal["range", "sticky"] = "range",
+        on_assign: OnChange | None = None,
+        on_revoke: OnChange | None = None,
+        on_out_of_range: Literal["raise", "start"] = "raise",
+    ) -> None:
+        if strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {sorted(STRATEGIES)}, not {strategy!r}")
+        if on_out_of_range not in ("raise", "start"):
+            raise ValueError(f'on_out_of_range must be "raise" or "start", not {on_out_of_range!r}')
+        if isinstance(start, int):
+            raise ValueError(f"a group cannot start at offset {start} in every partition; seek() after the start")
+        parse_start(start, now_us=place.clock())
+        self.name = place.name
+        self._commit_every = _commit_interval(commit)
+        self._place = place
+        self._start = start
+        self._assign = STRATEGIES[strategy]
+        self._on_assign = on_assign
+        self._on_revoke = on_revoke
+        self._restart = on_out_of_range == "start"
+        self._closed: LogClosedError | None = None
+        self._using = threading.Lock()  # held while files are in use, so that close() from elsewhere knows
+        self._waiter: Waiter | None = None
+        self._readers: dict[str, Reader] = {}  # by topic, of what is owned and not paused
+        self._turns: deque[str] = deque()
+        self._paused: dict[TopicPartition, int] = {}  # and where to go on
+        self._handled: dict[TopicPartition, int] = {}  # to be committed: the offset after the last one handled
+        self._given: dict[TopicPartition, int] = {}  # the offset after the last one handed out
+        self._run_length = 1
+        self._live: list[str] = []
+        self._waiting = False  # for a partition that another member has still to give up
+        self._look_at = 0.0
+        self._commit_at = 0.0
+        place.make()
+        self._offsets = place.offsets()
+        self.member = member or new_member_name()
+        try:
+            self._membership = Membership(place.files, place.members, self.member, place.topics, place.permissions)
+        except BaseException:
+            self._offsets.close()
+            raise
+        self._ownership = Ownership(place.files, place.owners, self.member, place.permissions)
+        _live_groups.add(self)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} member={self.member!r}{' closed' if self._closed else ''}>"
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def follow(self, timeout: float | None = None) -> Iterator[Any]:
+        """The group's records, as they come, for ever or until `timeout` seconds bring none.
+
+        A record is handled when the loop asks for the next one, and then committed as the group's
+        `commit=` says. One whose loop body raised, or left the loop, is not: this call or another
+        member's hands it out again. Raises `StaleGenerationError` if the member was evicted, and
+        `OffsetOutOfRangeError` if the group's place in the log is gone (see `on_out_of_range`).
+        """
+        while (run := self._next_run(timeout)) is not None:
+            rest = iter(run.records)
+            came_back = False
+            try:
+                yield from self._shown(run.partition, rest)
+                came_back = True
+            finally:
+                given = len(run.records) - length_hint(rest)
+                self._leave(run, given, handled=given if came_back else given - 1)
+
+    def poll(self, *, max_records: int = _LONGEST_RUN, timeout: float | None = 0.0) -> list[Any]:
+        """Up to `max_records` records of one partition; an empty list if `timeout` seconds bring none.
+
+        They count as handled with the next call of `poll`, `follow` or `batches`, or when committed.
+        """
+        if max_records < 1:
+            raise ValueError(f"max_records must be at least 1, not {max_records}")
+        self._settle()
+        run = self._next_run(timeout, max_records)
+        if run is None:
+            return []
+        self._given[run.partition] = run.records[-1].next_offset
+        return list(self._shown(run.partition, iter(run.records)))
+
+    def batches(self, timeout: float | None = None) -> Iterator[Any]:
+        """The same as `follow`, as whole columns."""
+        while (found := self._next(timeout, _next_batch)) is not None:
+            topic, batch = found
+            partition = TopicPartition(topic, batch.partition)
+            self._given[partition] = batch.offsets.start
+            came_back = False
+            try:
+                yield self._shown_batch(partition, batch)
+                came_back = True
+            finally:
+                if came_back:
+                    self._given[partition] = self._handled[partition] = batch.next_offset
+                elif topic in self._readers:
+                    self._readers[topic].seek({partition.partition: batch.offsets.start})
+
+    def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Any]:
+        """What the caller is given of some records: with several topics, more than the records."""
+        del partition
+        return records
+
+    def _shown_batch(self, partition: TopicPartition, batch: Batch) -> Any:
+        del partition
+        return batch
+
+    def _next_run(self, timeout: float | None, most: int = _LONGEST_RUN) -> _Run | None:
+        most = min(most, self._run_length)
+        found = self._next(timeout, lambda reader: reader.take(most))
+        if found is None:
+            return None
+        topic, records = found
+        return _Run(TopicPartition(topic, records[0].partition), records, time.monotonic())
+
+    def _next(self, timeout: float | None, take: Callable[[Reader], Any]) -> tuple[str, Any] | None:
+        """What `take` gets from the next topic that has something; None after `timeout` seconds of nothing."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._using:
+            try:
+                while self._closed is None:
+                    now = time.monotonic()
+                    if now >= self._look_at:
+                        self._look(now)
+                    self._commit_if_due(now)
+                    for _ in self._readers:
+                        topic = self._turns[0]
+                        self._turns.rotate(-1)
+                        if found := take(self._readers[topic]):
+                            return topic, found
+                    if deadline is not None and now >= deadline:
+                        return None
+                    self._wait(now, deadline)
+            finally:
+                if self._closed is not None:
+                    self._release()
+        if isinstance(self._closed, ForkedHandleError):
+            raise self._closed
+        return None
+
+    def _wait(self, now: float, deadline: float | None) -> None:
+        until = [self._look_at]
+        if deadline is not None:
+            until.append(deadline)
+        if self._handled and self._commit_every is not None:
+            until.append(self._commit_at)
+        if self._waiter is None:
+            self._waiter = self._watch()
+            return  # and look once more: what came before the watch began is not reported
+        self._waiter.wait(max(0.0, min(until) - now))
+
+    def _watch(self) -> Waiter:
+        logs = [self._place.logs[each] for each in self._ownership.owned() if each not in self._paused]
+        waiter = Waiter(log.watermark_path for log in logs if log.writer is None)
+        for log in logs:
+            if log.writer is not None:
+                log.writer.listen(waiter)
+        return waiter
+
+    # --- what is handled ---------------------------------------------------------------------------
+
+    def _leave(self, run: _Run, given: int, *, handled: int) -> None:
+        """The loop has come back from a run, or been left: what was handled, and what is still to be given out."""
+        partition, records, began = run
+        took = time.monotonic() - began
+        if took > 2 * _RUN_S:
+            self._run_length = max(1, self._run_length // 8)
+        elif took < _RUN_S:
+            self._run_length = min(2 * self._run_length, _LONGEST_RUN)
+        if handled > 0:
+            self._handled[partition] = self._given[partition] = records[handled - 1].next_offset
+        if given > 0:
+            self._given[partition] = records[given - 1].next_offset
+        if handled < len(records) and partition.topic in self._readers:
+            self._readers[partition.topic].seek({partition.partition: records[max(handled, 0)].offset})
+
+    def _settle(self) -> None:
+        """What was handed out is handled: its receiver has come back for more."""
+        owned = self._ownership.owned()
+        self._handled.update({each: offset for each, offset in self._given.items() if each in owned})
+        self._given.clear()
+
+    def tell(self) -> dict[Any, int]:
+        """The offset of the next record to be handed out, by partition owned."""
+        return self._by_key(self._positions())
+
+    def seek(self, start: Start | Mapping[Any, Start]) -> None:
+        """Go to a start in all partitions owned, or in those that a mapping names; committed like any progress."""
+        self._check_open()
+        now = self._place.clock()
+        starts = start if isinstance(start, Mapping) else dict.fromkeys(map(self._key, self._ownership.owned()), start)
+        for key, each in starts.items():
+            partition = self._partition(key)
+            self._require_owner(partition)
+            offset = self._place.logs[partition].resolve(parse_start(each, now_us=now))
+            if partition in self._paused:
+                self._paused[partition] = offset
+            else:
+                self._readers[partition.topic].seek({partition.partition: offset})
+            self._handled[partition] = offset
+            self._given.pop(partition, None)
+
+    def pause(self, *partitions: Any) -> None:
+        """Hand out nothing more of these partitions, which stay this member's, until `resume`."""
+        for partition in self._owned_of(partitions):
+            if partition not in self._paused:
+                self._paused[partition] = self._positions()[partition]
+                self._read_from({})
+
+    def resume(self, *partitions: Any) -> None:
+        """Go on with paused partitions where they were left."""
+        starts = {each: self._paused.pop(each) for each in self._owned_of(partitions) if each in self._paused}
+        self._read_from(starts)
+
+    def _owned_of(self, keys: Iterable[Any]) -> list[TopicPartition]:
+        self._check_open()
+        partitions = [self._partition(key) for key in keys]
+        for partition in partitions:
+            self._require_owner(partition)
+        return partitions
+
+    # --- committing ----------------------------------------------------------------------------------
+
+    def commit(self, what: Any = None, *, meta: str = "") -> None:
+        """Say how far the group has got; durable when it returns (with durability "disk").
+
+        `what` is a record, which is then handled; a mapping of partitions to the offsets to read
+        next; or None: everything handed out so far. `meta` is kept with it, for whoever asks
+        `committed()`. Raises `StaleGenerationError` if a partition is no longer this member's, and
+        `OffsetOutOfRangeError` or `InvalidOffsetError` for what is no place in the log.
+        """
+        self._check_open()
+        self._commit(self._asked(what), meta)
+
+    def committed(self) -> dict[Any, Commit]:
+        """The last commit for each partition that has any, whoever made it."""
+        commits = self._offsets.commits()
+        return self._by_key({each: commit for each, commit in commits.items() if each in self._place.logs})
+
+    def lag(self, *, messages: bool = False) -> dict[Any, Lag]:
+        """How far the group is behind, by partition, whoever owns it: from the last commit to the flushed end.
+
+        `messages=True` counts records as well, by reading the header of every batch between.
+        """
+        commits = self._offsets.commits()
+        found: dict[TopicPartition, Lag] = {}
+        for partition, log in self._place.logs.items():
+            commit = commits.get(partition)
+            offset = self._first(log) if commit is None else commit.offset
+            found[partition] = measure_lag(log, offset, now_us=self._place.clock(), messages=messages)
+        return self._by_key(found)
+
+    @property
+    def assignment(self) -> list[Any]:
+        """The partitions that this member owns, sorted."""
+        return [self._key(each) for each in self._ownership.owned()]
+
+    @property
+    def members(self) -> list[str]:
+        """The names of all members, this one's among them."""
+        return live_members(self._place.files, self._place.members, known=self.member)
+
+    def _asked(self, what: Any) -> dict[TopicPartition, int]:
+        if what is None:
+            self._settle()
+            return dict(self._handled)
+        if isinstance(what, Mapping):
+            offsets = {self._partition(key): offset for key, offset in what.items()}
+            return {each: self._place.logs[each].resolve(offset) for each, offset in offsets.items()}  # raises if it is none
+        record, partition = self._record(what)
+        return {partition: record.next_offset}
+
+    def _record(self, what: Any) -> tuple[Record, TopicPartition]:
+        if not isinstance(what, Record):
+            raise TypeError(f"commit() takes a record or a mapping of partitions to offsets, not {what!r}")
+        return what, self._partition(what.partition)
+
+    def _commit_if_due(self, now: float) -> None:
+        if self._commit_every is not None and self._handled and now >= self._commit_at:
+            self._commit(dict(self._handled))
+            self._commit_at = time.monotonic() + self._commit_every
+
+    def _commit(self, offsets: Mapping[TopicPartition, int], meta: str = "") -> None:
+        if not offsets:
+            return
+        generations = {partition: self._require_owner(partition) for partition in offsets}
+        commits = {each: Commit(offset, meta, generations[each]) for each, offset in offsets.items()}
+
+        def fence() -> None:
+            for partition in offsets:
+                self._require_owner(partition)
+
+        self._offsets.commit(commits, member=self.member, fence=fence)
+        for partition, offset in offsets.items():
+            if self._handled.get(partition, offset) <= offset:
+                self._handled.pop(partition, None)
+
+    def _require_owner(self, partition: TopicPartition) -> int:
+        generation = self._ownership.generation(partition)
+        if generation is None:
+            raise StaleGenerationError(self.name, self.member, str(partition))
+        return generation
+
+    # --- members and partitions ----------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        """See who is in the group, and give up and claim what follows from it."""
+        place = self._place
+        if not self._membership.is_valid():
+            self._lose_everything()
+            raise StaleGenerationError(self.name, self.member)
+        live = live_members(place.files, place.members, known=self.member)
+        if live != self._live or self._waiting:
+            owned = self._ownership.owned()
+            owners = {each: read_owner(place.files, place.owners, each).member or "" for each in place.logs}
+            due = self._assign(place.logs, live, owners)[self.member]
+            self._give_up([each for each in owned if each not in due])
+            self._claim([each for each in due if each not in owned])
+            self._waiting = self._ownership.owned() != due
+            self._live = live
+        self._look_at = now + (_CLAIM_S if self._waiting else _LOOK_S)
+
+    def _give_up(self, partitions: list[TopicPartition]) -> None:
+        if not partitions:
+            return
+        try:
+            if self._on_revoke is not None:
+                self._on_revoke([self._key(each) for each in partitions])
+            if self._commit_every is not None:
+                self._commit({each: self._handled[each] for each in partitions if each in self._handled})
+        finally:
+            self._drop(partitions)
+            self._ownership.release(partitions)
+
+    def _claim(self, partitions: list[TopicPartition]) -> None:
+        commits = self._offsets.commits()
+        claimed = [
+            each for each in partitions
+            if self._ownership.claim(each, at_least=commits.get(each, Commit(0)).generation)
+        ]  # fmt: skip
+        if not claimed:
+            return
+        try:
+            commits = self._offsets.commits()  # what the owner before has committed last
+            starts = {each: self._starting(each, commits.get(each)) for each in claimed}
+            fresh = {each: offset for each, offset in starts.items() if each not in commits}
+            if self._start != "begin":  # a start that moves is kept: whoever comes next must not begin later
+                self._commit(fresh)
+            self._read_from(starts)
+        except BaseException:
+            self._ownership.release(claimed)
+            raise
+        if self._on_assign is not None:
+            self._on_assign([self._key(each) for each in claimed])
+
+    def _starting(self, partition: TopicPartition, commit: Commit | None) -> int:
+        log = self._place.logs[partition]
+        if commit is None:
+            return self._first(log)
+        mark = log.mark()
+        if mark.log_start_offset <= commit.offset <= mark.flushed_end:
+            return commit.offset
+        if not self._restart:
+            raise OffsetOutOfRangeError(log.partition, commit.offset, mark.log_start_offset, mark.flushed_end)
+        return self._first(log)
+
+    def _first(self, log: Log) -> int:
+        """Where a group without a commit begins."""
+        return log.resolve(parse_start(self._start, now_us=self._place.clock()))
+
+    def _lose_everything(self) -> None:
+        """After an eviction: others may read on already."""
+        lost = self._ownership.owned()
+        self._drop(lost)
+        self._ownership.abandon()
+        if lost and self._on_revoke is not None:
+            self._on_revoke([self._key(each) for each in lost])
+
+    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = set(partitions)
+        for each in gone:
+            for offsets in (self._handled, self._given, self._paused):
+                offsets.pop(each, None)
+        self._read_from({}, without=gone)
+
+    def _positions(self) -> dict[TopicPartition, int]:
+        positions = dict(self._paused)
+        for topic, reader in self._readers.items():
+            positions |= {TopicPartition(topic, number): offset for number, offset in reader.tell().items()}
+        return positions
+
+    def _read_from(self, starts: Mapping[TopicPartition, int], *, without: Iterable[TopicPartition] = ()) -> None:
+        """Read what is owned and not paused: on from where it was, or from these starts."""
+        excluded = {*without, *self._paused}
+        positions = {each: offset for each, offset in self._positions().items() if each not in excluded}
+        positions.update(starts)
+        by_topic: dict[str, dict[int, int]] = {}
+        for partition, offset in positions.items():
+            by_topic.setdefault(partition.topic, {})[partition.partition] = offset
+        for reader in self._readers.values():
+            reader.close()
+        self._readers = {
+            topic: Reader(
+                [self._place.logs[TopicPartition(topic, number)] for number in offsets], dict(offsets),
+                follow=True, timeout=0.0, clock=self._place.clock,
+            )
+            for topic, offsets in by_topic.items()
+        }  # fmt: skip
+        self._turns = deque(self._readers)
+        if self._waiter is not None:
+            self._waiter.close()
+            self._waiter = None
+
+    # --- names ---------------------------------------------------------------------------------------
+
+    def _key(self, partition: TopicPartition) -> Any:
+        """What callers call a partition: its number, where there is one topic."""
+        return partition.partition
+
+    def _partition(self, key: Any) -> TopicPartition:
+        partition = TopicPartition(self._place.topics[0], key)
+        if partition not in self._place.logs:
+            raise ValueError(f"group {self.name} has no partition {key!r}")
+        return partition
+
+    def _by_key(self, facts: Mapping[TopicPartition, Any]) -> dict[Any, Any]:
+        return {self._key(each): facts[each] for each in sorted(facts)}
+
+    # --- end -----------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    def close(self) -> None:
+        """Commit what is handled, give the partitions up and leave the group; ends an iteration in any thread."""
+        self._closed = self._closed or LogClosedError(f"group {self.name} is closed; join it again")
+        waiter = self._waiter
+        if waiter is not None:
+            waiter.wake()
+        if self._using.acquire(blocking=False):  # otherwise the thread that is reading does it
+            try:
+                self._release()
+            finally:
+                self._using.release()
+
+    def _release(self) -> None:
+        if self not in _live_groups:
+            return
+        _live_groups.discard(self)
+        try:
+            if self._membership.is_valid():
+                self._give_up(self._ownership.owned())
+        finally:
+            self._ownership.abandon()
+            with suppress(FileNotFoundError):  # the group's directory may be gone
+                self._membership.leave()
+            self._offsets.close()
+            for reader in self._readers.values():
+                reader.close()
+            if self._waiter is not None:
+                self._waiter.close()
+
+    def abandon_in_child(self, parent_pid: int) -> None:
+        """After a fork: the membership is the parent's, and its locks must not live on in the child."""
+        self._using = threading.Lock()
+        self._closed = ForkedHandleError(self._place.path, parent_pid)
+        self._ownership.abandon()
+        self._membership.abandon()
+        self._offsets.close()
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+
+class TopicsGroup(Group):
+    """A member of a group on several topics: records come as (topic, record), partitions are `TopicPartition`s."""
+
+    def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Any]:
+        return zip(repeat(partition.topic), records)
+
+    def _shown_batch(self, partition: TopicPartition, batch: Batch) -> Any:
+        return partition.topic, batch
+
+    def _record(self, what: Any) -> tuple[Record, TopicPartition]:
+        match what:
+            case (str() as topic, Record() as record):
+                return record, self._partition((topic, record.partition))
+        raise TypeError(f"commit() takes (topic, record) or a mapping of (topic, partition) to offsets, not {what!r}")
+
+    def _key(self, partition: TopicPartition) -> Any:
+        return partition
+
+    def _partition(self, key: Any) -> TopicPartition:
+        if tuple(key) not in self._place.logs:
+            raise ValueError(f"group {self.name} has no partition {key!r}; they are (topic, partition)")
+        return TopicPartition(*key)
+
+
+def _next_batch(reader: Reader) -> Batch | None:
+    return next(reader.batches(), None)
+
+
+def _commit_interval(policy: CommitPolicy) -> float | None:
+    """Seconds between commits; None for those by hand alone."""
+    if policy == "manual":
+        return None
+    if policy == "after":
+        return _COMMIT_AFTER_S
+    if isinstance(policy, (str, bool)) or microseconds(policy) <= 0:
+        raise ValueError(f'commit must be "after", "manual" or an interval above 0, not {policy!r}')
+    return microseconds(policy) / 1_000_000
+
+
+_live_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+_pid = os.getpid()
+
+
+def _abandon_groups() -> None:
+    global _pid
+    parent_pid, _pid = _pid, os.getpid()
+    for group in list(_live_groups):
+        group.abandon_in_child(parent_pid)
+    _live_groups.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_groups)

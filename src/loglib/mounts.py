@@ -1,0 +1,60 @@
+"""Mounts: on what kind of file system a path lies, to warn where locks may not hold.
+
+Invariant: a guess for a warning; nothing is decided by it.
+
+`flock` over NFS has been a byte-range lock at the server since Linux 2.6.12 (flock(2)), may be
+local to one client by a mount option, and is whatever its author made of it on FUSE and SMB: two
+hosts may both believe to be the one writer of a partition. Reading is as good there as anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .files import Files
+
+__all__ = ["network_file_system"]
+
+_TABLE = "/proc/self/mountinfo"  # one mount a line; see proc(5)
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "afs", "gfs2", "ocfs2", "glusterfs"}
+
+
+def network_file_system(files: Files, path: str) -> str | None:
+    """The type of the file system of `path` if other hosts may share it; None also where nothing tells."""
+    if not files.real:
+        return None
+    try:
+        table = _read(files)
+    except OSError:  # no Linux, or no /proc
+        return None
+    kind = file_system_of(table, os.path.realpath(path))
+    return kind if kind in _NETWORK or kind.startswith("fuse") else None
+
+
+def file_system_of(table: str, path: str) -> str:
+    """The type of the file system that the longest mount point above `path` names; "" if there is none."""
+    found, longest = "", -1
+    for line in table.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) < 5 or not after:
+            continue
+        point = _unescaped(fields[4]).rstrip("/")
+        if (path + "/").startswith(point + "/") and len(point) >= longest:  # of two on one point the later is on top
+            found, longest = after.split(" ")[0], len(point)
+    return found
+
+
+def _unescaped(field: str) -> str:
+    """Spaces and the like are written as a backslash and three octal digits."""
+    head, *rest = field.split("\\")
+    return head + "".join(chr(int(each[:3], 8)) + each[3:] for each in rest)
+
+
+def _read(files: Files) -> str:
+    fd = files.open_read(_TABLE)
+    try:
+        blocks = iter(lambda: files.read(fd, 1 << 16), b"")
+        return b"".join(blocks).decode(errors="replace")
+    finally:
+        files.close(fd)

@@ -1,0 +1,45 @@
+"""Testing: file systems on which a program that uses loglib can be made to fail, for the tests of that program.
+
+    MemoryFiles     in memory: fast, and the same each time
+    CrashFS         in memory, and yields every state that a power cut may leave
+    RecordingFiles  keeps the system calls; FaultyFiles fails one; ShortWrites, FullDisk, DyingFiles and
+                    UnsyncedFiles do what their names say
+
+Each goes in by `Topic.open(path, files=...)`. docs/testing.md has a program. The module
+`loglib.testing.strategies` draws records and policies for Hypothesis, which it needs.
+"""
+
+from .crash import CrashFS, CrashState, Image, Mode, Operation, crash_states
+from .memory import MemoryFiles
+from .watched import (
+    CHANGES,
+    Call,
+    DyingFiles,
+    FaultyFiles,
+    FullDisk,
+    Killed,
+    RecordingFiles,
+    ShortWrites,
+    UnsyncedFiles,
+    WatchedFiles,
+)
+
+__all__ = [
+    "CHANGES",
+    "Call",
+    "CrashFS",
+    "CrashState",
+    "DyingFiles",
+    "FaultyFiles",
+    "FullDisk",
+    "Image",
+    "Killed",
+    "MemoryFiles",
+    "Mode",
+    "Operation",
+    "RecordingFiles",
+    "ShortWrites",
+    "UnsyncedFiles",
+    "WatchedFiles",
+    "crash_states",
+]

@@ -1,0 +1,385 @@
+"""Crash: what a power cut may leave on a disk, for every instant of a program that ran on `CrashFS`.
+
+Invariant: a state holds every byte and name that was synced before the cut, and of what was not
+synced any part. It never holds what had not been begun.
+
+The model, in its strict mode, grants the file system nothing that the standards do not:
+
+    bytes and size of a file    durable once that file is synced
+    a name (made, renamed, removed)    durable once its directory is synced
+    pending                     each on its own there or not, in whatever order it was asked for
+    a pending write             also torn, by sectors of 512 bytes or pages of 4096: each new, as before,
+                                zeros (the size was there first) or garbage
+    a pending rename            whole or not at all, with or without the file's data
+
+The mode "linux" grants in addition what ext4 and XFS do: syncing a file makes its name durable.
+Assumed in both: a write harms no bytes beside its own, even within its sector, and a sector that is
+written with the bytes it has already keeps them.
+
+A process that is killed leaves what it had handed to the system, synced or not: the state of an
+instant from which nothing is missing.
+
+Threads: states may be enumerated when the program has come to rest.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from hashlib import blake2b
+from random import Random
+from typing import Literal, NamedTuple
+
+from ..files import Buffer
+from .memory import MemoryFiles, Node
+
+__all__ = ["CrashFS", "CrashState", "Image", "Mode", "Operation", "crash_states"]
+
+SECTOR_BYTES = 512
+PAGE_SECTORS = 8
+_ROOT = 1
+_DATA = ("write", "truncate")
+_GARBAGE = Random("what was in the block before").randbytes(1 << 16)
+
+Mode = Literal["strict", "linux"]
+# What became of each sector that a write touches, a letter each: New, as it was Before, Zeros, Garbage.
+Tear = str
+
+
+class Operation(NamedTuple):
+    """One change to the disk, or one sync, as it was asked for."""
+
+    name: str  # create, mkdir, write, truncate, rename, unlink, rmdir or sync
+    path: str
+    node: int  # number of the file or directory
+    parent: int = 0  # of a name: the directory that it is in
+    position: int = 0  # of a write; of a truncate the size
+    data: bytes = b""
+    target: str = ""  # of a rename
+    target_parent: int = 0
+
+    def __str__(self) -> str:
+        match self.name:
+            case "write":
+                return f"write {self.path} [{self.position}, {self.position + len(self.data)})"
+            case "truncate":
+                return f"truncate {self.path} to {self.position}"
+            case "rename":
+                return f"rename {self.path} to {self.target}"
+            case name:
+                return f"{name} {self.path}"
+
+
+class Image:
+    """What a disk holds: the bytes of each file and the names in each directory, by node number."""
+
+    def __init__(self, contents: dict[int, bytes], names: dict[int, dict[str, int]]) -> None:
+        self.contents = contents
+        self.names = names
+
+    @classmethod
+    def empty(cls) -> Image:
+        return cls({}, {_ROOT: {}})
+
+    @classmethod
+    def of(cls, tree: dict[str, bytes]) -> Image:
+        """The image of a disk with these files, by path; a path that ends in / is an empty directory."""
+        image = cls.empty()
+        number = _ROOT
+        for path, content in tree.items():
+            directory = _ROOT
+            *parents, name = path.strip("/").split("/") if not path.endswith("/") else [*path.strip("/").split("/"), ""]
+            for each in parents:
+                if each not in image.names[directory]:
+                    number += 1
+                    image.names[directory][each] = number
+                    image.names[number] = {}
+                directory = image.names[directory][each]
+            if name:
+                number += 1
+                image.names[directory][name] = number
+                image.contents[number] = bytes(content)
+        return image
+
+    def tree(self) -> dict[str, bytes]:
+        """The content of each file by its path, and an empty directory by its path with a / behind it."""
+        return dict(self._walk(_ROOT, "/"))
+
+    def _walk(self, directory: int, path: str) -> Iterator[tuple[str, bytes]]:
+        for name, number in sorted(self.names[directory].items()):
+            if number not in self.names:
+                yield path + name, self.contents.get(number, b"")
+            elif self.names[number]:
+                yield from self._walk(number, f"{path}{name}/")
+            else:
+                yield f"{path}{name}/", b""
+
+    def digest(self, directory: str = "/", *, leaving_out: tuple[str, ...] = ()) -> int:
+        """64 bits by which images may be told apart, in whole or below a directory.
+
+        The content of files with the names left out does not count.
+        """
+        summary = blake2b(digest_size=8)
+        number = _ROOT
+        for name in directory.split("/"):
+            number = self.names[number][name] if name else number
+        self._add_to(summary, number, leaving_out)
+        return int.from_bytes(summary.digest(), "little")
+
+    def _add_to(self, summary: blake2b, directory: int, leaving_out: tuple[str, ...]) -> None:
+        names = self.names
+        for name, number in sorted(names[directory].items()):
+            if number in names:
+                summary.update(b"%s/%d/" % (name.encode(), len(names[number])))
+                self._add_to(summary, number, leaving_out)
+            else:
+                content = b"" if name in leaving_out else self.contents.get(number, b"")
+                summary.update(b"%s:%d:" % (name.encode(), len(content)))
+                summary.update(content)
+
+
+class CrashFS(MemoryFiles):
+    """A file system in memory that remembers in which order it was changed, and what was synced.
+
+    `operations` is the list; its length is the instant that `CrashState.at` refers to, so a test
+    notes it whenever its program has acknowledged something.
+    """
+
+    def __init__(self, image: Image | None = None, *, capacity: int | None = None) -> None:
+        super().__init__(capacity=capacity)
+        self.operations: list[Operation] = []
+        self.before = Image.empty() if image is None else image
+        if image is not None:
+            self._last_number = max([_ROOT, *image.contents, *image.names])
+            self._root = self._grow(image, _ROOT)
+
+    def _grow(self, image: Image, number: int) -> Node:
+        names = image.names.get(number)
+        if names is None:
+            content = image.contents.get(number, b"")
+            self.used += len(content)
+            return Node(number, stat.S_IFREG | 0o600, content, None)
+        entries = {name: self._grow(image, each) for name, each in names.items()}
+        return Node(number, stat.S_IFDIR | 0o700, b"", entries)
+
+    def _changed(
+        self, name: str, path: str, node: Node, parent: int = 0, position: int = 0, data: Buffer = b"",
+        target: str = "", target_parent: int = 0,
+    ) -> None:  # fmt: skip
+        operation = Operation(name, path, node.number, parent, position, bytes(data), target, target_parent)
+        self.operations.append(operation)
+
+    def crash_states(
+        self, *, mode: Mode = "strict", seed: int = 0, random: int = 4, since: int = 0
+    ) -> Iterator[CrashState]:
+        """The states that a power cut may leave, at each instant from operation `since` on; see `crash_states`."""
+        return crash_states(self.before, self.operations, mode=mode, seed=seed, random=random, since=since)
+
+
+class CrashState:
+    """What is on the disk after a power cut; `files` is a new `CrashFS` each time, to recover on."""
+
+    def __init__(self, at: int, disk: _Disk, kept: tuple[int, ...], torn: dict[int, Tear]) -> None:
+        self.at = at  # operations begun before the cut
+        self._disk = disk
+        self._kept = kept
+        self._torn = torn
+        self.whole = len(kept) == len(disk.pending) and not torn  # as after the death of the process alone
+        self._image: Image | None = None
+
+    @property
+    def operations(self) -> list[Operation]:
+        """Those begun before the cut."""
+        return self._disk.operations[: self.at]
+
+    @property
+    def image(self) -> Image:
+        """What the disk holds, for who wants to look at it, keep it or compare it."""
+        if self._image is None:
+            self._image = self._disk.image(self._kept, self._torn)
+        return self._image
+
+    @property
+    def files(self) -> CrashFS:
+        """A file system that begins with what the disk holds; a new one each time."""
+        return CrashFS(self.image)
+
+    @property
+    def key(self) -> tuple[int, tuple[tuple[int, Tear], ...]]:
+        """What there is of the operations: equal for states of one program that are equal."""
+        mask = self._disk.durable
+        for number in self._kept:
+            mask |= 1 << number
+        return mask, tuple(sorted(self._torn.items()))
+
+    def __repr__(self) -> str:
+        operations, pending = self._disk.operations, self._disk.pending
+        lines = [f"the cut came after operation {self.at} of {len(operations)}"]
+        lines += [f"    lost: {operations[each]}" for each in pending if each not in self._kept]
+        lines += [f"    torn: {operations[each]}, its sectors {tear}" for each, tear in sorted(self._torn.items())]
+        return "\n".join(lines)
+
+
+def crash_states(
+    before: Image, operations: list[Operation], *, mode: Mode = "strict", seed: int = 0, random: int = 4, since: int = 0
+) -> Iterator[CrashState]:
+    """For each prefix of the operations, on a disk that held `before`, states that a cut may leave.
+
+    Each prefix gives: everything pending there, nothing, each operation alone missing, each alone
+    there; each pending write torn at each sector; and `random` subsets with random tears, drawn with
+    the seed. A state may come again, at a later instant: then more may have been promised.
+    """
+    disk = _Disk(before, operations, mode)
+    for at in range(len(operations) + 1):
+        if at:
+            disk = disk.after(at - 1)
+        if at >= since:
+            yield from _states(disk, at, Random(f"{seed}/{at}"), random)
+
+
+def _states(disk: _Disk, at: int, choose: Random, count: int) -> Iterator[CrashState]:
+    pending = disk.pending
+    yield CrashState(at, disk, pending, {})
+    if not pending:
+        return
+    yield CrashState(at, disk, (), {})
+    if len(pending) > 1:
+        for number in pending:
+            yield CrashState(at, disk, tuple(each for each in pending if each != number), {})
+            yield CrashState(at, disk, (number,), {})
+    # Of the operations before the last, the instants before have shown the tears.
+    for tear in _tears(disk.operations[pending[-1]]):
+        yield CrashState(at, disk, pending, {pending[-1]: tear})
+    for _ in range(count if len(pending) > 1 or disk.operations[pending[-1]].name == "write" else 0):
+        likely = choose.random()
+        kept = tuple(each for each in pending if choose.random() < likely)
+        torn = {each: _random_tear(disk.operations[each], choose) for each in kept if choose.random() < 0.5}
+        yield CrashState(at, disk, kept, {each: tear for each, tear in torn.items() if tear})
+
+
+def _sectors(operation: Operation) -> int:
+    """How many sectors a write touches; 0 for anything else."""
+    if operation.name != "write" or not operation.data:
+        return 0
+    last = operation.position + len(operation.data) - 1
+    return last // SECTOR_BYTES - operation.position // SECTOR_BYTES + 1
+
+
+def _tears(operation: Operation) -> Iterator[Tear]:
+    """A write cut at each sector from either side, and each sector or page alone gone bad."""
+    sectors = _sectors(operation)
+    width = 1 if sectors <= 4 * PAGE_SECTORS else PAGE_SECTORS  # of a large write, page by page
+    for at in range(width, sectors, width):
+        yield "N" * at + "B" * (sectors - at)
+        yield "B" * at + "N" * (sectors - at)
+    for at in range(0, sectors, width):
+        for kind in "ZG":
+            yield "N" * at + (kind * width)[: sectors - at] + "N" * (sectors - at - width)
+    if sectors > 1:
+        yield "Z" * sectors
+        yield "G" * sectors
+
+
+def _random_tear(operation: Operation, choose: Random) -> Tear:
+    sectors = _sectors(operation)
+    width = choose.choice((1, PAGE_SECTORS))
+    tear = "".join(choose.choice("NNNBZG") * width for _ in range(0, sectors, width))[:sectors]
+    return tear if tear.strip("N") else ""
+
+
+class _Disk:
+    """A disk at one instant: what is durable, and which operations are pending."""
+
+    def __init__(self, before: Image, operations: list[Operation], mode: Mode) -> None:
+        self.operations = operations
+        self.mode = mode
+        self.image_durable = before
+        self.durable = 0  # the operations in it, a bit each
+        self.pending: tuple[int, ...] = ()
+
+    def after(self, number: int) -> _Disk:
+        """The disk when this operation has been done as well."""
+        operation = self.operations[number]
+        disk = _Disk(self.image_durable, self.operations, self.mode)
+        disk.durable = self.durable
+        if operation.name != "sync":
+            disk.pending = (*self.pending, number)
+            return disk
+        settled = self._settled_by(operation)
+        disk.pending = tuple(each for each in self.pending if each not in settled)
+        if settled:
+            disk.image_durable = self.image(tuple(each for each in self.pending if each in settled), {})
+            for each in settled:
+                disk.durable |= 1 << each
+        return disk
+
+    def _settled_by(self, sync: Operation) -> set[int]:
+        """The pending operations that a sync of this file or directory makes durable."""
+        settled = set()
+        named = {sync.node} if self.mode == "linux" else set()
+        for number in reversed(self.pending):
+            operation = self.operations[number]
+            if operation.name in _DATA:
+                if operation.node == sync.node:
+                    settled.add(number)
+            elif (operation.target_parent or operation.parent) == sync.node:
+                settled.add(number)
+            elif operation.node in named:
+                settled.add(number)
+                named.add(operation.target_parent or operation.parent)
+        return settled
+
+    def image(self, kept: tuple[int, ...], torn: dict[int, Tear]) -> Image:
+        """What is on the disk if these of the pending operations have reached it."""
+        contents, names = self.image_durable.contents.copy(), self.image_durable.names.copy()
+        for number in kept:
+            operation = self.operations[number]
+            name, node = operation.name, operation.node
+            if name == "write":
+                contents[node] = _written(contents.get(node, b""), operation, torn.get(number))
+            elif name == "truncate":
+                content, size = contents.get(node, b""), operation.position
+                contents[node] = content[:size] if size <= len(content) else content + bytes(size - len(content))
+            elif name == "create" or name == "mkdir":
+                names[operation.parent] = names.get(operation.parent, {}) | {_last(operation.path): node}
+                if name == "mkdir":
+                    names.setdefault(node, {})
+            else:
+                kept_names = names.get(operation.parent, {}).copy()
+                if kept_names.get(_last(operation.path)) == node:
+                    del kept_names[_last(operation.path)]
+                names[operation.parent] = kept_names
+                if name == "rename":
+                    target = operation.target_parent
+                    names[target] = names.get(target, {}) | {_last(operation.target): node}
+        return Image(contents, names)
+
+
+def _written(content: bytes, operation: Operation, tear: Tear | None) -> bytes:
+    """The content of a file when a write, or what a tear leaves of it, has reached the disk."""
+    position, data = operation.position, operation.data
+    if tear is None:
+        if position > len(content):
+            content += bytes(position - len(content))
+        return b"".join((content[:position], data, content[position + len(data) :]))
+    changed = bytearray(content)
+    start, end = position, position + len(data)
+    for kind in tear:
+        stop = min(start - start % SECTOR_BYTES + SECTOR_BYTES, end)
+        new = data[start - position : stop - position]
+        if kind != "B" and changed[start:stop] != new:  # bytes written over themselves are safe
+            if start > len(changed):
+                changed.extend(bytes(start - len(changed)))
+            if kind == "N":
+                changed[start:stop] = new
+            elif kind == "Z":
+                changed[start:stop] = bytes(stop - start)
+            else:
+                at = start % len(_GARBAGE)
+                changed[start:stop] = _GARBAGE[at : at + stop - start].ljust(stop - start, b"\xa5")
+        start = stop
+    return bytes(changed)
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

@@ -1,0 +1,376 @@
+"""Memory: a file system in this process, for tests that are fast and the same each time.
+
+Invariant: what a call of `Files` promises or refuses here, it does on Linux: the error numbers, a
+removed file that stays readable while it is open, a lock that goes with the file that holds it. What
+has no equal here: links, devices, permissions that refuse, and other processes.
+
+Threads: safe for all; every call that changes something takes one lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ..files import REAL, Buffer, Files
+
+__all__ = ["MemoryFiles", "Node"]
+
+_FIRST_FD = 1 << 30  # no descriptor of the system: a mistaken one is refused and never another file's
+_ROOT = 1
+_BLOCK_BYTES = 4096
+_ENDLESS = 1 << 50
+_WRITABLE = os.O_WRONLY | os.O_RDWR
+
+
+class Node:
+    """A file, which has `data`, or a directory, which has `entries`."""
+
+    __slots__ = ("data", "entries", "holder", "mode", "number")
+
+    def __init__(self, number: int, mode: int, data: bytes | bytearray, entries: dict[str, Node] | None) -> None:
+        self.number = number
+        self.mode = mode
+        self.data = data  # bytes until the first change: file systems made of one image share them
+        self.entries = entries
+        self.holder = 0  # the open file that has the lock
+
+
+class _Open:
+    """An open file: what a descriptor stands for."""
+
+    __slots__ = ("flags", "node", "path", "position")
+
+    def __init__(self, node: Node, path: str, flags: int) -> None:
+        self.node = node
+        self.path = path
+        self.flags = flags
+        self.position = 0
+
+
+class MemoryFiles(Files):
+    """Files and directories in memory; `Topic.open(path, files=MemoryFiles())` needs nothing else.
+
+    With a `capacity`, writes beyond that many bytes are short and then fail with ENOSPC.
+    """
+
+    real = False
+
+    def __init__(self, *, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._lock = threading.Lock()
+        self._root = Node(_ROOT, stat.S_IFDIR | 0o755, b"", {})
+        self._last_number = _ROOT
+        self._directories: dict[str, Node] = {}  # found before, by path; forgotten when a directory moves or goes
+        self._open: dict[int, _Open] = {}
+        self._next_fd = self._born = _FIRST_FD
+
+    def tree(self) -> dict[str, bytes]:
+        """The content of every file, by its path."""
+        found: dict[str, bytes] = {}
+        _collect(self._root, "", found)
+        return found
+
+    def kill(self) -> None:
+        """End the process, as far as files go: its descriptors and its locks are gone, its writes are not."""
+        with self._lock:
+            for opened in self._open.values():
+                opened.node.holder = 0
+            self._open.clear()
+            self._born = self._next_fd
+
+    def open_paths(self) -> list[str]:
+        """The paths of the files that are open, each as it was when it was opened."""
+        return sorted(opened.path for opened in self._open.values())
+
+    # --- what a recording subclass is told, with the lock held ---------------------------------------
+
+    def _changed(
+        self, name: str, path: str, node: Node, parent: int = 0, position: int = 0, data: Buffer = b"",
+        target: str = "", target_parent: int = 0,
+    ) -> None:  # fmt: skip
+        """A system call has changed or synced something."""
+
+    # --- system calls: open files ---------------------------------------------------------------------
+
+    def open(self, path: Any, flags: int, permissions: int = 0o777) -> int:  # type: ignore[override]
+        with self._lock:
+            parent, name, node = self._find(path)
+            if node is None:
+                if not flags & os.O_CREAT:
+                    _refuse(errno.ENOENT, path)
+                node = self._link(parent, name, path, stat.S_IFREG | permissions & 0o777, "create")
+            elif flags & os.O_CREAT and flags & os.O_EXCL:
+                _refuse(errno.EEXIST, path)
+            elif node.entries is None and flags & os.O_DIRECTORY:
+                _refuse(errno.ENOTDIR, path)
+            elif node.entries is not None and flags & (_WRITABLE | os.O_CREAT):
+                _refuse(errno.EISDIR, path)
+            fd = self._next_fd
+            self._next_fd += 1
+            self._open[fd] = _Open(node, path, flags)
+            return fd
+
+    def close(self, fd: int) -> None:
+        with self._lock:
+            opened = self._open.pop(fd, None)
+            if opened is None:
+                if _FIRST_FD <= fd < self._born:
+                    return  # of the killed process: what is left of it here may let go in peace
+                _refuse(errno.EBADF)
+            if opened.node.holder == fd:
+                opened.node.holder = 0
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        node = self._opened(fd).node
+        if node.entries is not None:
+            _refuse(errno.EISDIR)
+        return bytes(node.data[position : position + size])
+
+    def pwritev(self, fd: int, parts: Sequence[Buffer], position: int) -> int:  # type: ignore[override]
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        opened = self._writable(fd)
+        if not data:
+            return 0
+        with self._lock:
+            node = opened.node
+            if not isinstance(node.data, bytearray):
+                node.data = bytearray(node.data)
+            if self.capacity is not None:
+                data = data[: max(0, len(node.data) + self.capacity - self.used - position)]
+                if not data:
+                    _refuse(errno.ENOSPC, opened.path)
+            before = len(node.data)
+            if position > before:
+                node.data.extend(bytes(position - before))
+            node.data[position : position + len(data)] = data
+            self.used += len(node.data) - before
+            self._changed("write", opened.path, node, position=position, data=data)
+            return len(data)
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        opened = self._writable(fd, errno.EINVAL)
+        with self._lock:
+            node = opened.node
+            before = len(node.data)
+            if self.capacity is not None and size - before > self.capacity - self.used:
+                _refuse(errno.ENOSPC, opened.path)
+            node.data = node.data[:size] if size <= before else node.data + bytes(size - before)
+            self.used += size - before
+            self._changed("truncate", opened.path, node, position=size)
+
+    def datasync(self, fd: int) -> None:  # type: ignore[override]
+        opened = self._opened(fd)
+        with self._lock:
+            self._changed("sync", opened.path, opened.node)
+
+    def drop_cached(self, fd: int, *_: int) -> None:
+        self._opened(fd)
+
+    def fsync(self, fd: int) -> None:  # type: ignore[override]
+        self.datasync(fd)
+
+    def fchmod(self, fd: int, permissions: int) -> None:
+        node = self._opened(fd).node
+        node.mode = stat.S_IFMT(node.mode) | permissions
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return _facts(self._opened(fd).node)
+
+    def flock(self, fd: int, operation: int) -> None:  # type: ignore[override]
+        node = self._opened(fd).node
+        with self._lock:
+            if operation & fcntl.LOCK_UN:
+                node.holder = 0 if node.holder == fd else node.holder
+            elif node.holder in (0, fd):
+                node.holder = fd
+            else:  # waiting for it would be for ever: its holder is in this process
+                _refuse(errno.EWOULDBLOCK)
+
+    # --- system calls: names --------------------------------------------------------------------------
+
+    def rename(self, path: Any, target: Any) -> None:  # type: ignore[override]
+        with self._lock:
+            parent, name, node = self._find(path)
+            target_parent, target_name, replaced = self._find(target)
+            if node is None:
+                _refuse(errno.ENOENT, path)
+            if node is replaced:
+                return
+            if _holds(node, target_parent):
+                _refuse(errno.EINVAL, target)
+            if replaced is not None:
+                if _holds(replaced, parent):
+                    _refuse(errno.ENOTEMPTY, target)
+                if replaced.entries is not None and node.entries is None:
+                    _refuse(errno.EISDIR, target)
+                if replaced.entries is None and node.entries is not None:
+                    _refuse(errno.ENOTDIR, target)
+                if replaced.entries:
+                    _refuse(errno.ENOTEMPTY, target)
+                self.used -= len(replaced.data)
+            del _entries(parent)[name]
+            _entries(target_parent)[target_name] = node
+            self._directories.clear()
+            for opened in self._open.values():
+                if opened.node is node:
+                    opened.path = target
+            self._changed("rename", path, node, parent=parent.number, target=target, target_parent=target_parent.number)
+
+    def unlink(self, path: Any) -> None:  # type: ignore[override]
+        with self._lock:
+            parent, name, node = self._find(path)
+            if node is None:
+                _refuse(errno.ENOENT, path)
+            if node.entries is not None:
+                _refuse(errno.EISDIR, path)
+            del _entries(parent)[name]
+            self.used -= len(node.data)
+            self._changed("unlink", path, node, parent=parent.number)
+
+    def mkdir(self, path: Any, permissions: int = 0o777) -> None:  # type: ignore[override]
+        with self._lock:
+            parent, name, node = self._find(path)
+            if node is not None:
+                _refuse(errno.EEXIST, path)
+            self._link(parent, name, path, stat.S_IFDIR | permissions & 0o777, "mkdir")
+
+    def rmdir(self, path: Any) -> None:  # type: ignore[override]
+        with self._lock:
+            parent, name, node = self._find(path)
+            if node is None:
+                _refuse(errno.ENOENT, path)
+            if node.entries is None:
+                _refuse(errno.ENOTDIR, path)
+            if node.entries:
+                _refuse(errno.ENOTEMPTY, path)
+            del _entries(parent)[name]
+            self._directories.clear()
+            self._changed("rmdir", path, node, parent=parent.number)
+
+    def chmod(self, path: Any, permissions: int) -> None:  # type: ignore[override]
+        node = self._named(path)
+        node.mode = stat.S_IFMT(node.mode) | permissions
+
+    def stat(self, path: Any) -> os.stat_result:  # type: ignore[override]
+        return _facts(self._named(path))
+
+    lstat = stat  # type: ignore[assignment]
+
+    def listdir(self, path: Any) -> list[str]:  # type: ignore[override]
+        return list(_entries(self._named(path), path))
+
+    def statvfs(self, path: Any) -> os.statvfs_result:
+        self._named(path)
+        total = _ENDLESS if self.capacity is None else self.capacity
+        blocks, free = total // _BLOCK_BYTES, max(0, total - self.used) // _BLOCK_BYTES
+        return os.statvfs_result((_BLOCK_BYTES, _BLOCK_BYTES, blocks, free, free, 1 << 30, 1 << 30, 1 << 30, 0, 255))
+
+    # --- system calls: streams, which may be the system's or files here -----------------------------------
+
+    def sendfile(self, to: int, source: int, start: int, size_bytes: int) -> int:  # type: ignore[override]
+        return self.write(to, self.pread(source, size_bytes, start))
+
+    def read(self, fd: int, size: int) -> bytes:
+        if fd < _FIRST_FD:
+            return REAL.read(fd, size)
+        opened = self._opened(fd)
+        data = self.pread(fd, size, opened.position)
+        opened.position += len(data)
+        return data
+
+    def write(self, fd: int, data: Buffer) -> int:  # type: ignore[override]
+        if fd < _FIRST_FD:
+            return REAL.write(fd, data)
+        opened = self._opened(fd)
+        count = self.pwritev(fd, [data], opened.position)
+        opened.position += count
+        return count
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    def _opened(self, fd: int) -> _Open:
+        try:
+            return self._open[fd]
+        except KeyError:
+            _refuse(errno.EBADF)
+
+    def _writable(self, fd: int, otherwise: int = errno.EBADF) -> _Open:
+        opened = self._opened(fd)
+        if not opened.flags & _WRITABLE:
+            _refuse(otherwise)
+        return opened
+
+    def _find(self, path: str | os.PathLike[str]) -> tuple[Node, str, Node | None]:
+        """(directory, name in it, what has the name, if anything has)."""
+        path = os.fspath(path)
+        above, _, name = path.rpartition("/")
+        directory = self._directories.get(above)
+        if directory is None or name in ("", "."):
+            directory, name = self._walk(path)
+            if not name:
+                return directory, name, directory
+        if directory.entries is None:
+            _refuse(errno.ENOTDIR, path)
+        return directory, name, directory.entries.get(name)
+
+    def _walk(self, path: str) -> tuple[Node, str]:
+        """The directory that the last name of the path is in, and that name; remembers the way."""
+        parts = [part for part in path.split("/") if part and part != "."]
+        node = self._root
+        for part in parts[:-1]:
+            following = _entries(node, path).get(part)
+            if following is None:
+                _refuse(errno.ENOENT, path)
+            node = following
+        above, _, name = path.rpartition("/")
+        if parts and name == parts[-1] and node.entries is not None:
+            self._directories[above] = node
+        return node, parts[-1] if parts else ""
+
+    def _named(self, path: str | os.PathLike[str]) -> Node:
+        node = self._find(path)[2]
+        if node is None:
+            _refuse(errno.ENOENT, path)
+        return node
+
+    def _link(self, parent: Node, name: str, path: str, mode: int, call: str) -> Node:
+        self._last_number += 1
+        node = Node(self._last_number, mode, b"", {} if stat.S_ISDIR(mode) else None)
+        _entries(parent)[name] = node
+        self._changed(call, path, node, parent=parent.number)
+        return node
+
+
+def _entries(node: Node, path: Any = None) -> dict[str, Node]:
+    if node.entries is None:
+        _refuse(errno.ENOTDIR, path)
+    return node.entries
+
+
+def _holds(node: Node, other: Node) -> bool:
+    """Whether the other is the node itself or lies below it."""
+    return node is other or any(_holds(each, other) for each in (node.entries or {}).values())
+
+
+def _facts(node: Node) -> os.stat_result:
+    links = 1 if node.entries is None else 2
+    return os.stat_result((node.mode, node.number, 0, links, 0, 0, len(node.data), 0, 0, 0))
+
+
+def _collect(node: Node, path: str, found: dict[str, bytes]) -> None:
+    if node.entries is None:
+        found[path] = bytes(node.data)
+    else:
+        for name in sorted(node.entries):
+            _collect(node.entries[name], f"{path}/{name}", found)
+
+
+def _refuse(error: int, path: Any = None) -> NoReturn:
+    raise OSError(error, os.strerror(error), path)

@@ -1,0 +1,114 @@
+"""Strategies: what Hypothesis may append to a topic, and topics to append it to.
+
+Invariant: everything drawn is accepted by the call it is for: the argument names are that call's own,
+so that `topic.append(**record)` and `Topic.open(path, **policies)` need no translation.
+
+    @given(workload=workloads())
+    def test_nothing_is_lost(workload):
+        with Topic.open("/log", files=MemoryFiles()) as topic:
+            for name, arguments in workload:
+                getattr(topic, name)(**arguments)
+
+Needs Hypothesis, which loglib itself does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from ..config import FlushPolicy, Retention
+
+__all__ = ["Call", "batches", "keys", "policies", "records", "values", "workloads"]
+
+# The name of a method of `Topic`, and its arguments.
+Call = tuple[str, dict[str, Any]]
+
+_FIRST_TIME = -(1 << 60)
+_LAST_TIME = 1 << 60  # some 36,000 years in either direction
+
+
+def values(*, max_bytes: int = 100) -> SearchStrategy[bytes | None]:
+    """Values: mostly short bytes, and null, which is not the empty value."""
+    return st.none() | st.binary(max_size=max_bytes)
+
+
+def keys() -> SearchStrategy[bytes | None]:
+    """Keys: few, so that they come again."""
+    return st.none() | st.sampled_from([b"", b"a", b"b", b"c", b"key"])
+
+
+def _headers() -> SearchStrategy[list[tuple[str, bytes]]]:
+    name = st.text(st.characters(codec="utf-8"), max_size=5)
+    return st.lists(st.tuples(name, st.binary(max_size=10)), max_size=3)
+
+
+def _timestamps() -> SearchStrategy[int]:
+    return st.integers(_FIRST_TIME, _LAST_TIME)
+
+
+def records(*, max_bytes: int = 100) -> SearchStrategy[dict[str, Any]]:
+    """Arguments of `append`: a value, and any of key, timestamp and headers."""
+    return st.fixed_dictionaries(
+        {"value": values(max_bytes=max_bytes)},
+        optional={"key": keys(), "timestamp": _timestamps(), "headers": _headers()},
+    )
+
+
+@st.composite
+def batches(draw: st.DrawFn, *, max_records: int = 20, max_bytes: int = 100) -> dict[str, Any]:
+    """Arguments of `append_many`: a column of values, and any of the others, as long as that one."""
+    size = draw(st.integers(0, max_records))
+
+    def column(of: SearchStrategy[Any]) -> list[Any]:
+        return draw(st.lists(of, min_size=size, max_size=size))
+
+    batch: dict[str, Any] = {"values": column(values(max_bytes=max_bytes))}
+    for name, of in (("keys", keys()), ("timestamps", _timestamps()), ("headers", _headers())):
+        if draw(st.booleans()):
+            batch[name] = column(of)
+    return batch
+
+
+def policies() -> SearchStrategy[dict[str, Any]]:
+    """Arguments of `Topic.open` for a new topic: small segments and batches, so that little data fills many.
+
+    Nothing in them goes by the clock, so that no thread is started and a failure can be repeated.
+    """
+    counts = st.none() | st.integers(1, 10)
+    return st.fixed_dictionaries(
+        {
+            "partitions": st.integers(1, 3),
+            "flush": st.builds(FlushPolicy, messages=counts, interval=st.none(), bytes=counts.map(_hundreds)),
+            "retention": st.just(Retention(age=None)),
+            "segment_age": st.none(),
+            "segment_bytes": st.sampled_from([4096, 8192, 1 << 20]),
+        },
+        optional={
+            "batch_bytes": st.integers(100, 10_000),
+            "batch_records": st.integers(1, 100),
+            "compression": st.sampled_from(["none", "zlib"]),
+            "durability": st.sampled_from(["disk", "os"]),
+        },
+    )
+
+
+def _hundreds(count: int | None) -> int | None:
+    return None if count is None else 100 * count
+
+
+def workloads(*, max_calls: int = 10) -> SearchStrategy[list[Call]]:
+    """Calls of a topic's methods, in order."""
+    calls = st.one_of(
+        st.tuples(st.just("append"), records()),
+        st.tuples(st.just("append"), records().map(_synced)),
+        st.tuples(st.just("append_many"), batches()),
+        st.just(("flush", dict[str, Any]())),
+    )
+    return st.lists(calls, max_size=max_calls)
+
+
+def _synced(record: dict[str, Any]) -> dict[str, Any]:
+    return record | {"sync": True}

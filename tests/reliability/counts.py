@@ -1,0 +1,84 @@
+"""Counts: what the reliability tests did, gathered from all their processes and printed as one table.
+
+Each test adds its figures under the goal that it serves; a goal's figures are the sums over its
+tests. `LOGLIB_SOAK` multiplies how much is done: 1 by default, 20 for a soak of some hours.
+
+    counts.count("G4", kills=100, lost=0)       one more line in .reliability/counts.jsonl
+    python tests/reliability/counts.py          the table
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[2] / ".reliability" / "counts.jsonl"
+NEVER = ("lost", "phantoms", "refused", "undetected", "wrong", "survived")  # what must be 0 in every goal
+
+GOALS = {
+    "G1": "crash states",
+    "G2": "durability mutants",
+    "G3": "damaged bytes",
+    "G4": "SIGKILL",
+    "G5": "power cuts",
+    "G6": "failing calls",
+    "G7": "interrupts",
+    "G8": "readers at once",
+    "G9": "hostile bytes",
+    "G10": "model",
+    "G12": "writers at once",
+}
+
+
+def scale(number: int) -> int:
+    """`number` of something, more in a soak; at least one."""
+    return max(1, round(number * float(os.environ.get("LOGLIB_SOAK", "1"))))
+
+
+def count(goal: str, **figures: int) -> None:
+    """Add figures to a goal's. One write in append mode, so that processes do not mix their lines."""
+    assert goal in GOALS, goal
+    FILE.parent.mkdir(exist_ok=True)
+    with FILE.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps({"goal": goal, **figures}) + "\n")
+
+
+def need(condition: object, what: str) -> None:
+    """Skip, loudly, where the machine lacks something; a failure where CI is to prove the figures."""
+    if condition:
+        return
+    if os.environ.get("CI"):
+        pytest.fail(f"this machine lacks {what}, without which nothing is proved here")
+    pytest.skip(f"NOT PROVED: this machine lacks {what}")
+
+
+def table(lines: list[str]) -> list[str]:
+    """The figures by goal, as rows of a table in Markdown."""
+    sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for line in lines:
+        figures = json.loads(line)
+        goal = figures.pop("goal")
+        for name, number in figures.items():
+            sums[goal][name] += number
+    rows = ["| goal | what | done | must be 0 |", "| --- | --- | --- | --- |"]
+    for goal, what in GOALS.items():
+        figures = sums.get(goal, {})
+        done = ", ".join(f"{number:,} {_words(name)}" for name, number in figures.items() if name not in NEVER)
+        never = ", ".join(f"{number:,} {_words(name)}" for name, number in figures.items() if name in NEVER)
+        rows.append(f"| {goal} | {what} | {done or 'not run'} | {never} |")
+    return rows
+
+
+def _words(name: str) -> str:
+    return "wrongly refused" if name == "refused" else name.replace("_", " ")
+
+
+if __name__ == "__main__":
+    gathered = FILE.read_text("utf-8").splitlines() if FILE.exists() else []
+    print("\n".join(table(gathered)))
+    sys.exit(0 if gathered else 1)

@@ -1,0 +1,738 @@
+"""Crash engine: runs workloads on a `CrashFS`, cuts the power at every instant, and judges what recovery makes of it.
+
+A workload is a list of calls, named in `CALLS`. While it runs, a `History` of each partition notes what was appended
+and, with the number of file operations made until then, what was promised: by a call that returned, or by a published
+watermark, which lets readers see. A state is judged by the real `Writer`:
+
+    lost        fewer records than were promised at the instant of the cut
+    phantoms    records that were never appended there, or others in their place, or dropped ones come back
+    refused     an error where nothing but a crash has happened
+
+then recovered a second time, which must change nothing, appended to, and read. Before all that a reader looks, which
+must see the beginning of what is there afterwards. The files of a partition determine the outcome, so equal files are
+recovered once for all instants at which they occur.
+
+A failure says how to repeat it, and `save` keeps the state for ever: tests/reliability/regressions/.
+
+    run_workloads(workloads())                      everything there is, up to the first failure
+    run_workloads(workloads(), disk=NeverSynced)    the same over another `CrashFS`: does the engine see the fault?
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import uuid
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+from unittest import mock
+
+from loglib import FlushPolicy, LogError, Retention, Topic, description
+from loglib.arguments import record_columns
+from loglib.config import TopicConfig
+from loglib.index import SegmentIndex
+from loglib.log import Cursor, Log
+from loglib.partitioner import by_crc32
+from loglib.segment import Identity
+from loglib.testing import CrashFS, CrashState, Image, MemoryFiles, Mode, Operation, crash_states
+from loglib.watermark import newest
+from loglib.writer import Writer
+
+PATH = "/topic"
+LOG_ID = uuid.UUID("4c4c4c4c-0000-4000-8000-000000000001")
+NOW = 1_700_000_000_000_000
+LEFT_OUT = ("lock",)  # its text is for messages: states that differ in nothing else count once
+REGRESSIONS = Path(__file__).parent / "regressions"
+
+Row = tuple[int, bytes | None, bytes | None]  # offset, value, key
+
+
+class Workload(NamedTuple):
+    """Calls, on what topic, and the seed of everything random about them."""
+
+    calls: tuple[str, ...]
+    durability: str = "disk"
+    partitions: int = 1
+    compression: str = "none"
+    seed: int = 0
+    mode: Mode = "strict"
+
+    def config(self) -> TopicConfig:
+        """Small segments and batches, and nothing that goes by the clock, so that no thread is started."""
+        return TopicConfig(
+            partitions=self.partitions, flush=FlushPolicy(messages=None, interval=None, bytes=None),
+            retention=Retention(age=None), segment_age=None, segment_bytes=8192, batch_bytes=4096,
+            compression=self.compression, durability=self.durability,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+class Failure(AssertionError):
+    """A state that recovery answered wrongly."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(f"{kind}: {why}")
+        self.kind = kind  # lost, phantoms or refused
+        self.state: CrashState | None = None
+        self.histories: Sequence[History] = ()
+        self.workload: Workload | None = None
+
+        self.first_partition = 0
+
+    def found_in(self, state: CrashState, histories: Sequence[History], *, first_partition: int = 0) -> None:
+        """Note where, unless a state inside has been noted."""
+        if self.state is None:
+            self.state, self.histories, self.first_partition = state, histories, first_partition
+
+
+# --- what was appended, and what was promised ---------------------------------------------------------
+
+
+class History:
+    """One partition's records and promises; a promise holds from the instant at which it was made."""
+
+    def __init__(self, rows: Iterable[Row] = (), start: int = 0) -> None:
+        self.rows = list(rows)
+        self.starts = [(0, start)]  # (instant, a log start that a reader may find from then on)
+        self.dropped: list[tuple[int, int]] = []  # (instant, log start that holds from then on)
+        self._promises: dict[bool, list[tuple[int, int]]] = {True: [(0, 0)], False: [(0, 0)]}
+
+    def promise(self, at: int, count: int, *, power: bool) -> None:
+        """The first `count` records survive the process, with `power` also a power cut."""
+        for kind in (False, True) if power else (False,):
+            promises = self._promises[kind]
+            if count > promises[-1][1]:
+                promises.append((at, count))
+
+    def promised(self, at: int, *, power: bool) -> int:
+        promises = self._promises[power]
+        return promises[bisect_right(promises, (at, 1 << 62)) - 1][1]
+
+    def count_below(self, offset: int) -> int:
+        return bisect_right(self.rows, (offset - 1, b"\xff" * 8))
+
+    def at(self, instant: int, *, power: bool) -> dict[str, Any]:
+        """What is true at the instant, in terms of JSON."""
+        rows = [(offset, *(None if each is None else _pack(each) for each in two)) for offset, *two in self.rows]
+        return {
+            "rows": rows,
+            "promised": self.promised(instant, power=power),
+            "starts": [start for since, start in self.starts if since <= instant],
+            "dropped": [start for since, start in self.dropped if since <= instant],
+        }
+
+    def judge(self, at: int, *, power: bool, log_start: int, rows: tuple[Row, ...]) -> None:
+        """Raise a `Failure` unless these rows may be what is left after a cut at that instant."""
+        if log_start not in {start for since, start in self.starts if since <= at}:
+            raise Failure("phantoms", f"log start {log_start}, of {self.starts}")
+        if self.dropped and (kept := [start for since, start in self.dropped if since <= at]) and log_start < kept[-1]:
+            raise Failure("phantoms", f"log start {log_start} is back before {kept[-1]}")
+        first = sum(row[0] < log_start for row in self.rows)
+        if list(rows) != self.rows[first : first + len(rows)]:
+            raise Failure("phantoms", f"read {_short(rows)}, appended {_short(self.rows[first:])}")
+        promised = self.promised(at, power=power)
+        if first + len(rows) < promised:
+            raise Failure("lost", f"{first + len(rows)} of {promised} records promised are left")
+
+
+def _short(rows: Sequence[Row]) -> str:
+    return str([(offset, (value or b"")[:8], key) for offset, value, key in rows])
+
+
+class Recorder(CrashFS):
+    """A `CrashFS` that leaves the text in lock files out of its operations."""
+
+    def _changed(self, name: str, path: str, *facts: Any, **more: Any) -> None:
+        if not path.endswith("/lock") or name not in ("write", "truncate"):
+            super()._changed(name, path, *facts, **more)
+
+
+# --- workloads -------------------------------------------------------------------------------------------
+
+
+class World:
+    """A topic on a disk that records, the histories of its partitions, and the calls of a workload."""
+
+    def __init__(self, workload: Workload, *, disk: Callable[[Image], CrashFS] = Recorder) -> None:
+        self.workload = workload
+        self.config = config = workload.config()
+        self.disk = disk
+        self.choose = Random(workload.seed)
+        self.histories = [History() for _ in range(config.partitions)]
+        self.appended = 0
+        self.sequence = 0
+        self.last_call: tuple[list[bytes], int] | None = None
+        self.identities = [Identity.of(LOG_ID.bytes, number) for number in range(config.partitions)]
+        self.start(fresh_image(config))
+
+    def start(self, image: Image) -> None:
+        """Open the topic on this disk."""
+        self.fs = self.disk(image)
+        self.image = image
+        self._seen = 0
+        self.open()
+
+    def open(self) -> None:
+        self.topic = Topic.open(PATH, files=self.fs, clock=_clock)
+
+    @property
+    def now(self) -> int:
+        """The instant: how many file operations have been made."""
+        return len(self.fs.operations)
+
+    def states(self, *, since: int) -> Iterator[CrashState]:
+        """What cuts may leave, from this instant on."""
+        self.note_marks()
+        seed, mode = self.workload.seed, self.workload.mode
+        return crash_states(self.image, self.fs.operations, mode=mode, seed=seed, random=8, since=since)
+
+    def value(self, size: int = 0) -> bytes:
+        """A value that no other record has."""
+        self.appended += 1
+        return b"%06d" % self.appended + b"." * max(0, size - 6)
+
+    def note(self, partition: int, offset: int, value: bytes, key: bytes | None = None) -> None:
+        self.histories[partition].rows.append((offset, value, key))
+
+    def promise(self, *partitions: int, power: bool = False) -> None:
+        for number in partitions or range(self.config.partitions):
+            history = self.histories[number]
+            history.promise(self.now, len(history.rows), power=power or self.config.durability == "disk")
+
+    def note_marks(self) -> None:
+        """What published watermarks have promised since the last look."""
+        identities, histories = dict(enumerate(self.identities)), dict(enumerate(self.histories))
+        note_marks(self.fs.operations, identities, histories, since=self._seen)
+        self._seen = self.now
+
+    def close(self) -> None:
+        self.topic.close()
+
+
+def note_marks(
+    operations: Sequence[Operation], identities: Mapping[int, Identity], histories: Mapping[int, History],
+    *, since: int = 0,
+) -> None:  # fmt: skip
+    """A published mark lets readers see up to its flushed end, and says what is on the disk."""
+    for at in range(since, len(operations)):
+        operation = operations[at]
+        if operation.name == "write" and operation.path.endswith("/watermark"):
+            number = int(operation.path.rsplit("/", 2)[1])
+            mark = newest(operation.data, identities[number].salt)
+            if mark is not None:
+                history = histories[number]
+                history.promise(at + 1, history.count_below(mark.flushed_end), power=False)
+                history.promise(at + 1, history.count_below(mark.durable_end), power=True)
+                if mark.log_start_offset != history.starts[-1][1]:
+                    history.starts.append((at + 1, mark.log_start_offset))
+
+
+def _clock() -> int:
+    return NOW
+
+
+def _append(world: World) -> None:
+    value = world.value(world.choose.choice((0, 40, 700)))
+    world.note(0, world.topic.append(value, partition=0).offset, value)
+
+
+def _append_sync(world: World) -> None:
+    value = world.value(300)
+    world.note(0, world.topic.append(value, partition=0, sync=True).offset, value)
+    world.promise(0)
+
+
+def _append_large(world: World) -> None:
+    value = world.value(5000)
+    world.note(0, world.topic.append_many([value], partition=0)[0].offsets.start, value)
+
+
+def _append_many(world: World) -> None:
+    values = [world.value(world.choose.choice((10, 900))) for _ in range(3)]
+    _note_ranges(world, world.topic.append_many(values, partition=0), values)
+
+
+def _append_keyed(world: World) -> None:
+    keys = [b"a", b"b", b"c", b"d"]
+    values = [world.value(100) for _ in keys]
+    partitions = [by_crc32(key, world.config.partitions) for key in keys]
+    for found in world.topic.append_many(values, keys=keys):
+        rows = [(value, key) for value, key, each in zip(values, keys, partitions, strict=True) if each == found[0]]
+        for offset, (value, key) in zip(found.offsets, rows, strict=True):
+            world.note(found[0], offset, value, key)
+
+
+def _produce(world: World) -> None:
+    world.sequence += 1
+    values = [world.value(50), world.value(50)]
+    world.last_call = values, world.sequence
+    _note_ranges(world, world.topic.append_many(values, partition=0, producer=("p", world.sequence)), values)
+
+
+def _retry(world: World) -> None:
+    if world.last_call is None:
+        return _produce(world)
+    values, sequence = world.last_call
+    found = world.topic.append_many(values, partition=0, producer=("p", sequence))
+    offsets = [offset for each in found for offset in each.offsets]
+    known = {row[1]: row[0] for row in world.histories[0].rows}
+    if known.get(values[0]) is None:  # lost in a crash, and appended anew
+        _note_ranges(world, found, values)
+    elif offsets != [known[value] for value in values]:
+        raise Failure("phantoms", f"tried again, the call was answered with {offsets}")
+    return None
+
+
+def _note_ranges(world: World, ranges: Any, values: Sequence[bytes]) -> None:
+    offsets = [offset for each in ranges for offset in each.offsets]
+    for offset, value in zip(offsets, values, strict=True):
+        world.note(0, offset, value)
+
+
+def _flush(world: World) -> None:
+    world.topic.flush()
+    world.promise()
+
+
+def _roll(world: World) -> None:
+    world.topic.partition(0).roll()
+    world.promise(0, power=True)
+
+
+def _drop(world: World) -> None:
+    writer = world.topic.partition(0).writer()
+    start = max(segment.base_offset for segment in world.topic.partition(0).segments)
+    if writer.drop_before(start):
+        world.histories[0].dropped.append((world.now, start))
+
+
+def _reopen(world: World) -> None:
+    world.topic.close()
+    world.promise(power=True)
+    world.open()
+
+
+def _receive(world: World) -> None:
+    number = world.choose.randrange(1 << 30)
+    frame, rows = frame_of(number)
+    received = world.topic.partition(0).receive(io.BytesIO(frame))
+    assert received is not None
+    for offset, value in rows:
+        world.note(0, received.start + offset, value)
+
+
+def _crash(world: World) -> None:
+    """Cut the power, or kill the process, and go on with what is left."""
+    state = world.choose.choice(list(world.states(since=world.now)))
+    world.topic.close()  # of the process that is gone: its disk is another one now
+    before = world.histories
+    world.start(state.image)
+    world.histories = []
+    for number, history in enumerate(before):
+        log = world.topic.partition(number).log
+        start, rows = log.mark().log_start_offset, _read(log)
+        history.judge(state.at, power=not state.whole, log_start=start, rows=rows)
+        kept = history.rows[: sum(row[0] < start for row in history.rows)]
+        world.histories.append(History([*kept, *rows], start))
+        world.histories[-1].promise(0, len(kept) + len(rows), power=True)
+
+
+def _kill(world: World) -> None:
+    """Kill the process, and open the topic again: what it had not synced is still pending."""
+    world.note_marks()
+    world.fs.kill()
+    with suppress(LogError, OSError):  # what is left of it in this process cannot do a thing
+        world.topic.close()
+    world.open()
+    for number, history in enumerate(world.histories):
+        log = world.topic.partition(number).log
+        start, rows = log.mark().log_start_offset, _read(log)
+        history.judge(world.now, power=False, log_start=start, rows=rows)
+        del history.rows[sum(row[0] < start for row in history.rows) + len(rows) :]
+
+
+CALLS: dict[str, Callable[[World], None]] = {
+    "append": _append, "append-sync": _append_sync, "append-large": _append_large, "append-many": _append_many,
+    "append-keyed": _append_keyed, "produce": _produce, "retry": _retry, "flush": _flush, "roll": _roll,
+    "drop": _drop, "reopen": _reopen, "receive": _receive, "kill": _kill, "crash": _crash,
+}  # fmt: skip
+SHORT = [name for name in CALLS if name != "crash"]
+WEIGHTS = {"crash": 1, "kill": 1, "retry": 1, "drop": 1, "reopen": 1, "append-sync": 3, "flush": 3, "append": 3}
+
+
+def frame_of(number: int) -> tuple[bytes, list[tuple[int, bytes]]]:
+    """A transfer frame of two batches of another log, and its records: (offset from the first, value)."""
+    files = MemoryFiles()
+    with made(files, Workload(()).config()) as topic:
+        values = [b"%d/%d" % (number, each) + b"~" * 60 for each in range(3)]
+        positions = [topic.append(values[0], partition=0), topic.append(values[1], partition=0)]
+        topic.flush()
+        positions.append(topic.append(values[2], partition=0, sync=True))
+        out = files.create("/frame", 0o600)
+        topic.partition(0).transfer(out, 0)
+        frame = files.pread(out, 1 << 20, 0)
+    start = positions[0].offset
+    return frame, [(position.offset - start, value) for position, value in zip(positions, values, strict=True)]
+
+
+@contextmanager
+def made(files: MemoryFiles, config: TopicConfig) -> Iterator[Topic]:
+    """A new topic whose log id is not drawn at random."""
+    with mock.patch.object(description.uuid, "uuid4", return_value=LOG_ID):
+        description.create(files, PATH, config, now=NOW)
+    topic = Topic.open(PATH, files=files, clock=_clock)
+    try:
+        yield topic
+    finally:
+        topic.close()
+
+
+_fresh: dict[tuple[Any, ...], Image] = {}
+
+
+def fresh_image(config: TopicConfig) -> Image:
+    """A disk with an empty topic, everything on it synced."""
+    key = (config.partitions, config.durability, config.compression)
+    if key not in _fresh:
+        _fresh[key] = _make_image(config)
+    return _fresh[key]
+
+
+def _make_image(config: TopicConfig) -> Image:
+    fs = CrashFS()
+    with mock.patch.object(description.uuid, "uuid4", return_value=LOG_ID):
+        description.create(fs, PATH, config, now=NOW)
+    return Image.of(fs.tree())
+
+
+# --- judging a state -----------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """What recovery made of the files of one partition."""
+
+    log_start: int
+    rows: tuple[Row, ...]
+
+
+def _read(log: Log) -> tuple[Row, ...]:
+    mark = log.mark()
+    rows: list[Row] = []
+    cursor = Cursor(log, mark.log_start_offset)
+    try:
+        while batches := cursor.read(mark.flushed_end):
+            for batch in batches:
+                keys = batch.keys or [None] * len(batch)
+                rows += zip(batch.offsets, batch.values, keys, strict=True)
+    finally:
+        cursor.close()
+    return tuple(rows)
+
+
+_MOST_OUTCOMES = 100_000  # kept between workloads
+_AGAIN, _AGAIN_BYTES = record_columns(b"once more", b"key", None, None, limit_bytes=100)
+
+
+class Judge:
+    """Recovers states, each set of files once, and counts."""
+
+    def __init__(self, *, disk: Callable[[Image], CrashFS] = Recorder, nested_every: int = 0) -> None:
+        self.disk = disk
+        self.nested_every = nested_every  # of the recoveries that had something to do, one in so many is cut itself
+        self.digests: set[int] = set()
+        self.nested: set[int] = set()  # of the states inside recovery
+        self.judged = 0
+        self._outcomes: dict[tuple[int, int, str], Outcome] = {}
+        self._same: dict[Outcome, Outcome] = {}
+        self._turn = 0
+
+    def judge(
+        self, cuts: Iterable[CrashState], config: TopicConfig, identities: Sequence[Identity],
+        histories: Sequence[History],
+    ) -> None:  # fmt: skip
+        """Judge these states; raises the first `Failure`."""
+        known: dict[Any, tuple[Outcome, ...]] = {}
+        if len(self._outcomes) > _MOST_OUTCOMES:
+            self._outcomes.clear()
+        for state in cuts:
+            try:
+                outcomes = known.get(state.key)
+                if outcomes is None:
+                    outcomes = known[state.key] = self._recovered(state, config, identities, histories)
+                for history, outcome in zip(histories, outcomes, strict=True):
+                    history.judge(state.at, power=not state.whole, log_start=outcome.log_start, rows=outcome.rows)
+            except Failure as failure:
+                failure.found_in(state, histories)
+                raise
+
+    def _recovered(
+        self, state: CrashState, config: TopicConfig, identities: Sequence[Identity], histories: Sequence[History]
+    ) -> tuple[Outcome, ...]:
+        image = state.image
+        digest = image.digest(leaving_out=LEFT_OUT)
+        self.digests.add(digest)
+        outcomes = []
+        for identity, history in zip(identities, histories, strict=True):
+            if len(identities) > 1:  # each partition is recovered on its own
+                digest = image.digest(f"{PATH}/{identity.partition:04d}", leaving_out=LEFT_OUT)
+            outcome, recovery = self._outcome(image, digest, config, identity)
+            if self.nested_every and recovery:
+                self._turn += 1
+                if self._turn % self.nested_every == 0:
+                    self._cut_recovery(image, recovery, config, identity, outcome, history, state)
+            outcomes.append(outcome)
+        return tuple(outcomes)
+
+    def _outcome(
+        self, image: Image, digest: int, config: TopicConfig, identity: Identity
+    ) -> tuple[Outcome, Sequence[Operation]]:
+        """What recovery makes of a partition, and, if this is its first time, by which operations it mends it."""
+        directory = f"{PATH}/{identity.partition:04d}"
+        key = (digest, identity.partition, config.durability)
+        outcome = self._outcomes.get(key)
+        if outcome is not None:
+            return outcome, ()
+        outcome, operations = self._recover(image, directory, config, identity)
+        self._outcomes[key] = outcome = self._same.setdefault(outcome, outcome)
+        return outcome, operations
+
+    def _recover(
+        self, image: Image, directory: str, config: TopicConfig, identity: Identity
+    ) -> tuple[Outcome, Sequence[Operation]]:
+        """Recover, recover again, append, flush and read; the operations are the first recovery's, if it mended."""
+        self.judged += 1
+        files = self.disk(image)
+        seen: tuple[Row, ...] = ()
+        try:
+            if config.durability == "disk":  # otherwise readers have to wait for a writer to mend the log
+                seen = _read(Log(files, directory, identity))
+            writer = Writer(files, directory, identity, config, index=SegmentIndex([]), clock=_clock)
+            recovery, end, done = writer.recovery, writer.end.end, len(files.operations)
+            files.kill()
+            writer = Writer(files, directory, identity, config, index=SegmentIndex([]), clock=_clock)
+            if writer.end.end != end or not writer.recovery.clean:
+                raise Failure("lost", f"recovered again, {writer.recovery}, from {end} to {writer.end.end}")
+            offset = writer.append(_AGAIN, _AGAIN_BYTES).start
+            writer.flush()
+            log = Log(files, directory, identity)
+            log.writer = writer
+            *rows, last = _read(log)
+            files.kill()
+        except LogError as error:
+            raise Failure("refused", repr(error)) from error
+        if seen != tuple(rows[: len(seen)]):
+            raise Failure("phantoms", f"before recovery a reader saw {_short(seen)}, then there was {_short(rows)}")
+        if last != (offset, b"once more", b"key") or offset != end:
+            raise Failure("lost", f"at {end} appended a record at {offset} and read {last}")
+        outcome = Outcome(log.mark().log_start_offset, tuple(rows))
+        return outcome, () if recovery.clean else files.operations[:done]
+
+    def _cut_recovery(
+        self, image: Image, operations: Sequence[Operation], config: TopicConfig, identity: Identity,
+        outcome: Outcome, history: History, state: CrashState,
+    ) -> None:  # fmt: skip
+        """Cut the power during this recovery, at every instant; what it restored is promised once it is published."""
+        inner = History(outcome.rows, outcome.log_start)
+        before = sum(row[0] < outcome.log_start for row in history.rows)
+        inner.promise(0, history.promised(state.at, power=True) - before, power=True)
+        note_marks(operations, {identity.partition: identity}, {identity.partition: inner})
+        known: set[Any] = set()
+        for cut in crash_states(image, list(operations), seed=self._turn, random=2):
+            if cut.key in known:
+                continue
+            known.add(cut.key)
+            digest = cut.image.digest(leaving_out=LEFT_OUT)
+            self.digests.add(digest)
+            self.nested.add(digest)
+            try:
+                found, _ = self._outcome(cut.image, digest, config, identity)
+                inner.judge(cut.at, power=not cut.whole, log_start=found.log_start, rows=found.rows)
+            except Failure as failure:
+                failure.found_in(cut, [inner], first_partition=identity.partition)
+                raise
+
+
+# --- making a topic ----------------------------------------------------------------------------------------
+
+
+def judge_making(judge: Judge, workload: Workload) -> None:
+    """Cut the power while a topic is made, first opened, appended to, described anew and closed."""
+    fs = judge.disk(Image.empty())
+    path, numbers = "/data/logs/topic", iter(range(1, 1000))
+    config = workload.config()
+    promised: list[tuple[int, list[bytes]]] = [(0, [])]
+    policies = {name: getattr(config, name) for name in ("partitions", "flush", "retention", "durability")}
+
+    def next_id() -> uuid.UUID:
+        return uuid.UUID(int=next(numbers))
+
+    with mock.patch.object(description.uuid, "uuid4", next_id):
+        with Topic.open(path, files=fs, clock=_clock, **policies) as topic:
+            topic.append(b"one", partition=0, sync=True)
+            if workload.durability == "disk":
+                promised.append((len(fs.operations), [b"one"]))
+            topic.append(b"two", partition=0)
+        promised.append((len(fs.operations), [b"one", b"two"]))
+        description.write(fs, path, topic.log_id, config)
+        seen: set[tuple[int, int]] = set()
+        for state in fs.crash_states(mode=workload.mode, seed=workload.seed):
+            digest = state.image.digest(leaving_out=LEFT_OUT)
+            judge.digests.add(digest)
+            least = [values for at, values in promised if at <= state.at][-1]
+            if (digest, len(least)) in seen:
+                continue
+            seen.add((digest, len(least)))
+            try:
+                judge_made(judge.disk(state.image), path, policies, least)
+            except Failure as failure:
+                failure.found_in(state, ())
+                raise
+
+
+def judge_made(files: CrashFS, path: str, policies: dict[str, Any], least: list[bytes]) -> None:
+    """Open what may be half a topic, twice; at least these records must be there."""
+    expected = least
+    try:
+        for again in (False, True):
+            with Topic.open(path, files=files, clock=_clock, **policies) as topic:
+                values = [record.value or b"" for record in topic.partition(0).read()]
+                if values != expected and (again or values[: len(least)] != least or values != _MADE[: len(values)]):
+                    raise Failure("lost", f"{values} are left, {expected} were promised")
+                topic.append(b"three", partition=0)
+            expected = [*values, b"three"]
+    except LogError as error:
+        raise Failure("refused", repr(error)) from error
+
+
+_MADE = [b"one", b"two"]
+
+# --- all of it -----------------------------------------------------------------------------------------------
+
+
+def run_workload(workload: Workload, judge: Judge) -> None:
+    """Run one workload and judge the states that cuts during its last call may leave, or, if it is long, during any."""
+    if workload.calls == MAKING:
+        judge_making(judge, workload)
+        return
+    world = World(workload, disk=judge.disk)
+    try:
+        begun = 0
+        for number, name in enumerate(workload.calls, 1):
+            before, now = world.fs, world.now
+            if name == "crash":  # what came before is on another disk
+                judge.judge(world.states(since=begun), world.config, world.identities, world.histories)
+            CALLS[name](world)
+            if world.fs is not before:
+                begun = 0
+            elif number == len(workload.calls) <= LONGEST_SHORT:  # the workloads without this call had the rest
+                begun = now + 1
+        judge.judge(world.states(since=begun), world.config, world.identities, world.histories)
+    finally:
+        with suppress(LogError, OSError):
+            world.close()
+
+
+def run_workloads(
+    workloads: Iterable[Workload], *, judge: Judge | None = None, disk: Callable[[Image], CrashFS] = Recorder
+) -> Judge:
+    """Run them up to the first `Failure`, which says how to repeat it; returns what has been counted."""
+    judge = judge or Judge(disk=disk)
+    _fresh.clear()  # made by the code as it is now, which may be patched
+    for workload in workloads:
+        try:
+            run_workload(workload, judge)
+        except Failure as failure:
+            failure.workload = workload
+            failure.add_note(f"in {workload}")
+            if failure.state is not None:
+                listed = [f"{at:4} {operation}" for at, operation in enumerate(failure.state.operations, 1)]
+                failure.add_note("\n".join([f"{failure.state!r}", "operations:", *listed]))
+            raise
+    return judge
+
+
+MAKING = ("make a topic",)
+LONGEST_SHORT = 3
+
+
+def short_workloads(length: int, *, durability: str = "disk") -> Iterator[Workload]:
+    """Every workload of so many calls."""
+    for calls in product(SHORT, repeat=length):
+        yield Workload(calls, durability, partitions=2 if "append-keyed" in calls else 1)
+
+
+def long_workload(seed: int) -> Workload:
+    """Some calls in an order that the seed gives."""
+    choose = Random(f"a long workload/{seed}")
+    partitions = choose.choice((1, 1, 1, 2))
+    names = [name for name in CALLS if partitions > 1 or name != "append-keyed"]
+    calls = choose.choices(names, [WEIGHTS.get(name, 2) for name in names], k=choose.randrange(4, 14))
+    durability, compression = choose.choice(("disk", "disk", "os")), choose.choice(("none", "none", "zlib"))
+    mode: Mode = "linux" if seed % 8 == 7 else "strict"
+    return Workload(tuple(calls), durability, partitions, compression, seed, mode)
+
+
+def making_workloads() -> Iterator[Workload]:
+    """The making of topics."""
+    for partitions, durability, mode in product((1, 3), ("disk", "os"), ("strict", "linux")):
+        yield Workload(MAKING, durability, partitions, mode=mode)  # type: ignore[arg-type]
+
+
+def workloads(*, long: int = 200) -> Iterator[Workload]:
+    """All kinds, the short ones first: what a fault is soonest found by."""
+    for durability in ("disk", "os"):
+        yield from short_workloads(1, durability=durability)
+    yield from making_workloads()
+    yield from short_workloads(2)
+    yield from map(long_workload, range(long))
+
+
+# --- states that have once failed ------------------------------------------------------------------------------
+
+
+def save(failure: Failure, directory: Path = REGRESSIONS) -> Path | None:
+    """Keep the state and what is true of it, as a file that `replay` reads."""
+    state, workload = failure.state, failure.workload
+    if state is None or workload is None or not failure.histories:
+        return None
+    facts = {
+        "why": str(failure),
+        "workload": workload._asdict(),
+        "first_partition": failure.first_partition,
+        "histories": [history.at(state.at, power=not state.whole) for history in failure.histories],
+        "files": {path: _pack(content) for path, content in state.image.tree().items()},
+    }
+    directory.mkdir(exist_ok=True)
+    path = directory / f"{state.image.digest(leaving_out=LEFT_OUT):016x}.json"
+    path.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    return path
+
+
+def replay(path: Path) -> None:
+    """Judge a state that has been kept."""
+    facts = json.loads(path.read_text("utf-8"))
+    workload = Workload(**facts["workload"])
+    image = Image.of({name: zlib.decompress(base64.b64decode(content)) for name, content in facts["files"].items()})
+    for number, known in enumerate(facts["histories"], facts["first_partition"]):
+        rows = [(offset, _unpack(value), _unpack(key)) for offset, value, key in known["rows"]]
+        history = History(rows, known["starts"][0])
+        history.starts = [(0, start) for start in known["starts"]]
+        history.dropped = [(0, start) for start in known["dropped"]]
+        history.promise(0, known["promised"], power=True)
+        identity = Identity.of(LOG_ID.bytes, number)
+        outcome, _ = Judge()._outcome(image, 0, workload.config(), identity)
+        history.judge(0, power=True, log_start=outcome.log_start, rows=outcome.rows)
+
+
+def _pack(content: bytes) -> str:
+    return base64.b64encode(zlib.compress(content)).decode()
+
+
+def _unpack(content: str | None) -> bytes | None:
+    return None if content is None else zlib.decompress(base64.b64decode(content))

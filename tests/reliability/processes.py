@@ -1,0 +1,64 @@
+"""Processes: children that the tests fork, and memory that they share."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+Shared = TypeVar("Shared", bound=ctypes.Structure)
+
+
+def shared(kind: type[Shared]) -> Shared:
+    """A structure of zeros that forked children share with their parent; a number in it is stored at once."""
+    return kind.from_buffer(mmap.mmap(-1, ctypes.sizeof(kind)))
+
+
+def fork(action: Callable[[], object]) -> int:
+    """A child that does the action and ends, with status 0 if it went well; otherwise it prints what went wrong."""
+    gc.freeze()  # the child shares the memory that it does not change
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(status)
+    return pid
+
+
+def wait(pid: int) -> int:
+    """The child's exit status, or the signal that ended it, negative."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def ended() -> bool:
+    """Whether a child has ended that was not waited for yet."""
+    return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def together(actions: list[Callable[[], object]]) -> None:
+    """All actions at once, each in a child of its own; all must go well."""
+    children = [fork(action) for action in actions]
+    assert [wait(child) for child in children] == [0] * len(children), "a child failed; its error is above"
+
+
+@contextmanager
+def killed(action: Callable[[], object]) -> Iterator[int]:
+    """A child that does the action until the block ends and kills it; ending by itself is a failure."""
+    pid = fork(action)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        status = wait(pid)
+    assert status == -signal.SIGKILL, "the child failed; its error is above"

@@ -1,0 +1,295 @@
+"""Reference: one of everything that loglib does with files, and an account of what must come of it if something fails.
+
+The work goes on after an error as a caller would: with the same writer where that still works, with a new one where
+it says that it has failed. What fails does so once, so that the end must always be reached.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from conftest import QUIET, crash_copy, last_segment, open_files, values_of
+from loglib import CorruptLogError, LogError, Topic, UnsupportedFormatError, WriterFailedError
+from loglib.files import REAL, Files
+
+__all__ = ["POLICIES", "STEPS", "Account", "Kept", "Reference"]
+
+Values = list[bytes | None]
+
+POLICIES = {**QUIET, "partitions": 2, "segment_bytes": 4096, "batch_bytes": 2048}
+
+
+class Account:
+    """What a partition may hold: a prefix of `values`, at least the acknowledged ones, less what retention dropped."""
+
+    def __init__(self) -> None:
+        self.values: Values = []  # all that may be there, in order
+        self.acknowledged = 0
+        self.dropped = 0  # how many retention has dropped
+        self.may_drop = 0  # and how many it may have
+
+    def check(self, found: Values) -> None:
+        for start in range(self.dropped, self.may_drop + 1):
+            end = start + len(found)
+            if end >= self.acknowledged and found == self.values[start:end]:
+                self.dropped = start
+                return
+        raise AssertionError(f"found {_brief(found)}, {self.acknowledged} acknowledged of {_brief(self.values)}")
+
+    def settle(self, found: Values) -> None:
+        """Check what is there after an error, and go on from it: what was in doubt is not any more."""
+        self.check(found)
+        self.values = self.values[: self.dropped + len(found)]
+        self.acknowledge()
+
+    def acknowledge(self) -> None:
+        self.acknowledged = len(self.values)
+
+
+class Kept:
+    """A topic, opened again whenever it has been closed or has failed, and the accounts of its partitions."""
+
+    def __init__(self, path: Path, files: Files, accounts: list[Account], policies: dict[str, Any]) -> None:
+        self.path, self.files, self.accounts, self.policies = path, files, accounts, policies
+        self.topic: Topic | None = None
+
+    def open(self) -> Topic:
+        if self.topic is None:
+            topic = Topic.open(self.path, files=self.files, **self.policies)
+            try:
+                self.settle(topic)
+            except BaseException:
+                _close(topic)
+                raise
+            self.topic = topic
+        return self.topic
+
+    def settle(self, topic: Topic) -> None:
+        for partition, account in zip(topic.partitions, self.accounts, strict=True):
+            account.settle(values_of(partition))
+
+    def close(self) -> None:
+        topic, self.topic = self.topic, None
+        if topic is not None:
+            topic.close()
+            self.acknowledge()
+
+    def flush(self) -> None:
+        self.open().flush()
+        self.acknowledge()
+
+    def acknowledge(self) -> None:
+        for account in self.accounts:
+            account.acknowledge()
+
+    def go_on(self) -> list[Exception]:
+        """After an error: flush what can be flushed, or close a writer that has failed; returns what that said."""
+        said: list[Exception] = []
+        while self.topic is not None:
+            try:
+                self.topic.flush()
+                self.settle(self.topic)
+                return said
+            except WriterFailedError as error:
+                said.append(error)
+                _close(self.topic)
+                self.topic = None
+            except (LogError, OSError) as error:  # of housekeeping: the next call after it says so
+                said.append(error)
+                assert len(said) < 3, said
+        return said
+
+    def judge(self) -> None:
+        """Open with files that work: nothing acknowledged is lost, nothing given up is there, and all goes on."""
+        if not (self.path / "topic.json").exists():
+            assert not any(account.acknowledged for account in self.accounts), f"{self.path} is gone"
+            return
+        with Topic.open(self.path, files=REAL) as topic:
+            self.settle(topic)
+            for partition, account in zip(topic.partitions, self.accounts, strict=True):
+                partition.check()
+                partition.append(b"last", sync=True)
+                account.values.append(b"last")
+        with Topic.open(self.path, mode="r", files=REAL) as topic:
+            self.settle(topic)
+
+
+class Reference:
+    """The work, on `files` below the directory `root`."""
+
+    def __init__(self, root: Path, files: Files, leave_a_crash: Callable[[Path, Path], None] | None = None) -> None:
+        self.root, self.files = root, files
+        self.leave_a_crash = leave_a_crash or leave_torn_copy
+        self.main = Kept(root / "topic", files, [Account(), Account()], POLICIES)
+        self.receiver = Kept(root / "receiver", files, [Account()], QUIET)
+        self.crashed = Kept(root / "crashed", files, [Account(), Account()], POLICIES)
+        self.errors: list[tuple[str, BaseException]] = []
+        self.serial = 0
+
+    def run(self) -> None:
+        before = open_files()
+        for step in STEPS:
+            self.take(step)
+        assert open_files() == before, "files were left open"
+
+    def take(self, step: Callable[[Reference], None]) -> None:
+        try:
+            step(self)
+        except (CorruptLogError, UnsupportedFormatError) as error:
+            raise AssertionError(f"{step.__name__} took a fault of the system for damage") from error
+        except (LogError, OSError) as error:
+            self.note(step.__name__, error)
+            for kept in (self.main, self.receiver, self.crashed):
+                for each in kept.go_on():
+                    self.note("go_on", each)
+
+    def note(self, where: str, error: BaseException) -> None:
+        """Keep the error; not its traceback, which keeps whatever was open where it came from."""
+        self.errors.append((where, error))
+        reason: BaseException | None = error
+        while reason is not None:
+            reason = reason.with_traceback(None).__cause__ or reason.__context__
+
+    def judge(self) -> None:
+        for kept in (self.main, self.receiver, self.crashed):
+            kept.judge()
+
+    def new_values(self, number: int, size: int = 20) -> list[bytes]:
+        self.serial += number
+        return [b"%d " % each + b"." * size for each in range(self.serial - number, self.serial)]
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def append_singly(self) -> None:
+        partition = self.main.open().partition(0)
+        for value in self.new_values(3):
+            partition.append(value, b"key")
+            self.main.accounts[0].values.append(value)  # a record that was refused must not be there
+
+    def append_many(self) -> None:
+        partition, values = self.main.open().partition(1), self.new_values(12, size=300)
+        self.main.accounts[1].values += values  # two batches: the first may be there without the second
+        partition.append_many(values, headers=[[("name", b"value")]] * 12)
+
+    def produce(self) -> None:
+        partition, values = self.main.open().partition(0), self.new_values(4)
+        self.main.accounts[0].values += values
+        for _ in range(2):
+            partition.append_many(values, producer=("reference", self.serial))
+
+    def flush(self) -> None:
+        self.main.flush()
+
+    def append_synced(self) -> None:
+        partition, account = self.main.open().partition(1), self.main.accounts[1]
+        for value in self.new_values(4, size=1500):
+            account.values.append(value)
+            partition.append(value, sync=True)
+            account.acknowledge()
+
+    def roll(self) -> None:
+        self.main.open().partition(0).roll()
+        self.main.accounts[0].acknowledge()
+
+    def drop(self) -> None:
+        partition, account = self.main.open().partition(1), self.main.accounts[1]
+        base = [segment.base_offset for segment in partition.segments][-2]
+        account.may_drop = account.dropped + len(list(partition.read("begin", base)))
+        partition.writer().drop_before(base)
+        account.dropped = account.may_drop
+
+    def read(self) -> None:
+        for partition, account in zip(self.main.open().partitions, self.main.accounts, strict=True):
+            account.check(values_of(partition))
+            *_, last = partition.read()
+            assert next(iter(partition.read(last.offset))) == last
+            partition.check()
+
+    def follow(self) -> None:
+        with self.main.open().partition(0).follow("begin", timeout=0) as reader:
+            self.main.accounts[0].check([record.value for record in reader])
+
+    def transfer(self) -> None:
+        frames = os.open(self.root / "frames", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            self.main.open().partition(0).transfer(frames, 0)
+            os.lseek(frames, 0, os.SEEK_SET)
+            partition = self.receiver.open().partition(0)
+            self.receiver.accounts[0].values += self.main.accounts[0].values
+            while partition.receive(frames):
+                pass
+            self.receiver.flush()
+        finally:
+            os.close(frames)
+
+    def crash(self) -> None:
+        """Leave a copy as a dying process would: with batches that were written and never synced, and a torn one."""
+        self.append_many()
+        self.leave_a_crash(self.main.path, self.crashed.path)
+        for account, original in zip(self.crashed.accounts, self.main.accounts, strict=True):
+            account.__dict__.update(original.__dict__)
+            account.values = list(original.values)
+
+    def recover(self) -> None:
+        if self.crashed.path.exists():
+            self.crashed.open()
+
+    def go_on_where_it_crashed(self) -> None:
+        if self.crashed.path.exists():
+            partition, values = self.crashed.open().partition(1), self.new_values(4)
+            self.crashed.accounts[1].values += values
+            partition.append_many(values)
+            self.crashed.flush()
+
+    def close(self) -> None:
+        self.main.close()
+
+    def close_others(self) -> None:
+        try:
+            self.receiver.close()
+        finally:
+            self.crashed.close()
+
+    def read_only(self) -> None:
+        with Topic.open(self.main.path, mode="r", files=self.files) as topic:
+            for partition, account in zip(topic.partitions, self.main.accounts, strict=True):
+                account.check(values_of(partition))
+
+
+STEPS: list[Callable[[Reference], None]] = [
+    Reference.append_singly,
+    Reference.append_many,
+    Reference.flush,
+    Reference.append_synced,
+    Reference.produce,
+    Reference.roll,
+    Reference.drop,
+    Reference.read,
+    Reference.follow,
+    Reference.transfer,
+    Reference.crash,
+    Reference.recover,
+    Reference.go_on_where_it_crashed,
+    Reference.close,
+    Reference.close_others,
+    Reference.read_only,
+]
+
+
+def leave_torn_copy(source: Path, target: Path) -> None:
+    crash_copy(source, target)
+    with last_segment(target, 1).open("ab") as file:
+        file.write(b"torn" * 300)
+
+
+def _close(topic: Topic) -> None:
+    with suppress(LogError, OSError):
+        topic.close()
+
+
+def _brief(values: Values) -> list[bytes]:
+    return [(value or b"").split()[0] for value in values]

@@ -1,0 +1,186 @@
+"""G1: no state that a crash may leave loses what was promised, shows what was not appended, or is refused.
+
+Every workload of up to three calls is cut at every instant, then long ones drawn with seeds, until there are a million
+distinct states, a hundred thousand of them inside a recovery. See crash_engine.py.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import counts
+import numpy as np
+import pytest
+from crash_engine import (
+    REGRESSIONS,
+    Failure,
+    Judge,
+    Recorder,
+    Workload,
+    long_workload,
+    making_workloads,
+    replay,
+    run_workloads,
+    save,
+    short_workloads,
+    workloads,
+)
+
+from loglib import recovery, segment
+from loglib.testing import CrashFS, Image
+from loglib.writer import Writer
+
+SHARDS = 24
+STATES = 41_000  # of each shard; some are another's too
+NESTED_EVERY = 120  # a tenth of all states are inside a recovery
+SHORT_SHARDS = 4
+
+
+def check(cases: Iterable[Workload], judge: Judge) -> None:
+    """Run the workloads, keep what fails, and count."""
+    figures = {"lost": 0, "phantoms": 0, "refused": 0}
+    ran = 0
+
+    def counted() -> Iterator[Workload]:
+        nonlocal ran
+        for case in cases:
+            ran += 1
+            yield case
+
+    try:
+        run_workloads(counted(), judge=judge)
+    except Failure as failure:
+        figures[failure.kind] += 1
+        failure.add_note(f"kept as {save(failure)}")
+        raise
+    finally:
+        counts.count(
+            "G1", workloads=ran, distinct_states=new_ones("states", judge.digests),
+            of_them_inside_recovery=new_ones("nested", judge.nested), **figures,
+        )  # fmt: skip
+
+
+def new_ones(kind: str, digests: set[int]) -> int:
+    """How many of the digests no test has had in this run, in whichever process; they are noted."""
+    directory = counts.FILE.parent
+    directory.mkdir(exist_ok=True)
+    with (directory / f"crash-{kind}.digests").open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        known = np.frombuffer(file.read(), dtype=np.uint64)
+        found = np.setdiff1d(np.fromiter(digests, dtype=np.uint64, count=len(digests)), known)
+        file.write(found.tobytes())
+        return len(found)
+
+
+# --- the proof -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("durability", ["disk", "os"])
+@pytest.mark.parametrize("shard", range(SHORT_SHARDS))
+def test_no_workload_of_up_to_three_calls_loses_anything(shard: int, durability: str) -> None:
+    everything = chain.from_iterable(short_workloads(length, durability=durability) for length in (1, 2, 3))
+    share = 1 if counts.scale(100) >= 100 else 100 // counts.scale(100)  # when developing, a part
+    check(islice(everything, shard, None, SHORT_SHARDS * share), Judge())
+
+
+@pytest.mark.reliability
+def test_no_topic_is_half_made() -> None:
+    check(making_workloads(), Judge())
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_no_long_workload_loses_anything(shard: int) -> None:
+    judge = Judge(nested_every=NESTED_EVERY)
+    enough = counts.scale(STATES)
+
+    def until_enough() -> Iterator[Workload]:
+        for number in count(shard, SHARDS):
+            if len(judge.digests) >= enough:
+                return
+            yield long_workload(number)
+
+    check(until_enough(), judge)
+
+
+# --- the engine sees faults ----------------------------------------------------------------------------------
+
+
+class NeverSynced(Recorder):
+    """Says that files are synced, and does nothing."""
+
+    def datasync(self, fd: int) -> None:
+        self._opened(fd)
+
+
+class DirectoriesNeverSynced(Recorder):
+    """Says that directories are synced, and does nothing."""
+
+    def fsync(self, fd: int) -> None:
+        self._opened(fd)
+
+
+class SyncedLate(Recorder):
+    """Answers a sync at once, and does it before the next call."""
+
+    def __init__(self, image: Image | None = None) -> None:
+        super().__init__(image)
+        self.late: tuple[str, Any] | None = None
+
+    def datasync(self, fd: int) -> None:
+        opened = self._opened(fd)
+        self.late = opened.path, opened.node
+
+    def _changed(self, name: str, path: str, *facts: Any, **more: Any) -> None:
+        late, self.late = self.late, None
+        if late is not None:
+            super()._changed("sync", *late)
+        super()._changed(name, path, *facts, **more)
+
+
+def published_first(writer: Writer, active: Any, end: int) -> None:
+    writer._publish(flushed_end=end, durable_end=end)
+    _sync(writer, active, end)
+
+
+_sync = Writer._sync
+
+FAULTS: dict[str, tuple[Callable[[Image], CrashFS], Any]] = {
+    "files are never synced": (NeverSynced, nullcontext),
+    "directories are never synced": (DirectoriesNeverSynced, nullcontext),
+    "acknowledged before it is synced": (SyncedLate, nullcontext),
+    "published before it is synced": (Recorder, lambda: mock.patch.object(Writer, "_sync", published_first)),
+    "not written again in recovery": (Recorder, lambda: mock.patch.object(recovery, "rewrite", lambda *_: None)),
+    "bodies are not checked": (Recorder, lambda: mock.patch.object(segment, "check_body", lambda *_: None)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_engine_sees_the_fault(fault: str) -> None:
+    disk, patched = FAULTS[fault]
+    with patched(), pytest.raises(Failure) as caught:
+        run_workloads(workloads(), disk=disk)
+    assert caught.value.kind in ("lost", "phantoms", "refused")
+    assert "operations:" in caught.value.__notes__[-1], "a failure says how to repeat it"
+
+
+def test_failure_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as caught:
+        run_workloads(short_workloads(1), disk=NeverSynced)
+    path = save(caught.value, tmp_path)
+    assert path is not None
+    with pytest.raises(Failure, match="lost"):
+        replay(path)
+
+
+def test_states_that_once_failed_are_recovered() -> None:
+    for path in sorted(REGRESSIONS.glob("*.json")):
+        replay(path)

@@ -1,0 +1,220 @@
+"""G8: two thousand readers at once, of one writer at full speed and of retention at its heels.
+
+Every value says what it is (see described.py), so a record that is wrong, twice, out of order or missing is seen by
+whoever reads it. A reader may be told that retention was faster; it begins anew, and nothing else may go wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import threading
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counts import count, scale
+from described import Value, decode
+from processes import fork, shared, wait
+
+from conftest import MANUAL
+from loglib import OffsetOutOfRangeError, Record, Retention, Topic
+from loglib.records import to_datetime
+
+pytestmark = pytest.mark.reliability
+
+PARTITIONS = 2
+SEGMENT_BYTES = 16 << 10
+KEPT_BYTES = 256 << 10  # so little that readers are overtaken all the time
+AT_ONCE = 300  # records that a reader takes before it does something else
+READERS = 2000
+
+
+class Shared(ctypes.Structure):
+    """What the processes tell each other; the counts by process."""
+
+    _fields_ = (
+        ("present", ctypes.c_uint64 * READERS),  # readers that are open
+        ("reads", ctypes.c_uint64 * READERS),
+        ("overtaken", ctypes.c_uint64 * READERS),
+        ("appended", ctypes.c_uint64),
+        ("begun", ctypes.c_uint64),
+        ("over", ctypes.c_uint64),
+    )
+
+
+# --- one reader -------------------------------------------------------------------------------------------
+
+
+class Looker:
+    """One reader: reads in every way there is and believes nothing."""
+
+    def __init__(self, topic: Topic, rng: random.Random) -> None:
+        self.topic = topic
+        self.rng = rng
+        self.reads = 0
+        self.overtaken = 0
+        self.last = [Record(number, 0, 0, None, None, (), 0) for number in range(PARTITIONS)]  # seen of each partition
+
+    def open(self) -> Reader:
+        """A reader at the beginning, which may move while it is looked for."""
+        while True:
+            try:
+                return self.topic.follow("begin")
+            except OffsetOutOfRangeError:
+                self.overtaken += 1
+
+    def look(self) -> None:
+        """One way of reading, chosen at random."""
+        way = self.rng.choice([self.read, self.follow, self.poll, self.batches, self.seek, self.by_time])
+        try:
+            way()
+        except OffsetOutOfRangeError as error:
+            assert error.offset < error.log_start_offset, "retention was faster, or it is another error"
+            self.overtaken += 1
+
+    def read(self) -> None:
+        self.check(self.topic.read())
+
+    def follow(self) -> None:
+        with self.topic.follow("begin", timeout=0.01) as reader:
+            self.check(reader)
+
+    def poll(self) -> None:
+        with self.topic.follow("begin") as reader:
+            self.check(record for _ in range(9) for record in reader.poll(max_records=50, timeout=0.01))
+
+    def batches(self) -> None:
+        self.check(record for batch in self.topic.batches() for record in batch.records())
+
+    def seek(self) -> None:
+        """To a record seen before, which must be there still, or to an end."""
+        seen = self.rng.choice(self.last)
+        if seen.value is None:
+            return self.read()
+        with self.topic.read({seen.partition: seen.offset}) as reader:
+            first = next(each for each in reader if each.partition == seen.partition)
+            assert first == seen
+            reader.seek({0: "begin", 1: "end"})
+            self.check(reader)
+        return None
+
+    def by_time(self) -> None:
+        now = time.time_ns() // 1000 - self.rng.randrange(3_000_000)
+        for partition in self.topic.partitions:
+            records = partition.read(to_datetime(now))
+            self.check(records, since=now)
+
+    def check(self, records: Iterable[Record], *, since: int = 0) -> None:
+        """Take some records: each is whole, each partition's follow one another, and all of them are flushed."""
+        expected: dict[int, Value] = {}
+        for record, _ in zip(records, range(AT_ONCE), strict=False):
+            found = decode(record.value)
+            assert expected.get(record.partition, found) == found
+            assert found.partition == record.partition
+            assert record.timestamp >= since
+            expected[record.partition] = found._replace(number=found.number + 1)
+            self.last[record.partition] = record
+            self.reads += 1
+        for record in self.last:
+            assert record.next_offset <= self.topic.partition(record.partition).high_watermark
+
+
+class Looking:
+    """Some readers in one process, in a thread each."""
+
+    def __init__(self, path: Path, told: Shared, process: int, threads: int) -> None:
+        self.path = path
+        self.told = told
+        self.process = process
+        self.threads = threads
+        self.lock = threading.Lock()
+        self.failures: list[BaseException] = []
+
+    def run(self) -> None:
+        """Read until it is over. Every other thread shares a topic with others."""
+        os.nice(5)  # the writer goes first
+        first = self.process * self.threads
+        with Topic.open(self.path, mode="r") as shared_topic:
+            topics = [shared_topic if n % 2 else Topic.open(self.path, mode="r") for n in range(self.threads)]
+            threads = [threading.Thread(target=self.work, args=(topic, first + n)) for n, topic in enumerate(topics)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if self.failures:
+            raise self.failures[0]
+
+    def work(self, topic: Topic, seed: int) -> None:
+        looker = Looker(topic, random.Random(seed))
+        try:
+            with looker.open():
+                self.add(self.told.present, 1)
+                while not (self.told.begun or self.failures):
+                    time.sleep(0.05)
+                while not self.told.over and not self.failures:
+                    looker.look()
+        except BaseException as error:
+            self.failures.append(error)
+        self.add(self.told.reads, looker.reads)
+        self.add(self.told.overtaken, looker.overtaken)
+
+    def add(self, counts: Any, number: int) -> None:
+        with self.lock:
+            counts[self.process] += number
+
+
+# --- the writer -----------------------------------------------------------------------------------------------
+
+
+def write(path: Path, told: Shared) -> None:
+    """Append to all partitions, as fast as it goes."""
+    rng = random.Random(0)
+    numbers = [0] * PARTITIONS
+    with Topic.open(path) as topic:
+        while not told.over:
+            partition = rng.randrange(PARTITIONS)
+            start, size_bytes = numbers[partition], rng.choice([0, 30, 300])
+            numbers[partition] += rng.choice([1, 20, 100])
+            values = [Value(partition, each).encode(size_bytes) for each in range(start, numbers[partition])]
+            if len(values) < 50:
+                for value in values:
+                    topic.append(value, partition=partition)
+            else:
+                topic.append_many(values, partition=partition)
+            topic.flush()
+            told.appended = sum(numbers)
+
+
+def read_while_writing(path: Path, *, processes: int, seconds: float) -> None:
+    """All readers are there before the first begins, and while the writer writes for so many seconds."""
+    told = shared(Shared)
+    Topic.open(
+        path, partitions=PARTITIONS, segment_bytes=SEGMENT_BYTES, segment_age=None, flush=MANUAL,
+        retention=Retention(age=None, bytes=KEPT_BYTES),
+    ).close()  # fmt: skip
+    writer = fork(partial(write, path, told))
+    readers = [fork(Looking(path, told, each, READERS // processes).run) for each in range(processes)]
+    while (present := sum(told.present)) < READERS and not ended():
+        time.sleep(0.05)
+    told.begun = 1
+    time.sleep(seconds)
+    told.over = 1
+    assert [wait(each) for each in [writer, *readers]] == [0] * (1 + processes), "a child failed; its error is above"
+    assert present == READERS
+    count(
+        "G8", readers=READERS, records_appended=told.appended, records_read=sum(told.reads),
+        overtaken_by_retention=sum(told.overtaken), wrong=0,
+    )  # fmt: skip
+
+
+def test_no_reader_of_two_thousand_in_threads_sees_anything_wrong(path: Path) -> None:
+    read_while_writing(path, processes=40, seconds=25 * scale(100) / 100)
+
+
+def test_no_reader_of_two_thousand_in_processes_sees_anything_wrong(path: Path) -> None:
+    read_while_writing(path, processes=READERS, seconds=15 * scale(100) / 100)

@@ -1,0 +1,370 @@
+"""G5: the power is cut on real file systems, again and again, and nothing that was acknowledged is ever lost.
+
+A writer works in a process of its own, on ext4 or XFS on a loop device. At some moment the file system is shut down as
+a power cut does it, the writer is killed, the file system mounted again. Only what was acknowledged *before* the cut
+counts. The next writer goes on in what the cuts have left, often before anybody has looked at it: its recovery is cut
+short as well.
+
+One test is of the tests: a writer that does not sync is found out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counts import count, need, scale
+from processes import fork, wait
+from promises import PARTITIONS, Broken, Ledger, Partition, key_of, value_of
+
+from conftest import QUIET, values_of
+from disks import DROP_JOURNAL, FLUSH_JOURNAL, Disk, disk
+from loglib import LogError, Topic
+from loglib.files import REAL, Files
+
+pytestmark = pytest.mark.reliability
+
+CUTS = 112  # of each kind of work on each file system
+PATIENCE = 60.0  # seconds for some steps of a writer, on a machine that has other work
+
+
+class Scribe:
+    """The writer: does one step after another to a topic and keeps the ledger."""
+
+    def __init__(self, path: Path, life: int, seed: str, ledger: Ledger, files: Files, config: dict[str, Any]) -> None:
+        self.path, self.life, self.seed, self.ledger, self.files, self.config = path, life, seed, ledger, files, config
+        self.chance = random.Random(f"{seed} {life}")
+        self.topic = self.open()
+        for partition in self.topic.partitions:
+            held = values_of(partition)
+            ledger.begun[partition.id] = int((held[-1] or b"").split()[1]) + 1 if held else 0
+        ledger.state[0] = 1
+
+    def open(self) -> Topic:
+        return Topic.open(self.path, files=self.files, **QUIET | self.config)
+
+    def new_values(self, partition: int, number: int) -> list[bytes]:
+        """The next records of the partition. From here on some of them may be found."""
+        begin = self.ledger.begun[partition]
+        self.ledger.begun[partition] = begin + number
+        return [value_of(self.seed, partition, serial, self.life) for serial in range(begin, begin + number)]
+
+    def acknowledge(self, partition: int) -> None:
+        self.ledger.acknowledged[partition] = self.ledger.begun[partition]
+
+    def some_partition(self) -> int:
+        return self.chance.randrange(len(self.topic.partitions))
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def append_synced(self) -> None:
+        partition = self.some_partition()
+        self.topic.append(*self.new_values(partition, 1), partition=partition, sync=True)
+        self.acknowledge(partition)
+
+    def append_many(self) -> None:
+        partition = self.some_partition()
+        self.topic.append_many(self.new_values(partition, self.chance.randint(1, 30)), partition=partition)
+
+    def append_batch(self) -> None:
+        """As a producer that numbers its batches and sends each twice."""
+        partition = self.some_partition()
+        values = self.new_values(partition, self.chance.randint(1, 10))
+        for _ in range(2):
+            self.topic.append_many(values, partition=partition, producer=("scribe", self.ledger.begun[partition]))
+
+    def append_keyed(self) -> None:
+        serials = [self.ledger.begun[partition] for partition in range(PARTITIONS)]
+        values = [value for partition in range(PARTITIONS) for value in self.new_values(partition, 3)]
+        keys = [key_of(partition, serials[partition] + each) for partition in range(PARTITIONS) for each in range(3)]
+        self.topic.append_many(values, keys=keys)
+
+    def flush(self) -> None:
+        self.topic.flush()
+        for partition in self.topic.partitions:
+            self.acknowledge(partition.id)
+
+    def write_out(self) -> None:
+        """A flush that promises nothing, to a topic with durability "os"."""
+        self.topic.flush()
+
+    def roll(self) -> None:
+        partition = self.some_partition()
+        self.topic.partition(partition).roll()
+        self.acknowledge(partition)
+
+    def drop(self) -> None:
+        """Retention, down to three segments."""
+        partition = self.topic.partition(self.some_partition())
+        sealed = [segment for segment in partition.segments if segment.sealed]
+        if len(sealed) < 4:
+            return
+        base = sealed[-2].base_offset
+        kept = next(iter(partition.read(base))).value or b""
+        self.ledger.dropping[partition.id] = serial = int(kept.split()[1])
+        partition.writer().drop_before(base)
+        self.ledger.dropped[partition.id] = serial
+
+    def reopen(self) -> None:
+        self.topic.close()
+        for partition in self.topic.partitions:
+            self.acknowledge(partition.id)
+        self.topic = self.open()
+
+
+class Maker:
+    """A writer that makes topics, with one record in each: they are numbered as records of one partition."""
+
+    def __init__(self, path: Path, life: int, seed: str, ledger: Ledger, files: Files, config: dict[str, Any]) -> None:
+        self.path, self.life, self.seed, self.ledger, self.files, self.config = path, life, seed, ledger, files, config
+        self.chance = random.Random(f"{seed} {life}")
+        ledger.begun[0] = len(records_of_topics(path))
+        ledger.state[0] = 1
+
+    def make_topic(self) -> None:
+        serial = self.ledger.begun[0]
+        self.ledger.begun[0] = serial + 1
+        partitions = {"partitions": 1 + serial % 3}
+        with Topic.open(self.path / f"{serial:06d}", files=self.files, **QUIET | self.config | partitions) as topic:
+            topic.append(value_of(self.seed, 0, serial, self.life), sync=True)
+            self.ledger.acknowledged[0] = serial + 1
+
+
+def records_of_topics(path: Path) -> list[bytes | None]:
+    """The record of each topic in the directory, up to the first that is missing or empty, each recovered."""
+    found: list[bytes | None] = []
+    while (topic_path := path / f"{len(found):06d}").exists():
+        with Topic.open(topic_path) as topic:
+            values = values_of(topic)
+        if not values:
+            break
+        found += values
+    return found
+
+
+@dataclass(frozen=True)
+class Work:
+    """A topic's policies, and the steps that its writer chooses from."""
+
+    steps: tuple[Callable[[Any], None], ...]
+    config: dict[str, Any] = field(default_factory=dict)
+    writer: type[Scribe] | type[Maker] = Scribe
+    # A log that has grown to so many bytes is left for a new one: looking at it takes longer with each cut.
+    largest: int = 1 << 20
+
+
+WORK = {
+    "single-records": Work((Scribe.append_synced,)),
+    "batches": Work((Scribe.append_many, Scribe.append_many, Scribe.flush)),
+    "rolls": Work(
+        (Scribe.append_synced, Scribe.append_many, Scribe.flush, Scribe.roll), {"segment_bytes": 4096},
+    ),
+    "retention": Work(
+        (Scribe.append_many, Scribe.flush, Scribe.roll, Scribe.drop), {"segment_bytes": 4096, "partitions": 2},
+    ),
+    "keys": Work((Scribe.append_keyed, Scribe.append_keyed, Scribe.flush), {"partitions": PARTITIONS}),
+    "producers": Work((Scribe.append_batch, Scribe.append_batch, Scribe.flush), {"segment_bytes": 16384}),
+    "reopening": Work((Scribe.append_many, Scribe.append_synced, Scribe.reopen), {"compression": "zlib"}),
+    "unsynced": Work(
+        (Scribe.append_many, Scribe.write_out, Scribe.write_out, Scribe.roll),
+        {"durability": "os", "segment_bytes": 32768},
+    ),
+    "making-topics": Work((Maker.make_topic,), {"segment_bytes": 4096}, writer=Maker, largest=10_000),
+}  # fmt: skip
+
+
+class PowerCuts:
+    """Writers, one after the other, each of which ends in a power cut."""
+
+    def __init__(self, disk: Disk, work: Work, *, seed: str, files: Files = REAL) -> None:
+        self.disk, self.work, self.seed, self.files = disk, work, seed, files
+        self.chance = random.Random(seed)
+        self.ledger = Ledger()
+        self.cuts = 0
+        self.acknowledged = 0
+        self.mended = 0  # partitions that were found with something to recover
+        self.topics = 0
+        self.begin_topic()
+
+    def begin_topic(self) -> None:
+        self.topics += 1
+        self.path = self.disk.point / f"topic-{self.topics}"
+        self.topic_seed = f"{self.seed} {self.topics}"
+        self.partitions = [
+            Partition(number, self.topic_seed) for number in range(self.work.config.get("partitions", 1))
+        ]
+
+    def run(self, cuts: int) -> None:
+        """Let writers live and die; `Broken` if one of them was lied to."""
+        for _ in range(cuts):
+            try:
+                self.one_life()
+                if self.chance.random() < 0.7:
+                    self.look()
+            except Broken as broken:
+                where = f"seed {self.seed!r}, cut {self.cuts} on {self.disk.point}"
+                raise Broken(broken.kind, f"{broken} ({where})") from broken
+        self.look()
+
+    def one_life(self) -> None:
+        self.cuts += 1
+        self.ledger.clear()
+        errors, to_errors = os.pipe()
+        child = fork(lambda: self.be_the_writer(to_errors))
+        os.close(to_errors)
+        try:
+            self.wait_a_while(child)
+            self.ledger.state[2] = 1
+            acknowledged = list(self.ledger.acknowledged)  # before the cut: what comes later may come from the dead
+            dropped = list(self.ledger.dropped)
+            self.disk.cut_power(self.chance.choice((DROP_JOURNAL, DROP_JOURNAL, FLUSH_JOURNAL)))
+        finally:
+            os.kill(child, signal.SIGKILL)
+            wait(child)
+            with open(errors, encoding="utf-8") as stream:
+                complaint = stream.read()
+        if complaint:
+            raise Broken("refused", complaint)
+        self.disk.remount()
+        for partition in self.partitions:
+            number = partition.number
+            self.acknowledged += max(0, acknowledged[number] - partition.owed)
+            begun, dropping = self.ledger.begun[number], self.ledger.dropping[number]
+            partition.note(self.cuts, begun, acknowledged[number], dropping, dropped[number])
+
+    def wait_a_while(self, child: int) -> None:
+        """Until the writer has made some steps; or a moment, in which it opens and recovers."""
+        if self.chance.random() < 0.3:
+            time.sleep(self.chance.uniform(0, 0.012))
+            return
+        steps = self.chance.randint(0, 25)
+        deadline = time.monotonic() + PATIENCE
+        while not self.ledger.state[0] or self.ledger.state[1] < steps:
+            time.sleep(0.0003)
+            assert time.monotonic() < deadline, "the writer hangs"
+            if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return  # the complaint says why
+        time.sleep(self.chance.uniform(0, 0.002))
+
+    def be_the_writer(self, to_errors: int) -> None:
+        """Live until the end. What goes wrong before the cut, or is no documented error after it, is complained of."""
+        try:
+            if self.chance.random() < 0.5:
+                threading.Thread(target=_write_back, args=(self.disk.point,), daemon=True).start()
+            kind = self.work.writer
+            writer = kind(self.path, self.cuts, self.topic_seed, self.ledger, self.files, self.work.config)
+            while True:
+                writer.chance.choice(self.work.steps)(writer)
+                self.ledger.state[1] += 1
+        except BaseException as error:
+            if not self.ledger.state[2] or not isinstance(error, LogError | OSError):
+                os.write(to_errors, traceback.format_exc().encode())
+
+    def look(self) -> None:
+        """What is there now, as a reader finds it and after recovery; then judge it."""
+        try:
+            seen, found = self.topics_made() if self.work.writer is Maker else self.topic_written()
+        except LogError as error:
+            raise Broken("refused", f"{type(error).__name__}: {error}") from error
+        for partition, values in zip(self.partitions, found, strict=True):
+            partition.judge(values)
+        for before, after in zip(seen, found, strict=True):
+            if before != after[: len(before)]:
+                raise Broken("phantom", f"a reader saw what recovery has cut: {before[len(after) - 1 :]}")
+        if sum(len(value or b"") for values in found for value in values) > self.work.largest:
+            shutil.rmtree(self.path)
+            self.begin_topic()
+
+    def topic_written(self) -> tuple[list[list[bytes | None]], list[list[bytes | None]]]:
+        """What a reader finds in each partition, and what there is after recovery."""
+        nothing: list[list[bytes | None]] = [[] for _ in self.partitions]
+        if not (self.path / "topic.json").exists():
+            return nothing, nothing
+        seen = nothing
+        if self.work.config.get("durability") != "os":  # that shows readers what a power cut may take
+            with Topic.open(self.path, mode="r") as topic:
+                seen = [values_of(partition) for partition in topic.partitions]
+        with Topic.open(self.path) as topic:
+            found = [values_of(partition) for partition in topic.partitions]
+            for partition in topic.partitions:
+                partition.check()
+                self.mended += not (partition.recovery is None or partition.recovery.clean)
+        return seen, found
+
+    def topics_made(self) -> tuple[list[list[bytes | None]], list[list[bytes | None]]]:
+        found = records_of_topics(self.path)
+        beyond = self.path / f"{len(found) + 1:06d}"
+        if beyond.exists():
+            raise Broken("lost", f"a topic or its record: {beyond} exists, the one before it does not")
+        return [[]], [found]
+
+
+def _write_back(point: Path) -> None:
+    """Have the kernel write in between, as it does by itself after seconds: then a cut leaves parts of what was new."""
+    libc = ctypes.CDLL(None)
+    directory = os.open(point, os.O_RDONLY)
+    while True:
+        libc.syncfs(directory)
+        time.sleep(0.001)
+
+
+def need_power_cuts(tested: Disk) -> None:
+    try:
+        tested.cut_power()
+    except OSError as error:
+        need(False, f"the ioctl that shuts a file system down ({error})")
+    tested.remount()
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+@pytest.mark.parametrize("work", WORK)
+def test_nothing_acknowledged_is_lost_in_a_power_cut(tmp_path: Path, kind: str, work: str) -> None:
+    with disk(tmp_path, kind) as tested:
+        need_power_cuts(tested)
+        lives = PowerCuts(tested, WORK[work], seed=f"{kind} {work}")
+        lives.run(scale(CUTS))
+        assert lives.acknowledged > lives.cuts, "too little was acknowledged for the test to mean anything"
+    count(
+        "G5", lost=0, phantoms=0, refused=0, recoveries=lives.mended, records_acknowledged=lives.acknowledged,
+        **{f"cuts_on_{kind}": lives.cuts},
+    )  # fmt: skip
+
+
+class NeverSynced(Files):
+    """The mistake to be found out: a writer that acknowledges what the system has, and the disk may not."""
+
+    def datasync(self, fd: int) -> None:
+        pass
+
+
+class SeldomUnsynced(Files):
+    """The same mistake, made once in a while."""
+
+    def __init__(self) -> None:
+        self.chance = random.Random(0)
+
+    def datasync(self, fd: int) -> None:
+        if self.chance.random() < 0.9:
+            super().datasync(fd)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+@pytest.mark.parametrize("mistake", [NeverSynced, SeldomUnsynced])
+def test_writer_that_does_not_sync_is_found_out(tmp_path: Path, kind: str, mistake: type[Files]) -> None:
+    with disk(tmp_path, kind) as tested:
+        need_power_cuts(tested)
+        lives = PowerCuts(tested, WORK["batches"], seed=f"{kind} {mistake.__name__}", files=mistake())
+        with pytest.raises(Broken, match="lost|refused"):
+            lives.run(500)
+    count("G5", mistakes_found_out=1)
