@@ -12,7 +12,7 @@ VENV_PYTHON := .venv/bin/python
 STAMP := .venv/installed-$(shell cat pyproject.toml scripts/venv.sh | cksum | cut -d ' ' -f 1)
 PYTEST := $(VENV_PYTHON) -m pytest -q
 
-.PHONY: help demo test check lint types proof bench clean venv java
+.PHONY: help demo test check lint types tools proof bench clean venv java
 
 help:
 	@sed -n 's/^#  //p' Makefile
@@ -29,6 +29,9 @@ java:
 demo: venv java
 	@JAVA_HOME="$$(scripts/java-home.sh)" $(VENV_PYTHON) examples/pageviews.py $(if $(LOG),"$(LOG)")
 
+tools: venv
+	@scripts/proof-tools.sh
+
 lint: venv
 	@echo "== ruff"
 	@$(VENV_PYTHON) -m ruff check
@@ -37,12 +40,12 @@ types: venv
 	@echo "== mypy"
 	@$(VENV_PYTHON) -m mypy
 
-check: lint types
+check: lint types tools
 	@echo "== fast tests"
 	@$(PYTEST) -n 2 -m "not slow and not spark and not reliability"
 
 # Coverage counts what child processes run, too. The Spark tests go without: it would slow each of Spark's workers.
-test: lint types java
+test: lint types tools java
 	@rm -f .coverage .coverage.*
 	@echo "== fast tests, measured"
 	@$(PYTEST) -n 2 -m "not slow and not spark and not reliability" --cov --cov-report=
@@ -50,18 +53,18 @@ test: lint types java
 	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py" --fail-under=100
 	@echo "== slow tests"
 	@$(PYTEST) -n 2 -m "slow and not spark"
-	@$(MAKE) --no-print-directory proof
 	@if [ -n "$$(scripts/java-home.sh)" ]; then \
 	    echo "== Spark tests"; \
 	    JAVA_HOME="$$(scripts/java-home.sh)" $(PYTEST) -m spark; \
 	else \
 	    echo "== Spark tests left out: no Java"; \
 	fi
+	@$(MAKE) --no-print-directory proof
 
-proof: venv
+proof: venv tools
 	@rm -rf .reliability
 	@echo "== reliability tests"
-	@$(PYTEST) -n 2 --dist worksteal -m reliability tests/reliability
+	@$(PYTEST) -n 2 --dist worksteal --timeout=$(if $(LOGLIB_SOAK),0,600) -m reliability tests/reliability
 	@$(VENV_PYTHON) tests/reliability/counts.py
 
 bench: venv

@@ -67,6 +67,7 @@ def all_cases(sizes: Sizes) -> list[Case]:
         *_read_cases(sizes),
         *_compression_cases(sizes),
         *_follow_cases(sizes),
+        *_group_cases(sizes),
         *_seek_cases(sizes),
         *_memory_cases(sizes),
         *_open_cases(sizes),
@@ -259,6 +260,39 @@ def _follow_cases(sizes: Sizes) -> list[Case]:
     )
     idle = Case("follow[idle]", (Run(OURS, Job("follow_idle", {"seconds": 3})),), 1)
     return [latency, idle]
+
+
+def _group_cases(sizes: Sizes) -> list[Case]:
+    filled = Job("group_fill", {"messages": sizes.messages})
+    reading = Case(
+        "group[200B records, 4 partitions]",
+        tuple(
+            Run(label, Job("group_read", {"system": system, "messages": sizes.messages}), filled)
+            for label, system in (
+                (f"{OURS}, topic.group().follow", "group"),
+                (f"{OURS}, topic.follow", "follow"),
+                (f"{OURS}, topic.read", "read"),
+            )
+        ),
+        sizes.repeats,
+    )
+    committing = Case(
+        "group[commit, one partition]",
+        tuple(
+            Run(
+                f'{OURS}, durability="{durability}"',
+                Job("group_commit", {"commits": commits, "durability": durability}),
+            )
+            for durability, commits in (("os", 5 * sizes.synced_calls), ("disk", sizes.synced_calls // 10))
+        ),
+        sizes.few_repeats,
+    )
+    takeover = Case(
+        "group[takeover after SIGKILL, 4 members, 8 partitions]",
+        (Run(OURS, Job("group_takeover", {"kills": sizes.synced_calls // 20})),),
+        1,
+    )
+    return [reading, committing, takeover]
 
 
 def _seek_cases(sizes: Sizes) -> list[Case]:

@@ -20,6 +20,8 @@ _SINGLE = "append[200B, one a call, default flush policy]"
 _SPREAD = "append_many[16B key + 200B, batch=10000, 8 partitions, no fsync]"
 _THREADS = "append[200B, one a call, sync=True, 16 threads]"
 _FOLLOW = "follow[200B, 1000 messages/s, another process, flush each, no fsync]"
+_GROUP = "group[200B records, 4 partitions]"
+_TAKEOVER = "group[takeover after SIGKILL, 4 members, 8 partitions]"
 
 _FLAT = 1.5  # Flat: the largest log's p50, in its least disturbed repetition, is at most so many times the smallest's.
 _PEAK_MB = 64.0
@@ -39,6 +41,7 @@ _RATIOS = (
     ("read records[200B]", OURS, SQLITE, 1.5, "x sqlite3, the same columns"),
     ("read records[200B]", OURS, OBVIOUS, 3.0, "x the obvious log"),
     ("to_arrow[200B]", OURS, "raw pread, 1 MiB blocks", 0.5, "of the raw pread"),
+    (_GROUP, f"{OURS}, topic.group().follow", f"{OURS}, topic.follow", 0.9, "of following without a group"),
     (_THREADS, OURS, SQLITE, 5.0, "x sqlite3, synchronous=FULL"),
 )
 
@@ -60,7 +63,7 @@ def checks(results: Results) -> list[Check]:
         ratio, best = results.ratio(case, run, other), results.best_ratio(case, run, other)
         if ratio is not None:
             ratios.append(Check(case, f"{ratio:.2f} {words} (best rounds {best:.2f})", f">= {least:g}", ratio >= least))
-    others = (_single_append, _follow, _seek, _memory, _opening)
+    others = (_single_append, _follow, _groups, _seek, _memory, _opening)
     return [*ratios, *(check for found in others for check in found(results))]
 
 
@@ -83,6 +86,17 @@ def _follow(results: Results) -> list[Check]:
         Check(_FOLLOW, f"p50 {p50:.0f} us", "< 80 us", p50 < 80),
         Check(_FOLLOW, f"p99 {p99:.0f} us", "< 300 us", p99 < 300),
     ]
+
+
+def _groups(results: Results) -> list[Check]:
+    commits = results.median("group[commit, one partition]", f'{OURS}, durability="os"', lambda one: one.rate)
+    p99 = results.median(_TAKEOVER, OURS, lambda one: one.p99_us or 0.0)
+    found = []
+    if commits is not None:
+        found.append(Check("group[commit], not synced", f"{commits:,.0f} a second", ">= 10,000", commits >= 10_000))
+    if p99 is not None:
+        found.append(Check(_TAKEOVER, f"p99 {p99 / 1000:.0f} ms", "< 150 ms", p99 < 150_000))
+    return found
 
 
 def _seek(results: Results) -> list[Check]:

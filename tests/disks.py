@@ -18,12 +18,12 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from counts import need
 
-__all__ = ["Disk", "disk", "memory", "mount", "unmount"]
+__all__ = ["DROP_JOURNAL", "FLUSH_JOURNAL", "Disk", "disk", "fill", "memory", "mount", "run", "unmount"]
 
 # _IOR('X', 125, __u32) of the kernel's fs.h: the file system stops at once, as it does when the machine loses
 # power. Everything after it gives EIO, and mounting it again replays the journal.
@@ -92,6 +92,10 @@ class Disk:
         run("umount", self.point)
         self.mounted = False
 
+    def leave(self) -> None:
+        if self.mounted:
+            unmount(self.point)
+
     def remount(self) -> None:
         """Unmount and mount: what was only in memory is gone, and the journal is replayed."""
         self.unmount()
@@ -145,22 +149,19 @@ def disk(directory: Path, kind: str, *, options: str = "noatime") -> Iterator[Di
     """A new file system of the kind, mounted at `directory`/disk; its image is in a tmpfs beside it."""
     program, size = _MAKE[kind][0], _IMAGE_BYTES[kind]
     need(shutil.which(program), f"{program} (Debian's {_PACKAGES[program]})")
-    with memory(directory / "memory", f"size={size + (32 << 20)}") as store:
+    with memory(directory / "memory", f"size={size + (32 << 20)}") as store, ExitStack() as undo:
         image = store / "image"
         image.touch()
         os.truncate(image, size)  # sparse
         run(*_MAKE[kind], image)
         device = _attach(image)
+        undo.callback(run, "losetup", "--detach", device)
         made = Disk(image, device, directory / "disk", options)
         made.point.mkdir()
-        try:
-            made.mount()
-            yield made
-        finally:
-            made.mend()
-            if made.mounted:
-                unmount(made.point)
-            run("losetup", "--detach", device)
+        made.mount()
+        undo.callback(made.leave)
+        undo.callback(made.mend)
+        yield made
 
 
 def _attach(image: Path) -> str:

@@ -251,6 +251,15 @@ def test_sizes_that_make_no_sense_are_refused(fields: dict[str, int], at: int) -
     assert caught.value.at == at
 
 
+def test_batch_that_ends_beyond_the_last_offset_is_bad() -> None:
+    """Its offsets would not fit Arrow's and Spark's columns."""
+    last = (1 << 63) - 128
+    assert header_of(encoded(Columns([b"x"]), last - 8), last - 8)
+    with pytest.raises(BadBatch, match=r".") as caught:
+        header_of(encoded(Columns([b"x"]), last), last)
+    assert caught.value.at == 16
+
+
 def test_version_zero_is_no_version() -> None:
     with pytest.raises(BadBatch) as caught:
         header_of(forged(encoded(PLAIN), version=0))

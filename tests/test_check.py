@@ -227,16 +227,16 @@ def test_verify_of_what_is_too_bad_for_details_says_so(open_topic: Open, path: P
 
 def test_verify_finds_columns_that_contradict_their_header(open_topic: Open, path: Path) -> None:
     fill(open_topic)
-    segment = names_of(path)[0]
+    segment = names_of(path)[1]
     content = segment.read_bytes()
     with Topic.open(path, mode="r") as topic:
-        header = next(iter(topic.batches())).header
-        batch = content[4096 : 4096 + header.length]
-        bad = forged(batch, body=b"\x01" + batch[113:], identity=Identity.of(topic.log_id, 0))
-        segment.write_bytes(content[:4096] + bad + content[4096 + header.length :])
+        last = list(topic.batches())[-1].header
+        at = len(content) - last.length
+        bad = forged(content[at:], body=b"\x01" + content[at + 113 :], identity=Identity.of(topic.log_id, 0))
+        segment.write_bytes(content[:at] + bad)
         report = topic.verify()
         assert report.records == 9
-        assert range(header.length) in [each.offsets for each in report.damage]
+        assert [each.offsets for each in report.damage] == [range(last.base_offset, last.next_offset)]
 
 
 def test_segment_header_that_tells_of_another_past_is_found(open_topic: Open, path: Path) -> None:
@@ -290,20 +290,24 @@ def test_check_beside_a_writer_that_rolls_finds_no_fault(open_topic: Open, path:
         assert reading.partition(0).check().damage == ()
 
 
-def test_retention_in_the_midst_of_the_batches_begins_the_check_again(open_topic: Open, path: Path) -> None:
+@pytest.mark.parametrize("when", [2, 3], ids=["before the second segment is read", "when it has been opened"])
+def test_retention_in_the_midst_of_the_batches_begins_the_check_again(when: int, open_topic: Open, path: Path) -> None:
     fill(open_topic, retention=Retention(age=None, bytes=0))
     topic = open_topic(files=UnsyncedFiles())
+    first, second, _ = names_of(path)
+    spoil(first, 4096)  # which is met, and then is no matter any more
 
     class Overtaken(UnsyncedFiles):
         opened = 0
 
         def open_read(self, path: str) -> int:
-            if path.endswith(".log"):
+            fd = super().open_read(path)
+            if path == str(second):
                 Overtaken.opened += 1
-                if Overtaken.opened == 5:  # three headers, and the first segment's batches, were read
+                if Overtaken.opened == when:  # for its header, for its first batch's link, and to be read
                     topic.retain()
-            return super().open_read(path)
+            return fd
 
     with Topic.open(path, mode="r", files=Overtaken()) as reading:
         report = reading.verify()
-    assert (report.segments, report.damage) == (1, ())
+    assert Overtaken.opened >= when and (report.segments, report.damage) == (1, ())

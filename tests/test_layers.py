@@ -18,7 +18,7 @@ LAYERS = [
     {"records", "watermark", "arrow", "partitioner"},
     {"segment", "arguments"},
     {"recovery", "retention", "description", "producers"},
-    {"log", "open_batch", "bulk"},
+    {"log", "open_batch", "active", "bulk"},
     {"writer", "reader", "transfer", "check"},
     {"flusher", "handles"},
     {"partition", "groups"},

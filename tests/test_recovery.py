@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from builders import forged
 from conftest import QUIET, crash_copy, last_segment, records_of, tree, values_of
 from loglib import CorruptLogError, LogError, StorageIOError, Topic, UnsupportedFormatError
 from loglib.batch import HEADER_BYTES as BATCH_HEADER
@@ -407,6 +408,18 @@ def test_segment_of_another_partition_is_refused(open_topic: Open, path: Path) -
     assert refuses_and_changes_nothing(path).file_position == 16
 
 
+def test_link_in_place_of_a_partition_is_not_followed(open_topic: Open, path: Path) -> None:
+    """It would have the lock of another directory written over."""
+    open_topic().close()
+    elsewhere = (path / "0000").rename(path.parent / "elsewhere")
+    (path / "0000").symlink_to(elsewhere)
+    before = tree(elsewhere)
+    for mode in ("a", "r"):
+        with pytest.raises(CorruptLogError, match="a directory, and no link to one"):
+            Topic.open(path, mode=mode)
+    assert tree(elsewhere) == before
+
+
 def test_missing_partition_directory_is_corruption(open_topic: Open, path: Path) -> None:
     with open_topic(partitions=2):
         pass
@@ -538,6 +551,37 @@ def test_leftover_temporary_files_are_removed(open_topic: Open, path: Path) -> N
     with Topic.open(path) as topic:
         assert len(values_of(topic)) == 12
     assert not leftover.exists()
+
+
+def test_directory_with_the_name_of_an_unfinished_file_is_left_alone(open_topic: Open, path: Path) -> None:
+    """It used to end the opening for writing with an error of the system."""
+    open_topic().close()
+    planted = path / "0000" / f"{8:020d}.log.tmp"
+    planted.mkdir()
+    with open_topic() as topic:
+        topic.append(b"x", sync=True)
+    assert planted.is_dir()
+
+
+@pytest.mark.parametrize("what", ["batch", "watermark"])
+def test_last_writer_epoch_of_all_is_refused_before_anything_is_changed(
+    what: str, open_topic: Open, path: Path
+) -> None:
+    """Forged: the next one would not fit its field."""
+    with open_topic() as topic:
+        topic.append(b"x", sync=True)
+    identity = Identity.of(topic.log_id, 0)
+    if what == "batch":
+        content = last_segment(path).read_bytes()
+        bad = forged(content[4096:], writer_epoch=(1 << 32) - 1, identity=identity)
+        last_segment(path).write_bytes(content[:4096] + bad)
+    else:
+        mark = Mark(9, 0, 128, 128, (1 << 32) - 1)
+        (path / "0000" / "watermark").write_bytes(encode_new(mark, identity.salt))
+    before = tree(path)
+    with pytest.raises(CorruptLogError, match="writer epoch 4294967295"):
+        Topic.open(path)
+    assert tree(path) == before
 
 
 def test_other_files_in_the_directory_are_left_alone(open_topic: Open, path: Path) -> None:

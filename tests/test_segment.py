@@ -152,6 +152,12 @@ def test_newer_segment_is_refused_by_name(at: int, what: str) -> None:
         SegmentHeader.decode(content, "a file")
 
 
+def test_base_offset_beyond_the_last_one_is_damage() -> None:
+    content = resealed_segment(first_segment(IDENTITY, created=NOW).encode(), 40, b"\xf8" + b"\xff" * 7)
+    with pytest.raises(CorruptLogError, match="byte 40: found base offset 1844"):
+        SegmentHeader.decode(content, "a file")
+
+
 def test_version_zero_is_no_version() -> None:
     content = resealed_segment(first_segment(IDENTITY, created=NOW).encode(), 8, b"\0\0")
     with pytest.raises(CorruptLogError, match="byte 8: found segment version 0"):

@@ -15,11 +15,12 @@ from conftest import NOW, QUIET, last_segment, run_python
 from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Retention, Topic
 from loglib.arguments import Time
 from loglib.files import Files
-from loglib.segment import HEADER_BYTES
+from loglib.segment import HEADER_BYTES, Identity
 from loglib.spark.columns import arrow_schema
 from loglib.spark.options import Options, parse
 from loglib.spark.plan import Range, cut, plan
 from loglib.spark.ranges import find_ranges, find_topics
+from loglib.watermark import Mark, encode_new
 from spark_logs import (
     COLUMNS,
     all_records,
@@ -91,6 +92,16 @@ def test_small_partitions_share_a_task() -> None:
 def test_range_without_records_has_no_splits_though_its_batch_has_bytes() -> None:
     assert cut(a_range(start_offset=5, end_offset=5), 10) == []
     assert cut(a_range(start_offset=9, end_offset=5), 10) == []
+
+
+def test_watermark_that_lies_is_damage_and_not_tasks_without_end(tmp_path: Path) -> None:
+    """The driver used to fill its memory with them."""
+    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+        topic.append(b"x", sync=True)
+    watermark = encode_new(Mark(9, 0, 1 << 60, 1 << 60, 1), Identity.of(topic.log_id, 0).salt)
+    (tmp_path / "topic" / "0000" / "watermark").write_bytes(watermark)
+    with pytest.raises(CorruptLogError, match="data up to offset"):
+        find_ranges(options_of(tmp_path / "topic"))
 
 
 # --- scan --------------------------------------------------------------------------------------------
@@ -336,7 +347,7 @@ def test_appends_after_the_plan_are_not_read(tmp_path: Path) -> None:
 def test_planning_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = random_topic(tmp_path / "topic", seed=11)
     for segment in path.rglob("*.log"):
-        segment.write_bytes(b"")
+        segment.write_bytes(bytes(segment.stat().st_size))
     assert all(each.size_bytes > 0 for each in find_ranges(options_of(path)))
 
 

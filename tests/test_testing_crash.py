@@ -78,6 +78,29 @@ def test_rename_is_whole_or_not_at_all_with_or_without_the_bytes() -> None:
     }
 
 
+def test_half_of_two_renames_leaves_one_file_with_two_names() -> None:
+    fs = disk(a=b"x")
+    fs.rename("/d/a", "/d/b")
+    fs.rename("/d/b", "/d/c")
+    assert left(fs) >= {(("/d/a", b"x"), ("/d/c", b"x")), (("/d/c", b"x"),), (("/d/b", b"x"),)}
+    two = next(state for state in fs.crash_states() if len(state.image.tree()) == 2).files
+    write(two, "a", b"y")
+    assert two.tree() == {"/d/a": b"y", "/d/c": b"y"} and two.used == 1
+
+
+def test_new_file_is_not_taken_for_an_empty_one_that_was_there() -> None:
+    # A file without bytes was not counted, and the next new file was recorded as that one.
+    fs = disk()
+    write(fs, "a", b"")
+    fs.sync_directory("/d")
+    (state,) = [each for each in fs.crash_states() if each.at == 2]
+    again = state.files
+    write(again, "b", b"x")
+    assert {tuple(each.image.tree().items()) for each in again.crash_states() if each.whole} == {
+        (("/d/a", b""),), (("/d/a", b""), ("/d/b", b"")), (("/d/a", b""), ("/d/b", b"x")),
+    }  # fmt: skip
+
+
 def test_removal_may_come_back() -> None:
     fs = disk(a=b"1", b=b"2")
     fs.unlink("/d/a")

@@ -208,6 +208,11 @@ def test_directories_that_moved_are_found_where_they_are() -> None:
     files.rename("/c/b/file", "/c/b/renamed")
     assert files.open_paths() == ["/c/b/renamed"]
     files.close(fd)
+    files.make_directories("/d")
+    with pytest.raises(OSError) as raised:
+        files.rename("/d", "/c")
+    assert raised.value.errno == errno.ENOTEMPTY
+    files.rmdir("/d")
     files.remove_tree("/c")
     assert files.listdir("/") == []
     files.remove_tree("/nothing there")

@@ -26,7 +26,7 @@ from loglib import (
     Topic,
     UnsupportedFormatError,
 )
-from loglib.testing import FaultyFiles, RecordingFiles, UnsyncedFiles
+from loglib.testing import FaultyFiles, MemoryFiles, RecordingFiles, UnsyncedFiles
 
 Open = Callable[..., Topic]
 
@@ -434,6 +434,17 @@ def test_reading_topic_needs_no_close(path: Path) -> None:
     with pytest.raises(ReadOnlyError):
         topic.append(b"x")
     del topic  # and no ResourceWarning, which would be an error here
+
+
+def test_topic_in_memory_is_reconfigured_there(tmp_path: Path) -> None:
+    # The new topic.json was written to the disk, whatever files the topic was on.
+    files = MemoryFiles()
+    path = tmp_path / "topic"
+    Topic.open(path, files=files, **QUIET).close()
+    Topic.reconfigure(path, files=files, segment_bytes=1 << 20)
+    with Topic.open(path, mode="r", files=files) as topic:
+        assert topic.config.segment_bytes == 1 << 20
+    assert not path.exists()
 
 
 def test_opening_costs_a_few_calls_a_partition(open_topic: Open) -> None:

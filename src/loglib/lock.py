@@ -1,44 +1,80 @@
-"""Lock: one writer a partition, by an flock that the kernel drops when its holder dies.
+"""Lock: one writer a partition, by an flock of its directory that the kernel drops when its holder dies.
 
 Invariant: while `acquire` has returned and `release` has not been called, no other handle in any
-process holds the partition, whoever removed or replaced the lock file. The file itself is never
-unlinked; the text in it is for messages only and decides nothing.
+process holds the partition. The lock is the directory's own, since a file could be removed, and the
+file put in its place be locked by a second writer: that is what people do with a lock file that is
+in their way. The file `lock` says who the holder is; its text is for messages and decides nothing.
 
-A forked child shares its parent's lock, and keeps it alive: it must close its copy of the file and
-never unlock it, since unlocking is for all that share it.
+A forked child shares its parent's lock, and keeps it alive: it must close its copy of the directory
+and never unlock it, since unlocking is for all that share it. So the locks held are known here, and
+a fork waits while one is being taken or let go: its child closes them all.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
+from collections import deque
+from itertools import starmap
+from operator import call
 
 from .errors import LockedError
 from .files import Files
 
-__all__ = ["NAME", "acquire"]
+__all__ = ["NAME", "Lock", "acquire"]
 
 NAME = "lock"
 
+_changing = threading.RLock()  # so that a signal handler may fork
+_held: set[Lock] = set()
 
-def acquire(files: Files, path: str, permissions: int) -> int:
-    """Take the lock at once or raise `LockedError` naming the holder; returns the open file.
 
-    Closing the file releases the lock.
-    """
+class Lock:
+    """A lock that this process holds."""
+
+    def __init__(self, files: Files, directory: int) -> None:
+        self._open = iter([(files.close, directory)])
+        _held.add(self)
+
+    def release(self) -> None:
+        """Let it go; once is enough, and more does nothing."""
+        with _changing:
+            deque(starmap(call, self._open), maxlen=0)  # in C, where no interrupt comes between taking and closing
+            _held.discard(self)
+
+
+def acquire(files: Files, path: str, permissions: int) -> Lock:
+    """Lock the directory in which the file `path` is to name the holder; `LockedError` at once if another has it."""
+    with _changing:
+        directory = files.open_directory(os.path.dirname(path))
+        lock = Lock(files, directory)
+        try:
+            if not files.try_lock(directory):
+                raise LockedError(path, _holder(files, path))
+            _sign(files, path, permissions)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+
+def _release_in_child() -> None:
+    for lock in list(_held):
+        lock.release()
+    _changing.release()
+
+
+os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_release_in_child)
+
+
+def _sign(files: Files, path: str, permissions: int) -> None:
     fd = files.create(path, permissions, exclusive=False)
     try:
-        if not files.try_lock(fd):
-            raise LockedError(path, _holder(files, fd))
-        if not files.same_file(fd, path):  # replaced meanwhile: this lock guards nothing that others see
-            raise LockedError(path, "a process that replaced the lock file")
-        files.ftruncate(fd, 0)
-        files.write_all(fd, [_describe_self()], 0)
-    except BaseException:
+        files.ftruncate(fd, files.write_all(fd, [_describe_self()], 0))  # in this order it needs no room on a full disk
+    finally:
         files.close(fd)
-        raise
-    return fd
 
 
 def _describe_self() -> bytes:
@@ -47,11 +83,12 @@ def _describe_self() -> bytes:
     return f"{os.getpid()} {since} {program}\n".encode(errors="replace")
 
 
-def _holder(files: Files, fd: int) -> str:
+def _holder(files: Files, path: str) -> str:
     try:
-        pid, since, program = files.pread(fd, 4096, 0).decode(errors="replace").split(maxsplit=2)
+        text = files.read_whole(path, 4096).decode(errors="replace")
+        pid, since, program = text.split(maxsplit=2)
         alive = _is_alive(int(pid))
-    except ValueError:  # caught between locking and writing its name
+    except (FileNotFoundError, ValueError):  # not written yet, or removed
         return "another process"
     if alive:
         return f"pid {pid} ({program.strip()}) since {since}"

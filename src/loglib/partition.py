@@ -307,6 +307,6 @@ def _producer(name: str, sequence: int) -> Producer:
     """A producer's name as the number that the batch header has room for."""
     from hashlib import blake2b  # here, since importing it takes longer than the rest of the library
 
-    if sequence < 0:
-        raise ValueError(f"a producer's sequence must not be negative, not {sequence}")
+    if not 0 <= sequence < 1 << 64:
+        raise ValueError(f"a producer's sequence must be a number of 64 bits, not {sequence}")
     return Producer(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1, sequence)

@@ -47,6 +47,7 @@ logger = logging.getLogger("loglib")
 
 QUARANTINE_BYTES = 64 << 20  # the most of a torn tail that is kept aside; a tail is a few flushes long
 _BLOCK_BYTES = 1 << 20
+_LAST_EPOCH = (1 << 32) - 1
 _PAGE_BYTES = 1 << 16  # the largest that a system has
 
 
@@ -151,11 +152,16 @@ def recover(files: Files, directory: str, identity: Identity, permissions: int) 
         durable_end, valid_end = _measure(reader, mark)
         tail = tail_at(reader, valid_end)
         torn_bytes = reader.end_of_file() - valid_end
+    if max(tail.writer_epoch, mark.writer_epoch if mark else 0) == _LAST_EPOCH:
+        path = os.path.join(directory, WATERMARK)
+        raise CorruptLogError(path, 40, f"writer epoch {_LAST_EPOCH}", "one that the next writer's may follow")
     quarantine = _mend(files, reader.path, reader, durable_end=durable_end, valid_end=valid_end, torn_bytes=torn_bytes)
     given_up = [segment_name(base) for base in found if base < log_start]  # by retention, before a crash
     half_made = [name for name in files.sizes(directory) if name.endswith(".tmp")]
     for name in given_up + half_made:
-        files.unlink(os.path.join(directory, name))
+        path = os.path.join(directory, name)
+        if not files.is_directory(path):  # whatever that is, it is not ours
+            files.unlink(path)
     files.sync_directory(directory)
     report = Recovery(torn_bytes, valid_end - durable_end, quarantine, mark is None)
     if not report.clean:

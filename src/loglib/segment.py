@@ -47,7 +47,7 @@ from .batch import (
     open_body,
     parse_header,
 )
-from .config import MAX_BATCH_BYTES
+from .config import MAX_BATCH_BYTES, MAX_OFFSET
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import Files
 from .records import Batch, Source
@@ -151,6 +151,8 @@ class SegmentHeader(NamedTuple):
             raise CorruptLogError(path, 8, "segment version 0", "at least 1")
         if flags:
             raise UnsupportedFormatError(path, "segment flags", flags, 0)
+        if numbers[3] > MAX_OFFSET:
+            raise CorruptLogError(path, 40, f"base offset {numbers[3]}", f"at most {MAX_OFFSET}")
         count = numbers.pop(8)
         if count > MAX_PRODUCERS:
             raise CorruptLogError(path, 76, f"{count} producers", f"at most {MAX_PRODUCERS}")

@@ -165,7 +165,7 @@ class Topic:
         )  # fmt: skip
 
     @classmethod
-    def reconfigure(cls, path: str | os.PathLike[str], **policies: Any) -> None:
+    def reconfigure(cls, path: str | os.PathLike[str], *, files: Files = REAL, **policies: Any) -> None:
         """Change policies of a topic that no writer has open, such as `retention=Retention(...)`.
 
         The number of partitions and the partitioner cannot change: keys would move.
@@ -174,9 +174,9 @@ class Topic:
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
         absolute = os.path.abspath(os.fspath(path))
-        with cls.open(absolute) as topic:  # holds every lock meanwhile
+        with cls.open(absolute, files=files) as topic:  # holds every lock meanwhile
             config = replace(topic.config, **policies)
-            description.write(REAL, absolute, topic.log_id, config)
+            description.write(files, absolute, topic.log_id, config)
 
     def __enter__(self) -> Topic:
         return self

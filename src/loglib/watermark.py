@@ -27,6 +27,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from .batch import crc32c
+from .config import MAX_OFFSET
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import Files
 
@@ -152,9 +153,11 @@ def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mar
         raise UnsupportedFormatError(path, "watermark version", version, VERSION)
     if not version:
         raise CorruptLogError(path, at + 3, "watermark version 0", "at least 1")
-    if not log_start <= durable_end <= flushed_end:
+    if not log_start <= durable_end <= flushed_end <= MAX_OFFSET:
         found = f"log start {log_start}, durable end {durable_end}, flushed end {flushed_end}"
-        raise CorruptLogError(path, at, found, "numbers in that order")
+        raise CorruptLogError(path, at, found, f"numbers in that order, up to {MAX_OFFSET}")
+    if sequence > MAX_OFFSET:  # a flush each nanosecond takes centuries to come so far, and has as far to go
+        raise CorruptLogError(path, at + 8, f"sequence {sequence}", f"at most {MAX_OFFSET}")
     return Mark(sequence, log_start, flushed_end, durable_end, epoch)
 
 

@@ -27,9 +27,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from . import lock as writer_lock
+from .active import ActiveSegment
 from .batch import NO_PRODUCER, Body, Columns, Header, Producer, encode_body, stamp
 from .codec import codec_id
 from .config import MAX_BATCH_BYTES, TopicConfig, microseconds
@@ -48,9 +49,8 @@ from .index import SegmentIndex
 from .log import Wakeable
 from .open_batch import NO_ROOM, OpenBatch
 from .producers import Producers
-from .recovery import Recovery, Tail, recover, rewrite
+from .recovery import Recovery, Tail, recover
 from .segment import (
-    HEADER_BYTES,
     Identity,
     SegmentHeader,
     SegmentReader,
@@ -82,18 +82,6 @@ class Timer(Protocol):
 
     def kick(self) -> None:
         """A flush is due now."""
-
-
-class _Active(NamedTuple):
-    """The segment being written."""
-
-    fd: int
-    path: str
-    base_offset: int
-    began: int | None  # append time of its first batch
-
-    def file_position(self, offset: int) -> int:
-        return HEADER_BYTES + offset - self.base_offset
 
 
 class Writer:
@@ -135,13 +123,12 @@ class Writer:
         self._closed: LogClosedError | None = None
         self._to_close: Iterator[int] | None = None  # set when closing has begun
         self._begun_segment = -1  # base offset of a segment that a roll has begun to make
-        self._in_doubt = False
         self._rolled = False
-        self._lock_fd = writer_lock.acquire(files, os.path.join(directory, writer_lock.NAME), config.permissions)
+        self._held = writer_lock.acquire(files, os.path.join(directory, writer_lock.NAME), config.permissions)
         try:
             self._start()
         except BaseException:
-            files.close(self._lock_fd)
+            self._held.release()
             raise
         _live.add(self)
 
@@ -160,7 +147,7 @@ class Writer:
             opened.callback(self._watermark.close)
             fd = self._files.open_write(path)
             opened.callback(self._files.close, fd)
-            self._active = _Active(fd, path, header.base_offset, began)
+            self._active = ActiveSegment(self._files, fd, path, header.base_offset, began=began)
             self.batch = self._open_batch(tail)
             self._publish(flushed_end=tail.end, durable_end=tail.end)
             self._watermark.sync()
@@ -391,12 +378,12 @@ class Writer:
                 salt=self._identity.salt,
             )
             active = self._active
-            self._files.write_all(active.fd, [header, *parts], active.file_position(tail.end))
+            active.write([header, *parts], tail.end)
         except OSError as error:
             self._cut_back(error, lost)
         self._note_producer()
         if active.began is None:
-            self._active = active._replace(began=append_time)
+            active.began = append_time
         end, records = tail.end + body.length, tail.records + body.record_count
         produced = (producer, lost) if producer != NO_PRODUCER else None
         self.batch = self._open_batch(
@@ -422,7 +409,7 @@ class Writer:
         batch.lost = failure  # for those who wait for their records to be flushed
         self.batch = self._open_batch(batch.tail)
         try:
-            self._files.ftruncate(active.fd, active.file_position(batch.tail.end))
+            active.cut_back(batch.tail.end)
         except OSError as second:
             self._poison(second)
         raise failure from error
@@ -442,8 +429,7 @@ class Writer:
     def _roll(self, now: int) -> None:
         """Seal the active segment and begin the next. Synced: both files, the watermark, the name."""
         old, tail = self._active, self.batch.tail
-        if self._files.size(old.fd) != old.file_position(tail.end):  # left by an interrupted write
-            self._files.ftruncate(old.fd, old.file_position(tail.end))
+        old.cut_back(tail.end)  # an interrupted write may have left something
         self._sync(old, tail.end)
         self._publish(flushed_end=tail.end, durable_end=tail.end)
         self._sync_watermark()
@@ -457,7 +443,7 @@ class Writer:
         self._begun_segment = tail.end
         fd = create_segment(self._files, self.directory, header, self._config.permissions)
         self._index.add(tail.end)
-        self._active = _Active(fd, self._path(segment_name(tail.end)), tail.end, None)
+        self._active = ActiveSegment(self._files, fd, self._path(segment_name(tail.end)), tail.end)
         self._retired.append(old.fd)
         self.batch.tail = tail._replace(producers_in_segment=False)
         self._rolled = True
@@ -528,24 +514,11 @@ class Writer:
         self._flushed_records = tail.records
         self._close_retired()
 
-    def _sync(self, active: _Active, end: int) -> None:
+    def _sync(self, active: ActiveSegment, end: int) -> None:
         try:
-            try:
-                if self._in_doubt:
-                    start = max(self._watermark.mark.durable_end, active.base_offset)
-                    rewrite(self._files, active.fd, active.file_position(start), active.file_position(end))
-                    self._in_doubt = False
-                else:
-                    self._files.datasync(active.fd)
-            except OSError as error:
-                self._poison(error)
-        except LogError:
-            raise
-        except BaseException:
-            # An interrupt may have come between the system's answer and its reading: the answer may
-            # have been an error, after which the page cache lies. Write again before syncing again.
-            self._in_doubt = True
-            raise
+            active.sync(durable_end=self._watermark.mark.durable_end, end=end)
+        except OSError as error:
+            self._poison(error)
 
     def _sync_watermark(self) -> None:
         try:
@@ -640,9 +613,8 @@ class Writer:
                 self.check_usable()
                 self._seal()
                 active, end = self._active, self.batch.tail.end
-                if self._files.size(active.fd) != active.file_position(end):
-                    self._files.ftruncate(active.fd, active.file_position(end))
-                if end > self._watermark.mark.durable_end or self._in_doubt:
+                active.cut_back(end)
+                if end > self._watermark.mark.durable_end or active.in_doubt:
                     self._sync(active, end)
                     self._publish(flushed_end=end, durable_end=end)
                 self._publish(flushed_end=end, durable_end=end)  # both slots say the same of a log at rest
@@ -657,13 +629,14 @@ class Writer:
             self._closed = self._closed or why
             self.batch = self._dead_batch()
             if self._to_close is None:
-                self._to_close = iter([*self._retired, self._active.fd, self._watermark.fileno(), self._lock_fd])
+                self._to_close = iter([*self._retired, self._active.fd, self._watermark.fileno()])
                 self._retired = []
             # One call from C, which no interrupt can split into a file taken and a file closed.
             try:
                 deque(map(self._files.close, self._to_close), maxlen=0)
             finally:
                 deque(map(self._files.close, self._to_close), maxlen=0)  # those after one that failed
+                self._held.release()
             _live.discard(self)
 
     def abandon_in_child(self, parent_pid: int) -> None:

@@ -32,6 +32,7 @@ GOALS = {
     "G9": "hostile bytes",
     "G10": "model",
     "G12": "writers at once",
+    "G13": "consumer groups",
 }
 
 

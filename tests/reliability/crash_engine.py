@@ -40,6 +40,7 @@ from loglib.config import TopicConfig
 from loglib.index import SegmentIndex
 from loglib.log import Cursor, Log
 from loglib.partitioner import by_crc32
+from loglib.recovery import Recovery
 from loglib.segment import Identity
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles, Mode, Operation, crash_states
 from loglib.watermark import newest
@@ -337,7 +338,11 @@ def _crash(world: World) -> None:
     for number, history in enumerate(before):
         log = world.topic.partition(number).log
         start, rows = log.mark().log_start_offset, _read(log)
-        history.judge(state.at, power=not state.whole, log_start=start, rows=rows)
+        try:
+            history.judge(state.at, power=not state.whole, log_start=start, rows=rows)
+        except Failure as failure:
+            failure.found_in(state, before)
+            raise
         kept = history.rows[: sum(row[0] < start for row in history.rows)]
         world.histories.append(History([*kept, *rows], start))
         world.histories[-1].promise(0, len(kept) + len(rows), power=True)
@@ -514,6 +519,8 @@ class Judge:
                 seen = _read(Log(files, directory, identity))
             writer = Writer(files, directory, identity, config, index=SegmentIndex([]), clock=_clock)
             recovery, end, done = writer.recovery, writer.end.end, len(files.operations)
+            if recovery.cut_bytes:
+                _check_kept(image, files, recovery)
             files.kill()
             writer = Writer(files, directory, identity, config, index=SegmentIndex([]), clock=_clock)
             if writer.end.end != end or not writer.recovery.clean:
@@ -524,7 +531,7 @@ class Judge:
             log.writer = writer
             *rows, last = _read(log)
             files.kill()
-        except LogError as error:
+        except (LogError, OSError) as error:
             raise Failure("refused", repr(error)) from error
         if seen != tuple(rows[: len(seen)]):
             raise Failure("phantoms", f"before recovery a reader saw {_short(seen)}, then there was {_short(rows)}")
@@ -558,6 +565,16 @@ class Judge:
                 raise
 
 
+def _check_kept(image: Image, files: CrashFS, recovery: Recovery) -> None:
+    """What was cut must stand in the quarantine file."""
+    if recovery.quarantine is None:
+        raise Failure("lost", f"{recovery.cut_bytes} bytes were cut and not kept aside")
+    segment, _, position = recovery.quarantine.rpartition(".torn-")
+    cut = image.tree()[segment + ".log"][int(position) :]
+    if files.read_whole(recovery.quarantine, len(cut)) != cut or len(cut) != recovery.cut_bytes:
+        raise Failure("lost", f"{recovery.quarantine} is not what was cut")
+
+
 # --- making a topic ----------------------------------------------------------------------------------------
 
 
@@ -579,7 +596,7 @@ def judge_making(judge: Judge, workload: Workload) -> None:
                 promised.append((len(fs.operations), [b"one"]))
             topic.append(b"two", partition=0)
         promised.append((len(fs.operations), [b"one", b"two"]))
-        description.write(fs, path, topic.log_id, config)
+        Topic.reconfigure(path, files=fs, segment_bytes=1 << 20)
         seen: set[tuple[int, int]] = set()
         for state in fs.crash_states(mode=workload.mode, seed=workload.seed):
             digest = state.image.digest(leaving_out=LEFT_OUT)
@@ -606,7 +623,7 @@ def judge_made(files: CrashFS, path: str, policies: dict[str, Any], least: list[
                     raise Failure("lost", f"{values} are left, {expected} were promised")
                 topic.append(b"three", partition=0)
             expected = [*values, b"three"]
-    except LogError as error:
+    except (LogError, OSError) as error:
         raise Failure("refused", repr(error)) from error
 
 

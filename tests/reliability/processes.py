@@ -25,6 +25,7 @@ def fork(action: Callable[[], object]) -> int:
     gc.freeze()  # the child shares the memory that it does not change
     pid = os.fork()
     if pid == 0:
+        _end_with_parent()
         status = 1
         try:
             action()
@@ -34,6 +35,12 @@ def fork(action: Callable[[], object]) -> int:
         finally:
             os._exit(status)
     return pid
+
+
+def _end_with_parent() -> None:
+    """A test that is ended must not leave its children behind."""
+    set_signal_on_parents_end = 1
+    ctypes.CDLL(None).prctl(set_signal_on_parents_end, signal.SIGKILL)
 
 
 def wait(pid: int) -> int:

@@ -36,9 +36,9 @@ from loglib import recovery, segment
 from loglib.testing import CrashFS, Image
 from loglib.writer import Writer
 
-SHARDS = 24
-STATES = 41_000  # of each shard; some are another's too
-NESTED_EVERY = 120  # a tenth of all states are inside a recovery
+SHARDS = 28
+STATES = 40_000  # of each shard; about one in nine is another's too
+NESTED_EVERY = 110  # so that a tenth of all states are inside a recovery
 SHORT_SHARDS = 4
 
 
@@ -88,7 +88,7 @@ def new_ones(kind: str, digests: set[int]) -> int:
 def test_no_workload_of_up_to_three_calls_loses_anything(shard: int, durability: str) -> None:
     everything = chain.from_iterable(short_workloads(length, durability=durability) for length in (1, 2, 3))
     share = 1 if counts.scale(100) >= 100 else 100 // counts.scale(100)  # when developing, a part
-    check(islice(everything, shard, None, SHORT_SHARDS * share), Judge())
+    check(islice(everything, shard, None, SHORT_SHARDS * share), Judge(nested_every=NESTED_EVERY))
 
 
 @pytest.mark.reliability
@@ -97,6 +97,7 @@ def test_no_topic_is_half_made() -> None:
 
 
 @pytest.mark.reliability
+@pytest.mark.timeout(counts.scale(300))
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_no_long_workload_loses_anything(shard: int) -> None:
     judge = Judge(nested_every=NESTED_EVERY)
@@ -163,6 +164,7 @@ FAULTS: dict[str, tuple[Callable[[Image], CrashFS], Any]] = {
 }
 
 
+@pytest.mark.reliability
 @pytest.mark.parametrize("fault", FAULTS)
 def test_engine_sees_the_fault(fault: str) -> None:
     disk, patched = FAULTS[fault]

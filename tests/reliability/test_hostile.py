@@ -5,24 +5,35 @@ Each failure names the target, the shard and the execution; `replay` in this mod
 
 from __future__ import annotations
 
+import io
 import os
+import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import counts
 import fuzzing
 import pytest
 from fuzzing import Draw, Outcome, pick, wild
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from builders import IDENTITY, LOG_ID, NOW, resealed_segment
-from conftest import QUIET, Clock
-from loglib import LogError, Topic
+from builders import IDENTITY, LOG_ID, NOW, calm, make_topic, resealed_segment
+from conftest import QUIET, Clock, run_python, tree
+from loglib import LogError, Topic, description
+from loglib.arguments import check_names
 from loglib.config import TopicConfig
 from loglib.records import to_datetime
 from loglib.testing import CrashFS, Image
 from loglib.watermark import Mark, encode_new
+from spark_logs import all_rows, scan_rows
 
 pytestmark = pytest.mark.reliability
 
@@ -75,28 +86,21 @@ def replay(name: str, block: int, execution: int) -> Outcome:
 TOPIC = "/logs/hostile"
 SEGMENT = f"{TOPIC}/0000/{0:020d}.log"
 WATERMARK = f"{TOPIC}/0000/watermark"
+HEADER_FIELDS = (  # at which byte, and how long
+    (8, 2), (10, 2), (32, 4), (36, 4), (40, 8), (48, 8), (56, 8), (64, 8), (72, 4), (76, 4), (80, 8), (88, 8), (96, 32),
+)  # fmt: skip
 
 
-def sound_tree() -> dict[str, bytes]:
-    """A topic as it is written, with a known log id: batches of every codec, two segments."""
-    files = CrashFS()
-    files.mkdir("/logs")
-    clock = Clock()
-    with Topic.open(TOPIC, files=files, clock=clock, **QUIET) as topic:
-        for number in range(5):
-            partition = topic.partition(0)
-            partition.append_many([b"%d" % number] * 3, keys=[None, b"k", b""], headers=[[("h", b"1")]] * 3)
-            partition.append_many([b"again"], producer=("etl", number))
-            topic.flush()
-            if number == 2:
-                partition.roll()
-    return {name: content for name, content in files.tree().items() if not name.endswith("/lock")}
+@cache
+def description_bytes() -> bytes:
+    files = CrashFS(Image.of({f"{TOPIC}/lock": b""}))
+    description.write(files, TOPIC, LOG_ID, TopicConfig(**QUIET))
+    return files.tree()[f"{TOPIC}/topic.json"]
 
 
 def hostile_tree(random: Draw) -> dict[str, bytes]:
     """A partition written by somebody who knows the format, and whose checksums are all right."""
-    tree = {f"{TOPIC}/topic.json": description_of()}
-    batches, offset, previous = b"", 0, 0
+    batches, previous = b"", 0
     for _ in range(1 + int(random() * 5)):
         if random() < 0.5:
             fields, body = pick(random, fuzzing.TEMPLATES)
@@ -105,99 +109,310 @@ def hostile_tree(random: Draw) -> dict[str, bytes]:
                 fuzzing.change_fields(random, fields)
         else:
             stored = fuzzing.columns_of_any_kind(random)
-            fields, body = list(fuzzing.BATCH.unpack_from(stored)), stored[112:]
+            fields, body = list(fuzzing.BATCH.unpack_from(stored)), stored[fuzzing.BATCH.size :]
         if random() < 0.9:
-            fields[4] = offset
+            fields[4] = len(batches)
         if random() < 0.9:
             fields[15] = previous
         batch = fuzzing.seal(fields, body)
         batches += batch
-        offset += len(batch)
         previous = int.from_bytes(batch[4:8], "little")
-    header = fuzzing._FIRST
-    for _ in range(int(random() * 2)):
-        at, size = pick(random, ((8, 2), (10, 2), (32, 4), (36, 4), (40, 8), (48, 8), (56, 8), (64, 8), (72, 4), (76, 4), (80, 8), (88, 8), (96, 32)))  # fmt: skip
+    header = fuzzing.FIRST_SEGMENT
+    if random() < 0.4:
+        at, size = pick(random, HEADER_FIELDS)
         header = resealed_segment(header, at, (wild(random, 64) & (1 << 8 * size) - 1).to_bytes(size, "little"))
-    tree[SEGMENT] = header + batches
+    tree = {f"{TOPIC}/topic.json": description_bytes(), SEGMENT: header + batches}
     if random() < 0.8:
         ends = [0, len(batches), len(batches)]
         if random() < 0.3:
             ends[int(random() * 3)] = wild(random, 64, near=len(batches))
-        tree[WATERMARK] = encode_new(Mark(wild(random, 64) if random() < 0.1 else 5, *ends, 1), IDENTITY.salt)
+        mark = Mark(wild(random, 64) if random() < 0.1 else 5, *ends, wild(random, 32) if random() < 0.1 else 1)
+        tree[WATERMARK] = encode_new(mark, IDENTITY.salt)
     if random() < 0.2:
         tree[f"{TOPIC}/0000/{wild(random, 64):020d}.log"] = tree[SEGMENT]
     return tree
 
 
-def description_of() -> bytes:
-    files = CrashFS()
-    files.mkdir("/logs")
-    files.mkdir(TOPIC)
-    from loglib import description
-
-    description.write(files, TOPIC, LOG_ID, TopicConfig(**QUIET))
-    return files.tree()[f"{TOPIC}/topic.json"]
+def any_gap(random: Draw) -> Any:
+    return pick(random, ("raise", "skip"))
 
 
 USES: list[Callable[[Topic, Draw], object]] = [
     lambda topic, random: list(topic.read()),
     lambda topic, random: list(topic.read(on_gap="skip")),
     lambda topic, random: [batch.to_arrow().validate(full=True) for batch in topic.batches(on_gap="skip")],
-    lambda topic, random: list(topic.read(wild(random, 64, near=300), on_gap=pick(random, ("raise", "skip")))),
-    lambda topic, random: list(topic.read(to_datetime(NOW + int(random() * 50)), on_gap=pick(random, ("raise", "skip")))),
+    lambda topic, random: list(topic.read(wild(random, 64, near=300), on_gap=any_gap(random))),
+    lambda topic, random: list(topic.read(to_datetime(NOW + int(random() * 50)), on_gap=any_gap(random))),
     lambda topic, random: topic.follow("begin", timeout=0).poll(max_records=50),
     lambda topic, random: topic.verify(),
     lambda topic, random: topic.partition(0).check(),
     lambda topic, random: topic.partition(0).segments,
     lambda topic, random: topic.retain(dry_run=True),
-    lambda topic, random: topic.partition(0).transfer(_nowhere(), 0),
+    lambda topic, random: topic.partition(0).transfer(NOWHERE, 0),
 ]
-
-
-def _nowhere() -> int:
-    return NOWHERE
-
-
 NOWHERE = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 @pytest.mark.parametrize("shard", range(2))
 def test_forged_partitions_give_errors_of_the_library_and_no_others(shard: int) -> None:
-    """Read in every way, and opened for writing: in a second each, and refused without a byte changed below the end."""
-    done, failed = counts.scale(4000), 0
+    """Read in every way, and opened for writing: within a second, and if it is refused nothing is changed."""
+    done, refused = counts.scale(2000), 0
     for number in range(done):
         random = Random(f"partition {shard} {number}").random
-        tree = hostile_tree(random)
-        files = CrashFS(Image.of(tree))
+        files = CrashFS(Image.of(hostile_tree(random)))
         began = time.process_time()
         try:
-            failed += use(files, random)
+            refused += read_in_every_way(files, random) + write_once(files)
         except Exception as error:
             raise AssertionError(f"partition {shard} {number}: {error!r}") from error
-        assert time.process_time() - began < 5, f"partition {shard} {number} took its time"
-    assert 0 < failed < done * len(USES)
+        assert time.process_time() - began < len(USES), f"partition {shard} {number} takes its time"
+    assert 0 < refused < done * len(USES)
     counts.count("G9", partitions=done, executions=done * (len(USES) + 1), wrong=0)
 
 
-def use(files: CrashFS, random: Draw) -> int:
-    refused = 0
-    try:
-        with Topic.open(TOPIC, mode="r", files=files) as topic:
-            for each in USES:
-                try:
-                    each(topic, random)
-                except LogError:
-                    refused += 1
-    except LogError:
-        refused += 1
+def read_in_every_way(files: CrashFS, random: Draw) -> int:
+    refused, before = 0, files.tree()
+    with Topic.open(TOPIC, mode="r", files=files) as topic:
+        for each in USES:
+            try:
+                each(topic, random)
+            except LogError:
+                refused += 1
+    assert files.tree() == before, "a reader has written"
+    return refused
+
+
+def write_once(files: CrashFS) -> int:
     before = files.tree()
     try:
-        with Topic.open(TOPIC, files=files, clock=Clock()) as topic:
-            topic.append_many([b"more"], partition=0, producer=("etl", 1))
-            topic.flush()
-            list(topic.read(on_gap="skip"))
+        topic = Topic.open(TOPIC, files=files, clock=Clock())
     except LogError:
-        refused += 1
         after = files.tree()
-        assert all(after.get(name) == content for name, content in before.items() if name.endswith(".log")) or True
-    return refused
+        after.pop(f"{TOPIC}/0000/lock", None)
+        assert after == before, "refused, but not left alone"
+        return 1
+    with topic, suppress(LogError):
+        topic.append_many([b"more"], partition=0, producer=("etl", 1))
+        topic.flush()
+        list(topic.read(on_gap="skip"))
+    return 0
+
+
+# --- a peer that lies ------------------------------------------------------------------------------
+
+
+def test_whatever_a_peer_sends_the_log_stays_readable() -> None:
+    """Batches that are refused leave nothing behind; those that are taken are read like any others."""
+    done, taken = counts.scale(4000), 0
+    files = CrashFS()
+    with Topic.open(TOPIC, files=files, clock=Clock(), **QUIET) as topic:
+        partition = topic.partition(0)
+        for number in range(done):
+            random = Random(f"peer {number}").random
+            end = partition.log_end_offset
+            stream = io.BytesIO(fuzzing.frame(random))
+            try:
+                taken += partition.receive(stream, preserve_offsets=random() < 0.2) is not None
+            except LogError:
+                taken += partition.log_end_offset > end  # the frame promised more than the batch that it held
+            except Exception as error:
+                raise AssertionError(f"peer {number}: {error!r}") from error
+            if number % 200 == 0:
+                topic.flush()
+                for batch in topic.batches({0: end}):
+                    batch.to_arrow().validate(full=True)
+        topic.flush()
+        report = topic.verify()
+        assert report.damage == () and report.batches == taken > 0
+    counts.count("G9", executions=done, accepted=taken, wrong=0)
+
+
+# --- Spark's way -----------------------------------------------------------------------------------
+
+
+def test_forged_partitions_through_the_spark_source(tmp_path: Path) -> None:
+    """As a Spark task reads it, without Spark: valid Arrow batches of what the library reads, or an error."""
+    path = tmp_path / "hostile"
+    make_topic(path, TopicConfig(**QUIET))
+    done, given = counts.scale(1500), 0
+    for number in range(done):
+        random = Random(f"spark {number}").random
+        tree = hostile_tree(random)
+        (path / "0000" / f"{0:020d}.log").write_bytes(tree[SEGMENT])
+        if WATERMARK in tree:
+            (path / "0000" / "watermark").write_bytes(tree[WATERMARK])
+        try:
+            rows = scan_rows(path, split_bytes=pick(random, (100, 300, 1 << 20)), includeHeaders=True)
+        except LogError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"spark {number}: {error!r}") from error
+        with suppress(LogError):  # where only the watermark lies: it is asked for more by the one than by the other
+            assert rows == all_rows(path), f"spark {number}"
+            given += 1
+    assert given
+    counts.count("G9", executions=done, accepted=given, wrong=0)
+
+
+# --- memory ----------------------------------------------------------------------------------------
+
+BOMB = """
+import resource, sys
+from pathlib import Path
+import loglib.arrow, lz4.frame, zlib, zstandard  # now, since importing takes memory as well
+from builders import IDENTITY, encoded, forged, make_topic
+from loglib import CorruptLogError, Topic, codec
+from loglib.batch import Columns
+from loglib.config import TopicConfig
+from loglib.watermark import Mark, encode_new
+
+path, number, size, declared = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+body = codec.compress(number, bytes(size))
+batch = forged(encoded(Columns([b"x"])), body=body, codec=number, stored_bytes=len(body), value_bytes=declared)
+make_topic(path, TopicConfig())
+with (path / "0000" / f"{0:020d}.log").open("ab") as file:
+    file.write(batch)
+(path / "0000" / "watermark").write_bytes(encode_new(Mark(2, 0, len(batch), len(batch), 1), IDENTITY.salt))
+del body, batch
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+with Topic.open(path, mode="r") as topic:
+    for read in (lambda: list(topic.read()), lambda: [each.to_arrow() for each in topic.batches()], topic.verify):
+        try:
+            read()
+        except CorruptLogError:
+            pass
+print("done")
+"""
+
+
+@pytest.mark.parametrize("declared", [1000, 24 << 20, 1 << 29], ids="declares-{}".format)
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["zlib", "lz4", "zstd"])
+def test_bomb_costs_no_more_than_64_mib(number: int, declared: int, tmp_path: Path) -> None:
+    """With the address space limited to that: bombs larger than they say, as large, and some that say 512 MiB."""
+    for size in (256 << 20, declared):
+        assert run_python(BOMB, tmp_path / f"bomb-{size}", number, size, declared).strip() == "done"
+    counts.count("G9", bombs=2, wrong=0)
+
+
+# --- names, and files that are no files ------------------------------------------------------------
+
+
+@settings(calm, max_examples=400)
+@given(st.text(max_size=300) | st.text("aZ0._-/\\ ~", max_size=12) | st.sampled_from((".", "..", "CON", "a" * 250)))
+def test_no_name_leads_out_of_its_directory(name: str) -> None:
+    """F25. What is taken for a name is one entry of the directory; of what is not, nothing is made."""
+    with TemporaryDirectory() as directory:
+        inside = Path(directory) / "inside"
+        inside.mkdir()
+        try:
+            check_names(name)
+        except ValueError:
+            if "/" not in name:  # then it would be a path, which is the caller's to choose
+                with pytest.raises(ValueError, match=r"."):
+                    Topic.open(f"{inside}/{name}" if name not in ("", ".", "..") else f"{inside}/\0")
+                assert list(inside.iterdir()) == []
+        else:
+            Topic.open(inside / name, **QUIET).close()
+            assert [each.name for each in inside.iterdir()] == [name]
+            assert (inside / name / "topic.json").is_file()
+        assert [each.name for each in Path(directory).iterdir()] == ["inside"]
+
+
+PLACES = ("segment", "watermark", "topic.json", "lock", "partition", "segment.tmp", "topic.json.tmp")
+KINDS = ("link", "dangling link", "link to a device", "pipe", "socket", "directory", "device")
+
+
+def place_of(path: Path, place: str) -> Path:
+    directory = path / "0000"
+    segment = directory / f"{0:020d}.log"
+    return {
+        "segment": segment, "watermark": directory / "watermark", "topic.json": path / "topic.json",
+        "lock": directory / "lock", "partition": directory, "segment.tmp": segment.with_suffix(".log.tmp"),
+        "topic.json.tmp": path / "topic.json.tmp",
+    }[place]  # fmt: skip
+
+
+def plant(kind: str, at: Path, elsewhere: Path) -> None:
+    match kind:
+        case "link":
+            at.symlink_to(elsewhere)
+        case "dangling link":
+            at.symlink_to(elsewhere / "nothing")
+        case "link to a device":
+            at.symlink_to("/dev/zero")
+        case "pipe":
+            os.mkfifo(at)
+        case "socket":
+            os.mknod(at, stat.S_IFSOCK | 0o600)
+        case "directory":
+            at.mkdir()
+        case "device":
+            os.mknod(at, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+
+
+@contextmanager
+def a_second() -> Iterator[None]:
+    """A hang is an error."""
+
+    def hang(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, hang)
+    signal.setitimer(signal.ITIMER_REAL, 10)  # on a machine that has much else to do
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_no_file_is_refused_or_left_alone_and_never_followed(place: str, kind: str, tmp_path: Path) -> None:
+    """F26. Nothing hangs, nothing outside is read as ours, nothing outside is written."""
+    if kind == "device":
+        counts.need(os.geteuid() == 0, "root, to make a device file")
+    path, outside = tmp_path / "topic", tmp_path / "outside"
+    with Topic.open(path, **QUIET) as topic:
+        topic.append(b"ours", sync=True)
+    at = place_of(path, place)
+    if at.exists():  # so that a link leads to what would do, if it were followed
+        at.rename(outside)
+    else:
+        outside.write_bytes(b"not ours")
+    plant(kind, at, outside)
+    before = tree(outside) if outside.is_dir() else outside.read_bytes()
+    with a_second(), suppress(LogError), Topic.open(path, mode="r") as topic:
+        values = [record.value for record in topic.read(on_gap="skip")]
+        assert values in ([], [b"ours"]) and (values == [] or place not in ("segment", "partition"))
+        assert topic.verify().damage or place in ("lock", "segment.tmp", "topic.json.tmp")
+    with a_second(), suppress(LogError), Topic.open(path) as topic:
+        topic.append(b"more", sync=True)
+        assert place in ("segment.tmp", "topic.json.tmp"), "a writer has taken it for ours"
+    with a_second(), suppress(LogError, OSError):
+        Topic.reconfigure(path, segment_bytes=1 << 20)
+    assert (tree(outside) if outside.is_dir() else outside.read_bytes()) == before
+    counts.count("G9", planted_files=1)
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077, 0o777], ids=oct)
+@pytest.mark.parametrize("permissions", [0o600, 0o640, 0o660, 0o664], ids=oct)
+def test_files_have_the_mode_that_was_asked_for_whatever_the_umask(
+    permissions: int, umask: int, tmp_path: Path
+) -> None:
+    """F30."""
+    before = os.umask(umask)
+    try:
+        with Topic.open(tmp_path / "topic", permissions=permissions, **QUIET) as topic:
+            topic.append(b"x", sync=True)
+            topic.partition(0).roll()
+    finally:
+        os.umask(before)
+    for each in (tmp_path / "topic").rglob("*"):
+        mode = stat.S_IMODE(each.stat().st_mode)
+        if each.name == "lock":
+            assert mode & ~permissions == 0, each
+        else:
+            assert mode == (permissions | (permissions & 0o444) >> 2 if each.is_dir() else permissions), each
+    counts.count("G9", modes=1)

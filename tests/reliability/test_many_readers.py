@@ -19,11 +19,13 @@ from typing import Any
 import pytest
 from counts import count, scale
 from described import Value, decode
-from processes import fork, shared, wait
+from processes import ended, fork, shared, wait
 
 from conftest import MANUAL
 from loglib import OffsetOutOfRangeError, Record, Retention, Topic
+from loglib.reader import Reader
 from loglib.records import to_datetime
+from loglib.testing import UnsyncedFiles
 
 pytestmark = pytest.mark.reliability
 
@@ -175,7 +177,7 @@ def write(path: Path, told: Shared) -> None:
     """Append to all partitions, as fast as it goes."""
     rng = random.Random(0)
     numbers = [0] * PARTITIONS
-    with Topic.open(path) as topic:
+    with Topic.open(path, files=UnsyncedFiles()) as topic:  # the disk must not keep it waiting
         while not told.over:
             partition = rng.randrange(PARTITIONS)
             start, size_bytes = numbers[partition], rng.choice([0, 30, 300])
@@ -212,9 +214,56 @@ def read_while_writing(path: Path, *, processes: int, seconds: float) -> None:
     )  # fmt: skip
 
 
-def test_no_reader_of_two_thousand_in_threads_sees_anything_wrong(path: Path) -> None:
-    read_while_writing(path, processes=40, seconds=25 * scale(100) / 100)
+@pytest.mark.parametrize(("processes", "seconds"), [(40, 25), (200, 12)])
+def test_none_of_two_thousand_readers_sees_anything_wrong(processes: int, seconds: float, path: Path) -> None:
+    read_while_writing(path, processes=processes, seconds=seconds * scale(100) / 100)
 
 
-def test_no_reader_of_two_thousand_in_processes_sees_anything_wrong(path: Path) -> None:
-    read_while_writing(path, processes=READERS, seconds=15 * scale(100) / 100)
+# --- large batches ------------------------------------------------------------------------------------------------
+
+LARGE_BYTES = 8 << 20
+
+
+def write_large(path: Path, told: Shared) -> None:
+    """Batches of a few records that are together as large as can be written in one call."""
+    with Topic.open(path, files=UnsyncedFiles()) as topic:
+        number = 0
+        while not told.over:
+            values = [Value(0, each).encode(LARGE_BYTES // 4) for each in range(number, number + 4)]
+            number += len(values)
+            topic.append_many(values)
+            topic.flush()
+            told.appended = number
+
+
+def read_large(path: Path, told: Shared, process: int) -> None:
+    """Poll without a pause: it must not find a part of a batch."""
+    with Topic.open(path, mode="r") as topic:
+        reader = topic.follow("begin")
+        number = 0
+        while not told.over:
+            try:
+                polled = reader.poll(max_records=7)
+            except OffsetOutOfRangeError:
+                told.overtaken[process] += 1
+                number = -1
+                reader.seek("begin")
+                continue
+            for record in polled:
+                found = decode(record.value)
+                assert number in (-1, found.number)
+                number = found.number + 1
+                told.reads[process] += 1
+
+
+def test_reader_never_sees_a_part_of_a_batch_of_8_mib(path: Path) -> None:
+    told = shared(Shared)
+    Topic.open(
+        path, segment_bytes=3 * LARGE_BYTES, segment_age=None, flush=MANUAL, batch_bytes=LARGE_BYTES,
+        retention=Retention(age=None, bytes=12 * LARGE_BYTES),
+    ).close()  # fmt: skip
+    children = [fork(partial(write_large, path, told)), *(fork(partial(read_large, path, told, n)) for n in range(6))]
+    time.sleep(8 * scale(100) / 100)
+    told.over = 1
+    assert [wait(each) for each in children] == [0] * len(children), "a child failed; its error is above"
+    count("G8", large_batches=told.appended // 4, large_records_read=sum(told.reads), wrong=0)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
-from ..arguments import Start, parse_start
+from ..arguments import Start
 from ..errors import GroupBusyError, LogError
 from .assignment import TopicPartition
 from .members import Membership, live_members
-from .offsets import Commit
+from .offsets import Commit, OffsetLog
 from .owners import Ownership, evict_owner, read_owner
 from .place import Place
 
@@ -33,9 +33,7 @@ def reset(place: Place, start: Start | Mapping[TopicPartition, Start], *, dry_ru
 
     Raises `GroupBusyError` if it has; with `dry_run` nothing is committed, and members do not matter.
     """
-    now = place.clock()
-    starts = start if isinstance(start, Mapping) else dict.fromkeys(place.logs, start)
-    after = {each: place.logs[each].resolve(parse_start(start, now_us=now)) for each, start in starts.items()}
+    after = place.resolve(start, place.logs)
     if dry_run and not place.exists():
         return {each: Move(None, offset) for each, offset in after.items()}
     place.make()
@@ -44,31 +42,28 @@ def reset(place: Place, start: Start | Mapping[TopicPartition, Start], *, dry_ru
         before = offsets.commits()
         moves = {each: Move(before[each].offset if each in before else None, after[each]) for each in sorted(after)}
         if not dry_run:
-            _commit(place, moves)
+            _commit(place, offsets, moves)
         return moves
     finally:
         offsets.close()
 
 
-def _commit(place: Place, moves: Mapping[TopicPartition, Move]) -> None:
+def _commit(place: Place, offsets: OffsetLog, moves: Mapping[TopicPartition, Move]) -> None:
     """As a member that owns what it moves: whoever joins meanwhile waits, and then starts there."""
     if members := live_members(place.files, place.members):
         raise GroupBusyError(place.name, members)
     name = f"reset-{os.getpid()}-{os.urandom(4).hex()}"
-    membership = Membership(place.files, place.members, name, place.topics, place.permissions)
-    ownership = Ownership(place.files, place.owners, name, place.permissions)
-    offsets = place.offsets()
-    try:
+    with ExitStack() as held:
+        membership = Membership(place.files, place.members, name, place.topics, place.permissions)
+        held.callback(membership.leave)
+        ownership = Ownership(place.files, place.owners, name, place.permissions)
+        held.callback(lambda: ownership.release(ownership.owned()))
         before = offsets.commits()
         for partition in moves:
             if not ownership.claim(partition, at_least=before.get(partition, Commit(0)).generation):
                 raise GroupBusyError(place.name, [read_owner(place.files, place.owners, partition).member or "another"])
         commits = {each: Commit(move.after, "reset", ownership.generation(each) or 0) for each, move in moves.items()}
         offsets.commit(commits, member=name, fence=lambda: None)
-    finally:
-        ownership.release(ownership.owned())
-        offsets.close()
-        membership.leave()
 
 
 def evict(place: Place, member: str) -> list[TopicPartition]:
@@ -76,7 +71,7 @@ def evict(place: Place, member: str) -> list[TopicPartition]:
 
     It learns of it when it next asks for records or commits: `StaleGenerationError`.
     """
-    if member not in live_members(place.files, place.members):
+    if not place.exists() or member not in live_members(place.files, place.members):
         raise LogError(f"group {place.name} has no member {member}")
     with suppress(FileNotFoundError):
         place.files.unlink(os.path.join(place.members, member))

@@ -17,14 +17,17 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 import weakref
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import repeat
-from operator import length_hint
-from typing import Any, Literal, NamedTuple
+from itertools import chain, islice, repeat, takewhile
+from operator import attrgetter, itemgetter, length_hint
+from typing import Any, Literal
 
 from ..arguments import Start, parse_start
 from ..config import microseconds
@@ -47,21 +50,46 @@ OnChange = Callable[[list[Any]], object]
 
 # How often members look at each other: a join or a death is noticed within twice this, at some 0.1 % of a CPU.
 _LOOK_S = 0.05
+# And look at the owners, though nobody has come or gone: one may have acted on what it saw before the others did.
+_ARRANGE_S = 1.0
 # And while a partition that is due to this member is still another's.
 _CLAIM_S = 0.002
 # With commit="after": records that are handled are committed at most this much later.
 _COMMIT_AFTER_S = 0.1
-# Records are handed out in runs, without coming by here, of a size that takes about this long.
+# Records are handed out in runs, without coming by here, of a size that takes about this long. One that takes
+# twice as long is cut off: the clock is looked at once in so many records, for 10 ns a record.
 _RUN_S = 0.005
 _LONGEST_RUN = 512
+_CLOCK_RECORDS = 32
 
 
-class _Run(NamedTuple):
+@dataclass(slots=True)
+class _Run:
     """Records handed out together, all of one partition."""
 
     partition: TopicPartition
     records: list[Record]
-    began: float
+    began: float = field(default_factory=time.monotonic)
+    rest: Iterator[Record] = field(init=False)  # those not yet handed out
+
+    def __post_init__(self) -> None:
+        self.rest = iter(self.records)
+
+    def hand_out(self) -> Iterator[Record]:
+        """The records, until it has taken too long. Loops in C, all of it: this is what a record costs."""
+        in_time = takewhile((self.began + 2 * _RUN_S).__gt__, iter(time.monotonic, None))
+        few = map(islice, repeat(self.rest, -(-len(self.records) // _CLOCK_RECORDS)), repeat(_CLOCK_RECORDS))
+        return chain.from_iterable(map(itemgetter(1), zip(in_time, few, strict=False)))
+
+    def given(self) -> int:
+        """How many were handed out."""
+        return len(self.records) - length_hint(self.rest)
+
+    def cut(self) -> list[Record]:
+        """Hand out no more, whichever thread asks; returns what was not."""
+        rest = list(self.rest)
+        del self.records[len(self.records) - len(rest) :]
+        return rest
 
 
 class Group:
@@ -96,26 +124,33 @@ class Group:
         self._restart = on_out_of_range == "start"
         self._closed: LogClosedError | None = None
         self._using = threading.Lock()  # held while files are in use, so that close() from elsewhere knows
+        self._user = 0  # the thread that holds it
         self._waiter: Waiter | None = None
         self._readers: dict[str, Reader] = {}  # by topic, of what is owned and not paused
         self._turns: deque[str] = deque()
         self._paused: dict[TopicPartition, int] = {}  # and where to go on
         self._handled: dict[TopicPartition, int] = {}  # to be committed: the offset after the last one handled
         self._given: dict[TopicPartition, int] = {}  # the offset after the last one handed out
+        self._by_hand: dict[TopicPartition, int] = {}  # committed by the caller: handled, though its loop ends there
+        self._run: _Run | None = None  # that `follow` is handing out
         self._run_length = 1
         self._live: list[str] = []
+        self._revoking = False  # and the caller is told
         self._waiting = False  # for a partition that another member has still to give up
         self._look_at = 0.0
+        self._unsettled = False  # somebody has not yet what is due
+        self._arrange_at = 0.0
         self._commit_at = 0.0
         place.make()
         self._offsets = place.offsets()
-        self.member = member or new_member_name()
+        self.member = new_member_name() if member is None else member
         try:
             self._membership = Membership(place.files, place.members, self.member, place.topics, place.permissions)
         except BaseException:
             self._offsets.close()
             raise
         self._ownership = Ownership(place.files, place.owners, self.member, place.permissions)
+        self._left = False
         _live_groups.add(self)
 
     def __enter__(self) -> Group:
@@ -123,6 +158,13 @@ class Group:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_left", True):
+            # Its locks go now. What it has handled is not committed: the collector may come by in anything.
+            self._left = True
+            self._offsets.close()
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} member={self.member!r}{' closed' if self._closed else ''}>"
@@ -138,14 +180,16 @@ class Group:
         `OffsetOutOfRangeError` if the group's place in the log is gone (see `on_out_of_range`).
         """
         while (run := self._next_run(timeout)) is not None:
-            rest = iter(run.records)
+            self._run = run
+            if self._closed is not None:  # just now, by another thread
+                run.cut()
             came_back = False
             try:
-                yield from self._shown(run.partition, rest)
+                yield from self._shown(run.partition, run.hand_out())
                 came_back = True
             finally:
-                given = len(run.records) - length_hint(rest)
-                self._leave(run, given, handled=given if came_back else given - 1)
+                if self._run is run:  # otherwise seek() or close() has ended it
+                    self._leave(run, handled=run.given() - (not came_back))
 
     def poll(self, *, max_records: int = _LONGEST_RUN, timeout: float | None = 0.0) -> list[Any]:
         """Up to `max_records` records of one partition; an empty list if `timeout` seconds bring none.
@@ -154,28 +198,32 @@ class Group:
         """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, not {max_records}")
-        self._settle()
-        run = self._next_run(timeout, max_records)
-        if run is None:
+        self._check_open()
+        found = self._next(timeout, lambda reader: reader.take(max_records))
+        if found is None:
             return []
-        self._given[run.partition] = run.records[-1].next_offset
-        return list(self._shown(run.partition, iter(run.records)))
+        topic, records = found
+        partition = TopicPartition(topic, records[0].partition)
+        self._given[partition] = records[-1].next_offset
+        return list(self._shown(partition, iter(records)))
 
     def batches(self, timeout: float | None = None) -> Iterator[Any]:
         """The same as `follow`, as whole columns."""
         while (found := self._next(timeout, _next_batch)) is not None:
             topic, batch = found
             partition = TopicPartition(topic, batch.partition)
-            self._given[partition] = batch.offsets.start
+            self._given[partition] = batch.next_offset
             came_back = False
             try:
                 yield self._shown_batch(partition, batch)
                 came_back = True
             finally:
                 if came_back:
-                    self._given[partition] = self._handled[partition] = batch.next_offset
-                elif topic in self._readers:
-                    self._readers[topic].seek({partition.partition: batch.offsets.start})
+                    self._given.pop(partition, None)
+                    self._handled[partition] = batch.next_offset
+                elif self._by_hand.get(partition) != batch.next_offset:
+                    self._given.pop(partition, None)
+                    self._go_to(partition, batch.offsets.start)
 
     def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Any]:
         """What the caller is given of some records: with several topics, more than the records."""
@@ -186,37 +234,59 @@ class Group:
         del partition
         return batch
 
-    def _next_run(self, timeout: float | None, most: int = _LONGEST_RUN) -> _Run | None:
-        most = min(most, self._run_length)
-        found = self._next(timeout, lambda reader: reader.take(most))
+    def _next_run(self, timeout: float | None) -> _Run | None:
+        found = self._next(timeout, lambda reader: reader.take(self._run_length))
         if found is None:
             return None
         topic, records = found
-        return _Run(TopicPartition(topic, records[0].partition), records, time.monotonic())
+        return _Run(TopicPartition(topic, records[0].partition), records)
 
     def _next(self, timeout: float | None, take: Callable[[Reader], Any]) -> tuple[str, Any] | None:
         """What `take` gets from the next topic that has something; None after `timeout` seconds of nothing."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._using:
-            try:
-                while self._closed is None:
-                    now = time.monotonic()
-                    if now >= self._look_at:
-                        self._look(now)
-                    self._commit_if_due(now)
-                    for _ in self._readers:
-                        topic = self._turns[0]
-                        self._turns.rotate(-1)
-                        if found := take(self._readers[topic]):
-                            return topic, found
-                    if deadline is not None and now >= deadline:
-                        return None
-                    self._wait(now, deadline)
-            finally:
-                if self._closed is not None:
-                    self._release()
+        found = None
+        try:
+            with self._use():
+                self._put_back()
+                self._settle()
+                found = self._find(deadline, take)
+        except LogClosedError:
+            if self._closed is None:
+                raise
+            # The topic was closed, and its groups with it, while this thread was reading.
         if isinstance(self._closed, ForkedHandleError):
             raise self._closed
+        return found if self._closed is None else None
+
+    def _find(self, deadline: float | None, take: Callable[[Reader], Any]) -> tuple[str, Any] | None:
+        while self._closed is None:
+            now = time.monotonic()
+            if now >= self._look_at:
+                self._look(now)
+            self._commit_if_due(now)
+            if (found := self._take(take)) is not None:
+                return found
+            if deadline is not None and now >= deadline:
+                return None
+            self._wait(now, deadline)
+        return None
+
+    def _take(self, take: Callable[[Reader], Any]) -> tuple[str, Any] | None:
+        """What `take` gets from the next topic that has something just now."""
+        for _ in self._readers:
+            topic = self._turns[0]
+            self._turns.rotate(-1)
+            try:
+                if found := take(self._readers[topic]):
+                    return topic, found
+            except OffsetOutOfRangeError as error:  # retention has overtaken this member
+                if not self._restart:
+                    raise
+                partition = TopicPartition(topic, error.partition)
+                offset = self._first(self._place.logs[partition])
+                self._commit({partition: offset})
+                self._readers[topic].seek({error.partition: offset})
+                return self._take(take)
         return None
 
     def _wait(self, now: float, deadline: float | None) -> None:
@@ -240,58 +310,80 @@ class Group:
 
     # --- what is handled ---------------------------------------------------------------------------
 
-    def _leave(self, run: _Run, given: int, *, handled: int) -> None:
+    def _leave(self, run: _Run, *, handled: int) -> None:
         """The loop has come back from a run, or been left: what was handled, and what is still to be given out."""
-        partition, records, began = run
-        took = time.monotonic() - began
+        self._run = None
+        partition, records, given = run.partition, run.records, run.given()
+        by_hand = self._by_hand.get(partition, -1)
+        if by_hand >= 0:
+            handled = max(handled, bisect_left(records, by_hand, hi=given, key=attrgetter("offset")))
+        took = time.monotonic() - run.began
         if took > 2 * _RUN_S:
             self._run_length = max(1, self._run_length // 8)
         elif took < _RUN_S:
             self._run_length = min(2 * self._run_length, _LONGEST_RUN)
-        if handled > 0:
-            self._handled[partition] = self._given[partition] = records[handled - 1].next_offset
-        if given > 0:
-            self._given[partition] = records[given - 1].next_offset
-        if handled < len(records) and partition.topic in self._readers:
-            self._readers[partition.topic].seek({partition.partition: records[max(handled, 0)].offset})
+        if handled > 0 and (next_offset := records[handled - 1].next_offset) > by_hand:
+            self._handled[partition] = next_offset
+        if handled < len(records):
+            self._go_to(partition, records[max(handled, 0)].offset)
+
+    def _go_to(self, partition: TopicPartition, offset: int) -> None:
+        if partition in self._paused:
+            self._paused[partition] = offset
+        elif partition.topic in self._readers:
+            self._readers[partition.topic].seek({partition.partition: offset})
 
     def _settle(self) -> None:
         """What was handed out is handled: its receiver has come back for more."""
-        owned = self._ownership.owned()
-        self._handled.update({each: offset for each, offset in self._given.items() if each in owned})
-        self._given.clear()
+        if self._given:
+            owned = self._ownership.owned()
+            self._handled.update({each: offset for each, offset in self._given.items() if each in owned})
+            self._given.clear()
+
+    def _put_back(self) -> None:
+        """End a run whose loop has not come back: its last record counts as not handled."""
+        if self._run is not None:
+            self._run.cut()
+            self._leave(self._run, handled=self._run.given() - 1)
 
     def tell(self) -> dict[Any, int]:
         """The offset of the next record to be handed out, by partition owned."""
-        return self._by_key(self._positions())
+        return self._by_key(self._next_offsets())
 
     def seek(self, start: Start | Mapping[Any, Start]) -> None:
         """Go to a start in all partitions owned, or in those that a mapping names; committed like any progress."""
-        self._check_open()
-        now = self._place.clock()
-        starts = start if isinstance(start, Mapping) else dict.fromkeys(map(self._key, self._ownership.owned()), start)
-        for key, each in starts.items():
-            partition = self._partition(key)
-            self._require_owner(partition)
-            offset = self._place.logs[partition].resolve(parse_start(each, now_us=now))
-            if partition in self._paused:
-                self._paused[partition] = offset
-            else:
-                self._readers[partition.topic].seek({partition.partition: offset})
-            self._handled[partition] = offset
-            self._given.pop(partition, None)
+        with self._use():
+            self._check_open()
+            if not self._look_at:  # nobody has asked for records, and so nothing is owned yet
+                self._look(time.monotonic())
+            named = {self._partition(key): each for key, each in start.items()} if isinstance(start, Mapping) else None
+            for partition in named or ():
+                self._require_owner(partition)
+            offsets = self._place.resolve(start if named is None else named, self._ownership.owned())
+            for partition, offset in offsets.items():
+                self._go_to(partition, offset)
+                if self._run is not None and self._run.partition == partition:
+                    self._run.cut()
+                    self._run = None
+                self._handled[partition] = offset
+                self._given.pop(partition, None)
+                self._by_hand.pop(partition, None)
 
     def pause(self, *partitions: Any) -> None:
         """Hand out nothing more of these partitions, which stay this member's, until `resume`."""
-        for partition in self._owned_of(partitions):
-            if partition not in self._paused:
-                self._paused[partition] = self._positions()[partition]
-                self._read_from({})
+        with self._use():
+            for partition in self._owned_of(partitions):
+                if partition not in self._paused:
+                    self._paused[partition] = self._next_offsets()[partition]
+                    if self._run is not None and self._run.partition == partition:
+                        self._run.cut()
+                    self._read_from({})
 
     def resume(self, *partitions: Any) -> None:
         """Go on with paused partitions where they were left."""
-        starts = {each: self._paused.pop(each) for each in self._owned_of(partitions) if each in self._paused}
-        self._read_from(starts)
+        with self._use():
+            starts = {each: self._paused.pop(each) for each in self._owned_of(partitions) if each in self._paused}
+            self._read_from(starts)
 
     def _owned_of(self, keys: Iterable[Any]) -> list[TopicPartition]:
         self._check_open()
@@ -305,17 +397,21 @@ class Group:
     def commit(self, what: Any = None, *, meta: str = "") -> None:
         """Say how far the group has got; durable when it returns (with durability "disk").
 
-        `what` is a record, which is then handled; a mapping of partitions to the offsets to read
-        next; or None: everything handed out so far. `meta` is kept with it, for whoever asks
-        `committed()`. Raises `StaleGenerationError` if a partition is no longer this member's, and
-        `OffsetOutOfRangeError` or `InvalidOffsetError` for what is no place in the log.
+        `what` is a record, which is then handled, and so is all before it; a mapping of partitions to
+        the offsets to read next; or None: everything handed out so far, but for a record whose loop
+        was left. `meta` is kept with it, for whoever asks `committed()`. Raises `StaleGenerationError`
+        if a partition is no longer this member's, and `OffsetOutOfRangeError` or `InvalidOffsetError`
+        for what is no place in the log.
         """
-        self._check_open()
-        self._commit(self._asked(what), meta)
+        with self._use():
+            self._check_open()
+            offsets = self._asked(what)
+            self._commit(offsets, meta)
+            self._by_hand.update(offsets)
 
     def committed(self) -> dict[Any, Commit]:
         """The last commit for each partition that has any, whoever made it."""
-        commits = self._offsets.commits()
+        commits = self._commits()
         return self._by_key({each: commit for each, commit in commits.items() if each in self._place.logs})
 
     def lag(self, *, messages: bool = False) -> dict[Any, Lag]:
@@ -323,7 +419,7 @@ class Group:
 
         `messages=True` counts records as well, by reading the header of every batch between.
         """
-        commits = self._offsets.commits()
+        commits = self._commits()
         found: dict[TopicPartition, Lag] = {}
         for partition, log in self._place.logs.items():
             commit = commits.get(partition)
@@ -343,11 +439,12 @@ class Group:
 
     def _asked(self, what: Any) -> dict[TopicPartition, int]:
         if what is None:
+            if self._run is not None and (given := self._run.given()):
+                self._given[self._run.partition] = self._run.records[given - 1].next_offset
             self._settle()
             return dict(self._handled)
         if isinstance(what, Mapping):
-            offsets = {self._partition(key): offset for key, offset in what.items()}
-            return {each: self._place.logs[each].resolve(offset) for each, offset in offsets.items()}  # raises if it is none
+            return self._place.resolve({self._partition(key): offset for key, offset in what.items()})
         record, partition = self._record(what)
         return {partition: record.next_offset}
 
@@ -355,6 +452,11 @@ class Group:
         if not isinstance(what, Record):
             raise TypeError(f"commit() takes a record or a mapping of partitions to offsets, not {what!r}")
         return what, self._partition(what.partition)
+
+    def _commits(self) -> dict[TopicPartition, Commit]:
+        with self._use():
+            self._check_open()
+            return self._offsets.commits()
 
     def _commit_if_due(self, now: float) -> None:
         if self._commit_every is not None and self._handled and now >= self._commit_at:
@@ -388,48 +490,62 @@ class Group:
         """See who is in the group, and give up and claim what follows from it."""
         place = self._place
         if not self._membership.is_valid():
-            self._lose_everything()
+            self._lose(self._ownership.owned())
             raise StaleGenerationError(self.name, self.member)
+        lost = [each for each in self._ownership.owned() if self._ownership.generation(each) is None]
+        if lost:
+            self._lose(lost)
+            raise StaleGenerationError(self.name, self.member, str(lost[0]))
         live = live_members(place.files, place.members, known=self.member)
-        if live != self._live or self._waiting:
-            owned = self._ownership.owned()
-            owners = {each: read_owner(place.files, place.owners, each).member or "" for each in place.logs}
-            due = self._assign(place.logs, live, owners)[self.member]
-            self._give_up([each for each in owned if each not in due])
-            self._claim([each for each in due if each not in owned])
-            self._waiting = self._ownership.owned() != due
-            self._live = live
+        if live != self._live or self._unsettled or now >= self._arrange_at:
+            self._arrange(live)
+            self._arrange_at = now + _ARRANGE_S
         self._look_at = now + (_CLAIM_S if self._waiting else _LOOK_S)
+
+    def _arrange(self, live: list[str]) -> None:
+        place, owned = self._place, self._ownership.owned()
+        owners = {each: read_owner(place.files, place.owners, each).member or "" for each in place.logs}
+        assignment = self._assign(place.logs, live, owners)
+        due = assignment[self.member]
+        self._give_up([each for each in owned if each not in due])
+        self._claim([each for each in due if each not in owned])
+        self._live = live
+        self._waiting = self._ownership.owned() != due
+        # Others may have computed with other owners than these: it is over when all have what is due to them.
+        self._unsettled = owners != {each: name for name, share in assignment.items() for each in share}
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:
         if not partitions:
             return
         try:
             if self._on_revoke is not None:
+                self._revoking = True
                 self._on_revoke([self._key(each) for each in partitions])
             if self._commit_every is not None:
                 self._commit({each: self._handled[each] for each in partitions if each in self._handled})
         finally:
+            self._revoking = False
             self._drop(partitions)
             self._ownership.release(partitions)
 
     def _claim(self, partitions: list[TopicPartition]) -> None:
-        commits = self._offsets.commits()
-        claimed = [
-            each for each in partitions
-            if self._ownership.claim(each, at_least=commits.get(each, Commit(0)).generation)
-        ]  # fmt: skip
-        if not claimed:
+        if not partitions:
             return
+        commits = self._offsets.commits()
         try:
+            claimed = [
+                each for each in partitions
+                if self._ownership.claim(each, at_least=commits.get(each, Commit(0)).generation)
+            ]  # fmt: skip
+            if not claimed:
+                return
             commits = self._offsets.commits()  # what the owner before has committed last
             starts = {each: self._starting(each, commits.get(each)) for each in claimed}
-            fresh = {each: offset for each, offset in starts.items() if each not in commits}
-            if self._start != "begin":  # a start that moves is kept: whoever comes next must not begin later
-                self._commit(fresh)
+            # A start that is no commit yet becomes one where it could move: whoever comes next must not begin later.
+            self._commit({each: offset for each, offset in starts.items() if self._moves(offset, commits.get(each))})
             self._read_from(starts)
         except BaseException:
-            self._ownership.release(claimed)
+            self._ownership.release(each for each in partitions if each in self._ownership.owned())
             raise
         if self._on_assign is not None:
             self._on_assign([self._key(each) for each in claimed])
@@ -445,22 +561,26 @@ class Group:
             raise OffsetOutOfRangeError(log.partition, commit.offset, mark.log_start_offset, mark.flushed_end)
         return self._first(log)
 
+    def _moves(self, offset: int, commit: Commit | None) -> bool:
+        """Whether a start is another than the commit, or, if there is none, one that depends on the time."""
+        return self._start != "begin" if commit is None else commit.offset != offset
+
     def _first(self, log: Log) -> int:
         """Where a group without a commit begins."""
         return log.resolve(parse_start(self._start, now_us=self._place.clock()))
 
-    def _lose_everything(self) -> None:
+    def _lose(self, lost: list[TopicPartition]) -> None:
         """After an eviction: others may read on already."""
-        lost = self._ownership.owned()
+        self._unsettled = True
         self._drop(lost)
-        self._ownership.abandon()
+        self._ownership.release(lost)
         if lost and self._on_revoke is not None:
             self._on_revoke([self._key(each) for each in lost])
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         gone = set(partitions)
         for each in gone:
-            for offsets in (self._handled, self._given, self._paused):
+            for offsets in (self._handled, self._given, self._paused, self._by_hand):
                 offsets.pop(each, None)
         self._read_from({}, without=gone)
 
@@ -468,6 +588,14 @@ class Group:
         positions = dict(self._paused)
         for topic, reader in self._readers.items():
             positions |= {TopicPartition(topic, number): offset for number, offset in reader.tell().items()}
+        return positions
+
+    def _next_offsets(self) -> dict[TopicPartition, int]:
+        """The positions, less what has been read and not yet handed out."""
+        positions = self._positions()
+        run = self._run
+        if run is not None and (given := run.given()) < len(run.records):
+            positions[run.partition] = run.records[given].offset
         return positions
 
     def _read_from(self, starts: Mapping[TopicPartition, int], *, without: Iterable[TopicPartition] = ()) -> None:
@@ -519,16 +647,39 @@ class Group:
         waiter = self._waiter
         if waiter is not None:
             waiter.wake()
-        if self._using.acquire(blocking=False):  # otherwise the thread that is reading does it
+        self._finish()
+
+    @contextmanager
+    def _use(self) -> Iterator[None]:
+        """Use the files; who closes the group meanwhile, in another thread or a signal handler, leaves it to us."""
+        if self._user == threading.get_ident():  # called from on_assign or on_revoke
+            yield
+            return
+        try:
+            with self._using:
+                self._user = threading.get_ident()
+                try:
+                    yield
+                finally:
+                    self._user = 0
+        finally:
+            if self._closed is not None:
+                self._finish()
+
+    def _finish(self) -> None:
+        """Leave the group, unless the files are in use: whoever uses them does it then."""
+        if self._using.acquire(blocking=False):
             try:
+                self._user = threading.get_ident()
                 self._release()
             finally:
+                self._user = 0
                 self._using.release()
 
     def _release(self) -> None:
-        if self not in _live_groups:
+        if self._left:
             return
-        _live_groups.discard(self)
+        self._put_back()
         try:
             if self._membership.is_valid():
                 self._give_up(self._ownership.owned())
@@ -541,17 +692,24 @@ class Group:
                 reader.close()
             if self._waiter is not None:
                 self._waiter.close()
+            self._left = True
+            _live_groups.discard(self)
 
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the membership is the parent's, and its locks must not live on in the child."""
         self._using = threading.Lock()
+        self._user = 0
         self._closed = ForkedHandleError(self._place.path, parent_pid)
+        self._left = True
+        if self._run is not None:  # what is left of it is the parent's
+            self._run.cut()
+            self._run = None
         self._ownership.abandon()
         self._membership.abandon()
         self._offsets.close()
 
     def _check_open(self) -> None:
-        if self._closed is not None:
+        if self._closed is not None and not self._revoking:  # whoever is told of a close may still commit
             raise self._closed
 
 
@@ -574,9 +732,10 @@ class TopicsGroup(Group):
         return partition
 
     def _partition(self, key: Any) -> TopicPartition:
-        if tuple(key) not in self._place.logs:
-            raise ValueError(f"group {self.name} has no partition {key!r}; they are (topic, partition)")
-        return TopicPartition(*key)
+        match key:
+            case (str() as topic, int() as number) if TopicPartition(topic, number) in self._place.logs:
+                return TopicPartition(topic, number)
+        raise ValueError(f"group {self.name} has no partition {key!r}; they are (topic, partition)")
 
 
 def _next_batch(reader: Reader) -> Batch | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..errors import OffsetOutOfRangeError
 from ..log import Log
 
 __all__ = ["Lag", "measure_lag"]
@@ -22,9 +23,15 @@ class Lag(NamedTuple):
 
 def measure_lag(log: Log, offset: int, *, now_us: int, messages: bool = False) -> Lag:
     """The lag of a reader that will read `offset` next; what retention has dropped no longer counts."""
-    mark = log.mark()
-    offset = max(offset, mark.log_start_offset)
-    end = mark.flushed_end
+    while True:
+        mark = log.mark()
+        try:
+            return _measure(log, max(offset, mark.log_start_offset), mark.flushed_end, now_us=now_us, messages=messages)
+        except OffsetOutOfRangeError:  # retention has dropped more meanwhile
+            continue
+
+
+def _measure(log: Log, offset: int, end: int, *, now_us: int, messages: bool) -> Lag:
     if offset >= end:
         return Lag(0, 0.0, 0 if messages else None)
     with log.open_segment(offset) as segment:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from ..arguments import check_names
 from ..errors import LockedError
 from ..files import Files
+from .held import HeldFile
 
 __all__ = ["Membership", "live_members", "new_member_name"]
 
@@ -46,25 +47,25 @@ class Membership:
         self.name = name
         self._files = files
         self._path = os.path.join(directory, name)
-        self._fd = _hold(files, self._path, permissions)
+        self._file = _hold(files, self._path, permissions)
         facts = {"pid": os.getpid(), "host": os.uname().nodename, "since": _now(), "topics": topics}
-        self._files.write_all(self._fd, [json.dumps(facts).encode() + b"\n"], 0)
+        self._file.replace(json.dumps(facts).encode())
 
     def is_valid(self) -> bool:
         """Whether this is still the member of its name: `evict` takes that from it."""
-        return self._fd >= 0 and self._files.same_file(self._fd, self._path)
+        return self._file.is_named()
 
     def leave(self) -> None:
         """Leave the group: the others see it at their next look."""
-        if self.is_valid():
-            self._files.unlink(self._path)
-        self.abandon()
+        try:
+            if self.is_valid():
+                self._files.unlink(self._path)
+        finally:
+            self._file.release()
 
     def abandon(self) -> None:
         """Close the file without touching its name: after a fork it is the parent's."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            self._files.close(fd)
+        self._file.abandon()
 
 
 def live_members(files: Files, directory: str, *, known: str | None = None) -> list[str]:
@@ -75,18 +76,13 @@ def live_members(files: Files, directory: str, *, known: str | None = None) -> l
     return sorted(names)
 
 
-def _hold(files: Files, path: str, permissions: int) -> int:
+def _hold(files: Files, path: str, permissions: int) -> HeldFile:
     for _ in range(_JOIN_TRIES):
-        fd = files.create(path, permissions, exclusive=False)
-        try:
-            if files.try_lock(fd) and files.same_file(fd, path):
-                files.ftruncate(fd, 0)  # what an earlier member of this name has written
-                return fd
-            holder = files.read_at(fd, 4096, 0).decode(errors="replace").strip()
-        except BaseException:
-            files.close(fd)
-            raise
-        files.close(fd)
+        file = HeldFile(files, path, permissions)
+        if file.try_lock():
+            return file
+        holder = file.text()
+        file.abandon()
         time.sleep(_JOIN_NAP_S)
     raise LockedError(path, f"a member of that name: {holder or 'just joining'}")
 

@@ -3,7 +3,8 @@
 Invariant: a commit is there as a whole or not at all, and durable when `commit` has returned (with
 durability "disk"). Of the commits for a partition the one of the highest generation counts, and of
 these the last: what a member that has lost the partition writes late changes nothing. Damage is
-`CorruptLogError` and never "no commit yet".
+`CorruptLogError` and never "no commit yet", and what a crash has left is seen to before the first look:
+a watermark may be older than the commits that were synced.
 
     offsets/           a partition's directory: segment, watermark, lock; see docs/format.md
     a record's value   {"<topic>-<partition>": [offset, generation, meta], ...} as JSON
@@ -31,7 +32,15 @@ from .. import lock as writer_lock
 from ..arguments import record_sizes
 from ..batch import NO_PRODUCER, Columns, crc32c, encode_body, stamp
 from ..config import Durability, FlushPolicy, Retention, TopicConfig
-from ..errors import CorruptLogError, LockedError, LogError, StorageFullError, StorageIOError
+from ..errors import (
+    CorruptLogError,
+    LockedError,
+    LogError,
+    OffsetOutOfRangeError,
+    RecordTooLargeError,
+    StorageFullError,
+    StorageIOError,
+)
 from ..files import Files
 from ..log import Cursor, Log
 from ..recovery import Tail, list_segments, tail_at
@@ -46,6 +55,7 @@ __all__ = ["Commit", "OffsetLog", "offsets_identity"]
 logger = logging.getLogger("loglib")
 
 _COMPACT_BYTES = 1 << 20  # about 10,000 commits: a new owner reads that in some 50 ms
+_MOST_COMMIT_BYTES = 8 << 20  # 10,000 partitions with half a kilobyte of `meta` each
 _LOCK_TIMEOUT_S = 30.0  # a commit takes a millisecond: whoever holds the lock for longer is stopped
 _FIRST_NAP_S = 0.00002
 _LONGEST_NAP_S = 0.002
@@ -89,11 +99,13 @@ class OffsetLog:
             segment_age=None,
             durability=durability,
             permissions=permissions,
+            max_record_bytes=_MOST_COMMIT_BYTES,
         )
         self._log = Log(files, directory, identity)
         self._cursor: Cursor | None = None
         self._commits: dict[TopicPartition, Commit] = {}
         self._end: _End | None = None
+        self._mended = False
         self._lock_fd = files.create(os.path.join(directory, writer_lock.NAME), permissions, exclusive=False)
 
     def close(self) -> None:
@@ -102,8 +114,7 @@ class OffsetLog:
             fd, self._lock_fd = self._lock_fd, -1
             self._files.close(fd)
         self._forget_end()
-        if self._cursor is not None:
-            self._cursor.close()
+        self._forget_cursor()
         self._log.close()
 
     # --- reading -----------------------------------------------------------------------------------
@@ -111,15 +122,26 @@ class OffsetLog:
     def commits(self) -> dict[TopicPartition, Commit]:
         """The last commit for each partition that has any, as of now."""
         mark = self._log.mark()
+        if not self._mended or not mark.sequence:
+            self._mend()
+            mark = self._log.mark()
+        while True:
+            try:
+                self._read_on(mark)
+                return dict(self._commits)
+            except OffsetOutOfRangeError:  # another member has compacted the log meanwhile
+                mark = self._log.mark()
+
+    def _read_on(self, mark: Mark) -> None:
         cursor = self._cursor
         if cursor is None or cursor.position < mark.log_start_offset:  # what was dropped stands again in what is left
+            self._forget_cursor()
             self._log.refresh()
             self._cursor = cursor = self._log.cursor(mark.log_start_offset, mark=mark)
         while batches := cursor.read(mark.flushed_end):
             for batch in batches:
                 for record in batch.records():
                     self._take(record.value or b"", record.key or b"", record.timestamp, batch.header.base_offset)
-        return dict(self._commits)
 
     def _take(self, value: bytes, member: bytes, timestamp: int, offset: int) -> None:
         try:
@@ -129,7 +151,7 @@ class OffsetLog:
                 if generation >= self._commits.get(partition, Commit(0)).generation:
                     commit = Commit(int(position), str(meta), int(generation), member.decode(), timestamp)
                     self._commits[partition] = commit
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             found = f"a record at offset {offset} that is no commit ({error})"
             raise CorruptLogError(self._directory, offset, found, "JSON as docs/format.md has it") from error
 
@@ -141,17 +163,34 @@ class OffsetLog:
         `fence` is called while no other member can commit, and raises if this one may not.
         """
         columns = _columns({member: commits}, self._clock())
+        _, size = _sized(columns)
+        if size > _MOST_COMMIT_BYTES:
+            raise RecordTooLargeError("the commit", size, _MOST_COMMIT_BYTES)
         with self._locked():
             fence()
             end = self._find_end()
             if end is not None:
                 end = self._append(end, columns)
-        if end is None:  # a crash has left something to mend
-            with self._writer() as writer:
-                fence()
-                _append_all(writer, columns)
+        if end is None:
+            self._mend(columns, fence)
         elif end.size_bytes() > _COMPACT_BYTES:
             self._compact()
+
+    def _mend(self, columns: Columns | None = None, fence: Callable[[], None] = lambda: None) -> None:
+        """See to what a crash may have left, and append a commit behind it, if there is one."""
+        with self._locked():
+            mark = self._log.mark()
+            # What was published and not synced, which durability "os" allows, may be gone after a power cut.
+            clean = columns is None and mark.durable_end == mark.flushed_end and self._find_end() is not None
+        if not clean:
+            with self._writer() as writer:
+                fence()
+                if columns is not None:
+                    writer.append(*_sized(columns))
+                    writer.flush()
+            if len(self._log.index.bases()) > 1:  # it was in the middle of compacting
+                self._compact()
+        self._mended = True
 
     def _find_end(self) -> _End | None:
         """Where the next batch goes; None if a writer has to see to the log first. The lock is held."""
@@ -182,6 +221,11 @@ class OffsetLog:
         if end is not None:
             self._files.close(end.fd)
             end.watermark.close()
+
+    def _forget_cursor(self) -> None:
+        cursor, self._cursor = self._cursor, None
+        if cursor is not None:
+            cursor.close()
 
     def _append(self, end: _End, columns: Columns) -> _End:
         tail, mark = end.tail, end.mark
@@ -223,7 +267,8 @@ class OffsetLog:
         try:
             with self._writer() as writer:
                 by_member: dict[tuple[str, int], dict[TopicPartition, Commit]] = {}
-                for partition, commit in self.commits().items():
+                self._read_on(self._log.mark())
+                for partition, commit in self._commits.items():
                     by_member.setdefault((commit.member, commit.timestamp), {})[partition] = commit
                 writer.roll()
                 for (member, timestamp), commits in by_member.items():
@@ -302,8 +347,3 @@ def _columns(commits: Mapping[str, Mapping[TopicPartition, Commit]], timestamp: 
 
 def _sized(columns: Columns) -> tuple[Columns, int]:
     return columns, sum(record_sizes(columns))
-
-
-def _append_all(writer: Writer, columns: Columns) -> None:
-    writer.append(*_sized(columns))
-    writer.flush()

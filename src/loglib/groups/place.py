@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..arguments import check_names
+from ..arguments import Start, check_names, parse_start
 from ..config import Durability
 from ..description import make_partition
 from ..files import Files
@@ -56,19 +56,33 @@ class Place(NamedTuple):
     def topics(self) -> list[str]:
         return sorted({partition.topic for partition in self.logs})
 
+    def resolve(
+        self, start: Start | Mapping[TopicPartition, Start], partitions: Iterable[TopicPartition] = ()
+    ) -> dict[TopicPartition, int]:
+        """The offsets that a start stands for in these partitions, or in those that a mapping names."""
+        if isinstance(start, int) and len(self.logs) > 1:
+            raise ValueError(f"offset {start} means another record in each partition; give {{partition: offset}}")
+        starts = start if isinstance(start, Mapping) else dict.fromkeys(partitions, start)
+        now = self.clock()
+        return {each: self.logs[each].resolve(parse_start(start, now_us=now)) for each, start in starts.items()}
+
     def exists(self) -> bool:
         check_names(self.name)
         return self.files.exists(self.path)
 
     def make(self) -> None:
-        """Make the group's directory if there is none. Synced, its name included."""
-        if self.exists():
-            return
+        """Make the group's directory if there is none. Synced, its name included, whoever has made it."""
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
-        if not files.exists(parent):
-            with suppress(FileExistsError):  # another member was quicker
-                files.make_directory(parent, self.permissions)
-            files.sync_directory(self.topic_path)
+        if not self.exists():
+            if not files.exists(parent):
+                with suppress(FileExistsError):  # another member was quicker
+                    files.make_directory(parent, self.permissions)
+            self._make_in(parent)
+        files.sync_directory(self.topic_path)
+        files.sync_directory(parent)
+
+    def _make_in(self, parent: str) -> None:
+        files = self.files
         aside = os.path.join(parent, f".{self.name[:200]}.{os.urandom(8).hex()}.tmp")
         try:
             self._build(aside)
@@ -76,10 +90,8 @@ class Place(NamedTuple):
         except OSError as error:
             if files.exists(aside):
                 files.remove_tree(aside)
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another member was quicker
                 raise
-            return
-        files.sync_directory(parent)
 
     def _build(self, aside: str) -> None:
         files = self.files

@@ -16,10 +16,11 @@ from contextlib import closing
 from typing import NamedTuple
 
 from .. import description
-from ..errors import OffsetOutOfRangeError
+from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..files import REAL
 from ..log import Log
-from ..segment import Identity
+from ..recovery import list_segments
+from ..segment import HEADER_BYTES, Identity, segment_name
 from ..watermark import Mark
 from .options import Options, Places
 from .plan import Range
@@ -133,6 +134,7 @@ def _check_places(places: Places, parts: Sequence[_Part]) -> None:
 def _range_of(part: _Part, options: Options) -> Range:
     with closing(open_log(part.path, part.log_id, part.partition)) as log:
         mark = log.mark()
+        _check_end(log, mark)
         try:
             start = _offset(part, log, mark, options.start, options)
             end = _offset(part, log, mark, options.end, options)
@@ -149,6 +151,16 @@ def _range_of(part: _Part, options: Options) -> Range:
         part.topic, part.path, part.log_id, part.partition,
         start_position=position, start_offset=start, end_offset=end, flushed_end=mark.flushed_end,
     )  # fmt: skip
+
+
+def _check_end(log: Log, mark: Mark) -> None:
+    """Check that the log reaches as far as its watermark says, or a bad one would be cut into tasks without end."""
+    segments = list_segments(log.files, log.directory)
+    base = max(segments, default=mark.flushed_end)
+    end = base + segments.get(base, HEADER_BYTES) - HEADER_BYTES
+    if end < mark.flushed_end:
+        path = os.path.join(log.directory, segment_name(base))
+        raise CorruptLogError(path, segments[base], "the end of the file", f"data up to offset {mark.flushed_end}")
 
 
 def _offset(part: _Part, log: Log, mark: Mark, places: Places, options: Options) -> int:

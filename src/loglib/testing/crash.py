@@ -27,6 +27,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import pairwise
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -150,17 +151,23 @@ class CrashFS(MemoryFiles):
         self.operations: list[Operation] = []
         self.before = Image.empty() if image is None else image
         if image is not None:
-            self._last_number = max([_ROOT, *image.contents, *image.names])
-            self._root = self._grow(image, _ROOT)
+            named = [number for names in image.names.values() for number in names.values()]
+            self._last_number = max([_ROOT, *image.contents, *image.names, *named])
+            self._root = self._grow(image, _ROOT, {})
 
-    def _grow(self, image: Image, number: int) -> Node:
+    def _grow(self, image: Image, number: int, grown: dict[int, Node]) -> Node:
+        if number in grown:  # half a rename may have left a file with two names
+            return grown[number]
         names = image.names.get(number)
         if names is None:
             content = image.contents.get(number, b"")
             self.used += len(content)
-            return Node(number, stat.S_IFREG | 0o600, content, None)
-        entries = {name: self._grow(image, each) for name, each in names.items()}
-        return Node(number, stat.S_IFDIR | 0o700, b"", entries)
+            node = Node(number, stat.S_IFREG | 0o600, content, None)
+        else:
+            entries = {name: self._grow(image, each, grown) for name, each in names.items()}
+            node = Node(number, stat.S_IFDIR | 0o700, b"", entries)
+        grown[number] = node
+        return node
 
     def _changed(
         self, name: str, path: str, node: Node, parent: int = 0, position: int = 0, data: Buffer = b"",
@@ -226,8 +233,8 @@ def crash_states(
     """For each prefix of the operations, on a disk that held `before`, states that a cut may leave.
 
     Each prefix gives: everything pending there, nothing, each operation alone missing, each alone
-    there; each pending write torn at each sector; and `random` subsets with random tears, drawn with
-    the seed. A state may come again, at a later instant: then more may have been promised.
+    there; the last one, if it is a write, torn at each sector; and `random` subsets with random tears,
+    drawn with the seed. A state may come again, at a later instant: then more may have been promised.
     """
     disk = _Disk(before, operations, mode)
     for at in range(len(operations) + 1):
@@ -265,25 +272,30 @@ def _sectors(operation: Operation) -> int:
     return last // SECTOR_BYTES - operation.position // SECTOR_BYTES + 1
 
 
+def _borders(operation: Operation, width: int) -> list[int]:
+    """Where, counted in sectors from the write's first, its sectors or pages begin, and where it ends."""
+    sectors, first = _sectors(operation), operation.position // SECTOR_BYTES
+    return [at for at in range(sectors) if at == 0 or (first + at) % width == 0] + [sectors] * bool(sectors)
+
+
 def _tears(operation: Operation) -> Iterator[Tear]:
     """A write cut at each sector from either side, and each sector or page alone gone bad."""
     sectors = _sectors(operation)
-    width = 1 if sectors <= 4 * PAGE_SECTORS else PAGE_SECTORS  # of a large write, page by page
-    for at in range(width, sectors, width):
+    borders = _borders(operation, 1 if sectors <= 4 * PAGE_SECTORS else PAGE_SECTORS)  # of a large write, the pages
+    for at in borders[1:-1]:
         yield "N" * at + "B" * (sectors - at)
         yield "B" * at + "N" * (sectors - at)
-    for at in range(0, sectors, width):
+    for start, end in pairwise(borders):
         for kind in "ZG":
-            yield "N" * at + (kind * width)[: sectors - at] + "N" * (sectors - at - width)
-    if sectors > 1:
+            yield "N" * start + kind * (end - start) + "N" * (sectors - end)
+    if len(borders) > 2:
         yield "Z" * sectors
         yield "G" * sectors
 
 
 def _random_tear(operation: Operation, choose: Random) -> Tear:
-    sectors = _sectors(operation)
-    width = choose.choice((1, PAGE_SECTORS))
-    tear = "".join(choose.choice("NNNBZG") * width for _ in range(0, sectors, width))[:sectors]
+    borders = _borders(operation, choose.choice((1, PAGE_SECTORS)))
+    tear = "".join(choose.choice("NNNBZG") * (end - start) for start, end in pairwise(borders))
     return tear if tear.strip("N") else ""
 
 

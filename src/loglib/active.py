@@ -1,0 +1,59 @@
+"""Active: the segment that a partition's writer is writing to.
+
+Invariant: bytes go where the caller says, never where the file thinks that it ends, so that writing
+again after an interrupt puts the same bytes in the same place. After `sync` has returned everything
+below `end` is on the disk; after it has failed nobody may believe the file any more.
+
+Threads: `write` and `cut_back` under the writer's lock; `sync` from one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .files import Buffer, Files
+from .recovery import rewrite
+from .segment import HEADER_BYTES
+
+__all__ = ["ActiveSegment"]
+
+
+class ActiveSegment:
+    """An open segment file and what its writer must know of it."""
+
+    def __init__(self, files: Files, fd: int, path: str, base_offset: int, *, began: int | None = None) -> None:
+        self._files = files
+        self.fd = fd
+        self.path = path
+        self.base_offset = base_offset
+        self.began = began  # append time of its first batch, in microseconds UTC
+        self.in_doubt = False  # whether the answer to a sync may have been lost
+
+    def file_position(self, offset: int) -> int:
+        return HEADER_BYTES + offset - self.base_offset
+
+    def write(self, parts: Sequence[Buffer], offset: int) -> None:
+        """Write a batch that begins at `offset`. Handed to the system."""
+        self._files.write_all(self.fd, parts, self.file_position(offset))
+
+    def cut_back(self, end: int) -> None:
+        """Make the file end at `end`, whatever a write that failed or was interrupted has left behind it."""
+        if self._files.size(self.fd) != self.file_position(end):
+            self._files.ftruncate(self.fd, self.file_position(end))
+
+    def sync(self, *, durable_end: int, end: int) -> None:
+        """Make everything below `end` durable; below `durable_end` it is. Synced; an `OSError` is final."""
+        try:
+            if self.in_doubt:
+                start = max(durable_end, self.base_offset)
+                rewrite(self._files, self.fd, self.file_position(start), self.file_position(end))
+                self.in_doubt = False
+            else:
+                self._files.datasync(self.fd)
+        except OSError:
+            raise
+        except BaseException:
+            # An interrupt may have come between the system's answer and its reading: the answer may
+            # have been an error, after which the page cache lies. Write again before syncing again.
+            self.in_doubt = True
+            raise

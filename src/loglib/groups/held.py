@@ -1,0 +1,60 @@
+"""Held: a file whose flock this process holds, to say that it is there.
+
+Invariant: the lock goes with the last reference to the `HeldFile`, if not before: an interrupt between any
+two instructions of its user leaves no lock behind that nobody knows of.
+
+Threads: as its user says.
+"""
+
+from __future__ import annotations
+
+from ..files import Files
+
+__all__ = ["MOST_BYTES", "HeldFile"]
+
+MOST_BYTES = 4096  # of text
+
+
+class HeldFile:
+    """A small file, open and perhaps locked, until `release`."""
+
+    __slots__ = ("_fd", "_files", "_path")
+
+    def __init__(self, files: Files, path: str, permissions: int) -> None:
+        """Open the file, and make it if there is none; `try_lock` is for the caller to call."""
+        self._fd = -1
+        self._files = files
+        self._path = path
+        self._fd = files.create(path, permissions, exclusive=False)
+
+    def try_lock(self) -> bool:
+        """Take the lock if nobody has it, and the file is still the one of its name."""
+        return self._files.try_lock(self._fd) and self.is_named()
+
+    def is_named(self) -> bool:
+        """Whether the file is open and its name still leads to it: `evict` puts another in its place."""
+        return self._fd >= 0 and self._files.same_file(self._fd, self._path)
+
+    def text(self) -> str:
+        """What it says."""
+        return self._files.read_at(self._fd, MOST_BYTES, 0).decode(errors="replace").strip()
+
+    def replace(self, text: bytes) -> None:
+        """Write what it says, in one line as long as the one before: readers see the old text or the new."""
+        size = self._files.size(self._fd)
+        self._files.write_all(self._fd, [text.ljust(min(size, MOST_BYTES) - 1) + b"\n"], 0)
+
+    def release(self) -> None:
+        """Unlock, for all that share the lock by a fork, and close."""
+        if self._fd >= 0:
+            self._files.unlock(self._fd)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close and nothing else: in a forked child the lock is the parent's."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._files.close(fd)
+
+    def __del__(self) -> None:
+        self.release()

@@ -1,0 +1,460 @@
+"""Chaos: members of a consumer group in processes of their own, that come and go, are killed, and stopped.
+
+Each member writes down what it does, at once and in one file for all (`Evidence`): which partitions it gets and gives
+up, and each record when it has handled it. From these lines, the group's committed offsets, and what the test knows of
+who was killed when, `faults` finds whatever a group must never do; a mutant of the library must be found out by it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from described import Value, decode
+from processes import fork, wait
+
+from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic, evict_member
+from loglib.groups import TopicPartition
+from loglib.groups.offsets import OffsetLog
+from loglib.groups.owners import read_owner
+
+GROUP = "chaos"
+PRODUCED_AT_ONCE = 40  # records to a random partition,
+PRODUCED_EVERY_S = 0.005
+DRAIN_S = 60.0
+NEVER_NS = 1 << 62
+CLOCKS_NS = 2_000_000  # two clocks are compared, one in microseconds
+
+
+# --- what a member writes down --------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """One line of evidence. Times are CLOCK_MONOTONIC's, which is one for all processes."""
+
+    time_ns: int
+    kind: str  # "assigned", "revoked", "handled" or "stale"
+    pid: int
+    partition: int = -1
+    generation: int = -1
+    offset: int = -1
+
+    def encode(self) -> bytes:
+        return (" ".join(map(str, self)) + "\n").encode()
+
+
+class Evidence:
+    """A file that many processes append to, each line by one write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def add(self, kind: str, *facts: int) -> None:
+        os.write(self.fd, Line(time.monotonic_ns(), kind, os.getpid(), *facts).encode())
+
+    def lines(self, start_bytes: int = 0) -> list[Line]:
+        rows = [row.split() for row in self.path.read_bytes()[start_bytes:].decode().splitlines()]
+        return [Line(int(row[0]), row[1], *map(int, row[2:])) for row in rows]
+
+
+class Member:
+    """One member's life: follows the group, and writes down what it does."""
+
+    def __init__(self, path: Path, evidence: Evidence, rng: random.Random, options: dict[str, Any]) -> None:
+        self.path = path
+        self.evidence = evidence
+        self.rng = rng
+        self.options = options
+        self.generations: dict[int, int] = {}
+
+    def live(self) -> None:
+        """Until SIGTERM, which closes the group wherever the member is."""
+        with Topic.open(self.path, mode="r") as topic:
+            self.topic = topic
+            group = topic.group(
+                GROUP, member=f"m{os.getpid()}", on_assign=self.assigned, on_revoke=self.revoked, **self.options
+            )
+            signal.signal(signal.SIGTERM, lambda *_: group.close())
+            with suppress(LogClosedError), group:
+                self.work(group)
+
+    def work(self, group: Group) -> None:
+        while not group.closed:
+            try:
+                for record in group.follow(timeout=0.2):
+                    self.handle(record)
+                    if self.options["commit"] == "manual" and self.rng.random() < 0.05:
+                        group.commit(record)
+                if self.options["commit"] == "manual" and not group.closed:
+                    group.commit()
+            except _PoisonError:  # what a body raises is handed out again
+                continue
+            except StaleGenerationError:
+                self.evidence.add("stale")
+                return
+
+    def handle(self, record: Record) -> None:
+        """Take some time, or raise, or be killed in the midst of it."""
+        generation = self.generations.get(record.partition, -1)
+        chance = self.rng.random()
+        if chance < 0.001:
+            time.sleep(self.rng.uniform(0.0, 0.05))
+        elif chance < 0.0015:
+            raise _PoisonError
+        self.evidence.add("handled", record.partition, generation, record.offset)
+
+    def assigned(self, partitions: list[int]) -> None:
+        for number in partitions:
+            owner = read_owner(_files(self.topic), str(self.path / "groups" / GROUP / "owners"), self.named(number))
+            self.generations[number] = owner.generation
+            self.evidence.add("assigned", number, owner.generation)
+
+    def revoked(self, partitions: list[int]) -> None:
+        for number in partitions:
+            self.evidence.add("revoked", number, self.generations.pop(number, -1))
+
+    def named(self, number: int) -> TopicPartition:
+        return TopicPartition(self.topic.name, number)
+
+
+class _PoisonError(Exception):
+    """A body that failed."""
+
+
+def _files(topic: Topic) -> Any:
+    return topic._files
+
+
+# --- the test's side ------------------------------------------------------------------------------------------------
+
+
+def produce(path: Path, seed: int) -> None:
+    """Append to random partitions until SIGTERM."""
+    rng = random.Random(seed)
+    over: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: over.append(number))
+    with Topic.open(path) as topic:
+        numbers = [0] * len(topic.partitions)
+        while not over:
+            partition = rng.randrange(len(numbers))
+            values = [Value(partition, numbers[partition] + each).encode() for each in range(PRODUCED_AT_ONCE)]
+            numbers[partition] += len(values)
+            topic.append_many(values, partition=partition)
+            topic.flush()
+            time.sleep(PRODUCED_EVERY_S)
+
+
+class Chaos:
+    """A group, its members, and what is done to them."""
+
+    def __init__(
+        self, directory: Path, seed: int, *, partitions: int, members: int, stops: bool = True, **options: Any
+    ) -> None:
+        self.path = directory / "topic"
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.partitions = partitions
+        self.most = members
+        self.stops = stops
+        self.epoch_ns = time.time_ns() - time.monotonic_ns()
+        self.options = {"commit": "after", "strategy": "range"} | options
+        self.evidence = Evidence(directory / "evidence")
+        self.ended_ns: dict[int, int] = {}  # by process: when it was killed or evicted
+        self.evicted: dict[int, int] = {}  # by process: when, as commits are dated
+        self.members: list[int] = []
+        self.done: dict[str, int] = defaultdict(int)
+        Topic.open(self.path, partitions=partitions, durability="os").close()
+        self.producer = fork(partial(produce, self.path, seed))
+
+    def join(self) -> None:
+        """Start a member."""
+        member = Member(self.path, self.evidence, random.Random(self.rng.random()), self.options)
+        self.members.append(fork(member.live))
+        self.done["joins"] += 1
+
+    def leave(self) -> None:
+        """Let one go in order."""
+        pid = self._any()
+        os.kill(pid, signal.SIGTERM)
+        self._gone(pid)
+        self.done["leaves"] += 1
+
+    def kill(self) -> None:
+        """The kernel's way: at whatever instruction."""
+        pid = self._any()
+        self.ended_ns[pid] = time.monotonic_ns()
+        os.kill(pid, signal.SIGKILL)
+        assert self._gone(pid, killed=True) == -signal.SIGKILL
+        self.done["kills"] += 1
+
+    def stop(self) -> None:
+        """Stop one for a while; sometimes it is evicted meanwhile."""
+        pid = self._any()
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED)
+        time.sleep(self.rng.uniform(0.0, 0.2))
+        evict = self.rng.random() < 0.5
+        if evict:
+            self.evict(pid)
+            time.sleep(self.rng.uniform(0.0, 0.2))
+        os.kill(pid, signal.SIGCONT)
+        if evict and pid in self.evicted:
+            self._gone(pid)
+        self.done["stops"] += 1
+
+    def evict(self, pid: int) -> None:
+        """Take a member's place from it, if it has joined yet."""
+        if (self.path / "groups" / GROUP / "members" / f"m{pid}").exists():
+            self.ended_ns[pid] = time.monotonic_ns()
+            with Topic.open(self.path, mode="r") as topic:
+                evict_member(topic, GROUP, f"m{pid}")
+            self.evicted[pid] = time.time_ns()
+            self.done["evictions"] += 1
+
+    def run(self, seconds: float, *, drain: bool = True) -> None:
+        """Do all this at random, then let the members that are left handle what is left."""
+        until = time.monotonic() + seconds
+        actions: list[Callable[[], None]] = [self.leave, self.kill, self.kill, *([self.stop] * self.stops)]
+        while time.monotonic() < until:
+            if not self.members or (len(self.members) < self.most and self.rng.random() < 0.6):
+                self.join()
+            else:
+                self.rng.choice(actions)()
+            time.sleep(self.rng.uniform(0.0, 0.3))
+        self.finish(drain=drain)
+
+    def finish(self, *, drain: bool = True) -> None:
+        """No more records, and everybody leaves when they are handled."""
+        os.kill(self.producer, signal.SIGTERM)
+        assert wait(self.producer) == 0, "the producer failed; its error is above"
+        if not self.members:
+            self.join()
+        if drain:
+            self.drain()
+        for pid in list(self.members):
+            os.kill(pid, signal.SIGTERM)
+            self._gone(pid)
+
+    def settle(self) -> None:
+        """Wait until each partition's records, as they come now, are handled by somebody."""
+        deadline = time.monotonic() + DRAIN_S
+        seen_bytes = self.evidence.path.stat().st_size
+        last: dict[int, Line] = {}
+        while len(last) < self.partitions or not all(
+            line.kind == "handled" and line.pid in self.members for line in last.values()
+        ):
+            assert time.monotonic() < deadline, f"a partition has no owner, seed {self.seed}"
+            time.sleep(0.02)
+            last = {line.partition: line for line in self.evidence.lines(seen_bytes)}
+
+    def drain(self) -> None:
+        """Wait until the group has committed all there is."""
+        deadline = time.monotonic() + DRAIN_S
+        with Topic.open(self.path, mode="r") as topic:
+            ends = {each.id: each.high_watermark for each in topic.partitions if each.high_watermark}
+            while {number: commit[0] for number, commit in self._last_commits(topic).items()} != ends:
+                assert time.monotonic() < deadline, f"not everything was handled, seed {self.seed}"
+                time.sleep(0.05)
+
+    def clean_up(self) -> None:
+        """End what a failure has left running."""
+        for pid in [*self.members, self.producer]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+    def _any(self) -> int:
+        return self.rng.choice(self.members)
+
+    def _gone(self, pid: int, *, killed: bool = False) -> int:
+        self.members.remove(pid)
+        status = wait(pid)
+        assert killed or status in (0, -signal.SIGTERM), f"member {pid} failed, seed {self.seed}; its error is above"
+        if status == -signal.SIGTERM:  # before it could say how to end
+            self.ended_ns[pid] = time.monotonic_ns()
+        return status
+
+    # --- what was committed --------------------------------------------------------------------------------
+
+    def _last_commits(self, topic: Topic) -> dict[int, tuple[int, int]]:
+        last: dict[int, tuple[int, int]] = {}
+        for commit in self.commits(topic):
+            if commit.generation >= last.get(commit.partition, (0, 0))[1]:
+                last[commit.partition] = commit.offset, commit.generation
+        return last
+
+    def commits(self, topic: Topic) -> Iterator[Line]:
+        """Every commit there ever was, in the order of the log, as lines of evidence that are dated from 1970 on."""
+        offsets: OffsetLog = _place(topic).offsets()
+        try:
+            log = offsets._log
+            mark = log.mark()
+            cursor = log.cursor(mark.log_start_offset, mark=mark)
+            while batches := cursor.read(mark.flushed_end):
+                for record in (record for batch in batches for record in batch.records()):
+                    for name, (offset, generation, _) in json.loads(record.value or b"").items():
+                        pid = int((record.key or b"m0")[1:])
+                        yield Line(
+                            record.timestamp * 1000, "committed", pid, int(name.rpartition("-")[2]), generation, offset
+                        )
+        finally:
+            offsets.close()
+
+
+def _place(topic: Topic) -> Any:
+    from loglib.topic import _place as place
+
+    return place([topic], GROUP)
+
+
+# --- what must hold ---------------------------------------------------------------------------------------------------
+
+
+class Ownership(NamedTuple):
+    """A member's time as the owner of a partition."""
+
+    start_ns: int
+    end_ns: int
+    pid: int
+    generation: int
+
+
+def ownerships(chaos: Chaos) -> dict[int, list[Ownership]]:
+    """Who owned what, when; by partition."""
+    found: dict[int, list[Ownership]] = defaultdict(list)
+    begun: dict[tuple[int, int, int], int] = {}
+    for line in chaos.evidence.lines():
+        key = line.pid, line.partition, line.generation
+        if line.kind == "assigned":
+            begun[key] = line.time_ns
+        elif line.kind == "revoked":
+            end_ns = min(line.time_ns, chaos.ended_ns.get(line.pid, NEVER_NS))
+            found[line.partition].append(Ownership(begun.pop(key), end_ns, line.pid, line.generation))
+    for (pid, partition, generation), start_ns in begun.items():
+        found[partition].append(Ownership(start_ns, chaos.ended_ns.get(pid, NEVER_NS), pid, generation))
+    return {partition: sorted(each) for partition, each in found.items()}
+
+
+def faults(chaos: Chaos) -> list[str]:
+    """Everything that a group must not do, and that was done."""
+    with Topic.open(chaos.path, mode="r") as topic:
+        offsets = {each.id: [record.offset for record in each.read()] for each in topic.partitions}
+        for each in topic.partitions:
+            numbers = [decode(record.value).number for record in each.read()]
+            assert numbers == list(range(len(numbers)))
+        commits = list(chaos.commits(topic))
+    lines = chaos.evidence.lines()
+    owned = ownerships(chaos)
+    found = [*_two_owners(owned), *_lost(offsets, lines), *_after_the_end(lines)]
+    for partition, of_partition in owned.items():
+        handled: dict[int, list[Line]] = defaultdict(list)
+        for line in lines:
+            if line.kind == "handled" and line.partition == partition:
+                handled[line.generation].append(line)
+        made = [each for each in commits if each.partition == partition]
+        for each in of_partition:
+            name = f"partition {partition}, generation {each.generation}"
+            mine = [line for line in handled[each.generation] if line.pid == each.pid]
+            now = [commit for commit in made if commit.generation == each.generation]
+            before = [commit for commit in made if commit.generation < each.generation]
+            found += _order(name, [line.offset for line in mine], offsets[partition])
+            found += _starts(name, mine[:1], before, offsets[partition], chaos)
+            found += _commits(name, mine, now, offsets[partition], chaos)
+        found += _late_commits(partition, made, chaos)
+    return found
+
+
+def _two_owners(owned: dict[int, list[Ownership]]) -> Iterator[str]:
+    for partition, each in owned.items():
+        for before, after in zip(each, each[1:], strict=False):
+            if before.end_ns > after.start_ns:
+                yield f"partition {partition} had two owners at once: {before}, {after}"
+            if before.generation >= after.generation:
+                yield f"partition {partition} went back from generation {before.generation} to {after.generation}"
+
+
+def _lost(offsets: dict[int, list[int]], lines: list[Line]) -> Iterator[str]:
+    handled = {(line.partition, line.offset) for line in lines if line.kind == "handled"}
+    for partition, of_partition in offsets.items():
+        lost = [offset for offset in of_partition if (partition, offset) not in handled]
+        if lost:
+            yield f"partition {partition}: {len(lost)} records handled by nobody, the first at {lost[0]}"
+
+
+def _order(name: str, mine: list[int], offsets: list[int]) -> Iterator[str]:
+    """Within a generation each record follows the one before."""
+    if mine:
+        first = bisect_left(offsets, mine[0])
+        if mine != offsets[first : first + len(mine)]:
+            yield f"{name}: not in order, or not each once"
+
+
+def _starts(name: str, first: list[Line], commits: list[Line], offsets: list[int], chaos: Chaos) -> Iterator[str]:
+    """A new owner starts at the last commit: what is repeated was not committed."""
+    sure = [each for each in commits if each.pid not in chaos.evicted]
+    # A commit that was under way when its member was stopped and evicted may come after the new owner's first look.
+    unsure = [each for each in commits if each.pid in chaos.evicted]
+    last = max(sure, key=lambda each: each.generation, default=None)
+    last = [each for each in sure if last is not None and each.generation == last.generation][-1:]
+    starts = {each.offset for each in last + unsure} | ({0} if not last else set())
+    allowed = {offset for start in starts for offset in offsets[bisect_left(offsets, start) :][:1]}
+    for line in first:
+        if line.offset not in allowed:
+            yield f"{name}: began at {line.offset}, and the last commit says {sorted(allowed)}"
+
+
+def _commits(name: str, mine: list[Line], commits: list[Line], offsets: list[int], chaos: Chaos) -> Iterator[str]:
+    """Nothing is committed before it is handled."""
+    for each in commits:
+        done = [line.offset for line in mine if line.time_ns + chaos.epoch_ns <= each.time_ns + CLOCKS_NS]
+        end = offsets[bisect_left(offsets, done[-1]) + 1 :][:1] if done else [0]
+        if end and each.offset > end[0]:
+            yield f"{name}: committed {each.offset}, handled up to {end[0]}"
+
+
+def _late_commits(partition: int, commits: list[Line], chaos: Chaos) -> Iterator[str]:
+    """Who has lost a partition commits no more; what it began before it was stopped and evicted does not count."""
+    highest = 0
+    for each in commits:
+        if each.generation < highest and each.pid not in chaos.evicted:
+            yield f"partition {partition}: generation {each.generation} committed after {highest} had"
+        if each.time_ns > chaos.evicted.get(each.pid, NEVER_NS):
+            yield f"partition {partition}: {each.pid} committed though it was evicted"
+        highest = max(highest, each.generation)
+
+
+def _after_the_end(lines: list[Line]) -> Iterator[str]:
+    """Who closes its group in the midst of a record may end that one, and gets no more."""
+    late: dict[int, int] = defaultdict(int)
+    for line in lines:
+        late[line.pid] += line.kind == "handled" and line.generation < 0
+    yield from (
+        f"process {pid} handled {count} records after it gave them up" for pid, count in late.items() if count > 1
+    )
+
+
+def takeovers_ms(chaos: Chaos) -> list[float]:
+    """From each kill to the first record of each partition that its next owner handled."""
+    first: dict[tuple[int, int], int] = {}
+    for line in chaos.evidence.lines():
+        if line.kind == "handled":
+            first.setdefault((line.partition, line.generation), line.time_ns)
+    return [
+        (first[partition, after.generation] - before.end_ns) / 1_000_000
+        for partition, each in ownerships(chaos).items()
+        for before, after in zip(each, each[1:], strict=False)
+        if before.end_ns == chaos.ended_ns.get(before.pid) and before.pid not in chaos.evicted
+        if (partition, after.generation) in first
+    ]

@@ -1,0 +1,43 @@
+"""Mutants: small, named ways to break what makes the log durable, each of which the tests must notice.
+
+They stand in mutants.diff: a name, the module, and the lines that go (-), come (+), or stay and only
+say where. A proof that passes whatever the code does proves nothing; test_mutants.py shows that this
+one does not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "loglib"
+
+
+class Mutant(NamedTuple):
+    """The lines `old`, which stand once in the module, are replaced by `new`."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+    def plant(self, directory: Path) -> None:
+        """Put a copy of the package with the mutant in it into a directory for PYTHONPATH."""
+        target = directory / "loglib"
+        shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__"))
+        path = target / self.module
+        source = "\n" + path.read_text("utf-8")
+        assert source.count(self.old) == 1, f"{self.name}: {source.count(self.old)} times in {self.module}:{self.old}"
+        path.write_text(source.replace(self.old, self.new).removeprefix("\n"), "utf-8")
+
+
+def _parse(text: str) -> Mutant:
+    name, module, *lines = text.strip("\n").split("\n")
+    old = [line[1:] for line in lines if line[0] in " -"]
+    new = [line[1:] for line in lines if line[0] in " +"]
+    return Mutant(name, module, "\n".join(["", *old, ""]), "\n".join(["", *new, ""]))
+
+
+_TEXT = "\n" + Path(__file__).with_suffix(".diff").read_text("utf-8")
+MUTANTS = [_parse(each) for each in _TEXT.split("\n== ")[1:]]

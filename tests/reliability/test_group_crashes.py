@@ -1,0 +1,310 @@
+"""G1, consumer groups: after any crash a group's commits are those that were made, and no acknowledged one is gone.
+
+Groups are made, joined, left, committed to, compacted and reset on a `CrashFS`, by one and by more members, which is
+cut at every instant. What comes after must find the commits as they stood behind one of the calls: the last one that
+had returned, or one that had been begun; with durability "os" after a power cut also an earlier one. A group whose
+making was cut has never been. The next member goes on from there, in a higher generation. See crash_engine.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from random import Random
+from typing import Any, NamedTuple
+from unittest import mock
+
+import counts
+import pytest
+from crash_engine import LEFT_OUT, NOW, PATH, Failure, Recorder, Workload, made
+
+from loglib import Group, LogError, Topic, reset_group
+from loglib.groups import group as group_module
+from loglib.groups import offsets
+from loglib.groups.offsets import OffsetLog
+from loglib.testing import CrashFS, CrashState, Image, MemoryFiles
+
+SHARDS = 4
+STATES = 5_000  # of each shard
+PARTITIONS = 2
+
+Standing = dict[int, tuple[int, int, str]]  # by partition: offset, generation, meta
+
+
+class Step(NamedTuple):
+    """One commit: from when it could be there, from when it had to be, and what stood then."""
+
+    begun: int
+    returned: int
+    standing: Standing
+
+
+class History:
+    """The commits of a group, in order; each is there as a whole or not at all."""
+
+    def __init__(self, standing: Standing) -> None:
+        self.steps = [Step(0, 0, standing)]
+
+    def allowed(self, at: int, *, durable: bool) -> list[Standing]:
+        """What may stand after a cut at that instant."""
+        begun = [step for step in self.steps if step.begun <= at]
+        returned = sum(step.returned <= at for step in begun) if durable else 1
+        return [step.standing for step in begun[returned - 1 :]]
+
+
+class World:
+    """A topic with some records on a disk that records, the members of its group, and what they have committed."""
+
+    def __init__(self, seed: int, *, durability: str, disk: type[CrashFS] = Recorder) -> None:
+        self.choose = Random(seed)
+        self.durability = durability
+        self.disk = disk
+        self.serial = 0
+        self.start(_image(durability), {})
+
+    def start(self, image: Image, standing: Standing) -> None:
+        self.image = image
+        self.fs = self.disk(image)
+        self.history = History(standing)
+        self.members: list[Group] = []
+        self.topic = Topic.open(PATH, mode="r", files=self.fs, clock=lambda: NOW)
+        self.places = [[0, *(record.next_offset for record in partition.read())] for partition in self.topic.partitions]
+
+    def states(self, *, since: int = 0) -> Iterator[CrashState]:
+        return self.fs.crash_states(seed=self.choose.randrange(1 << 30), random=6, since=since)
+
+    def close(self) -> None:
+        """Of the process that is gone: nothing of it reaches the disk any more."""
+        self.fs.kill()
+        for member in self.members:
+            member.abandon_in_child(os.getpid())
+        self.topic.close()
+
+
+@contextmanager
+def noting(world: World) -> Iterator[None]:
+    """Note every commit, whoever makes it: also those of joining, leaving and resetting."""
+    commit = OffsetLog.commit
+
+    def noted(log: OffsetLog, commits: Mapping[Any, Any], **facts: Any) -> None:
+        begun, standing = len(world.fs.operations), dict(world.history.steps[-1].standing)
+        for partition, each in commits.items():
+            if each.generation >= standing.get(partition.partition, (0, 0, ""))[1]:
+                standing[partition.partition] = each.offset, each.generation, each.meta
+        commit(log, commits, **facts)
+        world.history.steps.append(Step(begun + 1, len(world.fs.operations), standing))
+
+    with ExitStack() as patched:
+        patched.enter_context(mock.patch.object(OffsetLog, "commit", noted))
+        for name in ("_LOOK_S", "_CLAIM_S"):
+            patched.enter_context(mock.patch.object(group_module, name, 0.0))
+        patched.enter_context(mock.patch.object(os, "urandom", world.choose.randbytes))
+        yield
+
+
+def join(world: World) -> None:
+    if len(world.members) == 3:
+        return leave(world)
+    world.serial += 1
+    start = world.choose.choice(("begin", "end"))
+    member = world.topic.group("etl", member=f"m{world.serial}", start=start, commit="manual")
+    world.members.append(member)
+    return settle(world)
+
+
+def leave(world: World) -> None:
+    if world.members:
+        world.members.pop(world.choose.randrange(len(world.members))).close()
+        settle(world)
+
+
+def settle(world: World) -> None:
+    """Let the members see each other."""
+    for _ in range(2):
+        for member in world.members:
+            member.poll(max_records=1)
+
+
+def commit(world: World) -> None:
+    """Some member, for one of its partitions or for all."""
+    member = world.choose.choice([each for each in world.members if each.assignment] or [None])
+    if member is None:
+        return join(world)
+    owned = member.assignment if world.choose.random() < 0.5 else [world.choose.choice(member.assignment)]
+    world.serial += 1
+    meta = f"{world.serial}" + "." * world.choose.choice((0, 600))
+    return member.commit({each: world.choose.choice(world.places[each]) for each in owned}, meta=meta)
+
+
+def compact(world: World) -> None:
+    with mock.patch.object(offsets, "_COMPACT_BYTES", 0):
+        commit(world)
+
+
+def reset(world: World) -> None:
+    while world.members:
+        world.members.pop().close()
+    place = world.choose.choice(world.places[0])
+    reset_group(world.topic, "etl", world.choose.choice(("begin", "end", {0: place})))
+
+
+def kill(world: World) -> None:
+    """Kill the process: what it had not synced is still pending, and its locks are gone."""
+    world.close()
+    world.members = []
+    world.topic = Topic.open(PATH, mode="r", files=world.fs, clock=lambda: NOW)
+    join(world)
+
+
+def crash(world: World) -> None:
+    """Cut the power and go on with what is left."""
+    state = world.choose.choice(list(world.states(since=len(world.fs.operations))))
+    standing = found_in(state.files)
+    world.close()
+    world.start(state.image, standing)
+
+
+CALLS = {
+    "join": join,
+    "leave": leave,
+    "commit": commit,
+    "compact": compact,
+    "reset": reset,
+    "kill": kill,
+    "crash": crash,
+}
+WEIGHTS = [3, 1, 6, 2, 1, 1, 1]
+
+
+def _image(durability: str) -> Image:
+    """A disk with a topic that has records, everything on it synced."""
+    files = MemoryFiles()
+    with made(files, Workload((), durability, partitions=PARTITIONS).config()) as topic:
+        for number in range(8):
+            topic.append(b"%d" % number, partition=number % PARTITIONS, sync=True)
+    return Image.of(files.tree())
+
+
+# --- judging ---------------------------------------------------------------------------------------------
+
+
+def standing_of(group: Group) -> Standing:
+    return {number: (each.offset, each.generation, each.meta) for number, each in group.committed().items()}
+
+
+def found_in(files: CrashFS) -> Standing:
+    """What a member that joins after the crash finds; and it can go on, and what it then commits is there."""
+    try:
+        with Topic.open(PATH, mode="r", files=files, clock=lambda: NOW) as topic:
+            with topic.group("etl", member="next", commit="manual") as group:
+                found = standing_of(group)
+                group.poll()
+                group.commit(dict.fromkeys(group.assignment, 0), meta="next")
+            with topic.group("etl", member="last", commit="manual") as group:
+                after = standing_of(group)
+    except (LogError, OSError) as error:
+        raise Failure("refused", repr(error)) from error
+    for number in range(PARTITIONS):
+        offset, generation, meta = after.get(number, (0, 0, ""))
+        if (offset, meta) != (0, "next") or generation <= found.get(number, (0, 0, ""))[1]:
+            raise Failure("lost", f"committed anew, there is {after.get(number)} behind {found.get(number)}")
+    return found
+
+
+class Judge:
+    """Looks at states, each set of files once, and counts."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, Standing] = {}
+
+    def judge(self, world: World, since: int) -> None:
+        for state in world.states(since=since):
+            digest = state.image.digest(leaving_out=LEFT_OUT)
+            try:
+                found = self.found.get(digest)
+                if found is None:
+                    found = self.found[digest] = found_in(state.files)
+                durable = state.whole or world.durability == "disk"
+                allowed = world.history.allowed(state.at, durable=durable)
+                if found not in allowed:
+                    kind = (
+                        "lost" if found in [step.standing for step in world.history.steps] or not found else "phantoms"
+                    )
+                    raise Failure(kind, f"committed is {found}, not one of {allowed}")
+            except Failure as failure:
+                failure.add_note(f"{state!r}\n" + "\n".join(map(str, state.operations)))
+                raise
+
+
+def run(seed: int, judge: Judge, *, disk: type[CrashFS] = Recorder) -> None:
+    """Run one workload, and judge the states that cuts may leave at all its instants."""
+    choose = Random(f"a group/{seed}")
+    world = World(seed, durability=choose.choice(("disk", "disk", "os")), disk=disk)
+    calls = ["join", "commit", *choose.choices(list(CALLS), WEIGHTS, k=choose.randrange(3, 9))]
+    try:
+        with noting(world):
+            begun = 0
+            for name in calls:
+                if name == "crash":  # what came before is on another disk
+                    judge.judge(world, begun)
+                CALLS[name](world)
+                begun = 0 if name == "crash" else begun
+            judge.judge(world, begun)
+    except Failure as failure:
+        failure.add_note(f"seed {seed}, {world.durability}: {calls}")
+        raise
+    finally:
+        with suppress(LogError, OSError):
+            world.close()
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_no_crash_loses_or_invents_a_commit(shard: int) -> None:
+    judge, ran = Judge(), 0
+    figures = {"lost": 0, "phantoms": 0, "refused": 0}
+    try:
+        while len(judge.found) < counts.scale(STATES):
+            run(shard + SHARDS * ran, judge)
+            ran += 1
+    except Failure as failure:
+        figures[failure.kind] += 1
+        raise
+    finally:
+        counts.count("G1", group_workloads=ran, group_states=len(judge.found), **figures)
+
+
+# --- the test sees faults --------------------------------------------------------------------------------------
+
+
+class NeverSynced(Recorder):
+    """Says that files are synced, and does nothing."""
+
+    def datasync(self, fd: int) -> None:
+        self._opened(fd)
+
+
+class DirectoriesNeverSynced(Recorder):
+    """Says that directories are synced, and does nothing."""
+
+    def fsync(self, fd: int) -> None:
+        self._opened(fd)
+
+
+@pytest.mark.parametrize("disk", [NeverSynced, DirectoriesNeverSynced])
+def test_commits_that_are_not_synced_are_missed(disk: type[CrashFS]) -> None:
+    with pytest.raises(Failure):
+        for seed in range(20):
+            run(seed, Judge(), disk=disk)
+
+
+def test_crash_that_is_not_seen_to_is_missed() -> None:
+    """Without a look at what a crash has left, a watermark that was not synced hides the last commits."""
+
+    def unseen(log: OffsetLog, *_: Any) -> None:
+        log._mended = True
+
+    with mock.patch.object(OffsetLog, "_mend", unseen), pytest.raises(Failure):
+        for seed in range(20):
+            run(seed, Judge())

@@ -1,0 +1,43 @@
+"""G10: the model of tests/test_model.py for long: thousands of sequences of calls, crashes, retention and clock jumps.
+
+Each shard draws from a seed of its own, so that a failure comes again, and comes with how to repeat it by hand.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from builders import calm
+from counts import count, scale
+from test_model import TopicMachine
+
+pytestmark = pytest.mark.reliability
+
+SHARDS = 16
+SEQUENCES = 5000
+STEPS = 50
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_topic_behaves_like_lists_in_thousands_of_sequences(shard: int) -> None:
+    done = steps = 0
+
+    class Machine(TopicMachine):
+        whole_every = 7
+
+        def teardown(self) -> None:
+            nonlocal done, steps
+            super().teardown()
+            done += 1
+            steps += self.steps
+
+    sequences = scale(SEQUENCES) // SHARDS + 1
+    long = settings(
+        calm, max_examples=sequences, stateful_step_count=STEPS, derandomize=False, database=None,
+        phases=[Phase.generate, Phase.shrink],
+    )  # fmt: skip
+    run_state_machine_as_test(seed(shard)(Machine), settings=long)
+    assert done >= sequences
+    count("G10", sequences=done, steps=steps, wrong=0)

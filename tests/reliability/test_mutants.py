@@ -1,0 +1,43 @@
+"""G2: each of the mutants is killed, and the library as it is passes what kills them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import counts
+import pytest
+from mutants import MUTANTS, PACKAGE, Mutant
+
+HUNT = Path(__file__).with_name("hunt.py")
+
+
+def hunt(package: Path, module: str = "") -> subprocess.CompletedProcess[str]:
+    """Judge the package in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(package), "CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, str(HUNT), module], env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+@pytest.mark.reliability
+def test_library_as_it_is_survives_the_hunt() -> None:
+    found = hunt(PACKAGE.parent)
+    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-4000:]
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_killed(mutant: Mutant, tmp_path: Path) -> None:
+    mutant.plant(tmp_path)
+    killed = hunt(tmp_path, mutant.module).returncode == 1
+    counts.count("G2", mutants=1, killed=int(killed), survived=int(not killed))
+    assert killed, f"nothing notices that {mutant.name}"
+
+
+def test_mutants_have_their_places_in_the_source(tmp_path: Path) -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 40
+    for number, mutant in enumerate(MUTANTS):
+        mutant.plant(tmp_path / str(number))

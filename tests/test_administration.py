@@ -1,0 +1,168 @@
+"""Administration: what is done to a group from outside, with nobody running or to a member that hangs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import SECOND, Clock, needs_proc, open_files
+from loglib import GroupBusyError, LogError, OffsetOutOfRangeError, Topic, evict_member, reset_group
+from loglib.groups import Move, administration
+from loglib.groups.owners import Ownership
+
+Opener = Callable[..., Topic]
+
+
+@pytest.fixture
+def topic(open_topic: Opener, clock: Clock) -> Topic:
+    """Two partitions with a record a second in each, one batch at a time."""
+    topic = open_topic(partitions=2)
+    for number in range(10):
+        topic.append(b"%d" % number, partition=number % 2, sync=True)
+        clock.now += SECOND
+    return topic
+
+
+def consume(topic: Topic, name: str = "etl") -> list[int]:
+    with topic.group(name) as group:
+        return sorted(int(record.value) for record in group.follow(timeout=0.0))
+
+
+def tree(path: Path) -> list[tuple[str, int]]:
+    return sorted((str(each), each.stat().st_size) for each in path.rglob("*"))
+
+
+def test_reset_moves_all_partitions(topic: Topic) -> None:
+    assert consume(topic) == list(range(10))
+    ends = [topic.partition(number).log_end_offset for number in (0, 1)]
+    moves = reset_group(topic, "etl", "-5s")
+    assert {number: move.before for number, move in moves.items()} == dict(enumerate(ends))
+    assert consume(topic) == [5, 6, 7, 8, 9]
+    assert reset_group(topic, "etl", "begin") == {0: Move(ends[0], 0), 1: Move(ends[1], 0)}
+    assert consume(topic) == list(range(10))
+    assert reset_group(topic, "etl", "end") == {number: Move(ends[number], ends[number]) for number in (0, 1)}
+    assert consume(topic) == []
+
+
+def test_reset_moves_what_a_mapping_names_and_leaves_the_rest(topic: Topic) -> None:
+    assert consume(topic) == list(range(10))
+    offset = [record.offset for record in topic.partition(1).read()][3]
+    assert list(reset_group(topic, "etl", {1: offset})) == [1]
+    assert consume(topic) == [7, 9]
+
+
+def test_dry_run_says_what_would_be_and_changes_nothing(topic: Topic, path: Path) -> None:
+    assert reset_group(topic, "etl", "begin", dry_run=True) == {0: Move(None, 0), 1: Move(None, 0)}
+    assert not (path / "groups").exists()
+    assert consume(topic) == list(range(10))
+    before = tree(path / "groups")
+    with topic.group("etl"):  # members do not matter
+        moves = reset_group(topic, "etl", "-1s", dry_run=True)
+        assert moves[1].after < (moves[1].before or 0)
+    assert tree(path / "groups") == before
+    assert consume(topic) == []
+
+
+def test_reset_makes_a_group_that_was_not(topic: Topic) -> None:
+    moves = reset_group(topic, "new", "-2s")
+    assert [move.before for move in moves.values()] == [None, None]
+    assert consume(topic, "new") == [8, 9]
+
+
+def test_group_with_members_is_not_reset(topic: Topic) -> None:
+    with topic.group("etl", member="b"), topic.group("etl", member="a"):
+        with pytest.raises(GroupBusyError, match="in use by a, b") as caught:
+            reset_group(topic, "etl", "begin")
+        assert (caught.value.group, caught.value.members) == ("etl", ["a", "b"])
+    reset_group(topic, "etl", "begin")
+
+
+def test_member_that_joins_in_the_middle_of_a_reset_starts_before_it_or_behind(
+    topic: Topic, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert consume(topic) == list(range(10))
+    live = administration.live_members
+
+    def joined_meanwhile(*arguments: Any) -> Any:
+        found = live(*arguments)
+        joined.append(topic.group("etl", member="quick"))
+        assert joined[0].poll() == []
+        return found
+
+    joined: list[Any] = []
+    monkeypatch.setattr(administration, "live_members", joined_meanwhile)
+    with pytest.raises(GroupBusyError, match="in use by quick"):
+        reset_group(topic, "etl", "begin")
+    joined[0].close()
+    assert consume(topic) == []
+
+
+def test_reset_that_fails_leaves_no_member_behind(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert consume(topic) == list(range(10))
+
+    def fail(*_: Any, **__: Any) -> bool:
+        raise OSError("no more")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ownership, "claim", fail)
+        with pytest.raises(OSError, match="no more"):
+            reset_group(topic, "etl", "begin")
+    reset_group(topic, "etl", "begin")
+    assert consume(topic) == list(range(10))
+
+
+@needs_proc
+def test_resets_leave_no_file_open(topic: Topic) -> None:
+    consume(topic)
+    before = open_files()
+    reset_group(topic, "etl", "begin")
+    reset_group(topic, "etl", "begin", dry_run=True)
+    assert open_files() == before
+
+
+def test_resets_to_what_is_no_place_are_refused(topic: Topic) -> None:
+    assert consume(topic) == list(range(10))
+    for start, error in [
+        (0, ValueError),
+        ("middle", ValueError),
+        ({5: 0}, ValueError),
+        ({0: 1 << 40}, OffsetOutOfRangeError),
+        ({0: "x"}, ValueError),
+        (1.5, TypeError),
+    ]:
+        with pytest.raises(error):
+            reset_group(topic, "etl", start)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is not a name"):
+        reset_group(topic, "../etl", "begin")
+    assert consume(topic) == []
+
+
+def test_evicting_gives_the_partitions_to_others(topic: Topic) -> None:
+    with topic.group("etl", member="hung") as hung:
+        assert hung.poll() != []
+        assert evict_member(topic, "etl", "hung") == [0, 1]
+        with topic.group("etl", member="other") as other:
+            assert sorted(int(record.value) for record in other.follow(timeout=0.0)) == list(range(10))
+            assert other.members == ["other"]
+
+
+def test_evicting_who_is_no_member_is_an_error(topic: Topic) -> None:
+    for _ in range(2):
+        with pytest.raises(LogError, match="group etl has no member gone"):
+            evict_member(topic, "etl", "gone")
+        consume(topic)
+
+
+def test_evicting_a_member_that_leaves_meanwhile_harms_nobody(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = administration.live_members
+    leaving = topic.group("etl", member="leaving")
+
+    def left_meanwhile(*arguments: Any) -> Any:
+        found = live(*arguments)
+        leaving.close()
+        return found
+
+    monkeypatch.setattr(administration, "live_members", left_meanwhile)
+    assert evict_member(topic, "etl", "leaving") == []
+    assert consume(topic) == list(range(10))

@@ -1,0 +1,1013 @@
+"""Groups: members share the partitions, each group gets everything, and what is committed was handled."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loglib
+from conftest import SECOND, Clock, needs_proc, open_files
+from loglib import (
+    CorruptLogError,
+    ForkedHandleError,
+    Group,
+    InvalidOffsetError,
+    LockedError,
+    LogClosedError,
+    OffsetOutOfRangeError,
+    Record,
+    StaleGenerationError,
+    Topic,
+    TopicPartition,
+)
+from loglib.groups import group as group_module
+from loglib.groups import members as members_module
+from test_fork import in_child
+
+Opener = Callable[..., Topic]
+
+
+@pytest.fixture(autouse=True)
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members look at each other whenever they are asked for records: nothing depends on the time of day."""
+    for name in ("_LOOK_S", "_CLAIM_S", "_COMMIT_AFTER_S"):
+        monkeypatch.setattr(group_module, name, 0.0)
+
+
+@pytest.fixture
+def topic(open_topic: Opener) -> Topic:
+    """One partition with the records 0 to 9, a batch each."""
+    topic = open_topic(partitions=1)
+    fill(topic, 10)
+    return topic
+
+
+def fill(topic: Topic, count: int, *, first: int = 0) -> None:
+    for number in range(first, first + count):
+        topic.append(b"%d" % number, partition=number % len(topic.partitions))
+        topic.flush()
+
+
+def numbers(records: list[Record] | Iterator[Record]) -> list[int]:
+    return [int(record.value or b"-1") for record in records]
+
+
+def take(group: Group, count: int) -> list[int]:
+    """Read records in a loop, and leave it in the body of the last one."""
+    taken: list[int] = []
+    for record in group.follow(timeout=30):
+        taken.append(int(record.value or b"-1"))
+        if len(taken) == count:
+            break
+    return taken
+
+
+def rest(group: Group) -> list[int]:
+    """Read and handle all there is."""
+    return numbers(group.follow(timeout=0.0))
+
+
+def rebalance(*members: Group) -> None:
+    """Let the members see each other, a few times in turn, while there is nothing to read."""
+    for _ in range(4):
+        for member in members:
+            assert member.poll() == []
+
+
+def die(group: Group) -> None:
+    """As far as others can see: no commit, no word, and the locks are gone."""
+    group.abandon_in_child(os.getpid())
+
+
+def next_offset(topic: Topic, number: int, partition: int = 0) -> int:
+    """Where to go on behind the record."""
+    return next(each.next_offset for each in topic.partition(partition).read() if each.value == b"%d" % number)
+
+
+def committed_number(group: Group, partition: int = 0) -> int:
+    """The last number committed in a partition of the fixture's kind; -1 if there is none."""
+    commit = group.committed().get(partition)
+    if commit is None:
+        return -1
+    log = group._place.logs[TopicPartition(group._place.topics[0], partition)]
+    ends = {record.next_offset: record for record in _records(log)}
+    return -1 if commit.offset == 0 else int(ends[commit.offset].value or b"-1")
+
+
+def _records(log: Any) -> list[Record]:
+    mark = log.mark()
+    cursor = log.cursor(mark.log_start_offset)
+    found: list[Record] = []
+    while batches := cursor.read(mark.flushed_end):
+        for batch in batches:
+            found += batch.records()
+    cursor.close()
+    return found
+
+
+# --- who gets what ------------------------------------------------------------------------------------
+
+
+def test_each_record_goes_to_one_member_of_each_group(open_topic: Opener) -> None:
+    topic = open_topic(partitions=4)
+    with topic.group("etl") as one, topic.group("etl") as two, topic.group("audit") as other:
+        rebalance(one, two)
+        fill(topic, 40)
+        shares = [rest(one), rest(two)]
+        assert sorted(shares[0] + shares[1]) == list(range(40)) == sorted(rest(other))
+        assert len(shares[0]) == len(shares[1]) == 20
+        assert rest(one) == rest(two) == rest(other) == []
+
+
+def test_order_holds_within_a_partition(open_topic: Opener) -> None:
+    topic = open_topic(partitions=2)
+    fill(topic, 100)
+    with topic.group("etl") as group:
+        found = [(record.partition, int(record.value or b"")) for record in group.follow(timeout=0.0)]
+    for partition in (0, 1):
+        assert [number for each, number in found if each == partition] == list(range(partition, 100, 2))
+
+
+def test_members_share_the_partitions_as_they_come_and_go(open_topic: Opener) -> None:
+    topic = open_topic(partitions=6)
+    with topic.group("etl", member="a") as a:
+        rebalance(a)
+        assert a.assignment == [0, 1, 2, 3, 4, 5]
+        with topic.group("etl", member="b") as b, topic.group("etl", member="c") as c:
+            rebalance(a, b, c)
+            assert (a.assignment, b.assignment, c.assignment) == ([0, 1], [2, 3], [4, 5])
+            assert a.members == b.members == ["a", "b", "c"]
+            die(c)
+            rebalance(a, b)
+            assert (a.assignment, b.assignment) == ([0, 1, 2], [3, 4, 5])
+        rebalance(a)
+        assert a.assignment == [0, 1, 2, 3, 4, 5]
+        assert a.members == ["a"]
+
+
+def test_members_above_the_number_of_partitions_wait(open_topic: Opener) -> None:
+    topic = open_topic(partitions=1)
+    with topic.group("etl", member="a") as a, topic.group("etl", member="b") as b:
+        rebalance(a, b)
+        assert sorted(a.assignment + b.assignment) == [0]
+        idle, busy = (a, b) if b.assignment else (b, a)
+        busy.close()
+        fill(topic, 3)
+        assert rest(idle) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("strategy", "kept"), [("range", 1), ("sticky", 2)])
+def test_sticky_members_keep_more_than_range_ones(open_topic: Opener, strategy: Any, kept: int) -> None:
+    topic = open_topic(partitions=6)
+    options: dict[str, Any] = {"strategy": strategy}
+    with topic.group("etl", member="m", **options) as m, topic.group("etl", member="n", **options) as n:
+        rebalance(m, n)
+        before = m.assignment
+        with topic.group("etl", member="a", **options) as a:
+            rebalance(m, n, a)
+            assert len(m.assignment) == len(n.assignment) == len(a.assignment) == 2
+            assert len(set(before) & set(m.assignment)) == kept
+            assert sorted(m.assignment + n.assignment + a.assignment) == list(range(6))
+
+
+def test_sticky_group_leaves_no_partition_without_an_owner(open_topic: Opener) -> None:
+    topic = open_topic(partitions=5)
+    for seed in range(20):
+        with ExitStack() as stack:
+            members = [stack.enter_context(topic.group(f"g{seed}", strategy="sticky", member=name)) for name in "abcde"]
+            for number, member in enumerate(members):
+                if seed >> number & 1:
+                    assert member.poll() == []
+            rebalance(*members)
+            for gone in members[:: 1 + seed % 2][:2]:
+                gone.close()
+            left = [each for each in members if not each.closed]
+            rebalance(*left)
+            assert sorted(number for each in left for number in each.assignment) == [0, 1, 2, 3, 4]
+
+
+def test_members_in_threads_handle_everything(open_topic: Opener, path: Path) -> None:
+    topic = open_topic(partitions=4)
+    found: list[int] = []
+    done = threading.Event()
+
+    def work(rounds: int) -> None:
+        for _ in range(rounds):
+            with suppress(LogClosedError), topic.group("etl") as group:  # of the topic, at the end
+                for record in group.follow():
+                    found.append(int(record.value or b""))
+                    if len(set(found)) == 400:
+                        done.set()
+                    if done.is_set() or (rounds > 1 and len(found) % 50 == 0):
+                        break
+
+    threads = [threading.Thread(target=work, args=(rounds,)) for rounds in (1, 3, 3)]
+    for thread in threads:
+        thread.start()
+    fill(topic, 400)
+    done.wait(60)
+    topic.close()  # which ends those that wait
+    for thread in threads:
+        thread.join()
+    assert set(found) == set(range(400))
+
+
+# --- where a group begins -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("begin", list(range(10))), ("end", []), ("-5s", [5, 6, 7, 8, 9]), (timedelta(seconds=2), [8, 9]),
+        (datetime.fromtimestamp(1_700_000_003, UTC), list(range(3, 10))),
+    ],
+)  # fmt: skip
+def test_new_group_begins_where_it_is_told(open_topic: Opener, clock: Clock, start: Any, expected: list[int]) -> None:
+    topic = open_topic(partitions=2)
+    for number in range(10):
+        fill(topic, 1, first=number)
+        clock.now += SECOND
+    with topic.group("etl", start=start) as group:
+        assert sorted(rest(group)) == expected
+        fill(topic, 1, first=10)
+        assert rest(group) == [10]
+    with topic.group("etl", start="begin") as group:
+        assert rest(group) == []  # it is no new group any more
+
+
+def test_group_that_began_at_the_end_stays_there_when_its_first_member_dies(topic: Topic) -> None:
+    first = topic.group("etl", start="end", commit="manual")
+    assert first.poll() == []
+    fill(topic, 3, first=10)
+    assert numbers(first.poll()) != []
+    die(first)
+    with topic.group("etl", start="end") as second:
+        assert rest(second) == [10, 11, 12]
+
+
+def test_members_file_and_directories_say_who_and_where(topic: Topic, path: Path) -> None:
+    with topic.group("etl", member="web-1") as group:
+        assert group.poll() != []
+        names = sorted(str(each.relative_to(path / "groups" / "etl")) for each in (path / "groups" / "etl").rglob("*"))
+        assert names == [
+            "members", "members/web-1", "offsets", "offsets/0000000000000000000.log".replace("0" * 19, "0" * 20),
+            "offsets/lock", "offsets/watermark", "owners", "owners/topic-0",
+        ]  # fmt: skip
+        assert repr(group) == "<Group 'etl' member='web-1'>"
+    assert repr(group) == "<Group 'etl' member='web-1' closed>"
+
+
+# --- what is handled ----------------------------------------------------------------------------------
+
+
+def fails_at(group: Group, number: int) -> None:
+    for record in group.follow(timeout=0.0):
+        if record.value == b"%d" % number:
+            raise RuntimeError("cannot handle it")
+
+
+def test_record_whose_body_raised_comes_again(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        with pytest.raises(RuntimeError):
+            fails_at(group, 6)
+        assert rest(group) == [6, 7, 8, 9]
+    with topic.group("etl") as group:
+        assert rest(group) == []
+
+
+def test_record_whose_body_raised_comes_to_another_member(topic: Topic) -> None:
+    with pytest.raises(RuntimeError), topic.group("etl") as group:
+        fails_at(group, 6)
+    with topic.group("etl") as group:
+        assert committed_number(group) == 5
+        assert rest(group) == [6, 7, 8, 9]
+
+
+def test_record_at_which_the_loop_was_left_comes_again(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        assert take(group, 4) == [0, 1, 2, 3]
+        assert take(group, 2) == [3, 4]
+    with topic.group("etl") as group:
+        assert rest(group) == [4, 5, 6, 7, 8, 9]
+
+
+def test_loop_that_is_held_and_left_behind_gives_its_record_to_the_next(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        left = iter(group.follow(timeout=0.0))
+        assert numbers([next(left), next(left)]) == [0, 1]
+        assert numbers([next(iter(group.follow(timeout=0.0)))]) == [1]
+        assert sorted(numbers(left)) == list(range(1, 10))
+
+
+def test_polled_records_are_handled_with_the_next_poll(topic: Topic) -> None:
+    group = topic.group("etl")
+    assert numbers(group.poll(max_records=1)) == [0]
+    assert committed_number(group) == -1
+    assert numbers(group.poll()) == [1]
+    assert committed_number(group) == 0
+    die(group)
+    with topic.group("etl") as group:
+        assert numbers(group.poll()) == [1]
+
+
+def test_polled_records_are_handled_when_a_loop_asks_for_more(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        assert numbers(group.poll()) == [0]
+        assert take(group, 1) == [1]
+        assert committed_number(group) == 0
+
+
+def test_closing_does_not_commit_what_was_polled_last(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        assert numbers(group.poll() + group.poll()) == [0, 1]
+    with topic.group("etl") as group:
+        assert numbers(group.poll()) == [1]
+
+
+def test_poll_gives_up_to_so_many(open_topic: Opener) -> None:
+    topic = open_topic(partitions=1)
+    topic.append_many([b"%d" % number for number in range(100)])
+    topic.flush()
+    with topic.group("etl") as group:
+        assert numbers(group.poll(max_records=30)) == list(range(30))
+        assert numbers(group.poll()) == list(range(30, 100))
+        assert group.poll(timeout=0.01) == []
+        with pytest.raises(ValueError, match="at least 1"):
+            group.poll(max_records=0)
+
+
+def test_batch_whose_body_raised_comes_again(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        with pytest.raises(RuntimeError):
+            for number, batch in enumerate(group.batches(timeout=0.0)):
+                assert batch.values == [b"%d" % number]
+                if number == 6:
+                    raise RuntimeError
+        assert [batch.values for batch in group.batches(timeout=0.0)] == [[b"6"], [b"7"], [b"8"], [b"9"]]
+    with topic.group("etl") as group:
+        assert rest(group) == []
+
+
+def test_batch_that_was_read_in_part_comes_as_its_rest(open_topic: Opener) -> None:
+    topic = open_topic(partitions=1)
+    topic.append_many([b"%d" % number for number in range(10)])
+    topic.flush()
+    with topic.group("etl") as group:
+        assert take(group, 4) == [0, 1, 2, 3]
+        assert [numbers(batch.records()) for batch in group.batches(timeout=0.0)] == [[3, 4, 5, 6, 7, 8, 9]]
+
+
+# --- commits ------------------------------------------------------------------------------------------
+
+
+def test_what_is_handled_is_committed_as_it_goes(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        seen = [(int(record.value or b""), committed_number(group)) for record in group.follow(timeout=0.0)]
+        assert seen[0] == (0, -1)
+        assert all(committed < number for number, committed in seen)
+        assert committed_number(group) == 9
+
+
+def test_manual_group_commits_by_hand_alone(topic: Topic) -> None:
+    with topic.group("etl", commit="manual") as group:
+        assert rest(group) == list(range(10))
+        assert group.committed() == {}
+    with topic.group("etl", commit="manual") as group:
+        assert len(rest(group)) == 10
+        group.commit()
+    with topic.group("etl", commit="manual") as group:
+        assert rest(group) == []
+
+
+@pytest.mark.parametrize("interval", [3600, 3600.5, timedelta(hours=1)])
+def test_interval_group_commits_again_only_after_the_interval(topic: Topic, interval: Any) -> None:
+    with topic.group("etl", commit=interval) as group:
+        assert len(rest(group)) == 10
+        first = committed_number(group)
+        assert first < 9
+        fill(topic, 1, first=10)
+        assert rest(group) == [10]
+        assert committed_number(group) == first
+    with topic.group("etl") as group:
+        assert committed_number(group) == 10  # when it was closed
+
+
+@pytest.mark.parametrize("commit", ["before", 0, -1, True, timedelta(0)])
+def test_other_commit_policies_are_refused(topic: Topic, commit: Any) -> None:
+    with pytest.raises(ValueError, match="commit must be"):
+        topic.group("etl", commit=commit)
+
+
+def test_commit_of_a_record_says_it_is_handled(topic: Topic, clock: Clock) -> None:
+    with topic.group("etl", commit="manual", member="m") as group:
+        for record in group.follow(timeout=0.0):
+            if record.value == b"4":
+                group.commit(record, meta="page 7")
+                break
+        commit = group.committed()[0]
+        assert commit == loglib.Commit(next_offset(topic, 4), "page 7", 1, "m", clock.now)
+        assert rest(group) == [5, 6, 7, 8, 9]
+
+
+def test_commit_of_a_record_holds_when_its_body_raises_later(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        for record in group.follow(timeout=0.0):
+            if record.value == b"4":
+                group.commit(record)
+                break
+    with topic.group("etl") as group:
+        assert rest(group) == [5, 6, 7, 8, 9]
+
+
+def test_commit_without_argument_is_of_all_that_was_handed_out(topic: Topic) -> None:
+    with topic.group("etl", commit="manual") as group:
+        for record in group.follow(timeout=0.0):
+            group.commit()
+            assert b"%d" % committed_number(group) == record.value
+        group.commit()  # which changes nothing
+        fill(topic, 2, first=10)
+        assert numbers(group.poll()) == [10]
+        group.commit()
+        assert committed_number(group) == 10
+        for batch in group.batches(timeout=0.0):
+            group.commit()
+            assert batch.values == [b"11"] and committed_number(group) == 11
+
+
+def test_commit_of_a_mapping_says_where_to_go_on(topic: Topic) -> None:
+    with topic.group("etl", commit="manual") as group:
+        assert take(group, 1) == [0]
+        group.commit({0: next_offset(topic, 6)}, meta="by hand")
+        assert group.committed()[0].meta == "by hand"
+    with topic.group("etl") as group:
+        assert rest(group) == [7, 8, 9]
+
+
+def test_commit_of_what_is_no_place_is_refused(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        assert take(group, 1) == [0]
+        for what, error in [
+            ({0: 1 << 40}, OffsetOutOfRangeError), ({0: 1}, InvalidOffsetError), ({7: 0}, ValueError),
+            ({0: "nowhere"}, ValueError), ({0: 1.5}, TypeError), (b"record", TypeError), (5, TypeError),
+        ]:  # fmt: skip
+            with pytest.raises(error):
+                group.commit(what)
+        assert group.committed() == {}
+
+
+def test_commit_for_a_partition_of_another_is_refused(open_topic: Opener) -> None:
+    topic = open_topic(partitions=2)
+    with topic.group("etl", member="a") as a, topic.group("etl", member="b") as b:
+        rebalance(a, b)
+        with pytest.raises(StaleGenerationError, match="member b no longer owns topic-0") as caught:
+            b.commit({0: 0})
+        assert (caught.value.group, caught.value.member, caught.value.partition) == ("etl", "b", "topic-0")
+        with pytest.raises(StaleGenerationError):
+            b.seek({0: "begin"})
+        with pytest.raises(StaleGenerationError):
+            b.pause(0)
+
+
+# --- places -------------------------------------------------------------------------------------------
+
+
+def test_seek_rewinds_and_replays(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        assert len(rest(group)) == 10
+        group.seek("begin")
+        assert rest(group) == list(range(10))
+        group.seek({0: next_offset(topic, 7)})
+        assert rest(group) == [8, 9]
+        group.seek("end")
+        assert rest(group) == []
+
+
+def test_seek_right_after_joining_is_heeded(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        group.seek({0: next_offset(topic, 7)})
+        assert rest(group) == [8, 9]
+
+
+def test_seek_is_committed_like_progress(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        assert len(rest(group)) == 10
+        group.seek({0: next_offset(topic, 2)})
+    with topic.group("etl") as group:
+        assert rest(group) == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_seek_in_the_body_of_a_loop_goes_there_at_once(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        seen = []
+        for record in group.follow(timeout=0.0):
+            seen.append(int(record.value or b""))
+            if seen == [0, 1, 2]:
+                group.seek({0: next_offset(topic, 7)})
+        assert seen == [0, 1, 2, 8, 9]
+
+
+def test_one_offset_for_many_partitions_is_refused(open_topic: Opener) -> None:
+    topic = open_topic(partitions=2)
+    with topic.group("etl") as group:
+        rebalance(group)
+        with pytest.raises(ValueError, match="another record in each partition"):
+            group.seek(0)
+        with pytest.raises(ValueError, match="no partition 9"):
+            group.seek({9: 0})
+
+
+def test_paused_partition_hands_out_nothing_until_it_is_resumed(open_topic: Opener) -> None:
+    topic = open_topic(partitions=2)
+    fill(topic, 20)
+    with topic.group("etl") as group:
+        seen = []
+        for record in group.follow(timeout=0.0):
+            seen.append(int(record.value or b""))
+            if seen[-1] == 4:
+                group.pause(0)
+                group.pause(0)
+                assert group.tell()[0] == next_offset(topic, 4)
+        assert sorted(seen) == sorted([0, 2, 4, *range(1, 20, 2)])
+        assert group.assignment == [0, 1]
+        assert committed_number(group, 0) == 4
+        group.resume(0, 1)
+        assert rest(group) == list(range(6, 20, 2))
+
+
+def test_seek_moves_a_paused_partition(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        assert take(group, 2) == [0, 1]
+        group.pause(0)
+        group.seek({0: next_offset(topic, 7)})
+        assert group.tell() == {0: next_offset(topic, 7)} and rest(group) == []
+        group.resume(0)
+        assert rest(group) == [8, 9]
+
+
+def test_loop_left_at_a_record_whose_partition_it_paused_gets_it_again(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        for record in group.follow(timeout=0.0):
+            if record.value == b"3":
+                group.pause(0)
+                break
+        assert group.poll() == []
+        group.resume(0)
+        assert rest(group)[0] == 3
+
+
+def test_tell_is_the_next_record_to_be_handed_out(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        assert group.tell() == {}
+        for record in group.follow(timeout=0.0):
+            assert group.tell() == {0: record.next_offset}
+
+
+def test_lag_counts_bytes_seconds_and_messages(open_topic: Opener, clock: Clock) -> None:
+    topic = open_topic(partitions=2)
+    for _ in range(3):
+        clock.now += SECOND
+        topic.append_many([b"x"] * 4, partition=0)
+        topic.flush()
+    clock.now += 2 * SECOND
+    with topic.group("etl") as group:
+        start, end = topic.partition(0).log_start_offset, topic.partition(0).log_end_offset
+        assert group.lag() == {0: (end - start, 4.0, None), 1: (0, 0.0, None)}
+        assert group.lag(messages=True) == {0: (end - start, 4.0, 12), 1: (0, 0.0, 0)}
+        records = list(topic.partition(0).read())
+        for count, seconds in ((1, 4.0), (4, 3.0), (6, 3.0)):
+            offset = records[count].offset
+            group.seek({0: offset})
+            group.commit()
+            assert group.lag(messages=True)[0] == (end - offset, seconds, 12 - count)
+
+
+def test_lag_of_a_new_group_at_the_end_is_nothing(topic: Topic) -> None:
+    with topic.group("etl", start="end") as group:
+        assert group.lag(messages=True) == {0: (0, 0.0, 0)}
+
+
+# --- listeners ----------------------------------------------------------------------------------------
+
+
+def test_listeners_are_told_before_reading_and_before_giving_up(open_topic: Opener) -> None:
+    topic = open_topic(partitions=2)
+    told: list[Any] = []
+    a = topic.group(
+        "etl", member="a", on_assign=lambda each: told.append(("+", each)),
+        on_revoke=lambda each: told.append(("-", each, a.assignment, [*a.committed()])),
+    )  # fmt: skip
+    rebalance(a)
+    fill(topic, 2)
+    assert sorted(rest(a)) == [0, 1]
+    with topic.group("etl", member="b") as b:
+        rebalance(a, b)
+        assert told == [("+", [0, 1]), ("-", [1], [0, 1], [0, 1])]
+    rebalance(a)
+    assert told[2:] == [("+", [1])]
+    a.close()
+    assert told[3:] == [("-", [0, 1], [0, 1], [0, 1])]
+
+
+def test_listener_may_commit_when_the_group_is_closed(topic: Topic) -> None:
+    group = topic.group("etl", commit="manual", on_revoke=lambda _: group.commit())
+    assert rest(group) == list(range(10))
+    group.close()
+    with topic.group("etl") as group:
+        assert rest(group) == []
+
+
+def test_listener_may_seek_where_it_begins(topic: Topic) -> None:
+    group = topic.group("etl", on_assign=lambda each: group.seek(dict.fromkeys(each, next_offset(topic, 7))))
+    with group:
+        assert rest(group) == [8, 9]
+
+
+def test_listener_that_raises_does_not_keep_the_partitions(topic: Topic) -> None:
+    def refuse(_: Any) -> None:
+        raise RuntimeError("listener")
+
+    group = topic.group("etl", on_revoke=refuse)
+    assert rest(group) == list(range(10))
+    with pytest.raises(RuntimeError, match="listener"):
+        group.close()
+    with topic.group("etl", on_assign=refuse) as group:
+        with pytest.raises(RuntimeError, match="listener"):
+            group.poll()
+        assert group.assignment == [0]
+
+
+# --- static members, eviction -------------------------------------------------------------------------
+
+
+def test_static_member_gets_its_partitions_back(open_topic: Opener) -> None:
+    topic = open_topic(partitions=4)
+    with topic.group("etl", member="a", strategy="sticky") as a:
+        b = topic.group("etl", member="b", strategy="sticky")
+        rebalance(a, b)
+        before = b.assignment
+        die(b)
+        with topic.group("etl", member="b", strategy="sticky") as b:
+            rebalance(b, a)
+            assert b.assignment == before
+
+
+def test_second_member_of_a_name_is_refused(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "_JOIN_TRIES", 1)
+    with topic.group("etl", member="web-1"), pytest.raises(LockedError, match="a member of that name"):
+        topic.group("etl", member="web-1")
+
+
+def test_evicted_member_learns_of_it_and_commits_nothing_more(topic: Topic) -> None:
+    revoked: list[Any] = []
+    hung = topic.group("etl", member="hung", on_revoke=revoked.append)
+    loop = iter(hung.follow(timeout=0.0))
+    record = next(loop)
+    assert loglib.evict_member(topic, "etl", "hung") == [0]
+    with topic.group("etl") as other:
+        assert rest(other) == list(range(10))
+        for what in (record, {0: 0}, None):
+            with pytest.raises(StaleGenerationError):
+                hung.commit(what)
+        assert committed_number(other) == 9
+        with pytest.raises(StaleGenerationError, match="member hung was evicted"):
+            next(loop)
+        with pytest.raises(StaleGenerationError):
+            hung.poll()
+        assert revoked == [[0]] and hung.assignment == []
+        hung.close()
+        assert committed_number(other) == 9
+        assert other.members == [other.member]
+
+
+def test_member_that_lost_one_partition_reads_it_no_more(open_topic: Opener, path: Path) -> None:
+    topic = open_topic(partitions=2)
+    with topic.group("etl") as group:
+        rebalance(group)
+        os.replace(path / "groups/etl/owners/topic-0", path / "groups/etl/owners/aside")
+        fill(topic, 2)
+        with pytest.raises(StaleGenerationError, match="topic-0"):
+            rest(group)
+        assert sorted(rest(group)) == [0, 1]  # it has joined again, as the owner of a new file
+
+
+# --- what is not in the log ---------------------------------------------------------------------------
+
+
+def drop_first(topic: Topic, count: int) -> None:
+    """Have retention drop the first so many records."""
+    topic.partition(0).roll()
+    start = topic.partition(0).log_end_offset
+    fill(topic, 5, first=100)
+    topic.partition(0).writer().drop_before(start)
+
+
+def test_commit_below_the_log_start_is_an_error(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        assert take(group, 3) == [0, 1, 2]
+    drop_first(topic, 10)
+    with topic.group("etl") as group:
+        for _ in range(2):
+            with pytest.raises(OffsetOutOfRangeError):
+                group.poll()
+        assert group.assignment == []
+        assert group.lag(messages=True)[0].messages == 5
+
+
+@pytest.mark.parametrize(("start", "expected"), [("begin", [100, 101, 102, 103, 104]), ("end", [])])
+def test_commit_below_the_log_start_begins_again(topic: Topic, start: str, expected: list[int]) -> None:
+    with topic.group("etl") as group:
+        assert take(group, 3) == [0, 1, 2]
+    drop_first(topic, 10)
+    group = topic.group("etl", start=start, on_out_of_range="start", commit="manual")
+    assert rest(group) == expected
+    die(group)
+    fill(topic, 1, first=105)
+    with topic.group("etl", start=start, on_out_of_range="start") as group:
+        assert rest(group) == [*expected, 105]  # the new beginning is kept
+
+
+def test_member_that_retention_overtakes_begins_again_or_says_so(topic: Topic) -> None:
+    with topic.group("etl", on_out_of_range="start") as heedless, topic.group("audit") as strict:
+        assert numbers(heedless.poll()) == numbers(strict.poll()) == [0]
+        heedless.seek({0: next_offset(topic, 0)})
+        strict.seek({0: next_offset(topic, 0)})
+        drop_first(topic, 10)
+        assert rest(heedless) == [100, 101, 102, 103, 104]
+        with pytest.raises(OffsetOutOfRangeError):
+            rest(strict)
+
+
+def test_commit_ahead_of_the_log_is_an_error_or_begins_again(open_topic: Opener, topic: Topic, path: Path) -> None:
+    with topic.group("etl") as group:
+        assert len(rest(group)) == 10
+    fill(topic, 5, first=10)
+    with topic.group("etl") as group:
+        assert len(rest(group)) == 5
+        ahead = group.committed()[0].offset
+    log = group._place.logs[TopicPartition("topic", 0)]
+    mark = log.mark()
+    shorter = mark._replace(flushed_end=next_offset(topic, 5), durable_end=next_offset(topic, 5))
+    log.mark = lambda: shorter  # type: ignore[method-assign]  # as where a log was lost and begun anew
+    with topic.group("etl") as group, pytest.raises(OffsetOutOfRangeError) as caught:
+        group.poll()
+    assert caught.value.offset == ahead
+    with topic.group("etl", on_out_of_range="start") as group:
+        group.poll()
+        assert group.committed()[0].offset == 0
+
+
+@pytest.mark.parametrize("value", ["", "skip", None])
+def test_other_answers_to_a_lost_place_are_refused(topic: Topic, value: Any) -> None:
+    with pytest.raises(ValueError, match="on_out_of_range must be"):
+        topic.group("etl", on_out_of_range=value)
+
+
+def test_damaged_offsets_are_an_error_and_never_a_new_group(topic: Topic, path: Path) -> None:
+    with topic.group("etl") as group:
+        assert len(rest(group)) == 10
+    segment = max((path / "groups/etl/offsets").glob("*.log"))
+    raw = bytearray(segment.read_bytes())
+    raw[4096 + 70] ^= 1
+    segment.write_bytes(raw)
+    with topic.group("etl") as group:
+        with pytest.raises(CorruptLogError):
+            group.poll()
+        assert group.assignment == []
+        with pytest.raises(CorruptLogError):
+            group.committed()
+
+
+def test_missing_offsets_are_an_error_and_never_a_new_group(topic: Topic, path: Path) -> None:
+    with topic.group("etl") as group:
+        assert len(rest(group)) == 10
+    offsets = path / "groups/etl/offsets"
+    offsets.rename(path / "aside")
+    with pytest.raises(CorruptLogError, match="no directory"):
+        topic.group("etl")
+    offsets.mkdir()
+    with pytest.raises(CorruptLogError), topic.group("etl") as group:
+        group.poll()
+
+
+# --- arguments ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250])
+def test_names_that_are_no_file_names_are_refused(topic: Topic, path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="is not a name"):
+        topic.group(name)
+    assert not (path / "groups").exists()
+    with pytest.raises(ValueError, match="is not a name"):
+        topic.group("etl", member=name)
+
+
+def test_starts_and_strategies_that_make_no_sense_are_refused(topic: Topic, path: Path) -> None:
+    for options, message in [
+        ({"start": 5}, "cannot start at offset 5"), ({"start": "middle"}, "start must be"),
+        ({"strategy": "random"}, "strategy must be one of"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            topic.group("etl", **options)  # type: ignore[arg-type]
+    assert not (path / "groups").exists()
+
+
+# --- several topics -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_topics(open_topic: Opener, tmp_path: Path) -> tuple[Topic, Topic]:
+    clicks, views = open_topic(tmp_path / "clicks", partitions=2), open_topic(tmp_path / "views", partitions=1)
+    fill(clicks, 6)
+    fill(views, 3)
+    return clicks, views
+
+
+def test_group_on_several_topics_says_which(two_topics: tuple[Topic, Topic]) -> None:
+    clicks, views = two_topics
+    with loglib.group([clicks, views], "etl") as group:
+        found = [(name, int(record.value or b"")) for name, record in group.follow(timeout=0.0)]
+        assert sorted(found) == [*(("clicks", each) for each in range(6)), *(("views", each) for each in range(3))]
+        assert group.assignment == [("clicks", 0), ("clicks", 1), ("views", 0)]
+        assert set(group.committed()) == set(group.lag()) == set(group.tell()) == set(group.assignment)
+        group.seek({("views", 0): "begin"})
+        assert [batch.values for name, batch in group.batches(timeout=0.0) if name == "views"] == [
+            [b"0"],
+            [b"1"],
+            [b"2"],
+        ]
+        group.pause(("views", 0))
+        fill(views, 1, first=3)
+        assert group.poll() == []
+        group.resume(TopicPartition("views", 0))
+        ((name, record),) = group.poll()
+        assert (name, record.value) == ("views", b"3")
+        group.commit((name, record))
+        group.commit({("views", 0): record.next_offset})
+    with loglib.group([clicks, views], "etl") as group:
+        assert group.poll() == []
+
+
+def test_group_on_several_topics_refuses_what_does_not_say_which(two_topics: tuple[Topic, Topic]) -> None:
+    with loglib.group(two_topics, "etl") as group:
+        ((_, record),) = group.poll(max_records=1)
+        for what in (record, ("clicks", 5), [("clicks", record)]):
+            with pytest.raises(TypeError, match="takes \\(topic, record\\)"):
+                group.commit(what)
+        for key in (0, ("clicks", 9), "clicks", ("other", 0)):
+            with pytest.raises(ValueError, match="no partition"):
+                group.pause(key)
+    with pytest.raises(ValueError, match="different names"):
+        loglib.group([two_topics[0]] * 2, "etl")
+    with pytest.raises(ValueError, match="different names"):
+        loglib.group([], "etl")
+
+
+def test_closing_any_of_its_topics_closes_the_group(two_topics: tuple[Topic, Topic]) -> None:
+    group = loglib.group(two_topics, "etl")
+    two_topics[1].close()
+    assert group.closed
+
+
+# --- the end ------------------------------------------------------------------------------------------
+
+
+def test_closed_group_says_so(topic: Topic) -> None:
+    group = topic.group("etl")
+    group.close()
+    group.close()
+    assert group.closed and group.assignment == [] and rest(group) == []
+    for call in (group.poll, group.commit, lambda: group.seek("begin"), lambda: group.pause(0)):
+        with pytest.raises(LogClosedError, match="join it again"):
+            call()  # type: ignore[operator]
+
+
+def test_group_closed_in_the_body_of_its_loop_ends_it(topic: Topic) -> None:
+    group = topic.group("etl")
+    seen = []
+    for record in group.follow():
+        seen.append(int(record.value or b""))
+        if len(seen) == 4:
+            group.close()
+    assert seen == [0, 1, 2, 3]
+    with topic.group("etl") as group:
+        assert rest(group) == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_loop_that_is_closed_after_its_group_is_no_error(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        loop = group.follow()
+        next(loop)
+    loop.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("what", ["group", "topic"])
+def test_close_from_another_thread_ends_the_wait(topic: Topic, what: str) -> None:
+    group = topic.group("etl")
+    waiting = threading.Event()
+    seen: list[int] = []
+
+    def follow() -> None:
+        for record in group.follow():
+            seen.append(int(record.value or b""))
+            if len(seen) == 10:
+                waiting.set()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert waiting.wait(30)
+    (group if what == "group" else topic).close()
+    thread.join(30)
+    assert not thread.is_alive() and seen == list(range(10)) and group.closed
+
+
+def test_topic_closes_its_groups(topic: Topic, path: Path) -> None:
+    group = topic.group("etl")
+    assert len(rest(group)) == 10
+    topic.close()
+    assert group.closed
+    with Topic.open(path, mode="r") as reading, reading.group("etl") as group:
+        assert rest(group) == []
+    with pytest.raises(LogClosedError):
+        topic.group("etl")
+
+
+def test_topic_that_is_only_read_can_be_joined(topic: Topic, path: Path) -> None:
+    with Topic.open(path, mode="r") as reading:
+        with reading.group("etl") as group:
+            assert rest(group) == list(range(10))
+            fill(topic, 1, first=10)
+            assert numbers(group.poll(timeout=30)) == [10]
+        with reading.group("etl") as group:
+            assert numbers(group.poll()) == [10]
+
+
+def test_group_that_nobody_closed_is_warned_of_and_lets_go(topic: Topic) -> None:
+    group = topic.group("etl", member="lost")
+    assert group.poll() != []
+    with pytest.warns(ResourceWarning, match="member='lost'> was not closed"):
+        del group
+    with topic.group("etl", member="lost") as group:
+        assert group.poll() != [] and group.assignment == [0]
+
+
+@needs_proc
+def test_closed_groups_leave_no_file_open(topic: Topic) -> None:
+    with suppress(ImportError):
+        import ctypes  # noqa: F401  # whose libraries stay open
+    with topic.group("etl") as group:
+        rest(group)
+    before = open_files()
+    for number in range(3):
+        with topic.group(f"g{number}") as group:
+            rest(group)
+            group.lag(messages=True)
+        with pytest.raises(ValueError, match="is not a name"):
+            topic.group("etl", member="a/b")
+    assert open_files() == before
+
+
+def test_forked_child_has_nothing_of_the_group(topic: Topic, path: Path) -> None:
+    group = topic.group("etl", member="parent")
+    loop = iter(group.follow(timeout=0.0))
+    assert numbers([next(loop) for _ in range(3)]) == [0, 1, 2]
+
+    def child() -> None:
+        with pytest.raises(ForkedHandleError):
+            next(loop)
+        for call in (group.poll, group.commit, lambda: group.seek("begin")):
+            with pytest.raises(ForkedHandleError):
+                call()  # type: ignore[operator]
+        group.close()  # which is allowed, and does nothing
+        with Topic.open(path, mode="r") as reading, reading.group("etl", member="child") as own:
+            assert own.members == ["child", "parent"]
+
+    assert in_child(child) == 0
+    assert group.members == ["parent"]
+    assert numbers(loop) == [3, 4, 5, 6, 7, 8, 9]
+    group.close()
+    with topic.group("etl", member="parent") as group:
+        assert rest(group) == []
+
+
+def test_locks_of_a_closed_member_do_not_live_on_in_its_child(topic: Topic) -> None:
+    group = topic.group("etl", member="parent")
+    assert group.poll() != []
+    ready, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(ready, 1)
+        os._exit(0)
+    try:
+        group.close()
+        with topic.group("etl", member="parent") as again:
+            assert again.poll() != []
+    finally:
+        os.close(go)
+        os.waitpid(child, 0)
+        os.close(ready)

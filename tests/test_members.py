@@ -1,0 +1,162 @@
+"""Members: who holds the lock of his file is in the group, and nobody else is."""
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import needs_proc, open_files
+from loglib import LockedError
+from loglib.files import REAL
+from loglib.groups import members
+from loglib.groups.members import Membership, live_members, new_member_name
+from loglib.testing import Call, WatchedFiles
+
+
+def join(directory: Path, name: str, **facts: object) -> Membership:
+    return Membership(REAL, str(directory), name, ["clicks"], 0o600)
+
+
+def live(directory: Path) -> list[str]:
+    return live_members(REAL, str(directory))
+
+
+def test_member_is_there_from_joining_to_leaving(tmp_path: Path) -> None:
+    one, two = join(tmp_path, "b"), join(tmp_path, "a")
+    assert live(tmp_path) == ["a", "b"]
+    one.leave()
+    assert live(tmp_path) == ["a"]
+    two.leave()
+    assert live(tmp_path) == [] == os.listdir(tmp_path)
+    two.leave()  # once more does nothing
+
+
+def test_file_of_a_member_can_be_read_by_a_person(tmp_path: Path) -> None:
+    member = join(tmp_path, "a")
+    text = (tmp_path / "a").read_text()
+    facts = json.loads(text)
+    member.leave()
+    assert text.endswith("}\n")
+    assert facts["pid"] == os.getpid() and facts["host"] == os.uname().nodename and facts["topics"] == ["clicks"]
+    assert facts["since"].endswith("Z")
+
+
+def test_what_a_dead_member_has_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "dead").write_text('{"pid": 1}')
+    assert live(tmp_path) == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_own_lock_is_not_tried(tmp_path: Path) -> None:
+    (tmp_path / "me").touch()  # which nobody holds: a look at it would remove it
+    assert live_members(REAL, str(tmp_path), known="me") == ["me"]
+
+
+def test_second_member_of_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "_JOIN_TRIES", 2)
+    member = join(tmp_path, "web-1")
+    with pytest.raises(LockedError, match=f'a member of that name: .*"pid": {os.getpid()}') as caught:
+        join(tmp_path, "web-1")
+    assert caught.value.path == str(tmp_path / "web-1")
+    assert live(tmp_path) == ["web-1"]
+    member.leave()
+    join(tmp_path, "web-1").leave()
+
+
+def test_second_member_joins_when_the_first_leaves_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = join(tmp_path, "web-1")
+    monkeypatch.setattr(members.time, "sleep", lambda _: first.leave())
+    second = join(tmp_path, "web-1")
+    assert second.is_valid() and not first.is_valid()
+    second.leave()
+
+
+def test_file_removed_by_a_look_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Racing(WatchedFiles):
+        def after(self, call: Call, result: Any) -> Any:
+            if call.name == "create" and not raced:
+                raced.append(call.path)
+                os.unlink(call.path)
+            return result
+
+    raced: list[str] = []
+    monkeypatch.setattr(members.time, "sleep", lambda _: None)
+    member = Membership(Racing(), str(tmp_path), "web-1", [], 0o600)
+    assert raced and live(tmp_path) == ["web-1"]
+    member.leave()
+
+
+def test_file_that_is_gone_when_it_is_looked_at_is_no_member(tmp_path: Path) -> None:
+    class Racing(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "open_write":
+                (tmp_path / "a").unlink(missing_ok=True)
+
+    (tmp_path / "a").touch()
+    assert live_members(Racing(), str(tmp_path)) == []
+
+
+def test_evicted_member_does_not_remove_its_successor(tmp_path: Path) -> None:
+    hung = join(tmp_path, "web-1")
+    (tmp_path / "web-1").unlink()
+    successor = join(tmp_path, "web-1")
+    assert not hung.is_valid()
+    hung.leave()
+    assert live(tmp_path) == ["web-1"]
+    successor.leave()
+
+
+def test_abandoned_member_keeps_its_name(tmp_path: Path) -> None:
+    member = join(tmp_path, "a")
+    member.abandon()
+    assert os.listdir(tmp_path) == ["a"] and not member.is_valid()
+
+
+def test_member_that_nobody_refers_to_is_gone(tmp_path: Path) -> None:
+    join(tmp_path, "a")
+    assert live(tmp_path) == []
+
+
+@needs_proc
+def test_refused_member_leaves_no_file_open(tmp_path: Path) -> None:
+    before = open_files()
+    with pytest.raises(ValueError, match="is not a name"):
+        join(tmp_path, "../a")
+    with pytest.raises(FileNotFoundError):
+        join(tmp_path / "missing", "a")
+    assert open_files() == before
+
+
+def test_looks_and_joins_at_once_lose_no_member(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            live(tmp_path)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(100):
+            member = join(tmp_path, "a")
+            assert member.is_valid() and live(tmp_path) == ["a"]
+            member.leave()
+    finally:
+        stop.set()
+        looking.join()
+
+
+def test_names_say_host_and_process_and_are_all_different() -> None:
+    names = {new_member_name() for _ in range(100)}
+    assert len(names) == 100
+    assert all(f"-{os.getpid()}-" in name for name in names)
+
+
+def test_host_of_a_strange_name_makes_a_safe_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members.os, "uname", lambda: os.uname_result(("", "wéb/1", "", "", "")))
+    assert new_member_name().startswith("w-b-1-")
