@@ -53,9 +53,10 @@ def stamped(
     append_time: int = NOW, running_max: int | None = None, durable_up_to: int = 0, producer: Producer = NO_PRODUCER,
 ) -> bytes:  # fmt: skip
     """The header of a batch at `base_offset`."""
+    latest = _latest(body, append_time) if running_max is None else running_max
     header, _ = batch.stamp(
         body, base_offset=base_offset, durable_up_to=durable_up_to, writer_epoch=1, previous_crc=previous_crc,
-        append_time=append_time, running_max_timestamp=_latest(body, append_time) if running_max is None else running_max,
+        append_time=append_time, running_max_timestamp=latest,
         producer=producer, producers_in_segment=producer != NO_PRODUCER, salt=identity.salt,
     )  # fmt: skip
     return header

@@ -7,6 +7,7 @@ happens: there is no guarding against it, and no need to.
 
 import dis
 import gc
+import linecache
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -40,12 +41,19 @@ def _points(code: CodeType) -> tuple[dict[int, str], dict[int, object]]:
     return names, handlers
 
 
+@cache
+def _returns_at_once(filename: str, line: int) -> bool:
+    """Whether the calls in this line neither wait nor look for signals before they have done their work."""
+    return any(each in linecache.getline(filename, line) for each in (".close(", ".clear("))
+
+
 class Interrupter:
     """Runs an action and raises at the `at`-th point (from 1) at which a signal could be noticed."""
 
-    def __init__(self, at: int, *, lines_only: bool) -> None:
+    def __init__(self, at: int, *, lines_only: bool, error: type[BaseException] = KeyboardInterrupt) -> None:
         self._at = at
         self._lines_only = lines_only
+        self.error = error
         self.seen = 0
         self.where = ""
         self._last: dict[FrameType, int] = {}
@@ -76,7 +84,7 @@ class Interrupter:
         here, before = frame.f_lasti, self._last.get(frame, -1)
         self._last[frame] = here
         name, previous = names.get(here, ""), names.get(before, "RESUME")
-        waits = name.startswith("CALL")
+        waits = name.startswith("CALL") and not _returns_at_once(frame.f_code.co_filename, frame.f_lineno)
         returned = previous.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
         same_guard = handlers.get(here) == handlers.get(before)
         if name == "leaving" or not (waits or (returned and same_guard)):
@@ -87,15 +95,17 @@ class Interrupter:
         self.seen += 1
         if self.seen == self._at:
             self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {name} in {frame.f_code.co_name}"
-            raise KeyboardInterrupt
+            raise self.error
 
 
-def every_point(action: Callable[[Interrupter], bool], *, lines_only: bool) -> Iterator[str]:
+def every_point(
+    action: Callable[[Interrupter], bool], *, lines_only: bool, error: type[BaseException] = KeyboardInterrupt
+) -> Iterator[str]:
     """Call the action with interrupters for one point after another, until one is not reached; yields the places."""
     at = 0
     while True:
         at += 1
-        interrupter = Interrupter(at, lines_only=lines_only)
+        interrupter = Interrupter(at, lines_only=lines_only, error=error)
         if not action(interrupter):
             return
         yield interrupter.where

@@ -98,3 +98,12 @@ def test_batches_are_about_as_large_as_configured(runs: list[tuple[int, int]], a
 def test_groups_are_given_in_turn() -> None:
     groups = {name: Columns([name.encode()] * BULK_RECORDS) for name in ("a", "b")}
     assert [name for name, _ in encode_all(groups, TopicConfig(batch_records=600), 0)] == ["a", "a", "b", "b"]
+
+
+def test_headers_go_with_their_records(open_topic: Open) -> None:
+    topic = open_topic(batch_bytes=4000)
+    headers = [{"number": value} if number % 3 else None for number, value in enumerate(MANY)]
+    topic.append_many(MANY, headers=headers)
+    topic.flush()
+    found = [(record.value, dict(record.headers) or None) for record in topic.read()]
+    assert found == list(zip(MANY, headers, strict=True))

@@ -44,7 +44,7 @@ def test_example_opens_by_saying_what_it_shows(path: Path) -> None:
     assert path.read_text("utf-8").startswith('"""')
 
 
-@pytest.mark.parametrize("example", ["accesslog", "pageviews", "replay", "serve", "tail"])
+@pytest.mark.parametrize("example", ["accesslog", "pageviews", "replay", "serve", "tail", "workers"])
 def test_example_explains_its_arguments(example: str) -> None:
     assert "usage:" in run(f"{example}.py", "--help")
 
@@ -226,3 +226,20 @@ def test_serve_copies_a_topic_over_a_socket_and_goes_on_where_it_was(topic_path:
     finally:
         server.send_signal(signal.SIGINT)
         server.communicate(timeout=30)
+
+
+def test_workers_handle_every_line_though_they_are_killed(access_log: Path) -> None:
+    process = start("workers.py", access_log, "--workers", 3, "--kills", 2, "--work", 0.5)
+    assert process.stdout is not None
+    killed = 0
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if "has process id" in line and killed < 3:
+            os.kill(int(line.split()[-1]), signal.SIGKILL)  # some of them before they have begun
+            killed += 1
+    _, errors = process.communicate(timeout=60)
+    output = "".join(seen)
+    assert process.returncode == 0, errors[-4000:]
+    assert output.count("died of SIGKILL") >= 3
+    assert "3,002 of 3,002 lines handled" in output

@@ -1,8 +1,7 @@
 """Ctrl-C in a group, at every place: no lock is left behind, and nothing is committed that was not handled."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +10,13 @@ from interrupts import Interrupter, every_point
 from loglib import Group, Topic
 from loglib.groups import group as group_module
 from loglib.groups import members, offsets
+
+pytestmark = [
+    pytest.mark.slow,
+    # An interrupt in a finalizer is printed and forgotten, by the interpreter as well.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning"),
+]
 
 HANDLED = 3  # of the ten records in partition 0
 
@@ -52,6 +58,14 @@ def beside_another(topic: Topic, name: str) -> Group:
     return group
 
 
+def was_interrupted(interrupter: Interrupter, call: Callable[[], Any]) -> bool:
+    try:
+        interrupter.run(call)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
 others: list[Group] = []
 
 # What is interrupted, of a member that has come how far.
@@ -76,7 +90,7 @@ def nobody_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_interrupt_leaves_no_lock_and_commits_nothing_unhandled(topic: Topic, path: Path, action: str) -> None:
+def test_interrupt_leaves_no_lock_and_commits_nothing_unhandled(topic: Topic, action: str) -> None:
     prepare, call = ACTIONS[action]
     places = [0, *(record.next_offset for record in topic.partition(0).read())]
     tried = 0
@@ -86,15 +100,10 @@ def test_interrupt_leaves_no_lock_and_commits_nothing_unhandled(topic: Topic, pa
         tried += 1
         name = f"g{tried}"
         group = prepare(topic, name)
-        interrupted = False
-        try:
-            interrupter.run(lambda: call(group))
-        except KeyboardInterrupt:
-            interrupted = True
+        interrupted = was_interrupted(interrupter, partial(call, group))
         group.close()
         while others:
             others.pop().close()
-        del group
         with joined(topic, name) as again:
             record = again.poll(max_records=1)[0]
             assert again.assignment == [0, 1], interrupter.where
@@ -111,14 +120,9 @@ def test_interrupted_join_leaves_no_member(topic: Topic) -> None:
     def once(interrupter: Interrupter) -> bool:
         nonlocal tried
         tried += 1
-        interrupted = False
-        try:
-            interrupter.run(lambda: joined(topic, f"g{tried}")).close()
-        except KeyboardInterrupt:
-            interrupted = True
+        interrupted = was_interrupted(interrupter, lambda: joined(topic, f"g{tried}").close())
         with joined(topic, f"g{tried}") as again:
             assert again.members == ["m"], interrupter.where
         return interrupted
 
-    with suppress(Warning):
-        assert len(list(every_point(once, lines_only=False))) > 100
+    assert len(list(every_point(once, lines_only=True))) > 20

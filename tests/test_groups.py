@@ -1,17 +1,19 @@
 """Groups: members share the partitions, each group gets everything, and what is committed was handled."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import loglib
-from conftest import SECOND, Clock, needs_proc, open_files
+from conftest import SECOND, Clock, needs_proc, open_files, run_python
 from loglib import (
     CorruptLogError,
     ForkedHandleError,
@@ -27,6 +29,7 @@ from loglib import (
 )
 from loglib.groups import group as group_module
 from loglib.groups import members as members_module
+from loglib.testing import Call, FaultyFiles, WatchedFiles
 from test_fork import in_child
 
 Opener = Callable[..., Topic]
@@ -1011,3 +1014,157 @@ def test_locks_of_a_closed_member_do_not_live_on_in_its_child(topic: Topic) -> N
         os.close(go)
         os.waitpid(child, 0)
         os.close(ready)
+
+
+# --- what happens at once ------------------------------------------------------------------------------
+
+
+def test_batch_committed_by_hand_does_not_come_again(topic: Topic) -> None:
+    with topic.group("etl", commit="manual") as group:
+        for batch in group.batches(timeout=0.0):
+            if batch.values == [b"3"]:
+                group.commit()
+                break
+        assert rest(group) == [4, 5, 6, 7, 8, 9]
+
+
+def test_commit_below_what_is_handled_leaves_that_to_be_committed(topic: Topic) -> None:
+    with topic.group("etl", commit=3600) as group:
+        assert rest(group) == list(range(10))
+        group.commit({0: 0})
+        assert committed_number(group) == -1
+    with topic.group("etl") as group:
+        assert rest(group) == []
+
+
+def test_group_closed_just_as_its_records_come_hands_out_none(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = topic.group("etl")
+    next_run = group._next_run
+
+    def closed_meanwhile(timeout: float | None) -> Any:
+        run = next_run(timeout)
+        group.close()
+        return run
+
+    monkeypatch.setattr(group, "_next_run", closed_meanwhile)
+    assert rest(group) == []
+    with topic.group("etl") as group:
+        assert rest(group) == list(range(10))
+
+
+def test_reader_of_a_topic_that_another_closes_ends_quietly(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = topic.group("etl")
+
+    def closed_meanwhile(_: Any) -> Any:
+        group.close()
+        raise LogClosedError("the topic was closed")
+
+    monkeypatch.setattr(group, "_take", closed_meanwhile)
+    assert rest(group) == []
+    group = topic.group("etl")
+
+    def closed_alone(_: Any) -> Any:
+        raise LogClosedError("something else was closed")
+
+    monkeypatch.setattr(group, "_take", closed_alone)
+    with group, pytest.raises(LogClosedError, match="something else"):
+        rest(group)
+
+
+def test_member_that_only_reads_is_woken(topic: Topic, path: Path) -> None:
+    with Topic.open(path, mode="r") as reading, reading.group("etl", commit=3600) as group:
+        assert len(rest(group)) == 10
+        waiting = threading.Thread(target=lambda: found.extend(numbers(group.poll(timeout=60))))
+        found: list[int] = []
+        waiting.start()
+        fill(topic, 1, first=10)
+        waiting.join(60)
+        assert found == [10]
+
+
+def test_group_whose_making_fails_leaves_nothing(topic: Topic, path: Path) -> None:
+    place = topic.place("etl", {})
+    with pytest.raises(OSError, match="No space"):
+        place._replace(files=FaultyFiles("rename", error=errno.ENOSPC)).make()
+    assert list((path / "groups").iterdir()) == []
+
+
+def test_group_that_two_make_at_once_is_made_once(topic: Topic, path: Path) -> None:
+    class Racing(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "mkdir" and call.file == "groups":
+                place.make()
+
+    place = topic.place("etl", {})
+    place._replace(files=Racing()).make()
+    assert [each.name for each in (path / "groups").iterdir()] == ["etl"]
+    place.make()
+
+
+def test_child_that_exits_normally_harms_nothing(path: Path) -> None:
+    program = """
+        import os, sys
+        from loglib import ForkedHandleError, Topic
+        topic = Topic.open(sys.argv[1])
+        topic.append_many([b"%d" % number for number in range(10)])
+        topic.flush()
+        group = topic.group("etl", member="parent")
+        for record in group.follow(timeout=0.0):
+            if record.value == b"4" and os.fork() == 0:
+                try:
+                    next(group.follow())
+                except ForkedHandleError:
+                    sys.exit(0)  # with exit handlers, finalizers and all
+        os.wait()
+        print(group.members, group.assignment)
+        group.close()
+        print(len(topic.group("etl").poll()))
+    """
+    assert run_python(program, path).split("\n")[:2] == ["['parent'] [0]", "0"]
+
+
+def test_group_whose_making_fails_at_once_says_why(topic: Topic) -> None:
+    with pytest.raises(OSError, match="No space"):
+        topic.place("etl", {})._replace(files=FaultyFiles("mkdir", at=2, error=errno.ENOSPC)).make()
+
+
+def test_tell_in_the_middle_of_a_batch_is_the_next_record(open_topic: Opener) -> None:
+    topic = open_topic(partitions=1)
+    topic.append_many([b"%d" % number for number in range(100)])
+    topic.flush()
+    with topic.group("etl") as group:
+        for record in group.follow(timeout=0.0):
+            assert group.tell() == {0: record.next_offset}
+
+
+@pytest.mark.parametrize(("took", "expected"), [(0.001, 128), (0.0075, 64), (0.011, 8)])
+def test_runs_are_as_long_as_bodies_are_quick(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, took: float, expected: int
+) -> None:
+    with topic.group("etl") as group:
+        run = group_module._Run(TopicPartition("topic", 0), list(topic.read()))
+        group._run_length = 64
+        monkeypatch.setattr(group_module, "time", SimpleNamespace(monotonic=lambda: run.began + took))
+        group._leave(run, handled=0)
+        monkeypatch.undo()
+        assert group._run_length == expected
+
+
+def test_batch_of_a_lost_partition_is_left_without_an_error(topic: Topic) -> None:
+    group = topic.group("etl", member="hung")
+    loop = group.batches(timeout=0.0)
+    next(loop)  # type: ignore[call-overload]
+    loglib.evict_member(topic, "etl", "hung")
+    with pytest.raises(StaleGenerationError):
+        group.poll()
+    loop.close()  # type: ignore[attr-defined]
+    group.close()
+
+
+def test_member_that_is_evicted_while_it_waits_can_be_closed(topic: Topic) -> None:
+    with topic.group("etl", member="hung") as group:
+        assert len(rest(group)) == 10
+        assert group.poll(timeout=0.01) == []
+        loglib.evict_member(topic, "etl", "hung")
+    with topic.group("etl") as group:
+        assert rest(group) == []

@@ -67,3 +67,14 @@ def test_index_may_be_searched_while_it_changes() -> None:
     for searcher in searchers:
         searcher.join()
     assert not faults
+
+
+def test_listing_that_took_long_does_not_replace_a_newer_one() -> None:
+    index = SegmentIndex([0])
+
+    def slowly() -> list[int]:
+        index.refresh(lambda: [8, 16])  # retention has dropped the first meanwhile, and another thread has seen it
+        return [0, 8, 16]
+
+    index.refresh(slowly)
+    assert index.bases() == [8, 16]

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from conftest import needs_proc, needs_root, open_files, start_python
 from loglib import CorruptLogError, LockedError
 from loglib.files import REAL
 from loglib.lock import acquire
-from loglib.testing import FaultyFiles
+from loglib.testing import FaultyFiles, WatchedFiles
+from loglib.testing.watched import Call
 
 
 @pytest.fixture
@@ -22,20 +25,20 @@ HOLD = """
     import sys
     from loglib.files import REAL
     from loglib.lock import acquire
-    acquire(REAL, sys.argv[1], 0o600)
+    held = acquire(REAL, sys.argv[1], 0o600)
     print("held")
     sys.stdin.readline()
 """
 
 
 def test_second_handle_is_refused_and_told_who_holds_it(file: Path) -> None:
-    fd = acquire(REAL, str(file), 0o600)
+    lock = acquire(REAL, str(file), 0o600)
     with pytest.raises(LockedError, match=f"pid {os.getpid()} ") as raised:
         acquire(REAL, str(file), 0o600)
     assert raised.value.path == str(file) and "since 20" in raised.value.holder
     assert "mode='r'" in str(raised.value) and "shared=True" in str(raised.value)
-    os.close(fd)
-    os.close(acquire(REAL, str(file), 0o600))
+    lock.release()
+    acquire(REAL, str(file), 0o600).release()
 
 
 def test_lock_of_another_process_names_it_and_is_free_after_sigkill(file: Path) -> None:
@@ -45,16 +48,16 @@ def test_lock_of_another_process_names_it_and_is_free_after_sigkill(file: Path) 
         acquire(REAL, str(file), 0o600)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    os.close(acquire(REAL, str(file), 0o600))
+    acquire(REAL, str(file), 0o600).release()
 
 
 def test_lock_kept_by_a_forked_child_says_so(file: Path) -> None:
     program = """
-        import os, sys
+        import ctypes, os, sys
         from loglib.files import REAL
         from loglib.lock import acquire
-        acquire(REAL, sys.argv[1], 0o600)
-        if os.fork():
+        held = acquire(REAL, sys.argv[1], 0o600)
+        if ctypes.CDLL(None).fork():  # as other languages fork, of which Python knows nothing
             print(os.getpid(), flush=True)
             os._exit(0)
         sys.stdin.readline()
@@ -66,37 +69,91 @@ def test_lock_kept_by_a_forked_child_says_so(file: Path) -> None:
     with pytest.raises(LockedError, match=f"a process forked by pid {parent} .*which is gone itself"):
         acquire(REAL, str(file), 0o600)
     process.communicate("\n")
-    os.close(acquire(REAL, str(file), 0o600))
+    acquire(REAL, str(file), 0o600).release()
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"12 34", b"x y z"])
 def test_holder_that_has_not_written_its_name_yet_is_another_process(content: bytes, file: Path) -> None:
-    fd = acquire(REAL, str(file), 0o600)
+    lock = acquire(REAL, str(file), 0o600)
     file.write_bytes(content)
     with pytest.raises(LockedError, match="another process"):
         acquire(REAL, str(file), 0o600)
-    os.close(fd)
+    lock.release()
 
 
-def test_lock_of_a_removed_file_is_no_lock(file: Path) -> None:
-    class Removing(type(REAL)):  # type: ignore[misc]
-        def try_lock(self, fd: int) -> bool:
-            locked = super().try_lock(fd)
-            file.unlink()
-            return bool(locked)
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_second_writer_is_refused_although_the_lock_file_is_gone(how: str, file: Path) -> None:
+    """Who removed a lock file that was in the way got a second writer in, and both wrote the same segment."""
+    lock = acquire(REAL, str(file), 0o600)
+    file.unlink()
+    if how == "replaced":
+        file.write_bytes(b"")
+    with pytest.raises(LockedError, match="another process"):
+        acquire(REAL, str(file), 0o600)
+    lock.release()
+    acquire(REAL, str(file), 0o600).release()
 
-    with pytest.raises(LockedError, match="replaced the lock file"):
-        acquire(Removing(), str(file), 0o600)
+
+def test_releasing_twice_releases_once(file: Path) -> None:
+    lock = acquire(REAL, str(file), 0o600)
+    lock.release()
+    second = acquire(REAL, str(file), 0o600)
+    lock.release()
+    with pytest.raises(LockedError):
+        acquire(REAL, str(file), 0o600)
+    second.release()
+
+
+def test_name_of_the_holder_fits_on_a_full_disk(file: Path) -> None:
+    acquire(REAL, str(file), 0o600).release()
+    written: list[str] = []
+
+    class Watching(WatchedFiles):
+        def before(self, call: Call) -> None:
+            written.append(call.name)
+
+    acquire(Watching(), str(file), 0o600).release()
+    assert written.index("pwritev") < written.index("ftruncate"), "a block that was let go may not be had again"
+
+
+@pytest.mark.parametrize("moment", ["flock", "close"])
+def test_lock_that_is_taken_or_let_go_during_a_fork_is_not_kept_by_the_child(moment: str, file: Path) -> None:
+    """A child forked between the opening of the lock and its registration kept the partition locked for ever."""
+    reached, forked = threading.Event(), threading.Event()
+
+    class Waiting(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == moment and threading.current_thread() is other:
+                reached.set()
+                forked.wait(0.05)  # which the fork does not let it do
+
+    def take_and_let_go() -> None:
+        acquire(Waiting(), str(file), 0o600).release()
+
+    other = threading.Thread(target=take_and_let_go)
+    other.start()
+    assert reached.wait(60)
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    forked.set()
+    other.join()
+    try:
+        acquire(REAL, str(file), 0o600).release()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 @needs_proc
 def test_failed_acquire_leaks_no_file_and_no_lock(file: Path) -> None:
     before = open_files()
-    for name in ("create", "fstat", "flock", "lstat", "ftruncate", "pwritev"):
+    for name in ("open_directory", "flock", "create", "fstat", "pwritev", "ftruncate"):
         with pytest.raises(OSError):
             acquire(FaultyFiles(name), str(file), 0o600)
         assert open_files() == before
-    os.close(acquire(REAL, str(file), 0o600))
+    acquire(REAL, str(file), 0o600).release()
 
 
 @needs_root
@@ -105,7 +162,7 @@ def test_holder_of_another_user_is_alive(file: Path) -> None:
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     os.chown(file, 65534, 65534)
     for each in file.parents:
-        each.chmod(each.stat().st_mode | 0o111)
+        each.chmod(each.stat().st_mode | 0o555)
     os.setresuid(65534, 65534, 0)
     try:
         with pytest.raises(LockedError, match=f"pid {process.pid} "):

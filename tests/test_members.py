@@ -160,3 +160,17 @@ def test_names_say_host_and_process_and_are_all_different() -> None:
 def test_host_of_a_strange_name_makes_a_safe_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members.os, "uname", lambda: os.uname_result(("", "wéb/1", "", "", "")))
     assert new_member_name().startswith("w-b-1-")
+
+
+def test_file_that_was_replaced_while_it_was_looked_at_is_left_alone(tmp_path: Path) -> None:
+    class Replacing(WatchedFiles):
+        """Somebody else has removed the dead member's file, and another has joined under its name."""
+
+        def before(self, call: Call) -> None:
+            if call.name == "flock":
+                (tmp_path / "dead").unlink()
+                (tmp_path / "dead").write_text("alive")
+
+    (tmp_path / "dead").write_text("{}")
+    assert live_members(Replacing(), str(tmp_path)) == []
+    assert (tmp_path / "dead").read_text() == "alive"

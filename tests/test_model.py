@@ -94,7 +94,8 @@ class Ledger:
 
     def newest_stamp(self) -> int:
         """The largest append time that a reader has seen."""
-        stamped = (each.timestamp for each in self.appended if each.row.timestamp is None and each.timestamp is not None)
+        own = (each for each in self.appended if each.row.timestamp is None)
+        stamped = (each.timestamp for each in own if each.timestamp is not None)
         return max(stamped, default=0)
 
     def unflushed(self) -> list[Appended]:

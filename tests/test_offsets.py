@@ -337,7 +337,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_commit_beside_a_member_that_is_stopped_says_so(open_log: Opener, directory: Path) -> None:
     log, fresh = open_log(), open_log()
     put(log, 5)
-    lock = REAL.open_write(str(directory / "lock"))
+    lock = REAL.open_directory(str(directory))
     assert REAL.try_lock(lock)
     try:
         for each in (log, fresh):
@@ -384,3 +384,40 @@ def test_closed_log_leaves_no_file_open(open_log: Opener) -> None:
     del log
     open_log().close()
     assert [each for each in open_files() if each not in before and "watermark" not in each] == []
+
+
+def test_commit_that_is_interrupted_is_mended_by_the_next_one(
+    open_log: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    put(log, 4)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(offsets.WatermarkWriter, "publish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            put(log, 5)
+    put(log, 6)
+    assert offset_of(log) == offset_of(open_log()) == 6
+
+
+def test_writer_whose_close_is_interrupted_is_closed(
+    open_log: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(open_log(), 4)
+    tear(directory)
+    close = Writer.close
+    calls: list[Writer] = []
+
+    def interrupted_once(writer: Writer) -> None:
+        calls.append(writer)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        close(writer)
+
+    monkeypatch.setattr(Writer, "close", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        open_log().commits()
+    assert offset_of(open_log()) == 4 and len(calls) == 2

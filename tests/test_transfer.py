@@ -31,6 +31,7 @@ from loglib import (
 from loglib.batch import Columns, Producer, encode_body
 from loglib.files import Files
 from loglib.log import Log
+from loglib.testing import FaultyFiles
 
 MANUAL = FlushPolicy(None, None, None)
 
@@ -413,6 +414,17 @@ def test_receiver_that_went_away_is_no_storage_error(source: Topic) -> None:
     right.close()
     with left, pytest.raises(ConnectionError):
         send_all(source, left)
+
+
+def test_receiver_that_goes_away_between_frame_and_batches_is_no_storage_error(source: Topic, tmp_path: Path) -> None:
+    files = FaultyFiles("sendfile", error=errno.EPIPE)
+    with (
+        Topic.open(tmp_path / "source", mode="r", files=files) as reader,
+        (tmp_path / "to").open("wb") as file,
+        pytest.raises(BrokenPipeError),
+    ):
+        send_all(reader, file)
+    assert files.failed == 1
 
 
 def test_receiver_that_goes_away_in_mid_frame_is_no_storage_error(source: Topic) -> None:

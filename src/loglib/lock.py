@@ -5,9 +5,9 @@ process holds the partition. The lock is the directory's own, since a file could
 file put in its place be locked by a second writer: that is what people do with a lock file that is
 in their way. The file `lock` says who the holder is; its text is for messages and decides nothing.
 
-A forked child shares its parent's lock, and keeps it alive: it must close its copy of the directory
-and never unlock it, since unlocking is for all that share it. So the locks held are known here, and
-a fork waits while one is being taken or let go: its child closes them all.
+A forked child shares its parent's lock: it must close its copy of the directory, which would keep
+the lock when the parent dies, and never unlock it, since unlocking is for all that share it. So the
+locks held are known here, and a fork waits while one is being taken or let go.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from itertools import starmap
 from operator import call
@@ -28,21 +29,32 @@ __all__ = ["NAME", "Lock", "acquire"]
 NAME = "lock"
 
 _changing = threading.RLock()  # so that a signal handler may fork
-_held: set[Lock] = set()
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 class Lock:
-    """A lock that this process holds."""
+    """A lock that this process holds, until it is released or nobody refers to it any more."""
 
     def __init__(self, files: Files, directory: int) -> None:
-        self._open = iter([(files.close, directory)])
+        # Unlocked first: a child that has just been forked may not have closed its copy yet.
+        self._to_do = iter([(files.unlock, directory), (files.close, directory)])
         _held.add(self)
 
     def release(self) -> None:
         """Let it go; once is enough, and more does nothing."""
         with _changing:
-            deque(starmap(call, self._open), maxlen=0)  # in C, where no interrupt comes between taking and closing
+            try:
+                deque(starmap(call, self._to_do), maxlen=0)  # in C, where no interrupt comes between taking and doing
+            finally:
+                deque(starmap(call, self._to_do), maxlen=0)  # what comes after one that failed
             _held.discard(self)
+
+    __del__ = release  # an interrupt may come before its holder has it
+
+    def abandon(self) -> None:
+        """Close this process's copy of a lock that is its parent's."""
+        next(self._to_do, None)
+        self.release()
 
 
 def acquire(files: Files, path: str, permissions: int) -> Lock:
@@ -60,13 +72,13 @@ def acquire(files: Files, path: str, permissions: int) -> Lock:
         return lock
 
 
-def _release_in_child() -> None:
+def _abandon_locks() -> None:
     for lock in list(_held):
-        lock.release()
+        lock.abandon()
     _changing.release()
 
 
-os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_release_in_child)
+os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_abandon_locks)
 
 
 def _sign(files: Files, path: str, permissions: int) -> None:

@@ -127,10 +127,10 @@ class Writer:
         self._held = writer_lock.acquire(files, os.path.join(directory, writer_lock.NAME), config.permissions)
         try:
             self._start()
+            _live.add(self)
         except BaseException:
             self._held.release()
             raise
-        _live.add(self)
 
     def _start(self) -> None:
         recovered = recover(self._files, self.directory, self._identity, self._config.permissions)
@@ -635,8 +635,10 @@ class Writer:
             try:
                 deque(map(self._files.close, self._to_close), maxlen=0)
             finally:
-                deque(map(self._files.close, self._to_close), maxlen=0)  # those after one that failed
-                self._held.release()
+                try:
+                    deque(map(self._files.close, self._to_close), maxlen=0)  # those after one that failed
+                finally:
+                    self._held.release()
             _live.discard(self)
 
     def abandon_in_child(self, parent_pid: int) -> None:

@@ -26,7 +26,6 @@ from processes import fork, wait
 from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic, evict_member
 from loglib.groups import TopicPartition
 from loglib.groups.offsets import OffsetLog
-from loglib.groups.owners import read_owner
 
 GROUP = "chaos"
 PRODUCED_AT_ONCE = 40  # records to a random partition,
@@ -81,8 +80,8 @@ class Member:
     def live(self) -> None:
         """Until SIGTERM, which closes the group wherever the member is."""
         with Topic.open(self.path, mode="r") as topic:
-            self.topic = topic
-            group = topic.group(
+            self.group_topic = topic.name
+            self.group = group = topic.group(
                 GROUP, member=f"m{os.getpid()}", on_assign=self.assigned, on_revoke=self.revoked, **self.options
             )
             signal.signal(signal.SIGTERM, lambda *_: group.close())
@@ -116,24 +115,17 @@ class Member:
 
     def assigned(self, partitions: list[int]) -> None:
         for number in partitions:
-            owner = read_owner(_files(self.topic), str(self.path / "groups" / GROUP / "owners"), self.named(number))
-            self.generations[number] = owner.generation
-            self.evidence.add("assigned", number, owner.generation)
+            # Not what the owner's file says: that may be another's already, if this member was stopped and evicted.
+            _, self.generations[number] = self.group._ownership._held[TopicPartition(self.group_topic, number)]
+            self.evidence.add("assigned", number, self.generations[number])
 
     def revoked(self, partitions: list[int]) -> None:
         for number in partitions:
             self.evidence.add("revoked", number, self.generations.pop(number, -1))
 
-    def named(self, number: int) -> TopicPartition:
-        return TopicPartition(self.topic.name, number)
-
 
 class _PoisonError(Exception):
     """A body that failed."""
-
-
-def _files(topic: Topic) -> Any:
-    return topic._files
 
 
 # --- the test's side ------------------------------------------------------------------------------------------------
@@ -337,11 +329,12 @@ def ownerships(chaos: Chaos) -> dict[int, list[Ownership]]:
     begun: dict[tuple[int, int, int], int] = {}
     for line in chaos.evidence.lines():
         key = line.pid, line.partition, line.generation
+        if line.time_ns > chaos.ended_ns.get(line.pid, NEVER_NS):  # it was evicted, and does not know yet
+            continue
         if line.kind == "assigned":
             begun[key] = line.time_ns
         elif line.kind == "revoked":
-            end_ns = min(line.time_ns, chaos.ended_ns.get(line.pid, NEVER_NS))
-            found[line.partition].append(Ownership(begun.pop(key), end_ns, line.pid, line.generation))
+            found[line.partition].append(Ownership(begun.pop(key), line.time_ns, line.pid, line.generation))
     for (pid, partition, generation), start_ns in begun.items():
         found[partition].append(Ownership(start_ns, chaos.ended_ns.get(pid, NEVER_NS), pid, generation))
     return {partition: sorted(each) for partition, each in found.items()}

@@ -189,8 +189,9 @@ def commit_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def early(self: Group, timeout: float | None) -> Any:
         run = original(self, timeout)
-        if run is not None:
-            self._commit({run.partition: run.records[-1].next_offset})
+        with self._use():
+            if run is not None and not self.closed:
+                self._commit({run.partition: run.records[-1].next_offset})
         return run
 
     monkeypatch.setattr(Group, "_next_run", early)

@@ -6,11 +6,11 @@ Each shard draws from a seed of its own, so that a failure comes again, and come
 from __future__ import annotations
 
 import pytest
+from counts import count, scale
 from hypothesis import Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from builders import calm
-from counts import count, scale
 from test_model import TopicMachine
 
 pytestmark = pytest.mark.reliability

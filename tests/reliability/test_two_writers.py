@@ -10,15 +10,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from counts import count, scale
+from processes import fork, shared, wait
 
 from conftest import QUIET, records_of
-from counts import count, scale
 from loglib import LockedError, Topic
 from loglib.testing import UnsyncedFiles
-from processes import fork, shared, wait
 
 pytestmark = pytest.mark.reliability
 
@@ -175,6 +174,20 @@ def vandalise(path: Path, told: Shared) -> None:
             lock.unlink(missing_ok=True)
         else:
             other = lock.with_name("other")
-            other.write_bytes(b"")
+            other.write_bytes(b"1 2026-01-01T00:00:00Z nobody\n")
             other.rename(lock)
         time.sleep(rng.random() * 0.002)
+
+
+def test_removing_the_lock_file_lets_no_second_writer_in(path: Path) -> None:
+    racers, rounds = 4, scale(300)
+    told = begin(path)
+    vandal = fork(partial(vandalise, path, told))
+    children = [fork(partial(Racer(path, told, number, racers).run, rounds)) for number in range(racers)]
+    try:
+        referee(told, racers, rounds)
+    finally:
+        told.over = 1
+        statuses = [wait(child) for child in [vandal, *children]]
+    assert statuses == [0] * (1 + racers), "a child failed; its error is above"
+    finish(path, told, racers=racers, rounds=rounds)

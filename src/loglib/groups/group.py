@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import chain, islice, repeat, takewhile
-from operator import attrgetter, itemgetter, length_hint
+from itertools import repeat
+from operator import attrgetter, length_hint
 from typing import Any, Literal
 
 from ..arguments import Start, parse_start
@@ -70,26 +70,27 @@ class _Run:
     partition: TopicPartition
     records: list[Record]
     began: float = field(default_factory=time.monotonic)
-    rest: Iterator[Record] = field(init=False)  # those not yet handed out
+    taken: int = 0  # how many of them were handed out, or are just being,
+    few: Iterator[Record] = field(default_factory=lambda: iter(()))  # from here, as a loop in C
 
-    def __post_init__(self) -> None:
-        self.rest = iter(self.records)
-
-    def hand_out(self) -> Iterator[Record]:
-        """The records, until it has taken too long. Loops in C, all of it: this is what a record costs."""
-        in_time = takewhile((self.began + 2 * _RUN_S).__gt__, iter(time.monotonic, None))
-        few = map(islice, repeat(self.rest, -(-len(self.records) // _CLOCK_RECORDS)), repeat(_CLOCK_RECORDS))
-        return chain.from_iterable(map(itemgetter(1), zip(in_time, few, strict=False)))
+    def next_few(self) -> Iterator[Record] | None:
+        """The next records to be handed out; None when there are none, or it has taken too long."""
+        if self.taken == len(self.records) or (self.taken and time.monotonic() - self.began > 2 * _RUN_S):
+            return None
+        few = self.records[self.taken : self.taken + _CLOCK_RECORDS]
+        self.taken += len(few)
+        self.few = iter(few)
+        return self.few
 
     def given(self) -> int:
         """How many were handed out."""
-        return len(self.records) - length_hint(self.rest)
+        return self.taken - length_hint(self.few)
 
-    def cut(self) -> list[Record]:
-        """Hand out no more, whichever thread asks; returns what was not."""
-        rest = list(self.rest)
-        del self.records[len(self.records) - len(rest) :]
-        return rest
+    def cut(self) -> None:
+        """Hand out no more, whichever thread asks."""
+        left = len(list(self.few))
+        del self.records[self.taken - left :]
+        self.taken = len(self.records)
 
 
 class Group:
@@ -163,6 +164,8 @@ class Group:
         if not getattr(self, "_left", True):
             # Its locks go now. What it has handled is not committed: the collector may come by in anything.
             self._left = True
+            self._ownership.abandon()
+            self._membership.abandon()
             self._offsets.close()
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
 
@@ -185,7 +188,8 @@ class Group:
                 run.cut()
             came_back = False
             try:
-                yield from self._shown(run.partition, run.hand_out())
+                while (few := run.next_few()) is not None:
+                    yield from self._shown(run.partition, few)
                 came_back = True
             finally:
                 if self._run is run:  # otherwise seek() or close() has ended it
@@ -218,12 +222,7 @@ class Group:
                 yield self._shown_batch(partition, batch)
                 came_back = True
             finally:
-                if came_back:
-                    self._given.pop(partition, None)
-                    self._handled[partition] = batch.next_offset
-                elif self._by_hand.get(partition) != batch.next_offset:
-                    self._given.pop(partition, None)
-                    self._go_to(partition, batch.offsets.start)
+                self._leave_batch(partition, batch, came_back=came_back)
 
     def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Any]:
         """What the caller is given of some records: with several topics, more than the records."""
@@ -324,8 +323,17 @@ class Group:
             self._run_length = min(2 * self._run_length, _LONGEST_RUN)
         if handled > 0 and (next_offset := records[handled - 1].next_offset) > by_hand:
             self._handled[partition] = next_offset
-        if handled < len(records):
+        if records and handled < len(records):
             self._go_to(partition, records[max(handled, 0)].offset)
+
+    def _leave_batch(self, partition: TopicPartition, batch: Batch, *, came_back: bool) -> None:
+        """The same for a batch, which is handled as a whole or not at all."""
+        if came_back:
+            self._given.pop(partition, None)
+            self._handled[partition] = batch.next_offset
+        elif self._by_hand.get(partition) != batch.next_offset:
+            self._given.pop(partition, None)
+            self._go_to(partition, batch.offsets.start)
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
         if partition in self._paused:

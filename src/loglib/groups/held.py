@@ -8,6 +8,11 @@ Threads: as its user says.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import starmap
+from operator import call, length_hint
+
 from ..files import Files
 
 __all__ = ["MOST_BYTES", "HeldFile"]
@@ -18,14 +23,15 @@ MOST_BYTES = 4096  # of text
 class HeldFile:
     """A small file, open and perhaps locked, until `release`."""
 
-    __slots__ = ("_fd", "_files", "_path")
+    __slots__ = ("_close", "_fd", "_files", "_path")
 
     def __init__(self, files: Files, path: str, permissions: int) -> None:
         """Open the file, and make it if there is none; `try_lock` is for the caller to call."""
-        self._fd = -1
         self._files = files
         self._path = path
+        self._close: Iterator[tuple[Callable[[int], object], int]] = iter(())
         self._fd = files.create(path, permissions, exclusive=False)
+        self._close = iter([(files.close, self._fd)])
 
     def try_lock(self) -> bool:
         """Take the lock if nobody has it, and the file is still the one of its name."""
@@ -33,7 +39,7 @@ class HeldFile:
 
     def is_named(self) -> bool:
         """Whether the file is open and its name still leads to it: `evict` puts another in its place."""
-        return self._fd >= 0 and self._files.same_file(self._fd, self._path)
+        return length_hint(self._close) > 0 and self._files.same_file(self._fd, self._path)
 
     def text(self) -> str:
         """What it says."""
@@ -46,15 +52,13 @@ class HeldFile:
 
     def release(self) -> None:
         """Unlock, for all that share the lock by a fork, and close."""
-        if self._fd >= 0:
+        if length_hint(self._close):
             self._files.unlock(self._fd)
             self.abandon()
 
     def abandon(self) -> None:
         """Close and nothing else: in a forked child the lock is the parent's."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            self._files.close(fd)
+        deque(starmap(call, self._close), maxlen=0)  # in C, where no interrupt comes between taking and closing
 
     def __del__(self) -> None:
         self.release()

@@ -24,7 +24,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from .. import codec
@@ -106,7 +106,7 @@ class OffsetLog:
         self._commits: dict[TopicPartition, Commit] = {}
         self._end: _End | None = None
         self._mended = False
-        self._lock_fd = files.create(os.path.join(directory, writer_lock.NAME), permissions, exclusive=False)
+        self._lock_fd = files.open_directory(directory)  # whose flock is the writer lock
 
     def close(self) -> None:
         """Close the files; the lock is held by nobody between two commits."""
@@ -283,10 +283,10 @@ class OffsetLog:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the offset log's lock for a moment, and have the kernel drop it if this process dies."""
+        naps = self._naps()
         try:
-            for _ in self._tries():
-                if self._files.try_lock(self._lock_fd):
-                    break
+            while not self._files.try_lock(self._lock_fd):
+                next(naps)
             yield
         finally:
             self._files.unlock(self._lock_fd)  # which does nothing where the lock was not to be had
@@ -295,26 +295,33 @@ class OffsetLog:
     def _writer(self) -> Iterator[Writer]:
         """A writer of the offset log, which recovers it first."""
         self._forget_end()
-        for _ in self._tries():
-            with suppress(LockedError):
+        naps = self._naps()
+        writer = None
+        while writer is None:
+            try:
                 writer = Writer(
                     self._files, self._directory, self._identity, self._config,
                     index=self._log.index, clock=self._clock,
                 )  # fmt: skip
-                break
+            except LockedError:
+                next(naps)
         try:
             yield writer
         finally:
-            writer.close()
+            try:
+                writer.close()
+            except BaseException:  # an interrupt, perhaps, after which it goes on: no lock must be left
+                writer.close()
+                raise
 
-    def _tries(self) -> Iterator[None]:
-        """Turns for trying to get the lock, ever further apart; `LockedError` after the last one."""
+    def _naps(self) -> Iterator[None]:
+        """Waits for whoever has the lock, each longer than the one before; in the end `LockedError`."""
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         nap = _FIRST_NAP_S
         while time.monotonic() < deadline:
-            yield
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP_S)
+            yield
         path = os.path.join(self._directory, writer_lock.NAME)
         raise LockedError(path, f"another member, for {_LOCK_TIMEOUT_S:.0f} seconds: it may be stopped")
 
