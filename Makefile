@@ -1,7 +1,7 @@
 # Everything a checkout can do. The first call makes the virtual environment; after that nothing needs the network.
 #
 #   make demo     the page view pipeline on generated input, or on an access log: make demo LOG=/path/to/access.log
-#   make test     everything: lint, types, all tests, Spark, the code in the documentation, coverage
+#   make test     lint, types, all tests but the long proof, Spark, the code in the documentation, coverage
 #   make check    the inner loop, under two minutes: lint, types, fast tests
 #   make proof    the reliability tests alone, with their table; LOGLIB_SOAK=20 make proof goes on for hours
 #   make bench    the benchmarks; writes bench/RESULTS.md
@@ -59,7 +59,6 @@ test: lint types tools java
 	else \
 	    echo "== Spark tests left out: no Java"; \
 	fi
-	@$(MAKE) --no-print-directory proof
 
 proof: venv tools
 	@rm -rf .reliability

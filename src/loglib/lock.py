@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from itertools import starmap
 from operator import call
 
@@ -49,7 +50,9 @@ class Lock:
                 deque(starmap(call, self._to_do), maxlen=0)  # what comes after one that failed
             _held.discard(self)
 
-    __del__ = release  # an interrupt may come before its holder has it
+    def __del__(self) -> None:  # an interrupt may come before its holder has it
+        with suppress(OSError):  # there is nobody to tell
+            self.release()
 
     def abandon(self) -> None:
         """Close this process's copy of a lock that is its parent's."""
