@@ -48,12 +48,19 @@ def _returns_at_once(filename: str, line: int) -> bool:
 
 
 class Interrupter:
-    """Runs an action and raises at the `at`-th point (from 1) at which a signal could be noticed."""
+    """Runs an action and raises at the `at`-th point (from 1) at which a signal could be noticed.
 
-    def __init__(self, at: int, *, lines_only: bool, error: type[BaseException] = KeyboardInterrupt) -> None:
+    Or, given the places that are done, at the first one that is not.
+    """
+
+    def __init__(
+        self, at: int, *, lines_only: bool, error: type[BaseException] = KeyboardInterrupt,
+        done: set[str] | None = None,
+    ) -> None:  # fmt: skip
         self._at = at
         self._lines_only = lines_only
         self.error = error
+        self._done = done
         self.seen = 0
         self.where = ""
         self._last: dict[FrameType, int] = {}
@@ -93,9 +100,27 @@ class Interrupter:
             return
         self._line[frame] = frame.f_lineno
         self.seen += 1
-        if self.seen == self._at:
-            self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {name} in {frame.f_code.co_name}"
+        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {name} in {frame.f_code.co_name}"
+        if self._is_new(where) if self._done is not None else self.seen == self._at:
+            self.where = where
             raise self.error
+
+    def _is_new(self, where: str) -> bool:
+        assert self._done is not None
+        if self.where or where in self._done:
+            return False
+        self._done.add(where)
+        return True
+
+
+def every_line(action: Callable[[Interrupter], bool]) -> Iterator[str]:
+    """As `every_point`, but only when a place is reached for the first time."""
+    done: set[str] = set()
+    while True:
+        interrupter = Interrupter(0, lines_only=True, done=done)
+        if not action(interrupter):
+            return
+        yield interrupter.where
 
 
 def every_point(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 from hypothesis import given
@@ -78,3 +80,50 @@ def test_listing_that_took_long_does_not_replace_a_newer_one() -> None:
 
     index.refresh(slowly)
     assert index.bases() == [8, 16]
+
+
+def test_slow_listing_does_not_replace_what_is_newer() -> None:
+    """Of threads that listed the directory at once, the slowest decided: readers were told of missing segments."""
+    index = SegmentIndex([0])
+
+    def slow_listing() -> list[int]:
+        index.refresh(lambda: [10, 20])
+        return [0]
+
+    index.refresh(slow_listing)
+    assert index.bases() == [10, 20]
+
+    def slower_than_the_writer() -> list[int]:
+        index.add(30)
+        index.remove([10])
+        return [10, 20]
+
+    index.refresh(slower_than_the_writer)
+    assert index.bases() == [20, 30]
+    index.refresh(lambda: [30])
+    assert index.bases() == [30]
+
+
+def test_child_of_a_fork_in_mid_change_can_change_and_search() -> None:
+    """The lock was another thread's at the fork, and nobody's in the child to let it go."""
+    index = SegmentIndex([0])
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            index.add(1)
+            index.refresh(lambda: [0])
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    try:
+        for _ in range(30):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(30)
+                index.add(7)
+                os._exit(0 if index.find(9) == 7 else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        stop.set()
+        changer.join()

@@ -16,7 +16,7 @@ from loglib.files import REAL
 from loglib.log import Cursor, Log
 from loglib.records import to_datetime
 from loglib.segment import Identity
-from loglib.testing import RecordingFiles, UnsyncedFiles
+from loglib.testing import Call, RecordingFiles, UnsyncedFiles, WatchedFiles
 from loglib.watermark import Mark, encode_new
 
 Open = Callable[..., Topic]
@@ -331,3 +331,59 @@ def test_time_that_a_header_claims_and_no_record_has_is_passed_over(open_topic: 
     segment.write_bytes(content[:4096] + first + second)
     with Topic.open(path, mode="r") as reading:
         assert reading.partition(0).log.resolve(Time(NOW + 5)) == late.offset
+
+
+def three_segments(topic: Topic) -> list[int]:
+    for number in range(3):
+        topic.append(b"%d" % number, sync=True)
+        topic.partition(0).roll()
+    return [each.base_offset for each in topic.partition(0).segments][:3]
+
+
+def test_retention_that_comes_after_the_listing_is_no_corruption(open_topic: Open, path: Path) -> None:
+    """A reader that lost the race was told of a missing file, and stopped for good."""
+    topic = open_topic()
+    bases = three_segments(topic)
+
+    class Overtaken(WatchedFiles):
+        armed = False
+
+        def after(self, call: Call, result: Any) -> Any:
+            if self.armed and call.name == "listdir":
+                self.armed = False
+                topic.partition(0).writer().drop_before(bases[2])
+            return result
+
+    files = Overtaken()
+    with Topic.open(path, mode="r", files=files) as reading:
+        log = reading.partition(0).log
+        log.index.replace([])
+        files.armed = True
+        with pytest.raises(OffsetOutOfRangeError) as refused:
+            log.open_segment(bases[0])
+        assert refused.value.log_start_offset == bases[2]
+
+
+def test_segment_that_a_listing_missed_is_found_by_the_next(open_topic: Open, path: Path) -> None:
+    """Between two parts of a long listing the writer may roll twice; the segment before was believed to go on."""
+    bases = three_segments(open_topic())
+    with Topic.open(path, mode="r") as reading:
+        log = reading.partition(0).log
+        log.index.replace([bases[0], bases[2]])
+        with log.open_segment(bases[1]) as segment:
+            assert segment.base_offset == bases[1]
+        log.index.replace([bases[0], bases[2]])
+        assert values_of(reading) == [b"0", b"1", b"2"]
+
+
+def test_reader_that_is_interrupted_before_it_moves_on_finds_no_damage(open_topic: Open) -> None:
+    """It remembered the batch that it had read, and took the same batch for one of another history."""
+    topic = open_topic()
+    topic.append(b"x", sync=True)
+    topic.append(b"y", sync=True)
+    cursor = topic.partition(0).log.cursor(0)
+    end = topic.partition(0).high_watermark
+    first = cursor.read(end)
+    cursor.position = 0  # as an interrupt leaves it that comes before the assignment
+    assert [each.offsets for each in cursor.read(end)] == [each.offsets for each in first]
+    cursor.close()

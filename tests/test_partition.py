@@ -273,3 +273,52 @@ def test_housekeeping_of_a_closed_partition_does_nothing(open_topic: Open) -> No
     assert [batch.values for batch in topic.partition(0).batches()] == [[b"x"]]
     topic.close()
     topic.partition(0).keep_house()
+
+
+JUMPS = [
+    pytest.param([-10 * DAY], id="back"),
+    pytest.param([10 * DAY, -20 * DAY, DAY], id="forward and back"),
+    pytest.param([-timedelta(microseconds=NOW)], id="to 1970"),
+    pytest.param([-timedelta(microseconds=NOW) - 5 * DAY, 60 * 365 * DAY], id="before 1970, then far ahead"),
+]
+
+
+@pytest.mark.parametrize("jumps", JUMPS)
+def test_stamps_never_decrease_whatever_the_clock_does(
+    jumps: list[timedelta], open_topic: Open, path: Path, clock: Clock
+) -> None:
+    topic = open_topic(segment_age=timedelta(hours=1), batch_records=2)
+    for jump in jumps:
+        for number in range(5):
+            topic.append(b"%d" % number)
+        topic.flush()
+        clock.advance(jump)
+        topic.append(b"after the jump", sync=True)
+        topic.partition(0).roll()
+        topic.append(b"in a new segment", sync=True)
+        topic.close()
+        topic = open_topic()
+        topic.append(b"after reopening", sync=True)
+    stamps = [record.timestamp for record in topic.read()]
+    assert stamps == sorted(stamps)
+    headers = [batch.header.append_time for batch in topic.batches()]
+    assert headers == sorted(headers)
+    topic.partition(0).check()
+
+
+@pytest.mark.parametrize("jumps", JUMPS)
+def test_clock_that_jumps_back_and_forth_drops_nothing_that_is_young(
+    jumps: list[timedelta], open_topic: Open, clock: Clock
+) -> None:
+    topic = open_topic(retention=Retention(age=3 * DAY), files=UnsyncedFiles())
+    for number in range(3):
+        topic.append(b"%d" % number, sync=True)
+        topic.partition(0).roll()
+    topic.retain()
+    for jump in jumps:
+        clock.advance(jump)
+        assert not any(each.drop for each in topic.retain()), "not in the pass that sees the jump"
+        clock.advance(-jump)
+        assert not any(each.drop for each in topic.retain()), "and it was an error"
+    assert not any(each.drop for each in topic.retain())
+    assert values_of(topic) == [b"0", b"1", b"2"]

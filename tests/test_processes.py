@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,6 +206,66 @@ def test_abrupt_end_keeps_what_was_flushed(path: Path, ending: str) -> None:
     start_python(program, path).communicate()
     assert [record.value for record in records_of(path)] == [b"flushed"]
     Topic.open(path).close()
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "more"),
+    [
+        pytest.param("", 0, [], id="the last line"),
+        pytest.param("sys.exit(3)", 3, [], id="sys.exit"),
+        pytest.param("raise ValueError", 1, [], id="an exception"),
+        pytest.param("atexit.register(topic.append, b'at exit')", 0, [b"at exit"], id="an exit function that appends"),
+        pytest.param("atexit.register(topic.close)", 0, [], id="an exit function that closes"),
+        pytest.param(
+            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4)); os.kill(os.getpid(), signal.SIGTERM)", 4, [],
+            id="a handler that exits",
+        ),
+        pytest.param(
+            "signal.signal(signal.SIGTERM, lambda *_: topic.close()); os.kill(os.getpid(), signal.SIGTERM)", 0, [],
+            id="a handler that closes",
+        ),
+        pytest.param("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT, [], id="Ctrl-C"),
+        pytest.param(
+            "threading.Thread(target=append_later).start()", 0, [b"later"], id="a thread that goes on"
+        ),
+        pytest.param(
+            "threading.Thread(target=append_for_ever, daemon=True).start(); time.sleep(0.01)", 0, ...,
+            id="a daemon thread that never ends",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("unmeasured")
+def test_orderly_end_without_close_keeps_what_was_buffered(path: Path, ending: str, status: int, more: Any) -> None:
+    program = f"""
+        import atexit, os, signal, sys, threading, time
+        from loglib import FlushPolicy, LogClosedError, Topic
+        topic = Topic.open(sys.argv[1], flush=FlushPolicy(messages=None, interval=None, bytes=None))
+        topic.append(b"buffered")
+
+        def append_later():
+            time.sleep(0.05)
+            topic.append(b"later")
+
+        def append_for_ever():
+            try:
+                while True:
+                    topic.append(b"and on")
+            except LogClosedError:
+                pass
+
+        {ending}
+    """
+    ended = start_python(program, path)
+    errors = ended.communicate(timeout=60)[1]
+    assert ended.returncode == status, errors
+    values = [record.value for record in records_of(path)]
+    if more is ...:
+        assert values[0] == b"buffered" and set(values[1:]) <= {b"and on"}
+    else:
+        assert values == [b"buffered", *more]
+    with Topic.open(path) as topic:
+        recovery = topic.partition(0).recovery
+        assert recovery is not None and recovery.clean
 
 
 def test_interval_flushes_without_a_call(path: Path) -> None:

@@ -5,7 +5,8 @@ import os
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from zlib import crc32
 
 import pytest
 
-from conftest import QUIET, needs_proc, open_files, run_python, values_of
+from conftest import QUIET, needs_proc, open_files, records_of, run_python, values_of
 from loglib import (
     ConfigConflictError,
     CorruptLogError,
@@ -26,7 +27,7 @@ from loglib import (
     Topic,
     UnsupportedFormatError,
 )
-from loglib.testing import FaultyFiles, MemoryFiles, RecordingFiles, UnsyncedFiles
+from loglib.testing import Call, FaultyFiles, MemoryFiles, RecordingFiles, UnsyncedFiles, WatchedFiles
 
 Open = Callable[..., Topic]
 
@@ -461,3 +462,80 @@ def test_large_records_of_one_key_are_not_put_into_one_batch(open_topic: Open) -
     topic.flush()
     assert sorted(values_of(topic)) == sorted(values)
     assert max(batch.header.value_bytes for batch in topic.batches()) <= 3000
+
+
+@pytest.mark.parametrize("call", ["pwritev", "datasync", "rename"])
+def test_close_in_the_middle_of_another_call_closes_when_that_has_ended(
+    call: str, open_topic: Open, path: Path
+) -> None:
+    """As a signal handler may: it waited for locks that the call which it had interrupted held."""
+
+    class Interrupting(WatchedFiles):
+        handler: Callable[[], object] | None = None
+
+        def before(self, called: Call) -> None:
+            if called.name == call and self.handler is not None:
+                handler, self.handler = self.handler, None
+                handler()
+
+    files = Interrupting(UnsyncedFiles())
+    topic = open_topic(files=files, segment_bytes=4096, batch_records=2)
+    topic.append(b"before", sync=True)
+    files.handler = topic.close
+    with suppress(LogClosedError):
+        for number in range(100):
+            topic.append(b"%d" % number + bytes(1000))
+            topic.flush()
+    topic.close()
+    for thread in threading.enumerate():
+        if thread.name == "loglib-close":
+            thread.join(60)
+    assert files.handler is None
+    assert topic.closed
+    with Topic.open(path) as again:
+        assert again.partition(0).recovery is not None and again.partition(0).recovery.clean
+        assert values_of(again)[0] == b"before"
+
+
+def test_close_within_a_call_on_another_topic_closes_at_once(open_topic: Open, tmp_path: Path) -> None:
+    source = open_topic()
+    source.append(b"x", sync=True)
+
+    def values() -> Iterator[bytes | None]:
+        yield from values_of(source)
+        source.close()
+        assert source.partition(0).writer()._closed is not None
+
+    target = open_topic(tmp_path / "target")
+    target.append_many(values())
+    target.flush()
+    assert values_of(target) == [b"x"]
+
+
+@pytest.mark.usefixtures("unmeasured")  # measuring has locks of its own, which a handler may find taken
+def test_service_that_closes_in_its_signal_handler_ends_and_keeps_everything(path: Path) -> None:
+    program = """
+        import os, signal, sys
+        from loglib import LogClosedError, Topic
+        topic = Topic.open(sys.argv[1])
+        def stop(*_):
+            topic.close()
+            sys.exit(0)
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
+        number = 0
+        try:
+            while True:
+                topic.append(b"%d" % number, sync=number % 100 == 0)
+                number += 1
+        except LogClosedError:
+            pass
+        finally:
+            print(number)
+    """
+    for milliseconds in (20, 31, 47):
+        before = len(records_of(path)) if path.exists() else 0
+        appended = int(run_python(program, path, milliseconds / 1000))
+        values = [record.value for record in records_of(path)[before:]]
+        assert values[:appended] == [b"%d" % number for number in range(appended)]
+        assert len(values) <= appended + 1

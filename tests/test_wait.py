@@ -97,7 +97,7 @@ def test_high_file_numbers_are_waited_for_without_select(file: Path, monkeypatch
 def test_missing_file_falls_back_to_polling(tmp_path: Path) -> None:
     before = open_files()
     waiter = Waiter([str(tmp_path / "none")])
-    assert waiter._inotify < 0 and waiter._must_look
+    assert waiter._open.inotify < 0 and waiter._must_look
     waiter.wait(None)
     waiter.close()
     assert open_files() == before
@@ -106,7 +106,7 @@ def test_missing_file_falls_back_to_polling(tmp_path: Path) -> None:
 def test_used_up_inotify_instances_fall_back_to_polling(file: Path) -> None:
     instances: list[Waiter] = []
     try:
-        while (not instances or instances[-1]._inotify >= 0) and len(instances) < 5000:
+        while (not instances or instances[-1]._open.inotify >= 0) and len(instances) < 5000:
             instances.append(Waiter([str(file)]))
         assert instances[-1]._must_look, "this system gives out inotify instances without end"
         instances[-1].wait(None)
@@ -130,7 +130,7 @@ def test_dropped_waiter_leaks_nothing(file: Path) -> None:
 def test_wake_after_close_writes_to_no_other_file(tmp_path: Path) -> None:
     """The number of the closed pipe is soon another file's: a segment's, say."""
     waiter = Waiter([])
-    numbers = {waiter._wake_in, waiter._wake_out}
+    numbers = {waiter._open.wake_in, waiter._open.wake_out}
     waiter.close()
     files = [os.open(tmp_path / f"{number}", os.O_RDWR | os.O_CREAT) for number in range(4)]
     assert numbers & set(files)
@@ -139,6 +139,12 @@ def test_wake_after_close_writes_to_no_other_file(tmp_path: Path) -> None:
     for each in files:
         assert os.fstat(each).st_size == 0
         os.close(each)
+
+
+def test_closed_waiter_does_not_wait(file: Path) -> None:
+    waiter = Waiter([str(file)])
+    waiter.close()
+    waiter.wait(None)
 
 
 def test_wakes_and_closes_of_many_threads_never_write_elsewhere(tmp_path: Path) -> None:

@@ -1109,7 +1109,9 @@ def test_synced_append_that_meets_a_close_is_flushed_by_it(open_topic: Open, pat
 
         def take(self, *arguments: Any, **keywords: Any) -> Any:
             writer._turn = turn
-            topic.close()
+            closing = threading.Thread(target=topic.close)
+            closing.start()
+            closing.join()
             return turn.take(*arguments, **keywords)
 
     writer._turn = Closing()  # type: ignore[assignment]

@@ -52,16 +52,19 @@ class SegmentIndex:
 
     def add(self, base_offset: int) -> None:
         with _changing:
-            self._put([*self._bases, base_offset])
+            bases = self._bases.copy()
+            bases.discard(base_offset)
+            bases.add(base_offset)
+            self._put(bases)
 
     def remove(self, bases: Iterable[int]) -> None:
         gone = set(bases)
         with _changing:
-            self._put(base for base in self._bases if base not in gone)
+            self._put(SortedList(base for base in self._bases if base not in gone))
 
     def replace(self, bases: Iterable[int]) -> None:
         with _changing:
-            self._put(bases)
+            self._put(SortedList(bases))
 
     def refresh(self, listing: Callable[[], Iterable[int]]) -> None:
         """Take over what the directory's listing finds, or keep what has come since it began."""
@@ -73,6 +76,6 @@ class SegmentIndex:
             if number > self._newest:
                 self._bases, self._newest = bases, number
 
-    def _put(self, bases: Iterable[int]) -> None:
+    def _put(self, bases: SortedList[int]) -> None:
         self._begun += 1
-        self._bases, self._newest = SortedList(set(bases)), self._begun
+        self._bases, self._newest = bases, self._begun

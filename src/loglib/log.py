@@ -315,7 +315,8 @@ class Cursor:
         self.position = position  # base offset of the next batch to read
         self._skip_before = skip_before  # in it, the first record wanted
         self._on_damage = on_damage  # is told of damage, past which reading goes on; None: damage is an error
-        self._previous_crc: int | None = None  # of the batch before the position, if that was read
+        # Where the batch read last ends, and its CRC: an interrupt may have parted it from the position.
+        self._last_read: tuple[int, int] | None = None
         self._segment: SegmentReader | None = None
         self._block_bytes = BLOCK_BYTES
 
@@ -376,7 +377,7 @@ class Cursor:
         """Go to a record's offset or the flushed end; errors as `Log.cursor`."""
         position = self.log.batch_base(offset, self.log.mark(), past_damage=self._on_damage is not None)
         self.close()
-        self.position, self._skip_before, self._previous_crc = position, offset, None
+        self.position, self._skip_before, self._last_read = position, offset, None
 
     def _open(self) -> SegmentReader:
         try:
@@ -394,33 +395,34 @@ class Cursor:
         A write that the disk has lost uncovers what stood there before a crash: a batch that fits its
         place, but that the one behind it does not follow.
         """
-        ends = [self._previous_crc, *(each.header.header_crc for each in batches)]
+        last_read = self._last_read
+        before = last_read[1] if last_read is not None and last_read[0] == self.position else None
+        ends = [before, *(each.header.header_crc for each in batches)]
         links = [
             *(each.header.previous_crc for each in batches),
             self._link_at(batches[-1].next_offset, segment, limit),
         ]
-        self._previous_crc = ends[-1]
         wrong = [
             index
             for index, (end, link) in enumerate(zip(ends, links, strict=True))
             if None not in (end, link) and end != link
         ]
         if not wrong:
+            self._last_read = batches[-1].next_offset, batches[-1].header.header_crc
             return
         index = wrong[0]
         strange = index if index + 1 in wrong else index - 1  # -1: it was handed out before the next was flushed
         if strange > 0:
             del batches[strange:]
-            self._previous_crc = ends[strange]
+            self._last_read = batches[-1].next_offset, batches[-1].header.header_crc
             return
-        self._previous_crc = ends[0]
         found = f"a batch that follows one with CRC {links[index]:08x}"
         position = segment.file_position(batches[0].header.base_offset)
         error = CorruptLogError(segment.path, position, found, f"{ends[index]:08x}, that of the one before")
         if strange == 0 or self._on_damage is None:
             raise error
         self._tell(error, range(0))
-        self._previous_crc = None
+        self._last_read = None
         self._check_chain(batches, segment, limit)
 
     def _link_at(self, offset: int, segment: SegmentReader, limit: int) -> int | None:
@@ -438,7 +440,7 @@ class Cursor:
         """Go on behind the damage."""
         start = self.position
         self.position = self.log.behind_damage(start, limit)
-        self._previous_crc = None
+        self._last_read = None
         self._tell(error, range(start, self.position))
 
     def _tell(self, error: CorruptLogError, offsets: range) -> None:

@@ -17,6 +17,7 @@ import atexit
 import errno
 import logging
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -393,9 +394,14 @@ class Topic:
     def close(self) -> None:
         """End the readers, flush, and release the locks. Released also when the flush fails.
 
-        When an interrupt ends it, it may be called again, and goes on.
+        When an interrupt ends it, it may be called again, and goes on. In a signal handler that has
+        come in the middle of another call on this topic, it returns at once and leaves the rest to a
+        thread, since that call holds what closing needs; the interpreter waits for the thread.
         """
         if self._released or isinstance(self._handles.closed, ForkedHandleError):
+            return
+        if self._is_busy_below():
+            threading.Thread(target=self.close, name="loglib-close").start()
             return
         with self._handles.opening:
             self._handles.closed = self._handles.closed or LogClosedError(
@@ -461,6 +467,18 @@ class Topic:
                 self.path,
                 kind,
             )
+
+    def _is_busy_below(self) -> bool:
+        """Whether this thread is in the middle of a call on the topic, so that its caller is a signal handler."""
+        mine = {id(each) for each in (self, *self.partitions, *self._handles.writers)}
+        frame = sys._getframe().f_back  # noqa: SLF001
+        while frame is not None and frame.f_globals.get("__package__") == __package__:  # as far as the one who closes
+            frame = frame.f_back
+        while frame is not None:
+            if frame.f_globals.get("__package__") == __package__ and id(frame.f_locals.get("self")) in mine:
+                return True
+            frame = frame.f_back
+        return False
 
     def _wants_thread(self) -> bool:
         # Python 3.12 and later warn when a process with threads forks: no thread without a reason.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-import threading
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -30,35 +30,47 @@ _FD_SETSIZE = 1024
 _LONGEST_WAIT_S = 86_400.0  # poll() takes 24 days at most; waking once a day for nothing costs nothing
 
 
+class _Descriptors:
+    """The open files of a waiter, closed when nobody refers to them: another thread may be writing to one."""
+
+    def __init__(self) -> None:
+        self.wake_out = self.wake_in = self.inotify = -1
+        self.wake_out, self.wake_in = os.pipe()
+        os.set_blocking(self.wake_out, False)
+        os.set_blocking(self.wake_in, False)
+
+    def __del__(self) -> None:
+        fds = [fd for fd in (self.wake_out, self.wake_in, self.inotify) if fd >= 0]
+        deque(map(os.close, fds), maxlen=0)  # in C, where no interrupt comes between one and the next
+
+
 class Waiter:
     """Waits for writes to files, or for `wake`."""
 
     def __init__(self, paths: Iterable[str], *, use_inotify: bool = True) -> None:
-        self._wake_out = self._wake_in = self._inotify = -1
-        # A wake must not write to a number that has become another file's since it was read.
-        self._lock = threading.RLock()
-        self._wake_out, self._wake_in = os.pipe()
-        os.set_blocking(self._wake_out, False)
-        os.set_blocking(self._wake_in, False)
+        self._open: _Descriptors | None = None
+        descriptors = _Descriptors()
         self._poll = select.poll()
-        self._poll.register(self._wake_out, select.POLLIN)
+        self._poll.register(descriptors.wake_out, select.POLLIN)
         self._nap = _FIRST_NAP_S
         paths = list(paths)
         self._must_look = bool(paths)
-        if paths and use_inotify and sys.platform == "linux":
-            self._inotify = _watch(paths)
-            if self._inotify >= 0:
-                self._poll.register(self._inotify, select.POLLIN)
-                self._must_look = False
+        if paths and use_inotify and sys.platform == "linux" and _watch(paths, descriptors):
+            self._poll.register(descriptors.inotify, select.POLLIN)
+            self._must_look = False
+        self._open = descriptors
 
     def wait(self, timeout: float | None) -> None:
         """Return when something may have changed, on `wake`, or after `timeout` seconds."""
+        descriptors = self._open
+        if descriptors is None:
+            return
         timeout = None if timeout is None else min(max(timeout, 0.0), _LONGEST_WAIT_S)
         if self._must_look:
             timeout = self._nap if timeout is None else min(timeout, self._nap)
             self._nap = min(self._nap * _NAP_GROWTH, _LONGEST_NAP_S)
-            if self._wake_out < _FD_SETSIZE:  # select() sleeps for microseconds, poll() for milliseconds
-                select.select([self._wake_out], [], [], timeout)
+            if descriptors.wake_out < _FD_SETSIZE:  # select() sleeps for microseconds, poll() for milliseconds
+                select.select([descriptors.wake_out], [], [], timeout)
                 timeout = 0.0
         for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
             with suppress(BlockingIOError):
@@ -70,33 +82,23 @@ class Waiter:
 
     def wake(self) -> None:
         """End the present wait, or the next one."""
-        with self._lock:
-            if self._wake_in >= 0:
-                with suppress(BlockingIOError):  # full: a wake is pending already
-                    os.write(self._wake_in, b"\0")
-
-    def __del__(self) -> None:
-        self.close()
+        descriptors = self._open  # and so kept open until it is written to
+        if descriptors is not None:
+            with suppress(BlockingIOError):  # full: a wake is pending already
+                os.write(descriptors.wake_in, b"\0")
 
     def close(self) -> None:
-        with self._lock:
-            fds = (self._wake_out, self._wake_in, self._inotify)
-            self._wake_out = self._wake_in = self._inotify = -1
-            for fd in fds:
-                if fd >= 0:
-                    os.close(fd)
+        self._open = None
 
 
-def _watch(paths: list[str]) -> int:
-    """An inotify instance that reports writes to the files, or -1 if the system has none to give."""
+def _watch(paths: list[str], descriptors: _Descriptors) -> bool:
+    """Have an inotify instance report writes to the files; False if the system has none to give."""
     import ctypes  # here, since it costs 10 ms that only a follower needs
 
     libc = ctypes.CDLL(None, use_errno=True)
-    fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if fd < 0:
-        return -1
-    for path in paths:
-        if libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY) < 0:
-            os.close(fd)
-            return -1
-    return fd
+    descriptors.inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = descriptors.inotify
+    if fd >= 0 and any(libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY) < 0 for path in paths):
+        descriptors.inotify = -1
+        os.close(fd)
+    return descriptors.inotify >= 0

@@ -214,7 +214,7 @@ def read_while_writing(path: Path, *, processes: int, seconds: float) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("processes", "seconds"), [(40, 25), (200, 12)])
+@pytest.mark.parametrize(("processes", "seconds"), [(40, 20), (200, 6)])
 def test_none_of_two_thousand_readers_sees_anything_wrong(processes: int, seconds: float, path: Path) -> None:
     read_while_writing(path, processes=processes, seconds=seconds * scale(100) / 100)
 
