@@ -128,13 +128,29 @@ print(json.dumps(recorded))
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr[-4000:]
     recorded = [tuple(call) for call in json.loads(ran.stdout)]
-    traced = [call for line in log.read_text("utf-8").splitlines() if (call := traced_call(line, str(topic.parent)))]
+    lines = whole_lines(log.read_text("utf-8").splitlines())
+    traced = [call for line in lines if (call := traced_call(line, str(topic.parent)))]
     assert recorded == traced
     assert len(traced) > 200 and {call[0] for call in traced} >= {"create", "pwritev", "datasync", "rename", "unlink"}
 
 
 TRACED = re.compile(r"^\d+ +(?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>-?\d+)")
 NAMES = {"fdatasync": "datasync", "openat": "create", "pwritev2": "pwritev"}
+
+
+def whole_lines(lines: list[str]) -> list[str]:
+    """Lines of strace's with those joined that it has parted, because another thread came or went meanwhile."""
+    whole: list[str] = []
+    parted: dict[str, int] = {}  # by thread: which line
+    for line in lines:
+        thread, _, rest = line.partition(" ")
+        if rest.lstrip().startswith("<... "):
+            whole[parted.pop(thread)] += rest.partition("resumed>")[2]
+            continue
+        if line.endswith(" <unfinished ...>"):
+            parted[thread] = len(whole)
+        whole.append(line.removesuffix(" <unfinished ...>"))
+    return whole
 
 
 def traced_call(line: str, below: str) -> tuple[object, ...] | None:
