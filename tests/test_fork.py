@@ -2,10 +2,10 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
+from processes import end_with
 
 from conftest import records_of, run_python, values_of
 from loglib import ForkedHandleError, LockedError, Topic
@@ -17,14 +17,7 @@ def in_child(action) -> int:  # type: ignore[no-untyped-def]
     """Fork, run the action in the child, and return its exit status: 0 if it went well."""
     pid = os.fork()
     if pid == 0:
-        status = 1
-        try:
-            action()
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(status)
+        end_with(action)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

@@ -15,6 +15,7 @@ import errno
 import json
 import os
 import uuid
+from collections.abc import Callable
 
 from .batch import crc32c
 from .codec import codec_id
@@ -25,7 +26,7 @@ from .segment import Identity, create_segment, first_segment
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, encode_new
 
-__all__ = ["FORMAT", "NAME", "create", "make_partition", "partition_directory", "read", "write"]
+__all__ = ["FORMAT", "NAME", "create", "make_partition", "partition_directory", "put_in_place", "read", "write"]
 
 FORMAT = 1
 NAME = "topic.json"
@@ -94,16 +95,25 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
     files.make_directories(parent)
     log_id = uuid.uuid4().bytes
     aside = os.path.join(parent, f".{name}.{log_id.hex()}.tmp")
+    if put_in_place(files, aside, path, lambda: _build(files, aside, log_id, config, now=now)):
+        files.sync_directory(parent)
+
+
+def put_in_place(files: Files, aside: str, path: str, build: Callable[[], object]) -> bool:
+    """Have a directory built aside and move it into place, whole; the name is not yet synced.
+
+    False if another process was quicker: then what that one has made counts.
+    """
     try:
-        _build(files, aside, log_id, config, now=now)
+        build()
         files.rename(aside, path)
     except OSError as error:
         if files.exists(aside):  # or else the error of removing it would hide this one
             files.remove_tree(aside)
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        return  # another process has made the topic meanwhile: that one counts
-    files.sync_directory(parent)
+        return False
+    return True
 
 
 def _build(files: Files, aside: str, log_id: bytes, config: TopicConfig, *, now: int) -> None:

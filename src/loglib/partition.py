@@ -137,12 +137,12 @@ class Partition:
     ) -> list[OffsetRange]:
         """Append records that are checked columns already."""
         writer = self.writer()
-        codec = codec_id(self._config.compression)
         if producer is not None:
-            body = encode_body(columns, codec=codec)
+            body = encode_body(columns, codec=codec_id(self._config.compression))
             return [OffsetRange(self.id, writer.append_body(body, producer=_producer(*producer)))]
         if 2 * size_bytes < self._config.batch_bytes and len(columns.values) <= self._config.batch_records:
             return [OffsetRange(self.id, writer.append(columns, size_bytes))]
+        codec = codec_id(self._config.compression)
         return [
             OffsetRange(self.id, writer.append_body(encode_body(chunk, codec=codec)))
             for chunk in chunks(columns, self._config)

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from operator import length_hint
@@ -27,7 +27,7 @@ from .log import Log
 from .records import Batch, Damage, Record
 from .wait import Waiter
 
-__all__ = ["OnGap", "Reader", "StartLike"]
+__all__ = ["OnGap", "Reader", "StartLike", "watch"]
 
 logger = logging.getLogger("loglib")
 
@@ -297,18 +297,9 @@ class Reader:
 
     def _wait(self, timeout: float | None) -> None:
         if self._waiter is None or self._waiter_pid != os.getpid():  # a forked child must have its own
-            self._waiter, self._waiter_pid = self._watch(), os.getpid()
+            self._waiter, self._waiter_pid = watch(self._logs.values()), os.getpid()
             return  # and look once more: what came before the watch began is not reported
         self._waiter.wait(timeout)
-
-    def _watch(self) -> Waiter:
-        watched = [log for log in self._logs.values() if log.writer is None]
-        # The system cannot watch files that only a test knows.
-        waiter = Waiter((log.watermark_path for log in watched), use_inotify=all(log.files.real for log in watched))
-        for log in self._logs.values():
-            if log.writer is not None:
-                log.writer.listen(waiter)
-        return waiter
 
     def _release(self) -> None:
         for cursor in self._cursors.values():
@@ -316,6 +307,18 @@ class Reader:
         if self._waiter is not None:
             self._waiter.close()
             self._waiter = None
+
+
+def watch(logs: Iterable[Log]) -> Waiter:
+    """What waits for more in any of the logs. What came before the call is not reported: look once more."""
+    logs = list(logs)
+    watched = [log for log in logs if log.writer is None]
+    # The system cannot watch files that only a test knows.
+    waiter = Waiter((log.watermark_path for log in watched), use_inotify=all(log.files.real for log in watched))
+    for log in logs:
+        if log.writer is not None:
+            log.writer.listen(waiter)
+    return waiter
 
 
 def _note(gaps: list[Damage], gap: Damage) -> None:

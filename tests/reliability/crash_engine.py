@@ -154,6 +154,20 @@ class Recorder(CrashFS):
             super()._changed(name, path, *facts, **more)
 
 
+class NeverSynced(Recorder):
+    """Says that files are synced, and does nothing."""
+
+    def datasync(self, fd: int) -> None:
+        self._opened(fd)
+
+
+class DirectoriesNeverSynced(Recorder):
+    """Says that directories are synced, and does nothing."""
+
+    def fsync(self, fd: int) -> None:
+        self._opened(fd)
+
+
 # --- workloads -------------------------------------------------------------------------------------------
 
 

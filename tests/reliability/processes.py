@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 Shared = TypeVar("Shared", bound=ctypes.Structure)
 
@@ -26,15 +26,20 @@ def fork(action: Callable[[], object]) -> int:
     pid = os.fork()
     if pid == 0:
         _end_with_parent()
-        status = 1
-        try:
-            action()
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(status)
+        end_with(action)
     return pid
+
+
+def end_with(action: Callable[[], object]) -> NoReturn:
+    """In a child: do the action, and end with status 0 if it went well; otherwise print what went wrong."""
+    status = 1
+    try:
+        action()
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
 
 
 def _end_with_parent() -> None:

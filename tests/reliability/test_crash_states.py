@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 from crash_engine import (
     REGRESSIONS,
+    DirectoriesNeverSynced,
     Failure,
     Judge,
+    NeverSynced,
     Recorder,
     Workload,
     long_workload,
@@ -113,20 +115,6 @@ def test_no_long_workload_loses_anything(shard: int) -> None:
 
 
 # --- the engine sees faults ----------------------------------------------------------------------------------
-
-
-class NeverSynced(Recorder):
-    """Says that files are synced, and does nothing."""
-
-    def datasync(self, fd: int) -> None:
-        self._opened(fd)
-
-
-class DirectoriesNeverSynced(Recorder):
-    """Says that directories are synced, and does nothing."""
-
-    def fsync(self, fd: int) -> None:
-        self._opened(fd)
 
 
 class SyncedLate(Recorder):

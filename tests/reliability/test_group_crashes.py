@@ -17,7 +17,7 @@ from unittest import mock
 
 import counts
 import pytest
-from crash_engine import LEFT_OUT, NOW, PATH, Failure, Recorder, Workload, made
+from crash_engine import LEFT_OUT, NOW, PATH, DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload, made
 
 from loglib import Group, LogError, Topic, reset_group
 from loglib.groups import group as group_module
@@ -276,20 +276,6 @@ def test_no_crash_loses_or_invents_a_commit(shard: int) -> None:
 
 
 # --- the test sees faults --------------------------------------------------------------------------------------
-
-
-class NeverSynced(Recorder):
-    """Says that files are synced, and does nothing."""
-
-    def datasync(self, fd: int) -> None:
-        self._opened(fd)
-
-
-class DirectoriesNeverSynced(Recorder):
-    """Says that directories are synced, and does nothing."""
-
-    def fsync(self, fd: int) -> None:
-        self._opened(fd)
 
 
 @pytest.mark.parametrize("disk", [NeverSynced, DirectoriesNeverSynced])

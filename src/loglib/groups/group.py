@@ -33,7 +33,7 @@ from ..arguments import Start, parse_start
 from ..config import microseconds
 from ..errors import ForkedHandleError, LogClosedError, OffsetOutOfRangeError, StaleGenerationError
 from ..log import Log
-from ..reader import Reader
+from ..reader import Reader, watch
 from ..records import Batch, Record
 from ..wait import Waiter
 from .assignment import STRATEGIES, TopicPartition
@@ -295,17 +295,10 @@ class Group:
         if self._handled and self._commit_every is not None:
             until.append(self._commit_at)
         if self._waiter is None:
-            self._waiter = self._watch()
+            reading = [each for each in self._ownership.owned() if each not in self._paused]
+            self._waiter = watch(self._place.logs[each] for each in reading)
             return  # and look once more: what came before the watch began is not reported
         self._waiter.wait(max(0.0, min(until) - now))
-
-    def _watch(self) -> Waiter:
-        logs = [self._place.logs[each] for each in self._ownership.owned() if each not in self._paused]
-        waiter = Waiter(log.watermark_path for log in logs if log.writer is None)
-        for log in logs:
-            if log.writer is not None:
-                log.writer.listen(waiter)
-        return waiter
 
     # --- what is handled ---------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ Invariant: a directory `groups/<name>` that exists is whole: it is built aside, 
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 from ..arguments import Start, check_names, parse_start
 from ..config import Durability
-from ..description import make_partition
+from ..description import make_partition, put_in_place
 from ..files import Files
 from ..log import Log
 from .assignment import TopicPartition
@@ -77,21 +76,10 @@ class Place(NamedTuple):
             if not files.exists(parent):
                 with suppress(FileExistsError):  # another member was quicker
                     files.make_directory(parent, self.permissions)
-            self._make_in(parent)
+            aside = os.path.join(parent, f".{self.name[:200]}.{os.urandom(8).hex()}.tmp")
+            put_in_place(files, aside, self.path, lambda: self._build(aside))
         files.sync_directory(self.topic_path)
         files.sync_directory(parent)
-
-    def _make_in(self, parent: str) -> None:
-        files = self.files
-        aside = os.path.join(parent, f".{self.name[:200]}.{os.urandom(8).hex()}.tmp")
-        try:
-            self._build(aside)
-            files.rename(aside, self.path)
-        except OSError as error:
-            if files.exists(aside):
-                files.remove_tree(aside)
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another member was quicker
-                raise
 
     def _build(self, aside: str) -> None:
         files = self.files
