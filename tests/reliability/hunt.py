@@ -18,7 +18,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "reliability")]
 ORDINARY = (
     "watermark", "batch", "segment", "recovery", "writer", "lock", "description", "producers", "files", "check", "log",
-    "topic", "partition",
+    "topic", "partition", "fork",
 )  # fmt: skip
 
 
