@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from interrupts import Interrupter, every_point
+from interrupts import Interrupter, every_line, every_point
 from loglib import Group, Topic
 from loglib.groups import group as group_module
 from loglib.groups import members, offsets
@@ -126,3 +126,42 @@ def test_interrupted_join_leaves_no_member(topic: Topic) -> None:
         return interrupted
 
     assert len(list(every_point(once, lines_only=True))) > 20
+
+
+def poll(group: Group, got: list[bytes | None]) -> None:
+    got += [record.value for record in group.poll(max_records=3)]
+    got += [record.value for record in group.poll(max_records=3)]
+
+
+def follow(group: Group, got: list[bytes | None]) -> None:
+    for record in group.follow(timeout=0.0):
+        got.append(record.value)
+        if len(got) > 5:
+            break
+
+
+def batches(group: Group, got: list[bytes | None]) -> None:
+    for batch in group.batches(timeout=0.0):
+        got += batch.values
+        if len(got) > 5:
+            break
+
+
+@pytest.mark.parametrize("read", [poll, follow, batches])
+def test_group_used_on_after_an_interrupt_passes_nothing_over(
+    topic: Topic, read: Callable[[Group, list[bytes | None]], None]
+) -> None:
+    expected = [record.value for record in topic.read()]
+    tried = 0
+
+    def once(interrupter: Interrupter) -> bool:
+        nonlocal tried
+        tried += 1
+        group, got = joined(topic, f"r{tried}"), list[bytes | None]()
+        interrupted = was_interrupted(interrupter, partial(read, group, got))
+        got += [record.value for record in group.follow(timeout=0.0)]
+        assert list(dict.fromkeys(got)) == expected, interrupter.where
+        group.close()
+        return interrupted
+
+    assert len(list(every_line(once))) > 50

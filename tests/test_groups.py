@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from loglib import (
 )
 from loglib.groups import group as group_module
 from loglib.groups import members as members_module
+from loglib.groups.run import Run
 from loglib.testing import Call, FaultyFiles, WatchedFiles
 from test_fork import in_child
 
@@ -1039,14 +1039,14 @@ def test_commit_below_what_is_handled_leaves_that_to_be_committed(topic: Topic) 
 
 def test_group_closed_just_as_its_records_come_hands_out_none(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     group = topic.group("etl")
-    next_run = group._next_run
+    next_run = group._next
 
-    def closed_meanwhile(timeout: float | None) -> Any:
-        run = next_run(timeout)
+    def closed_meanwhile(*asked: Any) -> Any:
+        run = next_run(*asked)
         group.close()
         return run
 
-    monkeypatch.setattr(group, "_next_run", closed_meanwhile)
+    monkeypatch.setattr(group, "_next", closed_meanwhile)
     assert rest(group) == []
     with topic.group("etl") as group:
         assert rest(group) == list(range(10))
@@ -1055,18 +1055,18 @@ def test_group_closed_just_as_its_records_come_hands_out_none(topic: Topic, monk
 def test_reader_of_a_topic_that_another_closes_ends_quietly(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     group = topic.group("etl")
 
-    def closed_meanwhile(_: Any) -> Any:
+    def closed_meanwhile(*_: Any) -> Any:
         group.close()
         raise LogClosedError("the topic was closed")
 
-    monkeypatch.setattr(group, "_take", closed_meanwhile)
+    monkeypatch.setattr(group._progress, "take", closed_meanwhile)
     assert rest(group) == []
     group = topic.group("etl")
 
-    def closed_alone(_: Any) -> Any:
+    def closed_alone(*_: Any) -> Any:
         raise LogClosedError("something else was closed")
 
-    monkeypatch.setattr(group, "_take", closed_alone)
+    monkeypatch.setattr(group._progress, "take", closed_alone)
     with group, pytest.raises(LogClosedError, match="something else"):
         rest(group)
 
@@ -1142,12 +1142,25 @@ def test_runs_are_as_long_as_bodies_are_quick(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, took: float, expected: int
 ) -> None:
     with topic.group("etl") as group:
-        run = group_module._Run(TopicPartition("topic", 0), list(topic.read()))
-        group._run_length = 64
-        monkeypatch.setattr(group_module, "time", SimpleNamespace(monotonic=lambda: run.began + took))
-        group._leave(run, handled=0)
-        monkeypatch.undo()
-        assert group._run_length == expected
+        progress = group._progress
+        batch = next(iter(topic.batches()))
+        run = progress.run = Run(TopicPartition("topic", 0), batch, "one by one")
+        progress._run_length = 64
+        monkeypatch.setattr(run, "seconds", lambda: took)
+        progress.leave(run, came_back=False)
+        assert progress._run_length == expected
+
+
+@pytest.mark.parametrize("ask", [lambda group: group.poll(), lambda group: next(group.follow(timeout=0.0))])
+def test_batch_that_a_loop_still_holds_is_not_handled_when_somebody_asks_for_more(
+    topic: Topic, ask: Callable[[Group], Any]
+) -> None:
+    with topic.group("etl") as group:
+        loop = group.batches(timeout=0.0)
+        held = next(loop)
+        asked = ask(group)
+        first = asked[0] if isinstance(asked, list) else asked
+        assert first.offset == held.offsets.start
 
 
 def test_batch_of_a_lost_partition_is_left_without_an_error(topic: Topic) -> None:

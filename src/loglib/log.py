@@ -376,8 +376,17 @@ class Cursor:
     def seek(self, offset: int) -> None:
         """Go to a record's offset or the flushed end; errors as `Log.cursor`."""
         position = self.log.batch_base(offset, self.log.mark(), past_damage=self._on_damage is not None)
+        self.place = position, offset
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the cursor is, to go back to: the batch, and the first record wanted of it."""
+        return self.position, self._skip_before
+
+    @place.setter
+    def place(self, place: tuple[int, int]) -> None:
         self.close()
-        self.position, self._skip_before, self._last_read = position, offset, None
+        (self.position, self._skip_before), self._last_read = place, None
 
     def _open(self) -> SegmentReader:
         try:

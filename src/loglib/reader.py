@@ -4,6 +4,9 @@ Invariant: a reader owns its position and leaves no trace in the log. `tell` is 
 it will hand out, for each partition, whatever has been read ahead; `seek` takes the same back.
 Order holds within a partition; partitions take turns, a block each.
 
+A batch stays the reader's until all of it is handed out, and what has been is noted in one step, so
+that an interrupt in any line (Ctrl-C) costs no record: whoever goes on with the reader gets the next one.
+
 Threads: a reader belongs to one thread, but for `close`, which may come from any and ends the
 iteration there.
 """
@@ -16,8 +19,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import islice
 from operator import length_hint
 from typing import Literal
 
@@ -68,11 +71,11 @@ class Reader:
         self._reading = threading.Lock()  # held while files are in use, so that close() knows
         self._waiter: Waiter | None = None
         self._waiter_pid = 0
-        self._ready: deque[Batch] = deque()  # read ahead, oldest first
-        self._batch: Batch | None = None  # being handed out as records,
-        self._made = 0  # which have been made up to this offset,
+        self._ready: deque[Batch] = deque()  # read ahead, oldest first; the first may be handed out in part:
+        self._batch: Batch | None = None  # of this one, if it is the first,
+        self._made = 0  # the records up to this offset are made,
         self._records: list[Record] = []  # these last,
-        self._rest: Iterator[Record] = iter(self._records)  # and of these, those still to come
+        self._rest: Iterator[Record] = iter(self._records)  # and of these, those are still to come
         self._ends = dict.fromkeys(self._logs, _FOR_EVER)
         if not follow:
             self._ends = self._offsets("end" if end is None else end, others="end")
@@ -96,8 +99,11 @@ class Reader:
 
     def batches(self) -> Iterator[Batch]:
         """The same as whole columns. What was handed out in part comes as the rest of its batch."""
-        while (batch := self._next_batch(self._timeout)) is not None:
-            yield batch
+        while (batch := self._first(self._timeout)) is not None:
+            part = batch.between(self._next_in(batch), batch.offsets.stop)
+            self._unmake()
+            self._batch, self._made = batch, batch.offsets.stop
+            yield part
 
     def poll(
         self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: float | None = 0.0
@@ -110,34 +116,47 @@ class Reader:
         if max_records is not None and max_records < 1:
             raise ValueError(f"max_records must be at least 1, not {max_records}")
         self._check_open()
+        before = self.tell()
         polled: list[Record] = []
         room = max_bytes
-        while self._have_more(polled, timeout):
-            for record in self._rest:
-                polled.append(record)
-                if room is not None:
-                    room -= len(record.value or b"") + len(record.key or b"")
-                if len(polled) == max_records or (room is not None and room <= 0):
-                    return polled
-            if max_records is None and max_bytes is None:
-                break
+        try:
+            while self._have_more(polled, timeout):
+                for record in self._rest:
+                    polled.append(record)
+                    if room is not None:
+                        room -= len(record.value or b"") + len(record.key or b"")
+                    if len(polled) == max_records or (room is not None and room <= 0):
+                        return polled
+                if max_records is None and max_bytes is None:
+                    break
+        except BaseException:  # an interrupt: the caller does not get what is polled
+            now = self.tell()
+            with suppress(LogError):
+                self.seek({partition: offset for partition, offset in before.items() if offset != now[partition]})
+            raise
         return polled
 
-    def take(self, most: int) -> list[Record]:
-        """Some records of one partition that are there now, up to `most`: those that are made at once.
-
-        The quickest way to records in lists; an empty list means that there are none just now.
-        """
+    def take(self, most: int | None = None) -> Batch | None:
+        """The next records of one partition, as columns, if there are any just now: up to `most`, or a batch."""
         self._check_open()
-        return list(islice(self._rest, most)) if self._have_records(0.0) else []
+        batch = self._first(0.0)
+        if batch is None:
+            return None
+        self._unmake()
+        start, stop = self._next_in(batch), batch.offsets.stop
+        if most is not None and most < stop - start:
+            batch.decode()  # once for all its parts
+            stop = start + most
+        part = batch.between(start, stop)
+        self._batch, self._made = batch, stop
+        return part
 
     def tell(self) -> dict[int, int]:
         """The offset of the next record to be handed out, by partition."""
         positions = {partition: cursor.offset for partition, cursor in self._cursors.items()}
         for batch in reversed(self._ready):
-            positions[batch.partition] = batch.offsets.start
-        if (partial := self._part_left()) is not None:
-            positions[partial.partition] = partial.offsets.start
+            if (offset := self._next_in(batch)) < batch.offsets.stop:
+                positions[batch.partition] = offset
         return positions
 
     def seek(self, start: StartLike) -> None:
@@ -194,8 +213,8 @@ class Reader:
     def _forget(self, partition: int) -> None:
         """Drop what was read ahead of the partition; the others, which may be past finding again, keep theirs."""
         if self._batch is not None and self._batch.partition == partition:
+            self._unmake()
             self._batch = None
-            self._records.clear()  # which ends the iterator of a loop as well
         self._ready = deque(batch for batch in self._ready if batch.partition != partition)
 
     def _have_records(self, timeout: float | None) -> bool:
@@ -204,20 +223,15 @@ class Reader:
             return True
         if self._closed:
             return False
-        batch = self._batch
-        if batch is None or self._made >= batch.offsets.stop:
-            batch = self._next_batch(timeout)
-            if batch is None:
-                return False
-            if len(batch) > _RECORDS_AT_ONCE:
-                batch.decode()  # once for all its parts
-            self._batch, self._made = batch, batch.offsets.start
-        part = batch
-        if len(batch) > _RECORDS_AT_ONCE:
-            part = batch.between(self._made, self._made + _RECORDS_AT_ONCE)
-        self._records = part.records()
-        self._rest = iter(self._records)
-        self._made = part.offsets.stop
+        batch = self._first(timeout)
+        if batch is None:
+            return False
+        part, start = batch, self._next_in(batch)
+        if len(batch) > _RECORDS_AT_ONCE or start > batch.offsets.start:
+            batch.decode()  # once for all its parts
+            part = batch.between(start, start + _RECORDS_AT_ONCE)
+        records = part.records()
+        self._batch, self._made, self._records, self._rest = batch, part.offsets.stop, records, iter(records)
         return True
 
     def _have_more(self, polled: list[Record], timeout: float | None) -> bool:
@@ -229,18 +243,18 @@ class Reader:
         except LogError:  # raised now, it would take the records polled with it
             return False
 
-    def _part_left(self) -> Batch | None:
-        """What is still to come of the batch that is being handed out as records."""
-        if self._batch is None:
-            return None
-        start, stop = self._made - length_hint(self._rest), self._batch.offsets.stop
-        return self._batch.between(start, stop) if start < stop else None
+    def _next_in(self, batch: Batch) -> int:
+        """The offset of the next record to be handed out of a batch that has been read; its end, if there is none."""
+        return self._made - length_hint(self._rest) if batch is self._batch else batch.offsets.start
 
-    def _next_batch(self, timeout: float | None) -> Batch | None:
-        if (part := self._part_left()) is not None:
-            self._batch = None
-            self._records.clear()
-            return part
+    def _unmake(self) -> None:
+        """Forget the records that are made and not handed out, so that they will be made again."""
+        records = self._records
+        self._made, self._records, self._rest = self._made - length_hint(self._rest), [], iter(())
+        records.clear()  # a list iterator ends with its list, also one that a loop holds
+
+    def _first(self, timeout: float | None) -> Batch | None:
+        """The batch that is to be handed out next, or the rest of it; None as for `_have_records`."""
         with self._reading:
             try:
                 return self._read_or_wait(timeout)
@@ -256,7 +270,10 @@ class Reader:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
             if self._ready:
-                return self._ready.popleft()
+                if self._next_in(self._ready[0]) < self._ready[0].offsets.stop:
+                    return self._ready[0]
+                self._ready.popleft()
+                continue
             if self._read_ahead():
                 if self._waiter is not None:
                     self._waiter.progressed()
@@ -275,14 +292,20 @@ class Reader:
             cursor, end = self._cursors[partition], self._ends[partition]
             if cursor.offset >= end:
                 continue
-            batches = cursor.read(self._logs[partition].mark().flushed_end)
-            if self._skip:
-                batches = list(filter(self._is_sound, batches))
-            if batches and batches[-1].next_offset > end:  # an end inside a batch, or inside a block
-                batches = [part for batch in batches if len(part := batch.between(0, end))]
-                cursor.seek(end)
+            place = cursor.place
+            try:
+                batches = cursor.read(self._logs[partition].mark().flushed_end)
+                if self._skip:
+                    batches = list(filter(self._is_sound, batches))
+                if batches and batches[-1].next_offset > end:  # an end inside a batch, or inside a block
+                    batches = [part for batch in batches if len(part := batch.between(0, end))]
+                    cursor.seek(end)
+                ready = deque([*self._ready, *batches])
+                self._ready = ready
+            except BaseException:  # or what it has read would be passed over
+                cursor.place = place
+                raise
             if batches:
-                self._ready.extend(batches)
                 return True
         return False
 

@@ -185,16 +185,16 @@ def test_members_share_the_work_and_handle_each_record_once(kind: Callable[[Path
 
 
 def commit_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Group._next_run
+    original = Group._next
 
-    def early(self: Group, timeout: float | None) -> Any:
-        run = original(self, timeout)
+    def early(self: Group, *asked: Any) -> Any:
+        run = original(self, *asked)
         with self._use():
             if run is not None and not self.closed:
-                self._commit({run.partition: run.records[-1].next_offset})
+                self._commit({run.partition: run.batch.next_offset})
         return run
 
-    monkeypatch.setattr(Group, "_next_run", early)
+    monkeypatch.setattr(Group, "_next", early)
 
 
 def take_no_owner_lock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,10 +220,11 @@ def release_before_committing(monkeypatch: pytest.MonkeyPatch) -> None:
             original(self._ownership, partitions)
             from loglib.groups import Commit
 
-            late = {each: Commit(self._handled[each], "", held[each]) for each in partitions if each in self._handled}
+            handled = self._progress.handled
+            late = {each: Commit(handled[each], "", held[each]) for each in partitions if each in handled}
             if late:
                 commit(self._offsets, late, member=self.member, fence=lambda: None)
-            self._drop(partitions)
+            self._progress.drop(partitions)
 
     monkeypatch.setattr(Group, "_give_up", give_up)
 

@@ -1,8 +1,8 @@
-"""Group: one member of a consumer group: reading the partitions that it owns, and committing how far it got.
+"""Group: one member of a consumer group: who is there, what it owns, and committing how far it got.
 
-Invariant: a record counts as handled when its loop comes back for the next one, and only what is handled
-is committed: a process that dies between any two instructions loses nothing, and repeats what it had not
-committed. A partition is read and committed by its owner alone (owners.py), from the last commit on.
+Invariant: only what is handled (progress.py) is committed: a process that dies between any two
+instructions loses nothing, and repeats what it had not committed. A partition is read and committed by
+its owner alone (owners.py), from the last commit on.
 
 All members do the same, each on its own: look who is there (members.py), compute who should own what
 (assignment.py), give up what they should not, and claim what they should as soon as it is free. This
@@ -19,29 +19,25 @@ import threading
 import time
 import warnings
 import weakref
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import repeat
-from operator import attrgetter, length_hint
 from typing import Any, Literal
 
 from ..arguments import Start, parse_start
 from ..config import microseconds
 from ..errors import ForkedHandleError, LogClosedError, OffsetOutOfRangeError, StaleGenerationError
 from ..log import Log
-from ..reader import Reader, watch
 from ..records import Batch, Record
-from ..wait import Waiter
 from .assignment import STRATEGIES, TopicPartition
 from .lag import Lag, measure_lag
 from .members import Membership, live_members, new_member_name
 from .offsets import Commit
 from .owners import Ownership, read_owner
 from .place import Place
+from .progress import Progress
+from .run import Run, Way
 
 __all__ = ["CommitPolicy", "Group", "OnChange", "TopicsGroup"]
 
@@ -56,41 +52,8 @@ _ARRANGE_S = 1.0
 _CLAIM_S = 0.002
 # With commit="after": records that are handled are committed at most this much later.
 _COMMIT_AFTER_S = 0.1
-# Records are handed out in runs, without coming by here, of a size that takes about this long. One that takes
-# twice as long is cut off: the clock is looked at once in so many records, for 10 ns a record.
-_RUN_S = 0.005
-_LONGEST_RUN = 512
-_CLOCK_RECORDS = 32
-
-
-@dataclass(slots=True)
-class _Run:
-    """Records handed out together, all of one partition."""
-
-    partition: TopicPartition
-    records: list[Record]
-    began: float = field(default_factory=time.monotonic)
-    taken: int = 0  # how many of them were handed out, or are just being,
-    few: Iterator[Record] = field(default_factory=lambda: iter(()))  # from here, as a loop in C
-
-    def next_few(self) -> Iterator[Record] | None:
-        """The next records to be handed out; None when there are none, or it has taken too long."""
-        if self.taken == len(self.records) or (self.taken and time.monotonic() - self.began > 2 * _RUN_S):
-            return None
-        few = self.records[self.taken : self.taken + _CLOCK_RECORDS]
-        self.taken += len(few)
-        self.few = iter(few)
-        return self.few
-
-    def given(self) -> int:
-        """How many were handed out."""
-        return self.taken - length_hint(self.few)
-
-    def cut(self) -> None:
-        """Hand out no more, whichever thread asks."""
-        left = len(list(self.few))
-        del self.records[self.taken - left :]
-        self.taken = len(self.records)
+# Polled at once, unless more are asked for.
+_POLLED_RECORDS = 512
 
 
 class Group:
@@ -126,15 +89,7 @@ class Group:
         self._closed: LogClosedError | None = None
         self._using = threading.Lock()  # held while files are in use, so that close() from elsewhere knows
         self._user = 0  # the thread that holds it
-        self._waiter: Waiter | None = None
-        self._readers: dict[str, Reader] = {}  # by topic, of what is owned and not paused
-        self._turns: deque[str] = deque()
-        self._paused: dict[TopicPartition, int] = {}  # and where to go on
-        self._handled: dict[TopicPartition, int] = {}  # to be committed: the offset after the last one handled
-        self._given: dict[TopicPartition, int] = {}  # the offset after the last one handed out
-        self._by_hand: dict[TopicPartition, int] = {}  # committed by the caller: handled, though its loop ends there
-        self._run: _Run | None = None  # that `follow` is handing out
-        self._run_length = 1
+        self._progress = Progress(place)
         self._live: list[str] = []
         self._revoking = False  # and the caller is told
         self._waiting = False  # for a partition that another member has still to give up
@@ -182,20 +137,20 @@ class Group:
         member's hands it out again. Raises `StaleGenerationError` if the member was evicted, and
         `OffsetOutOfRangeError` if the group's place in the log is gone (see `on_out_of_range`).
         """
-        while (run := self._next_run(timeout)) is not None:
-            self._run = run
+        progress = self._progress
+        while (run := self._next(timeout, "one by one")) is not None:
             if self._closed is not None:  # just now, by another thread
                 run.cut()
-            came_back = False
+            came_back = True
             try:
                 while (few := run.next_few()) is not None:
+                    came_back = False
                     yield from self._shown(run.partition, few)
-                came_back = True
+                    came_back = True
             finally:
-                if self._run is run:  # otherwise seek() or close() has ended it
-                    self._leave(run, handled=run.given() - (not came_back))
+                progress.leave(run, came_back=came_back)
 
-    def poll(self, *, max_records: int = _LONGEST_RUN, timeout: float | None = 0.0) -> list[Any]:
+    def poll(self, *, max_records: int = _POLLED_RECORDS, timeout: float | None = 0.0) -> list[Any]:
         """Up to `max_records` records of one partition; an empty list if `timeout` seconds bring none.
 
         They count as handled with the next call of `poll`, `follow` or `batches`, or when committed.
@@ -203,26 +158,25 @@ class Group:
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, not {max_records}")
         self._check_open()
-        found = self._next(timeout, lambda reader: reader.take(max_records))
-        if found is None:
+        run = self._next(timeout, "polled", max_records)
+        if run is None:
             return []
-        topic, records = found
-        partition = TopicPartition(topic, records[0].partition)
-        self._given[partition] = records[-1].next_offset
-        return list(self._shown(partition, iter(records)))
+        shown = list(self._shown(run.partition, iter(run.batch.records())))
+        run.all_out = True
+        return shown
 
     def batches(self, timeout: float | None = None) -> Iterator[Any]:
         """The same as `follow`, as whole columns."""
-        while (found := self._next(timeout, _next_batch)) is not None:
-            topic, batch = found
-            partition = TopicPartition(topic, batch.partition)
-            self._given[partition] = batch.next_offset
+        progress = self._progress
+        while (run := self._next(timeout, "batch")) is not None:
             came_back = False
             try:
-                yield self._shown_batch(partition, batch)
+                shown = self._shown_batch(run.partition, run.batch)
+                run.all_out = True
+                yield shown
                 came_back = True
             finally:
-                self._leave_batch(partition, batch, came_back=came_back)
+                progress.leave(run, came_back=came_back)
 
     def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Any]:
         """What the caller is given of some records: with several topics, more than the records."""
@@ -233,22 +187,14 @@ class Group:
         del partition
         return batch
 
-    def _next_run(self, timeout: float | None) -> _Run | None:
-        found = self._next(timeout, lambda reader: reader.take(self._run_length))
-        if found is None:
-            return None
-        topic, records = found
-        return _Run(TopicPartition(topic, records[0].partition), records)
-
-    def _next(self, timeout: float | None, take: Callable[[Reader], Any]) -> tuple[str, Any] | None:
-        """What `take` gets from the next topic that has something; None after `timeout` seconds of nothing."""
+    def _next(self, timeout: float | None, way: Way, most: int | None = None) -> Run | None:
+        """The next records, as soon as there are any; None after `timeout` seconds of nothing."""
         deadline = None if timeout is None else time.monotonic() + timeout
         found = None
         try:
             with self._use():
-                self._put_back()
-                self._settle()
-                found = self._find(deadline, take)
+                self._progress.settle()
+                found = self._find(deadline, way, most)
         except LogClosedError:
             if self._closed is None:
                 raise
@@ -257,99 +203,43 @@ class Group:
             raise self._closed
         return found if self._closed is None else None
 
-    def _find(self, deadline: float | None, take: Callable[[Reader], Any]) -> tuple[str, Any] | None:
+    def _find(self, deadline: float | None, way: Way, most: int | None) -> Run | None:
         while self._closed is None:
             now = time.monotonic()
             if now >= self._look_at:
                 self._look(now)
             self._commit_if_due(now)
-            if (found := self._take(take)) is not None:
-                return found
+            try:
+                run = self._progress.take(way, most)
+            except OffsetOutOfRangeError:  # retention has overtaken this member
+                overtaken = self._progress.overtaken() if self._restart else []
+                if not overtaken:
+                    raise
+                self._start_again(overtaken)
+                continue
+            if run is not None:
+                return run
             if deadline is not None and now >= deadline:
                 return None
-            self._wait(now, deadline)
+            until = [self._look_at]
+            if deadline is not None:
+                until.append(deadline)
+            if self._progress.handled and self._commit_every is not None:
+                until.append(self._commit_at)
+            self._progress.wait(max(0.0, min(until) - now))
         return None
 
-    def _take(self, take: Callable[[Reader], Any]) -> tuple[str, Any] | None:
-        """What `take` gets from the next topic that has something just now."""
-        for _ in self._readers:
-            topic = self._turns[0]
-            self._turns.rotate(-1)
-            try:
-                if found := take(self._readers[topic]):
-                    return topic, found
-            except OffsetOutOfRangeError as error:  # retention has overtaken this member
-                if not self._restart:
-                    raise
-                partition = TopicPartition(topic, error.partition)
-                offset = self._first(self._place.logs[partition])
-                self._commit({partition: offset})
-                self._readers[topic].seek({error.partition: offset})
-                return self._take(take)
-        return None
+    def _start_again(self, partitions: list[TopicPartition]) -> None:
+        """Go to where a group without a commit begins."""
+        starts = {each: self._first(self._place.logs[each]) for each in partitions}
+        self._commit(starts)
+        self._progress.add(starts)
 
-    def _wait(self, now: float, deadline: float | None) -> None:
-        until = [self._look_at]
-        if deadline is not None:
-            until.append(deadline)
-        if self._handled and self._commit_every is not None:
-            until.append(self._commit_at)
-        if self._waiter is None:
-            reading = [each for each in self._ownership.owned() if each not in self._paused]
-            self._waiter = watch(self._place.logs[each] for each in reading)
-            return  # and look once more: what came before the watch began is not reported
-        self._waiter.wait(max(0.0, min(until) - now))
-
-    # --- what is handled ---------------------------------------------------------------------------
-
-    def _leave(self, run: _Run, *, handled: int) -> None:
-        """The loop has come back from a run, or been left: what was handled, and what is still to be given out."""
-        self._run = None
-        partition, records, given = run.partition, run.records, run.given()
-        by_hand = self._by_hand.get(partition, -1)
-        if by_hand >= 0:
-            handled = max(handled, bisect_left(records, by_hand, hi=given, key=attrgetter("offset")))
-        took = time.monotonic() - run.began
-        if took > 2 * _RUN_S:
-            self._run_length = max(1, self._run_length // 8)
-        elif took < _RUN_S:
-            self._run_length = min(2 * self._run_length, _LONGEST_RUN)
-        if handled > 0 and (next_offset := records[handled - 1].next_offset) > by_hand:
-            self._handled[partition] = next_offset
-        if records and handled < len(records):
-            self._go_to(partition, records[max(handled, 0)].offset)
-
-    def _leave_batch(self, partition: TopicPartition, batch: Batch, *, came_back: bool) -> None:
-        """The same for a batch, which is handled as a whole or not at all."""
-        if came_back:
-            self._given.pop(partition, None)
-            self._handled[partition] = batch.next_offset
-        elif self._by_hand.get(partition) != batch.next_offset:
-            self._given.pop(partition, None)
-            self._go_to(partition, batch.offsets.start)
-
-    def _go_to(self, partition: TopicPartition, offset: int) -> None:
-        if partition in self._paused:
-            self._paused[partition] = offset
-        elif partition.topic in self._readers:
-            self._readers[partition.topic].seek({partition.partition: offset})
-
-    def _settle(self) -> None:
-        """What was handed out is handled: its receiver has come back for more."""
-        if self._given:
-            owned = self._ownership.owned()
-            self._handled.update({each: offset for each, offset in self._given.items() if each in owned})
-            self._given.clear()
-
-    def _put_back(self) -> None:
-        """End a run whose loop has not come back: its last record counts as not handled."""
-        if self._run is not None:
-            self._run.cut()
-            self._leave(self._run, handled=self._run.given() - 1)
+    # --- places -----------------------------------------------------------------------------------
 
     def tell(self) -> dict[Any, int]:
         """The offset of the next record to be handed out, by partition owned."""
-        return self._by_key(self._next_offsets())
+        return self._by_key(self._progress.next_offsets())
 
     def seek(self, start: Start | Mapping[Any, Start]) -> None:
         """Go to a start in all partitions owned, or in those that a mapping names; committed like any progress."""
@@ -362,29 +252,19 @@ class Group:
                 self._require_owner(partition)
             offsets = self._place.resolve(start if named is None else named, self._ownership.owned())
             for partition, offset in offsets.items():
-                self._go_to(partition, offset)
-                if self._run is not None and self._run.partition == partition:
-                    self._run.cut()
-                    self._run = None
-                self._handled[partition] = offset
-                self._given.pop(partition, None)
-                self._by_hand.pop(partition, None)
+                self._progress.seek(partition, offset)
 
     def pause(self, *partitions: Any) -> None:
         """Hand out nothing more of these partitions, which stay this member's, until `resume`."""
         with self._use():
             for partition in self._owned_of(partitions):
-                if partition not in self._paused:
-                    self._paused[partition] = self._next_offsets()[partition]
-                    if self._run is not None and self._run.partition == partition:
-                        self._run.cut()
-                    self._read_from({})
+                self._progress.pause(partition)
 
     def resume(self, *partitions: Any) -> None:
         """Go on with paused partitions where they were left."""
         with self._use():
-            starts = {each: self._paused.pop(each) for each in self._owned_of(partitions) if each in self._paused}
-            self._read_from(starts)
+            for partition in self._owned_of(partitions):
+                self._progress.resume(partition)
 
     def _owned_of(self, keys: Iterable[Any]) -> list[TopicPartition]:
         self._check_open()
@@ -408,7 +288,7 @@ class Group:
             self._check_open()
             offsets = self._asked(what)
             self._commit(offsets, meta)
-            self._by_hand.update(offsets)
+            self._progress.committed_by_hand(offsets)
 
     def committed(self) -> dict[Any, Commit]:
         """The last commit for each partition that has any, whoever made it."""
@@ -440,10 +320,7 @@ class Group:
 
     def _asked(self, what: Any) -> dict[TopicPartition, int]:
         if what is None:
-            if self._run is not None and (given := self._run.given()):
-                self._given[self._run.partition] = self._run.records[given - 1].next_offset
-            self._settle()
-            return dict(self._handled)
+            return self._progress.so_far()
         if isinstance(what, Mapping):
             return self._place.resolve({self._partition(key): offset for key, offset in what.items()})
         record, partition = self._record(what)
@@ -460,8 +337,8 @@ class Group:
             return self._offsets.commits()
 
     def _commit_if_due(self, now: float) -> None:
-        if self._commit_every is not None and self._handled and now >= self._commit_at:
-            self._commit(dict(self._handled))
+        if self._commit_every is not None and self._progress.handled and now >= self._commit_at:
+            self._commit(dict(self._progress.handled))
             self._commit_at = time.monotonic() + self._commit_every
 
     def _commit(self, offsets: Mapping[TopicPartition, int], meta: str = "") -> None:
@@ -475,9 +352,7 @@ class Group:
                 self._require_owner(partition)
 
         self._offsets.commit(commits, member=self.member, fence=fence)
-        for partition, offset in offsets.items():
-            if self._handled.get(partition, offset) <= offset:
-                self._handled.pop(partition, None)
+        self._progress.committed(offsets)
 
     def _require_owner(self, partition: TopicPartition) -> int:
         generation = self._ownership.generation(partition)
@@ -523,10 +398,11 @@ class Group:
                 self._revoking = True
                 self._on_revoke([self._key(each) for each in partitions])
             if self._commit_every is not None:
-                self._commit({each: self._handled[each] for each in partitions if each in self._handled})
+                handled = self._progress.handled
+                self._commit({each: handled[each] for each in partitions if each in handled})
         finally:
             self._revoking = False
-            self._drop(partitions)
+            self._progress.drop(partitions)
             self._ownership.release(partitions)
 
     def _claim(self, partitions: list[TopicPartition]) -> None:
@@ -544,8 +420,9 @@ class Group:
             starts = {each: self._starting(each, commits.get(each)) for each in claimed}
             # A start that is no commit yet becomes one where it could move: whoever comes next must not begin later.
             self._commit({each: offset for each, offset in starts.items() if self._moves(offset, commits.get(each))})
-            self._read_from(starts)
+            self._progress.add(starts)
         except BaseException:
+            self._progress.drop(partitions)
             self._ownership.release(each for each in partitions if each in self._ownership.owned())
             raise
         if self._on_assign is not None:
@@ -555,12 +432,12 @@ class Group:
         log = self._place.logs[partition]
         if commit is None:
             return self._first(log)
-        mark = log.mark()
-        if mark.log_start_offset <= commit.offset <= mark.flushed_end:
-            return commit.offset
-        if not self._restart:
-            raise OffsetOutOfRangeError(log.partition, commit.offset, mark.log_start_offset, mark.flushed_end)
-        return self._first(log)
+        try:
+            return log.resolve(commit.offset)
+        except OffsetOutOfRangeError:
+            if not self._restart:
+                raise
+            return self._first(log)
 
     def _moves(self, offset: int, commit: Commit | None) -> bool:
         """Whether a start is another than the commit, or, if there is none, one that depends on the time."""
@@ -573,53 +450,10 @@ class Group:
     def _lose(self, lost: list[TopicPartition]) -> None:
         """After an eviction: others may read on already."""
         self._unsettled = True
-        self._drop(lost)
+        self._progress.drop(lost)
         self._ownership.release(lost)
         if lost and self._on_revoke is not None:
             self._on_revoke([self._key(each) for each in lost])
-
-    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
-        gone = set(partitions)
-        for each in gone:
-            for offsets in (self._handled, self._given, self._paused, self._by_hand):
-                offsets.pop(each, None)
-        self._read_from({}, without=gone)
-
-    def _positions(self) -> dict[TopicPartition, int]:
-        positions = dict(self._paused)
-        for topic, reader in self._readers.items():
-            positions |= {TopicPartition(topic, number): offset for number, offset in reader.tell().items()}
-        return positions
-
-    def _next_offsets(self) -> dict[TopicPartition, int]:
-        """The positions, less what has been read and not yet handed out."""
-        positions = self._positions()
-        run = self._run
-        if run is not None and (given := run.given()) < len(run.records):
-            positions[run.partition] = run.records[given].offset
-        return positions
-
-    def _read_from(self, starts: Mapping[TopicPartition, int], *, without: Iterable[TopicPartition] = ()) -> None:
-        """Read what is owned and not paused: on from where it was, or from these starts."""
-        excluded = {*without, *self._paused}
-        positions = {each: offset for each, offset in self._positions().items() if each not in excluded}
-        positions.update(starts)
-        by_topic: dict[str, dict[int, int]] = {}
-        for partition, offset in positions.items():
-            by_topic.setdefault(partition.topic, {})[partition.partition] = offset
-        for reader in self._readers.values():
-            reader.close()
-        self._readers = {
-            topic: Reader(
-                [self._place.logs[TopicPartition(topic, number)] for number in offsets], dict(offsets),
-                follow=True, timeout=0.0, clock=self._place.clock,
-            )
-            for topic, offsets in by_topic.items()
-        }  # fmt: skip
-        self._turns = deque(self._readers)
-        if self._waiter is not None:
-            self._waiter.close()
-            self._waiter = None
 
     # --- names ---------------------------------------------------------------------------------------
 
@@ -645,9 +479,7 @@ class Group:
     def close(self) -> None:
         """Commit what is handled, give the partitions up and leave the group; ends an iteration in any thread."""
         self._closed = self._closed or LogClosedError(f"group {self.name} is closed; join it again")
-        waiter = self._waiter
-        if waiter is not None:
-            waiter.wake()
+        self._progress.wake()
         self._finish()
 
     @contextmanager
@@ -680,7 +512,7 @@ class Group:
     def _release(self) -> None:
         if self._left:
             return
-        self._put_back()
+        self._progress.put_back()
         try:
             if self._membership.is_valid():
                 self._give_up(self._ownership.owned())
@@ -689,10 +521,7 @@ class Group:
             with suppress(FileNotFoundError):  # the group's directory may be gone
                 self._membership.leave()
             self._offsets.close()
-            for reader in self._readers.values():
-                reader.close()
-            if self._waiter is not None:
-                self._waiter.close()
+            self._progress.close()
             self._left = True
             _live_groups.discard(self)
 
@@ -702,9 +531,9 @@ class Group:
         self._user = 0
         self._closed = ForkedHandleError(self._place.path, parent_pid)
         self._left = True
-        if self._run is not None:  # what is left of it is the parent's
-            self._run.cut()
-            self._run = None
+        if self._progress.run is not None:  # what is left of it is the parent's
+            self._progress.run.cut()
+            self._progress.run = None
         self._ownership.abandon()
         self._membership.abandon()
         self._offsets.close()
@@ -737,10 +566,6 @@ class TopicsGroup(Group):
             case (str() as topic, int() as number) if TopicPartition(topic, number) in self._place.logs:
                 return TopicPartition(topic, number)
         raise ValueError(f"group {self.name} has no partition {key!r}; they are (topic, partition)")
-
-
-def _next_batch(reader: Reader) -> Batch | None:
-    return next(reader.batches(), None)
 
 
 def _commit_interval(policy: CommitPolicy) -> float | None:
