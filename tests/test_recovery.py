@@ -487,6 +487,18 @@ def test_lost_watermark_does_not_turn_rot_into_a_torn_tail(open_topic: Open, pat
     refuses_and_changes_nothing(path)
 
 
+def test_lost_watermark_leaves_alone_what_a_batch_proves_to_be_durable(open_topic: Open, path: Path) -> None:
+    """Only the last flush has no batch behind it that says so, and is written again."""
+    with open_topic() as topic:
+        for value in (b"first", b"second", b"third"):
+            last = topic.append(value, sync=True)
+        end = topic.partition(0).high_watermark
+    (path / "0000" / "watermark").unlink()
+    with Topic.open(path) as topic:
+        recovery = topic.partition(0).recovery
+        assert recovery is not None and recovery.rewritten_bytes == end - last.offset
+
+
 def test_watermark_ahead_of_the_data_is_corruption(open_topic: Open, path: Path) -> None:
     closed_topic(open_topic)
     mark = mark_of(path)
