@@ -149,6 +149,7 @@ class Group:
                     came_back = True
             finally:
                 progress.leave(run, came_back=came_back)
+            del run, few  # or the next records are made in memory that no cache holds
 
     def poll(self, *, max_records: int = _POLLED_RECORDS, timeout: float | None = 0.0) -> list[Any]:
         """Up to `max_records` records of one partition; an empty list if `timeout` seconds bring none.

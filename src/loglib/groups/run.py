@@ -24,8 +24,7 @@ Way = Literal["one by one", "batch", "polled"]
 
 RUN_S = 0.005
 _LOOKS = 16  # at the clock, in each run,
-_MOST_BETWEEN_LOOKS = 128  # and at least once in so many records
-_RECORDS_AT_ONCE = 512  # made into objects at once, as by readers
+_MOST_AT_ONCE = 256  # and at least once in so many records, which are made together: they fit the processor's cache
 
 
 class Run:
@@ -41,13 +40,11 @@ class Run:
         self.way = way
         self.all_out = False  # handed out all at once; an attribute, for setting it cannot be interrupted
         self._began = time.monotonic()
-        self._between_looks = max(1, min(len(batch) // _LOOKS, _MOST_BETWEEN_LOOKS))
-        self._made: list[Record] = []  # last,
-        self._made_from = 0  # from this offset on
-        self._few: Iterator[Record] = iter(())  # of these, being handed out as a loop in C,
+        self._at_once = max(1, min(len(batch) // _LOOKS, _MOST_AT_ONCE))
+        self._few: Iterator[Record] = iter(())  # being handed out, as a loop in C,
         self._taken = batch.offsets.start  # up to this offset
         self._stop = batch.offsets.stop
-        if len(batch) > _RECORDS_AT_ONCE and way == "one by one":
+        if way == "one by one":
             batch.decode()  # once for all its parts
 
     def next_few(self) -> Iterator[Record] | None:
@@ -55,11 +52,7 @@ class Run:
         start, taken = self.batch.offsets.start, self._taken
         if taken >= self._stop or (taken > start and self.seconds() > 2 * RUN_S):
             return None
-        index = taken - self._made_from
-        if index == len(self._made) or not self._made:
-            self._made, self._made_from = self.batch.between(taken, taken + _RECORDS_AT_ONCE).records(), taken
-            index = 0
-        few = self._made[index : index + self._between_looks]
+        few = self.batch.between(taken, min(taken + self._at_once, self._stop)).records()
         self._few, self._taken = iter(few), taken + len(few)
         return self._few
 
