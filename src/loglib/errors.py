@@ -109,15 +109,19 @@ class InvalidOffsetError(LogError, ValueError):
 
 
 class LockedError(LogError):
-    """Another writer holds the partition. Attributes: `path` of the lock file, `holder` in words."""
+    """Another writer, or member of a group, holds the file. Attributes: its `path`, the `holder` in words."""
 
-    def __init__(self, path: str | os.PathLike[str], holder: str) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        holder: str,
+        *,
+        advice: str = "close that writer, or open with mode='r' to read, "
+        "or with shared=True to write to a partition of your own",
+    ) -> None:
         self.path = os.fspath(path)
         self.holder = holder
-        super().__init__(
-            f"{self.path} is held by {holder}; close that writer, or open with mode='r' to read, "
-            "or with shared=True to write to a partition of your own"
-        )
+        super().__init__(f"{self.path} is held by {holder}; {advice}")
 
 
 class LogClosedError(LogError):

@@ -84,7 +84,9 @@ def _hold(files: Files, path: str, permissions: int) -> HeldFile:
         holder = file.text()
         file.abandon()
         time.sleep(_JOIN_NAP_S)
-    raise LockedError(path, f"a member of that name: {holder or 'just joining'}")
+    raise LockedError(
+        path, f"a member of that name: {holder or 'just joining'}", advice="join under another, or after it has left"
+    )
 
 
 def _is_held(files: Files, path: str) -> bool:

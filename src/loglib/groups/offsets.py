@@ -323,7 +323,8 @@ class OffsetLog:
             nap = min(2 * nap, _LONGEST_NAP_S)
             yield
         path = os.path.join(self._directory, writer_lock.NAME)
-        raise LockedError(path, f"another member, for {_LOCK_TIMEOUT_S:.0f} seconds: it may be stopped")
+        holder = f"another member, for {_LOCK_TIMEOUT_S:.0f} seconds: it may be stopped"
+        raise LockedError(path, holder, advice="let it go on, or end it, and commit again")
 
 
 class _End(NamedTuple):
