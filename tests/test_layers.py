@@ -23,6 +23,7 @@ LAYERS = [
     {"flusher", "handles"},
     {"partition", "groups"},
     {"topic"},
+    {"consumer_groups"},
     {"spark", "testing"},
     {"__init__"},
 ]

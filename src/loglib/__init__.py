@@ -17,6 +17,7 @@ except ImportError as _error:
 import logging
 
 from .config import FlushPolicy, Retention, TopicConfig
+from .consumer_groups import evict_member, group, reset_group
 from .errors import (
     ConfigConflictError,
     CorruptLogError,
@@ -40,7 +41,7 @@ from .groups import Commit, Group, Lag, TopicPartition, TopicsGroup
 from .partition import Partition
 from .reader import Reader
 from .records import Batch, Damage, OffsetRange, Position, Record
-from .topic import Topic, evict_member, group, reset_group
+from .topic import Topic
 
 __version__ = "0.1.0"
 

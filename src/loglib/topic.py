@@ -21,7 +21,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import EllipsisType
@@ -43,11 +43,10 @@ from .errors import (
 )
 from .files import REAL, Files
 from .flusher import Flusher
-from .groups import Group, Move, TopicPartition, TopicsGroup, administration
+from .groups import Group, TopicPartition
 from .groups.group import CommitPolicy, OnChange
 from .groups.place import Place
 from .handles import Handles
-from .log import Log
 from .mounts import network_file_system
 from .partition import Partition, append_groups
 from .partitioner import Partitioner, by_crc32, spread
@@ -57,7 +56,7 @@ from .retention import Decision
 from .segment import Identity
 from .writer import Writer, now_us
 
-__all__ = ["Topic", "evict_member", "group", "reset_group"]
+__all__ = ["Topic"]
 
 logger = logging.getLogger("loglib")
 
@@ -373,7 +372,7 @@ class Topic:
         """
         return self._handles.track(
             Group(
-                _place([self], name), start=start, member=member, commit=commit, strategy=strategy,
+                self.place(name), start=start, member=member, commit=commit, strategy=strategy,
                 on_assign=on_assign, on_revoke=on_revoke, on_out_of_range=on_out_of_range,
             )
         )  # fmt: skip
@@ -430,9 +429,11 @@ class Topic:
         """Close the group with the topic."""
         self._handles.track(joined)
 
-    def place(self, name: str, logs: Mapping[TopicPartition, Log]) -> Place:
-        """Where a group of that name keeps its files."""
+    def place(self, name: str, topics: Sequence[Topic] = ()) -> Place:
+        """Where a group of that name, on this topic or on several, keeps its files."""
+        check_names(name)
         self._handles.check_open()
+        logs = {TopicPartition(each.name, one.id): one.log for each in topics or [self] for one in each.partitions}
         durability, permissions = self.config.durability, self.config.permissions
         return Place(self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock)
 
@@ -527,53 +528,6 @@ class Topic:
         assert refused is not None
         count = len(self.partitions)
         raise LockedError(self.path, f"others: all {count} partitions are taken, the last by {refused.holder}")
-
-
-# --- consumer groups ---------------------------------------------------------------------------------
-
-
-def group(topics: Sequence[Topic], name: str, **options: Any) -> TopicsGroup:
-    """Join a consumer group on several topics; options as for `Topic.group`.
-
-    The group's files are in the directory of the first topic: all members must give the topics in
-    one order. Records come as (topic name, record), and partitions are `TopicPartition`s.
-    """
-    names = [topic.name for topic in topics]
-    if not topics or len(set(names)) < len(names):
-        raise ValueError(f"a group needs topics of different names, not {names}")
-    joined = TopicsGroup(_place(topics, name), **options)
-    for topic in topics:
-        topic.track(joined)
-    return joined
-
-
-def reset_group(
-    topic: Topic, name: str, start: Start | Mapping[int, Start], *, dry_run: bool = False
-) -> dict[int, Move]:
-    """Move a group's committed offsets to a start, while it has no members; returns where from and to.
-
-    With `dry_run` nothing is committed. Raises `GroupBusyError` if the group has members.
-    """
-    if isinstance(start, Mapping):
-        start_of: Any = {TopicPartition(topic.name, topic.partition(number).id): each for number, each in start.items()}
-    else:
-        start_of = start
-    moves = administration.reset(_place([topic], name), start_of, dry_run=dry_run)
-    return {each.partition: move for each, move in moves.items()}
-
-
-def evict_member(topic: Topic, name: str, member: str) -> list[int]:
-    """Take the partitions of a member that hangs away from it; returns them. Others claim them at once.
-
-    The member gets `StaleGenerationError` when it next asks for records or commits.
-    """
-    return [each.partition for each in administration.evict(_place([topic], name), member)]
-
-
-def _place(topics: Sequence[Topic], name: str) -> Place:
-    check_names(name)
-    logs = {TopicPartition(topic.name, each.id): each.log for topic in topics for each in topic.partitions}
-    return topics[0].place(name, logs)
 
 
 def _random_below(count: int) -> int:

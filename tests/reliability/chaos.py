@@ -289,7 +289,7 @@ class Chaos:
 
     def commits(self, topic: Topic) -> Iterator[Line]:
         """Every commit there ever was, in the order of the log, as lines of evidence that are dated from 1970 on."""
-        offsets: OffsetLog = _place(topic).offsets()
+        offsets: OffsetLog = topic.place(GROUP).offsets()
         try:
             log = offsets._log
             mark = log.mark()
@@ -303,12 +303,6 @@ class Chaos:
                         )
         finally:
             offsets.close()
-
-
-def _place(topic: Topic) -> Any:
-    from loglib.topic import _place as place
-
-    return place([topic], GROUP)
 
 
 # --- what must hold ---------------------------------------------------------------------------------------------------
