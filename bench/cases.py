@@ -16,6 +16,7 @@ OBVIOUS = "obvious log"
 SQLITE = "sqlite3"
 LMDB = "lmdb"
 ARROW = "pyarrow IPC"
+FLOOR = "floor"  # the steps that cannot be left out, alone: see floors.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ def _unsynced_write_cases(sizes: Sizes) -> list[Case]:
                 for label, system in (
                     (OURS, "loglib"),
                     (RAW, "raw"),
+                    (f"{FLOOR}: join, CRC, write", "floor"),
                     (OBVIOUS, "obvious"),
                     (SQLITE, "sqlite3"),
                     (LMDB, "lmdb"),
@@ -187,6 +189,8 @@ def _partitioned_cases(sizes: Sizes) -> list[Case]:
                 Run(OURS, spread),
                 Run(f"{OURS}, one partition", _write("loglib", sizes, "16+200", 10_000)),
                 Run(f"{OURS}, no keys, one partition", _write("loglib", sizes, "200", 10_000)),
+                Run(f"{FLOOR}: spread, join, CRC, write", _write("spread floor", sizes, "16+200", 10_000)),
+                Run(f"{FLOOR}, no keys", _write("floor", sizes, "200", 10_000)),
                 Run(f"{SQLITE}, one table", _write("sqlite3", sizes, "16+200", 10_000)),
             ),
             sizes.repeats,
@@ -203,8 +207,19 @@ def _read_cases(sizes: Sizes) -> list[Case]:
         (LMDB, "lmdb"),
         (ARROW, "arrow"),
     )
-    records = ((OURS, "loglib"), (OBVIOUS, "obvious"), (SQLITE, "sqlite3"), (LMDB, "lmdb"))
-    arrow = ((OURS, "loglib"), ("raw pread, 1 MiB blocks", "raw"), (f"{ARROW}, mapped, unchecked", "arrow"))
+    records = (
+        (OURS, "loglib"),
+        (f"{FLOOR}: the objects alone", "floor"),
+        (OBVIOUS, "obvious"),
+        (SQLITE, "sqlite3"),
+        (LMDB, "lmdb"),
+    )
+    arrow = (
+        (OURS, "loglib"),
+        ("raw pread, 1 MiB blocks", "raw"),
+        (f"{FLOOR}: pread and CRC", "floor"),
+        (f"{ARROW}, mapped, unchecked", "arrow"),
+    )
     return [
         *(
             _read_case(f"read values[{shape_title(shape)}]", "read_columns", shape, columns, sizes, repeats)
@@ -221,6 +236,10 @@ def _read_cases(sizes: Sizes) -> list[Case]:
     ]
 
 
+# What is read by what has no file of its own; None: what is in memory.
+_FILES = {("read_columns", "slices"): None, ("read_records", "floor"): None, ("read_arrow", "floor"): "raw"}
+
+
 def _read_case(
     name: str, kind: str, shape: str, systems: tuple[tuple[str, str], ...], sizes: Sizes, repeats: int
 ) -> Case:
@@ -231,9 +250,10 @@ def _read_case(
             Run(
                 label,
                 Job(kind, {"system": system, **options}),
-                None if system == "slices" else Job("fill", {"system": system, "per_call": 10_000, **options}),
+                Job("fill", {"system": file, "per_call": 10_000, **options}) if file else None,
             )
             for label, system in systems
+            for file in [_FILES.get((kind, system), system)]
         ),
         repeats,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import alternatives
 from alternatives import BLOCK_BYTES, COMMIT_MESSAGES
-from inputs import payload_bytes_of, value_sizes
+from inputs import keys_of, payload_bytes_of, value_sizes, values_of
 from measure import Measurement, timed_rounds
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def read_columns(directory: Path, options: Options) -> Measurement:
 
 def read_records(directory: Path, options: Options) -> Measurement:
     """Read records one by one: offset, timestamp, key, value and headers, where the system has them."""
-    read = _record_reader(options.text("system"), directory, keyed="+" in options.text("shape"))
+    read = _record_reader(directory, options)
 
     def work() -> None:
         messages = 0
@@ -54,6 +54,10 @@ def read_arrow(directory: Path, options: Options) -> Measurement:
     """Read Arrow record batches, or, for the machine's limit, the bytes of 1 MiB blocks."""
     if options.text("system") == "raw":
         return _measured(lambda: _pread_all(directory / "raw"), options)
+    if options.text("system") == "floor":
+        from floors import pread_and_check
+
+        return _measured(lambda: pread_and_check(directory / "raw"), options)
     import pyarrow  # noqa: F401 - loaded before the clock starts.
 
     def work() -> None:
@@ -86,13 +90,20 @@ def _column_reader(directory: Path, options: Options) -> Callable[[], Iterable[l
     return lambda: arrow_values(directory)
 
 
-def _record_reader(system: str, directory: Path, *, keyed: bool) -> Callable[[], Iterable[object]]:
+def _record_reader(directory: Path, options: Options) -> Callable[[], Iterable[object]]:
+    system, shape = options.text("system"), options.text("shape")
     if system == "loglib":
         from ours import records
 
         return lambda: records(directory)
+    if system == "floor":
+        from floors import records_of
+
+        messages = options.number("messages")
+        values, keys = values_of(shape, messages), keys_of(shape, messages)
+        return lambda: records_of(values, keys)
     if system == "obvious":
-        return lambda: alternatives.obvious_records(directory, keyed=keyed)
+        return lambda: alternatives.obvious_records(directory, keyed="+" in shape)
     if system == "sqlite3":
         return lambda: alternatives.sqlite_records(directory)
     from lmdb_log import lmdb_records

@@ -57,4 +57,8 @@ def open_alternative(system: str, directory: Path, *, sync: bool) -> Writer:
         from arrow_stream import ArrowStream
 
         return ArrowStream(directory, sync=sync)
+    if system in ("floor", "spread floor"):
+        from floors import JoinedFile, SpreadFile
+
+        return (JoinedFile if system == "floor" else SpreadFile)(directory)
     raise ValueError(f"unknown system: {system}")
