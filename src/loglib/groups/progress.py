@@ -74,12 +74,13 @@ class Progress:
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on from there, and count it as progress."""
-        if self.run is not None and self.run.partition == partition:
+        if of_run := self.run is not None and self.run.partition == partition:
             self.run.cut()
-            self.run = None
         self._go_to(partition, offset)
         self._by_hand.pop(partition, None)
         self.handled[partition] = offset
+        if of_run:
+            self.run = None
 
     def overtaken(self) -> list[TopicPartition]:
         """The partitions of which retention has dropped what was to come next."""
@@ -112,7 +113,6 @@ class Progress:
         """The receiver of a run has come back for more, or has not: note what is handled, and where to go on."""
         if self.run is not run:  # seek() or close() has ended it
             return
-        self.run = None
         partition, by_hand = run.partition, self._by_hand.get(run.partition, -1)
         offset = max(run.handled_to(came_back=came_back), min(by_hand, run.offset))
         if run.way == "one by one":
@@ -122,6 +122,7 @@ class Progress:
             self.handled[partition] = next_offset
         if next_offset != run.batch.next_offset:
             self._go_to(partition, next_offset)
+        self.run = None  # at last: after an interrupt it is left once more
 
     def settle(self) -> None:
         """Somebody comes for more: what was polled is handled now, the last of a loop that is still held is not."""

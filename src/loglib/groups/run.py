@@ -54,6 +54,9 @@ class Run:
             return None
         few = self.batch.between(taken, min(taken + self._at_once, self._stop)).records()
         self._few, self._taken = iter(few), taken + len(few)
+        if self._taken > self._stop:  # cut meanwhile, by another thread
+            self.cut()
+            return None
         return self._few
 
     @property
@@ -80,4 +83,4 @@ class Run:
         """Hand out no more, whichever thread asks."""
         if not self.all_out:
             self._taken -= len(list(self._few))
-            self._stop = self._taken
+            self._stop = min(self._stop, self._taken)
