@@ -35,7 +35,6 @@ pytestmark = pytest.mark.reliability
 
 ERRORS = ("EIO", "ENOSPC", "EMFILE", "EROFS", "EACCES", "EINTR")
 # What these say goes the same way through the library, whatever the number: three of them in every run, all in a soak.
-LOOKING = ("pread", "read", "fstat", "stat", "lstat", "listdir", "statvfs", "flock", "close", "drop_cached")
 SHARDS = 4
 
 
@@ -101,8 +100,6 @@ def fast(tmp_path: Path) -> Iterator[Path]:
 
 def faults_of(call: Call) -> list[str]:
     short = ["short"] if call.name in ("pread", "pwritev", "read", "write", "sendfile") else []
-    if call.name in LOOKING and scale(1) == 1:
-        return ["EIO", "EACCES", "EINTR", *short]
     return [*ERRORS, "late", *short]
 
 

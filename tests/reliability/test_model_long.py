@@ -17,7 +17,7 @@ pytestmark = pytest.mark.reliability
 
 SHARDS = 16
 SEQUENCES = 5000
-STEPS = 50
+STEPS = 63  # at most; 50 on average, since hypothesis ends some earlier
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -25,7 +25,7 @@ def test_topic_behaves_like_lists_in_thousands_of_sequences(shard: int) -> None:
     done = steps = 0
 
     class Machine(TopicMachine):
-        whole_every = 7
+        whole_every = 11
 
         def teardown(self) -> None:
             nonlocal done, steps
