@@ -34,7 +34,6 @@ from loglib.testing import Call, RecordingFiles, WatchedFiles
 pytestmark = pytest.mark.reliability
 
 ERRORS = ("EIO", "ENOSPC", "EMFILE", "EROFS", "EACCES", "EINTR")
-# What these say goes the same way through the library, whatever the number: three of them in every run, all in a soak.
 SHARDS = 4
 
 
