@@ -468,6 +468,7 @@ class Judge:
         self.nested: set[int] = set()  # of the states inside recovery
         self.judged = 0
         self._outcomes: dict[tuple[int, int, str], Outcome] = {}
+        self._went_on: dict[int, Outcome] = {}  # by the files after recovery
         self._same: dict[Outcome, Outcome] = {}
         self._turn = 0
 
@@ -479,6 +480,7 @@ class Judge:
         known: dict[Any, tuple[Outcome, ...]] = {}
         if len(self._outcomes) > _MOST_OUTCOMES:
             self._outcomes.clear()
+            self._went_on.clear()
         for state in cuts:
             try:
                 outcomes = known.get(state.key)
@@ -518,13 +520,13 @@ class Judge:
         if outcome is not None:
             return outcome, ()
         outcome, operations = self._recover(image, directory, config, identity)
-        self._outcomes[key] = outcome = self._same.setdefault(outcome, outcome)
+        self._outcomes[key] = outcome
         return outcome, operations
 
     def _recover(
         self, image: Image, directory: str, config: TopicConfig, identity: Identity
     ) -> tuple[Outcome, Sequence[Operation]]:
-        """Recover, recover again, append, flush and read; the operations are the first recovery's, if it mended."""
+        """Recover, and go on; the operations are the recovery's, if it mended anything."""
         self.judged += 1
         files = self.disk(image)
         seen: tuple[Row, ...] = ()
@@ -536,23 +538,37 @@ class Judge:
             if recovery.cut_bytes:
                 _check_kept(image, files, recovery)
             files.kill()
-            writer = Writer(files, directory, identity, config, index=SegmentIndex([]), clock=_clock)
-            if writer.end.end != end or not writer.recovery.clean:
-                raise Failure("lost", f"recovered again, {writer.recovery}, from {end} to {writer.end.end}")
-            offset = writer.append(_AGAIN, _AGAIN_BYTES).start
-            writer.flush()
-            log = Log(files, directory, identity)
-            log.writer = writer
-            *rows, last = _read(log)
-            files.kill()
+            outcome = self._gone_on(files, directory, config, identity, end)
         except (LogError, OSError) as error:
             raise Failure("refused", repr(error)) from error
-        if seen != tuple(rows[: len(seen)]):
+        rows = outcome.rows[: len(seen)]
+        if seen != rows:
             raise Failure("phantoms", f"before recovery a reader saw {_short(seen)}, then there was {_short(rows)}")
+        return outcome, () if recovery.clean else files.operations[:done]
+
+    def _gone_on(self, files: CrashFS, directory: str, config: TopicConfig, identity: Identity, end: int) -> Outcome:
+        """Recover again, which must change nothing, append, flush and read; once for files that are the same."""
+        ours = {path: content for path, content in files.tree().items() if path.startswith(directory)}
+        key = hash((
+            end, identity.partition, config.durability, config.compression,
+            *(each for each in ours.items() if ".torn-" not in each[0] and not each[0].endswith("/lock")),
+        ))  # fmt: skip
+        if key in self._went_on:
+            return self._went_on[key]
+        writer = Writer(files, directory, identity, config, index=SegmentIndex([]), clock=_clock)
+        if writer.end.end != end or not writer.recovery.clean:
+            raise Failure("lost", f"recovered again, {writer.recovery}, from {end} to {writer.end.end}")
+        offset = writer.append(_AGAIN, _AGAIN_BYTES).start
+        writer.flush()
+        log = Log(files, directory, identity)
+        log.writer = writer
+        *rows, last = _read(log)
+        files.kill()
         if last != (offset, b"once more", b"key") or offset != end:
             raise Failure("lost", f"at {end} appended a record at {offset} and read {last}")
         outcome = Outcome(log.mark().log_start_offset, tuple(rows))
-        return outcome, () if recovery.clean else files.operations[:done]
+        self._went_on[key] = outcome = self._same.setdefault(outcome, outcome)
+        return outcome
 
     def _cut_recovery(
         self, image: Image, operations: Sequence[Operation], config: TopicConfig, identity: Identity,
