@@ -273,6 +273,7 @@ class Reader:
                 if self._next_in(self._ready[0]) < self._ready[0].offsets.stop:
                     return self._ready[0]
                 self._ready.popleft()
+                self._batch = None  # nor any reference: the next one is read into memory that the cache still holds
                 continue
             if self._read_ahead():
                 if self._waiter is not None:
