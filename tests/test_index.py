@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import calm
+from conftest import run_python
 from loglib.index import SegmentIndex
 
 BASES = st.sets(st.integers(0, 200))
@@ -104,19 +104,23 @@ def test_slow_listing_does_not_replace_what_is_newer() -> None:
     assert index.bases() == [30]
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_child_of_a_fork_in_mid_change_can_change_and_search() -> None:
     """The lock was another thread's at the fork, and nobody's in the child to let it go."""
-    index = SegmentIndex([0])
-    stop = threading.Event()
+    program = """
+        import os, signal, threading
+        from loglib.index import SegmentIndex
 
-    def change() -> None:
-        while not stop.is_set():
-            index.add(1)
-            index.refresh(lambda: [0])
+        index = SegmentIndex([0])
+        stop = threading.Event()
 
-    changer = threading.Thread(target=change)
-    changer.start()
-    try:
+        def change():
+            while not stop.is_set():
+                index.add(1)
+                index.refresh(lambda: [0])
+
+        changer = threading.Thread(target=change)
+        changer.start()
         for _ in range(30):
             pid = os.fork()
             if pid == 0:
@@ -124,6 +128,8 @@ def test_child_of_a_fork_in_mid_change_can_change_and_search() -> None:
                 index.add(7)
                 os._exit(0 if index.find(9) == 7 else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    finally:
         stop.set()
         changer.join()
+        print("well")
+    """
+    assert run_python(program) == "well\n"
