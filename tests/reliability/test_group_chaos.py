@@ -18,6 +18,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from chaos import Chaos, Evidence, faults, takeovers_ms
@@ -26,6 +27,7 @@ from processes import fork, together, wait
 
 from loglib import Topic
 from loglib.files import Files
+from loglib.groups import offsets as offsets_module
 from loglib.groups.group import Group
 from loglib.groups.offsets import OffsetLog
 from loglib.groups.owners import Ownership
@@ -47,12 +49,13 @@ SHAPES = {
 
 @contextmanager
 def chaos(directory: Path, seed: int, **shape: Any) -> Iterator[Chaos]:
-    """A group in chaos, of which nothing stays."""
-    found = Chaos(directory, seed, **shape)
-    try:
-        yield found
-    finally:
-        found.clean_up()
+    """A group in chaos, of which nothing stays. Its commits are not compacted: they are what it is judged by."""
+    with mock.patch.object(offsets_module, "_COMPACT_BYTES", 1 << 40):  # for the members as well, which are forked
+        found = Chaos(directory, seed, **shape)
+        try:
+            yield found
+        finally:
+            found.clean_up()
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
