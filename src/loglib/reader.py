@@ -301,8 +301,7 @@ class Reader:
                 if batches and batches[-1].next_offset > end:  # an end inside a batch, or inside a block
                     batches = [part for batch in batches if len(part := batch.between(0, end))]
                     cursor.seek(end)
-                ready = deque([*self._ready, *batches])
-                self._ready = ready
+                self._ready = deque([*self._ready, *batches])
             except BaseException:  # or what it has read would be passed over
                 cursor.place = place
                 raise

@@ -1,6 +1,6 @@
 """Progress: how far a member has read, handed out and handled each partition that it owns.
 
-Invariant: `positions` says where to go on in each partition, for whoever comes after an interrupt as well;
+Invariant: the positions say where to go on in each partition, for whoever comes after an interrupt as well;
 readers are only the way there, and can be made anew at any time. What is handed out is a run, of which
 there is one at a time; it becomes handled when its receiver comes back for more.
 """
