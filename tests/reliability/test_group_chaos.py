@@ -95,6 +95,8 @@ def test_stopped_member_keeps_its_partitions_until_it_is_evicted(tmp_path: Path)
     with chaos(tmp_path, 1, partitions=4, members=2) as group:
         group.join()
         group.join()
+        while set(owners(group).values()) != set(group.members):  # before that, the first has all there is
+            time.sleep(0.02)
         group.settle()
         victim, other = group.members
         os.kill(victim, signal.SIGSTOP)
