@@ -23,6 +23,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import logging
 import uuid
 import zlib
 from bisect import bisect_right
@@ -685,6 +686,17 @@ def run_workload(workload: Workload, judge: Judge) -> None:
             world.close()
 
 
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Each recovery has something to tell, and a million of them too much."""
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@_unlogged()
 def run_workloads(
     workloads: Iterable[Workload], *, judge: Judge | None = None, disk: Callable[[Image], CrashFS] = Recorder
 ) -> Judge:

@@ -1,15 +1,16 @@
 """Hunt: run what finds faults in durability soonest; exit status 1 if there is one, 0 if all seems well.
 
-    python hunt.py [MODULE]      with the package to be judged on PYTHONPATH
+    python hunt.py [TESTS ...]      with the package to be judged on PYTHONPATH
 
-First crash states of short workloads, then the ordinary tests of what writes and recovers, those of the
-module first.
+First the crash states of single calls, then the ordinary tests that are named, then the crash states of longer
+workloads, and at last the other ordinary tests of what writes and recovers.
 """
 
 from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,28 @@ ORDINARY = (
 )  # fmt: skip
 
 
-def main(module: str) -> int:
-    from crash_engine import run_workloads, workloads  # what they import may be the mutant's own fault
+def main(named: list[str]) -> int:
+    from crash_engine import run_workloads, short_workloads, workloads  # what they import may be at fault itself
 
+    first = [name for name in ORDINARY if name in named]
+    run_workloads(short_workloads(1))
+    if fail(first):
+        return 1
     run_workloads(workloads(long=40))
-    first = [name for name in ORDINARY if name == module]
-    files = [str(TESTS / f"test_{name}.py") for name in dict.fromkeys([*first, *ORDINARY])]
-    fast = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not spark and not reliability", "--timeout=120"]
-    return int(pytest.main([*fast, *files]) != pytest.ExitCode.OK)
+    return int(fail(name for name in ORDINARY if name not in first))
+
+
+def fail(names: Iterable[str]) -> bool:
+    """Whether one of these modules' fast tests fails."""
+    files = [str(TESTS / f"test_{name}.py") for name in names]
+    plain = ["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout=120"]
+    fast = ["-m", "not slow and not spark and not reliability"]
+    return bool(files) and pytest.main([*plain, *fast, *files]) != pytest.ExitCode.OK
 
 
 if __name__ == "__main__":
     try:
-        status = main("".join(sys.argv[1:]).removesuffix(".py"))
+        status = main(sys.argv[1:])
     except Exception:  # of whatever kind: the library fails where it must not
         traceback.print_exc()
         status = 1

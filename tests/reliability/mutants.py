@@ -1,8 +1,9 @@
 """Mutants: small, named ways to break what makes the log durable, each of which the tests must notice.
 
 They stand in mutants.diff: a name, the module, and the lines that go (-), come (+), or stay and only
-say where. A proof that passes whatever the code does proves nothing; test_mutants.py shows that this
-one does not.
+say where. Behind the module stand the tests that are to be tried first, if they are not the module's
+own. A proof that passes whatever the code does proves nothing; test_mutants.py shows that this one
+does not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Mutant(NamedTuple):
 
     name: str
     module: str
+    tests: tuple[str, ...]  # that find it soonest: "writer" for test_writer.py
     old: str
     new: str
 
@@ -33,10 +35,12 @@ class Mutant(NamedTuple):
 
 
 def _parse(text: str) -> Mutant:
-    name, module, *lines = text.strip("\n").split("\n")
+    name, where, *lines = text.strip("\n").split("\n")
+    module, *tests = where.split()
     old = [line[1:] for line in lines if line[0] in " -"]
     new = [line[1:] for line in lines if line[0] in " +"]
-    return Mutant(name, module, "\n".join(["", *old, ""]), "\n".join(["", *new, ""]))
+    found_by = tuple(tests) or (module.removesuffix(".py"),)
+    return Mutant(name, module, found_by, "\n".join(["", *old, ""]), "\n".join(["", *new, ""]))
 
 
 _TEXT = "\n" + Path(__file__).with_suffix(".diff").read_text("utf-8")
