@@ -15,9 +15,10 @@ from test_model import TopicMachine
 
 pytestmark = pytest.mark.reliability
 
-SHARDS = 16
+SHARDS = 32
 SEQUENCES = 5000
-STEPS = 63  # at most; 50 on average, since hypothesis ends some earlier
+COUNTED = 0.93  # of the sequences; the others are begun, and given up by hypothesis
+STEPS = 65  # at most; 50 on average, since hypothesis ends some earlier
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -33,11 +34,11 @@ def test_topic_behaves_like_lists_in_thousands_of_sequences(shard: int) -> None:
             done += 1
             steps += self.steps
 
-    sequences = scale(SEQUENCES) // SHARDS + 1
+    examples = round(scale(SEQUENCES) / SHARDS * COUNTED)
     long = settings(
-        calm, max_examples=sequences, stateful_step_count=STEPS, derandomize=False, database=None,
+        calm, max_examples=examples, stateful_step_count=STEPS, derandomize=False, database=None,
         phases=[Phase.generate, Phase.shrink],
     )  # fmt: skip
     run_state_machine_as_test(seed(shard)(Machine), settings=long)
-    assert done >= sequences
+    assert done >= examples
     count("G10", sequences=done, steps=steps, wrong=0)
