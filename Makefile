@@ -3,7 +3,7 @@
 #   make demo     the page view pipeline on generated input, or on an access log: make demo LOG=/path/to/access.log
 #   make test     lint, types, all tests, Spark, the code in the documentation, coverage, and the proof of reliability
 #   make check    the inner loop, under two minutes: lint, types, fast tests
-#   make proof    the reliability tests alone, with their table: 20 to 25 minutes; LOGLIB_SOAK=20 make proof goes on for hours
+#   make proof    the reliability tests alone, with their table: under 20 minutes; LOGLIB_SOAK=20 make proof goes on for hours
 #   make bench    the benchmarks; writes bench/RESULTS.md
 #   make clean    remove the environment and what the tools left
 

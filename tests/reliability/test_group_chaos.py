@@ -34,7 +34,7 @@ from loglib.groups.owners import Ownership
 
 pytestmark = [pytest.mark.reliability, pytest.mark.timeout(0)]
 
-SECONDS = 8.0
+SECONDS = 17.0
 
 SHAPES = {
     "range, after": {"partitions": 16, "members": 16, "strategy": "range", "commit": "after"},
