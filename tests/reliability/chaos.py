@@ -30,7 +30,7 @@ from loglib.groups.offsets import OffsetLog
 GROUP = "chaos"
 PRODUCED_AT_ONCE = 40  # records to a random partition,
 PRODUCED_EVERY_S = 0.005
-DRAIN_S = 60.0
+PATIENCE_S = 60.0
 NEVER_NS = 1 << 62
 LINE_BYTES = 64
 CLOCKS_NS = 2_000_000  # two clocks are compared, one in microseconds
@@ -240,26 +240,40 @@ class Chaos:
             os.kill(pid, signal.SIGTERM)
             self._gone(pid)
 
+    def share(self) -> None:
+        """Wait until each member has partitions; before that, the first has all there are."""
+        self._wait(lambda: set(self.owners().values()) == set(self.members), "a member has no partition")
+
     def settle(self) -> None:
         """Wait until each partition's records, as they come now, are handled by somebody."""
-        deadline = time.monotonic() + DRAIN_S
         seen_bytes = self.evidence.path.stat().st_size
-        last: dict[int, Line] = {}
-        while len(last) < self.partitions or not all(
-            line.kind == "handled" and line.pid in self.members for line in last.values()
-        ):
-            assert time.monotonic() < deadline, f"a partition has no owner, seed {self.seed}"
-            time.sleep(0.02)
+
+        def settled() -> bool:
             last = {line.partition: line for line in self.evidence.lines(seen_bytes)}
+            return len(last) == self.partitions and all(
+                line.kind == "handled" and line.pid in self.members for line in last.values()
+            )
+
+        self._wait(settled, "a partition has no owner")
 
     def drain(self) -> None:
         """Wait until the group has committed all there is."""
-        deadline = time.monotonic() + DRAIN_S
         with Topic.open(self.path, mode="r") as topic:
             ends = {each.id: each.high_watermark for each in topic.partitions if each.high_watermark}
-            while {number: commit[0] for number, commit in self._last_commits(topic).items()} != ends:
-                assert time.monotonic() < deadline, f"not everything was handled, seed {self.seed}"
-                time.sleep(0.05)
+            self._wait(
+                lambda: {number: commit[0] for number, commit in self._last_commits(topic).items()} == ends,
+                "not everything was handled",
+            )
+
+    def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{otherwise}, seed {self.seed}"
+            time.sleep(0.02)
+
+    def owners(self) -> dict[int, int]:
+        """The process that was last given each partition."""
+        return {line.partition: line.pid for line in self.evidence.lines() if line.kind == "assigned"}
 
     def clean_up(self) -> None:
         """End what a failure has left running."""

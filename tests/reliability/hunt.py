@@ -1,4 +1,4 @@
-"""Hunt: run what finds faults in durability soonest; exit status 1 if there is one, 0 if all seems well.
+"""Hunt: run what finds faults in durability soonest; exit status 1 if there is one, 0 if all seems well, else 2.
 
     python hunt.py [TESTS ...]      with the package to be judged on PYTHONPATH
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+NOTHING_RAN = 2
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "reliability")]
 ORDINARY = (
@@ -39,7 +40,10 @@ def fail(names: Iterable[str]) -> bool:
     files = [str(TESTS / f"test_{name}.py") for name in names]
     plain = ["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout=120"]
     fast = ["-m", "not slow and not spark and not reliability"]
-    return bool(files) and pytest.main([*plain, *fast, *files]) != pytest.ExitCode.OK
+    code = pytest.main([*plain, *fast, *files]) if files else pytest.ExitCode.OK
+    if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        sys.exit(NOTHING_RAN)
+    return code != pytest.ExitCode.OK
 
 
 if __name__ == "__main__":

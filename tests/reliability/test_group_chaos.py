@@ -95,18 +95,17 @@ def test_stopped_member_keeps_its_partitions_until_it_is_evicted(tmp_path: Path)
     with chaos(tmp_path, 1, partitions=4, members=2) as group:
         group.join()
         group.join()
-        while set(owners(group).values()) != set(group.members):  # before that, the first has all there is
-            time.sleep(0.02)
+        group.share()
         group.settle()
         victim, other = group.members
         os.kill(victim, signal.SIGSTOP)
         time.sleep(0.5)
-        assert all(pid in (victim, other) for pid in owners(group).values())
-        assert victim in owners(group).values()
+        assert all(pid in (victim, other) for pid in group.owners().values())
+        assert victim in group.owners().values()
         group.evict(victim)
         group.members.remove(victim)
         group.settle()  # the other has taken over, while the victim is stopped still
-        assert set(owners(group).values()) == {other}
+        assert set(group.owners().values()) == {other}
         os.kill(victim, signal.SIGCONT)
         assert wait(victim) == 0
         group.finish()
@@ -116,11 +115,6 @@ def test_stopped_member_keeps_its_partitions_until_it_is_evicted(tmp_path: Path)
             last = [each for each in group.commits(topic) if each.pid == victim]
         assert all(each.time_ns < group.evicted[victim] for each in last)
     count("G13", evictions=1, wrong=0)
-
-
-def owners(group: Chaos) -> dict[int, int]:
-    """The process that was last given each partition."""
-    return {line.partition: line.pid for line in group.evidence.lines() if line.kind == "assigned"}
 
 
 # --- every kind of worker --------------------------------------------------------------------------------------------
