@@ -267,6 +267,7 @@ def without_watermark(path: Path) -> None:
         watermark.unlink()
 
 
+@pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")  # open already, and nobody has it yet
 @pytest.mark.parametrize("state", [as_it_is, never_made, torn, without_watermark])
 def test_interrupt_at_any_line_of_opening_leaves_the_lock_free_and_the_log_whole(
     state: Callable[[Path], None], path: Path
