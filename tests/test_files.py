@@ -151,6 +151,7 @@ def test_write_that_makes_no_headway_is_an_error(file: Path) -> None:
     os.close(fd)
 
 
+@pytest.mark.usefixtures("unmeasured")  # what it measured would not fit either
 def test_write_beyond_the_limit_of_the_file_size_fails_after_what_fitted(tmp_path: Path) -> None:
     printed = run_python(
         """
