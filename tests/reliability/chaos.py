@@ -28,8 +28,9 @@ from loglib.groups import TopicPartition
 from loglib.groups.offsets import OffsetLog
 
 GROUP = "chaos"
-PRODUCED_AT_ONCE = 40  # records to a random partition,
-PRODUCED_EVERY_S = 0.005
+PRODUCED_AT_ONCE = 20  # records to each
+PARTITIONS_AT_ONCE = 8  # of so many random partitions,
+PRODUCED_EVERY_S = 0.02
 PATIENCE_S = 60.0
 NEVER_NS = 1 << 62
 LINE_BYTES = 64
@@ -141,10 +142,10 @@ def produce(path: Path, seed: int) -> None:
     with Topic.open(path) as topic:
         numbers = [0] * len(topic.partitions)
         while not over:
-            partition = rng.randrange(len(numbers))
-            values = [Value(partition, numbers[partition] + each).encode() for each in range(PRODUCED_AT_ONCE)]
-            numbers[partition] += len(values)
-            topic.append_many(values, partition=partition)
+            for partition in rng.sample(range(len(numbers)), min(PARTITIONS_AT_ONCE, len(numbers))):
+                values = [Value(partition, numbers[partition] + each).encode() for each in range(PRODUCED_AT_ONCE)]
+                numbers[partition] += len(values)
+                topic.append_many(values, partition=partition)
             topic.flush()
             time.sleep(PRODUCED_EVERY_S)
 
