@@ -179,5 +179,7 @@ def test_failure_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
 
 
 def test_states_that_once_failed_are_recovered() -> None:
-    for path in sorted(REGRESSIONS.glob("*.json")):
+    kept = sorted(REGRESSIONS.glob("*.json"))  # at first, one in which a body that is not checked would be read
+    assert kept
+    for path in kept:
         replay(path)
