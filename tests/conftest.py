@@ -106,7 +106,7 @@ def crash_copy(source: Path, target: Path) -> Path:
     """The topic as a process killed now would leave it: a copy, whose lock nobody holds."""
     if target.exists():
         shutil.rmtree(target)
-    shutil.copytree(source, target, copy_function=shutil.copyfile)
+    shutil.copytree(source, target)
     return target
 
 

@@ -94,7 +94,10 @@ def finish(path: Path, told: Shared, *, racers: int, rounds: int) -> None:
     count("G12", races=rounds, openers=racers * rounds, refused_rightly=sum(told.refused), wrong=0)
 
 
-@pytest.mark.parametrize(("racers", "rounds"), [(2, 1000), (5, 300), (MOST, 2)])
+races = pytest.mark.parametrize(("racers", "rounds"), [(2, 1000), (5, 300), (MOST, 2)])
+
+
+@races
 def test_of_processes_that_open_a_topic_at_once_one_gets_it(racers: int, rounds: int, path: Path) -> None:
     told = begin(path)
     rounds = scale(rounds)
@@ -108,7 +111,7 @@ def test_of_processes_that_open_a_topic_at_once_one_gets_it(racers: int, rounds:
     finish(path, told, racers=racers, rounds=rounds)
 
 
-@pytest.mark.parametrize(("racers", "rounds"), [(2, 1000), (5, 300), (MOST, 2)])
+@races
 def test_of_threads_that_open_a_topic_at_once_one_gets_it(racers: int, rounds: int, path: Path) -> None:
     told = begin(path)
     rounds = scale(rounds)
