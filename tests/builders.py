@@ -18,6 +18,7 @@ from loglib import batch, description
 from loglib.batch import NO_PRODUCER, Body, Columns, Header, Producer, crc32c
 from loglib.config import TopicConfig
 from loglib.files import REAL
+from loglib.jumps import added
 from loglib.records import Batch, Record, Source
 from loglib.segment import (
     HEADER_BYTES,
@@ -37,6 +38,7 @@ LOG_ID = bytes(range(16))
 NOW = 1_700_000_000_000_000
 IDENTITY = Identity.of(LOG_ID, 0)
 BODY_AT = batch.HEADER_BYTES
+NONCE = 0x4C4C4C4C
 
 # Every combination of columns a batch can have, each with nulls where it can.
 EVERYTHING = Columns(
@@ -51,11 +53,14 @@ PLAIN = Columns([b"alpha", b"beta", b"gamma"])
 def stamped(
     body: Body | Header, base_offset: int = 0, *, identity: Identity = IDENTITY, previous_crc: int = 0,
     append_time: int = NOW, running_max: int | None = None, durable_up_to: int = 0, producer: Producer = NO_PRODUCER,
+    previous_bytes: int = 0, jump_offset: int | None = None,
 ) -> bytes:  # fmt: skip
     """The header of a batch at `base_offset`."""
     latest = _latest(body, append_time) if running_max is None else running_max
     header, _ = batch.stamp(
-        body, base_offset=base_offset, durable_up_to=durable_up_to, writer_epoch=1, previous_crc=previous_crc,
+        body, base_offset=base_offset, durable_up_to=durable_up_to, writer_epoch=1, writer_nonce=NONCE,
+        previous_crc=previous_crc, previous_bytes=previous_bytes,
+        jump_offset=base_offset if jump_offset is None else jump_offset,
         append_time=append_time, running_max_timestamp=latest,
         producer=producer, producers_in_segment=producer != NO_PRODUCER, salt=identity.salt,
     )  # fmt: skip
@@ -74,14 +79,17 @@ def encoded(columns: Columns, base_offset: int = 0, *, codec: int = 0, **facts: 
 
 def chained(parts: Sequence[Columns], *, codec: int = 0, identity: Identity = IDENTITY, start: int = 0) -> bytes:
     """Batches back to back, with the chain and the running maximum that a writer gives them."""
-    stored, previous_crc, running_max = b"", 0, NO_TIMESTAMP
+    stored, previous_crc, previous_bytes, running_max = b"", 0, 0, NO_TIMESTAMP
+    jumps = None
     for columns in parts:
         body = batch.encode_body(columns, codec=codec)
         running_max = max(running_max, _latest(body, NOW))
+        jumps = added(jumps, start + len(stored))
         header = stamped(
-            body, start + len(stored), identity=identity, previous_crc=previous_crc, running_max=running_max
-        )
-        previous_crc = int.from_bytes(header[4:8], "little")
+            body, start + len(stored), identity=identity, previous_crc=previous_crc, running_max=running_max,
+            previous_bytes=previous_bytes, jump_offset=jumps.jump_offset,
+        )  # fmt: skip
+        previous_crc, previous_bytes = int.from_bytes(header[4:8], "little"), body.length
         stored += header + b"".join(body.parts)
     return stored
 
@@ -137,9 +145,14 @@ def make_topic(path: Path, config: TopicConfig, *, log_id: bytes = LOG_ID) -> No
         identity = Identity.of(log_id, number)
         directory = path / f"{number:04d}"
         directory.mkdir()
-        (directory / "watermark").write_bytes(encode_new(Mark(0, 0, 0, 0, 0), identity.salt))
+        (directory / "watermark").write_bytes(encode_new(Mark.at_rest(0), identity.salt))
         os.close(create_segment(REAL, str(directory), first_segment(identity, created=NOW), config.permissions))
     description.write(REAL, str(path), log_id, config)
+
+
+def a_mark(sequence: int, log_start: int, flushed_end: int, durable_end: int, epoch: int, *, tail: int = 0) -> Mark:
+    """A mark of a log whose last batch begins at `tail`."""
+    return Mark(sequence, log_start, flushed_end, durable_end, epoch, NONCE, tail, 0, 0, 0, 0, tail)
 
 
 def edit_json(path: Path, **values: Any) -> None:
@@ -151,7 +164,7 @@ def edit_json(path: Path, **values: Any) -> None:
 
 # --- bytes that no writer would write, but whose checksums are right -------------------------------
 
-_BATCH = Struct("<4sIIIQQIIBBHIIIIIqqqqQQ")
+_BATCH = Struct("<4sIIIQQIIBBHIIIIIqqqqQQIIQ")
 
 
 def forged(stored: bytes, *, body: bytes | None = None, identity: Identity = IDENTITY, **fields: int) -> bytes:
@@ -186,5 +199,5 @@ def resealed_frame(frame: bytes, at: int, replacement: bytes) -> bytes:
     """A transfer frame with other bytes in its header and the checksum that agrees with them."""
     changed = bytearray(frame)
     changed[at : at + len(replacement)] = replacement
-    changed[28:32] = crc32c(changed[:28]).to_bytes(4, "little")
+    changed[32:36] = crc32c(changed[:32]).to_bytes(4, "little")
     return bytes(changed)

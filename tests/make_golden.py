@@ -1,6 +1,6 @@
-"""Write tests/golden/v1 anew: `PYTHONPATH=src python tests/make_golden.py`. Only for a new version of the format.
+"""Write tests/golden/v2 anew: `PYTHONPATH=src python tests/make_golden.py`. Only for a new version of the format.
 
-Log id, clock and records are fixed, so that the same code writes the same bytes. What a release has
+Log id, clock, nonce and records are fixed, so that the same code writes the same bytes. What a release has
 written stays in the repository for good: a new version gets a directory of its own.
 """
 
@@ -15,13 +15,23 @@ from pathlib import Path
 
 from builders import EVERYTHING, NOW, PLAIN, make_topic
 from loglib import FlushPolicy, Retention, Topic, TopicConfig
+from loglib.files import Files
 
-GOLDEN = Path(__file__).with_name("golden") / "v1"
+GOLDEN = Path(__file__).with_name("golden") / "v2"
 # Nothing by the clock, and no default that may change one day.
 POLICIES = TopicConfig(
     flush=FlushPolicy(None, None, None), retention=Retention(None, None, 0.0), segment_bytes=1 << 30, segment_age=None,
     batch_bytes=1 << 20, batch_records=1 << 16, max_record_bytes=1 << 26, permissions=0o600,
 )  # fmt: skip
+
+
+class FixedFiles(Files):
+    """Files whose random bytes are always the same."""
+
+    def random_bytes(self, count: int) -> bytes:
+        return bytes(range(count))
+
+
 TOPICS = {
     "plain": replace(POLICIES, partitions=2, segment_bytes=4096),
     "zlib": replace(POLICIES, compression="zlib"),
@@ -34,7 +44,7 @@ def write_topic(path: Path, config: TopicConfig) -> None:
     """A topic with every column, an idempotent batch and, if its segments are small, several of them."""
     make_topic(path, config)
     clock = itertools.count(NOW, 1_000)
-    with Topic.open(path, clock=lambda: next(clock)) as topic:
+    with Topic.open(path, files=FixedFiles(), clock=lambda: next(clock)) as topic:
         values, keys, timestamps, headers = EVERYTHING
         topic.append_many(values, keys=keys, timestamps=timestamps, headers=headers, partition=0)
         topic.flush()

@@ -15,6 +15,7 @@ from builders import (
     EVERYTHING,
     IDENTITY,
     LOG_ID,
+    NONCE,
     NOW,
     PLAIN,
     batch_of,
@@ -144,13 +145,15 @@ def test_new_place_leaves_the_body_alone() -> None:
     header = header_of(stored)
     other = Identity.of(bytes(16), 9)
     moved, crc = batch.stamp(
-        header, base_offset=800, durable_up_to=8, writer_epoch=5, previous_crc=6, append_time=7,
-        running_max_timestamp=NOW + 99, producer=batch.NO_PRODUCER, producers_in_segment=False, salt=other.salt,
+        header, base_offset=800, durable_up_to=8, writer_epoch=5, writer_nonce=2, previous_crc=6, previous_bytes=8,
+        jump_offset=16, append_time=7, running_max_timestamp=NOW + 99,
+        producer=batch.NO_PRODUCER, producers_in_segment=False, salt=other.salt,
     )  # fmt: skip
     again = header_of(moved, 800, identity=other)
     assert again.header_crc == crc
     assert again._replace(
-        header_crc=header.header_crc, base_offset=0, durable_up_to=0, writer_epoch=1, previous_crc=0, append_time=NOW,
+        header_crc=header.header_crc, base_offset=0, durable_up_to=0, writer_epoch=1, writer_nonce=NONCE,
+        previous_crc=0, previous_bytes=0, jump_offset=0, append_time=NOW,
         running_max_timestamp=header.running_max_timestamp, flags=header.flags, producer_id=3, producer_sequence=4,
     ) == header  # fmt: skip
     assert header.flags & batch.PRODUCERS and not again.flags & batch.PRODUCERS
@@ -160,8 +163,9 @@ def test_new_place_leaves_the_body_alone() -> None:
 def test_optional_flags_of_a_newer_writer_are_not_passed_on() -> None:
     header = header_of(forged(encoded(PLAIN), flags=0xFE00))
     moved, _ = batch.stamp(
-        header, base_offset=0, durable_up_to=0, writer_epoch=1, previous_crc=0, append_time=0,
-        running_max_timestamp=0, producer=batch.NO_PRODUCER, producers_in_segment=True, salt=IDENTITY.salt,
+        header, base_offset=0, durable_up_to=0, writer_epoch=1, writer_nonce=0, previous_crc=0, previous_bytes=0,
+        jump_offset=0, append_time=0, running_max_timestamp=0,
+        producer=batch.NO_PRODUCER, producers_in_segment=True, salt=IDENTITY.salt,
     )  # fmt: skip
     assert header_of(moved).flags == batch.PRODUCERS
 
@@ -220,7 +224,7 @@ def test_no_flip_in_a_body_is_accepted(codec: int) -> None:
 
 NONSENSE = [
     pytest.param({"length": 0}, 12, id="length-zero"),
-    pytest.param({"length": 112}, 12, id="length-of-the-header-alone"),
+    pytest.param({"length": 128}, 12, id="length-of-the-header-alone"),
     pytest.param({"length": 113}, 12, id="length-no-multiple-of-8"),
     pytest.param({"length": MAX_BATCH_BYTES + 8}, 12, id="length-above-the-limit"),
     pytest.param({"length": 0xFFFFFFF8}, 12, id="length-wild"),
@@ -253,7 +257,7 @@ def test_sizes_that_make_no_sense_are_refused(fields: dict[str, int], at: int) -
 
 def test_batch_that_ends_beyond_the_last_offset_is_bad() -> None:
     """Its offsets would not fit Arrow's and Spark's columns."""
-    last = (1 << 63) - 128
+    last = (1 << 63) - 144
     assert header_of(encoded(Columns([b"x"]), last - 8), last - 8)
     with pytest.raises(BadBatch, match=r".") as caught:
         header_of(encoded(Columns([b"x"]), last), last)
@@ -266,7 +270,7 @@ def test_version_zero_is_no_version() -> None:
     assert (caught.value.at, caught.value.found) == (40, "batch version 0")
 
 
-@pytest.mark.parametrize("fields", [{"version": 2}, {"flags": 0x20}, {"codec": 4}], ids=["version", "flag", "codec"])
+@pytest.mark.parametrize("fields", [{"version": 3}, {"flags": 0x20}, {"codec": 4}], ids=["version", "flag", "codec"])
 def test_newer_batch_is_told_from_a_bad_one(fields: dict[str, int]) -> None:
     with pytest.raises(NewerBatch):
         header_of(forged(encoded(PLAIN), **fields))

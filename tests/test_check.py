@@ -171,7 +171,7 @@ def test_verify_goes_on_after_a_fault_and_names_file_byte_and_what_is_lost(open_
     first, second, third = names_of(path)
     with Topic.open(path, mode="r") as topic:
         batches = [batch.header for batch in topic.batches()]
-        spoil(first, 4096 + 3, 4096 + batches[1].base_offset + 120)  # both batches: a magic, and a body
+        spoil(first, 4096 + 3, 4096 + batches[1].base_offset + 136)  # both batches: a magic, and a body
         spoil(second, 50)
         spoil(third, 3000)
         spoil(path / "0000" / "watermark", 4096 + 20)
@@ -187,7 +187,7 @@ def test_verify_goes_on_after_a_fault_and_names_file_byte_and_what_is_lost(open_
             (second, 12, range(0)),
             (third, 12, range(0)),
             (first, 4096, range(batches[1].base_offset)),
-            (first, 4096 + batches[1].base_offset + 112, range(batches[1].base_offset, batches[1].next_offset)),
+            (first, 4096 + batches[1].base_offset + 128, range(batches[1].base_offset, batches[1].next_offset)),
         ]
         assert [each.partition for each in report.damage] == [None, 0, 0, 0, 0, 0]
         assert all(each.found != each.expected for each in report.damage)
@@ -232,7 +232,7 @@ def test_verify_finds_columns_that_contradict_their_header(open_topic: Open, pat
     with Topic.open(path, mode="r") as topic:
         last = list(topic.batches())[-1].header
         at = len(content) - last.length
-        bad = forged(content[at:], body=b"\x01" + content[at + 113 :], identity=Identity.of(topic.log_id, 0))
+        bad = forged(content[at:], body=b"\x01" + content[at + 129 :], identity=Identity.of(topic.log_id, 0))
         segment.write_bytes(content[:at] + bad)
         report = topic.verify()
         assert report.records == 9

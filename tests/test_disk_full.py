@@ -137,7 +137,7 @@ def test_limit_on_file_size_is_a_full_disk(tmp_path: Path) -> None:
             written = 0
             try:
                 while True:
-                    topic.append(b"x" * 1000, sync=True)
+                    topic.append(b"x" * 1010, sync=True)
                     written += 1
             except StorageFullError as error:
                 print(error.errno)

@@ -141,7 +141,7 @@ def fields(heading: str) -> Iterator[Row]:
 
 
 def format_of(rows: list[Row]) -> str:
-    return "<" + "".join(TYPES.get(row.type, f"{row.size}s") for row in rows)
+    return "<" + "".join(f"{row.size}x" if row.field == "zero" else TYPES.get(row.type, f"{row.size}s") for row in rows)
 
 
 STRUCTURES = [
@@ -174,10 +174,10 @@ def test_names_on_the_page_are_the_names_in_the_code() -> None:
     assert [row.field for row in fields("Segment header")] == [
         "magic", "version", "flags", "crc",
         *segment.SegmentHeader._fields[:7],
-        "previous_crc", "producer_count", "last_append_time", "running_max_timestamp", "producers",
+        "previous_crc", "producer_count", *segment.SegmentHeader._fields[8:20],
     ]  # fmt: skip
     assert [row.field for row in fields("Producers table entry")][:4] == list(segment.ProducerState._fields)
-    assert [row.field for row in fields("Watermark slot")][3:8] == list(marks.Mark._fields)
+    assert [row.field for row in fields("Watermark slot") if row.field != "zero"][3:] == list(marks.Mark._fields)
 
 
 @pytest.mark.parametrize("module", [batch, segment, marks, frames], ids=lambda module: module.__name__)
@@ -189,8 +189,8 @@ def test_table_in_the_module_is_the_table_on_the_page(module: object) -> None:
 
 
 def test_sizes_on_the_page_are_the_sizes_in_the_code() -> None:
-    assert (batch.HEADER_BYTES, segment.HEADER_BYTES, segment.MAX_PRODUCERS) == (112, 4096, 125)
-    assert (marks.SLOT_BYTES, marks.SECOND_SLOT, marks.FILE_BYTES, frames.FRAME_BYTES) == (64, 4096, 4160, 32)
+    assert (batch.HEADER_BYTES, segment.HEADER_BYTES, segment.MAX_PRODUCERS) == (128, 4096, 123)
+    assert (marks.SLOT_BYTES, marks.SECOND_SLOT, marks.FILE_BYTES, frames.FRAME_BYTES) == (128, 4096, 4224, 36)
     last = list(fields("Segment header"))[-1]
     assert (last.byte, last.size) == (segment._FIELDS.size, segment.MAX_PRODUCERS * segment._PRODUCER.size)
 
@@ -199,7 +199,7 @@ def test_flags_on_the_page_are_the_flags_in_the_code() -> None:
     stated = {name: int(bit) for bit, name, _ in table("Flags of a batch")}
     assert stated == {name: getattr(batch, name) for name in stated}
     required = {name for name, bit in stated.items() if bit & batch._MUST_KNOW}
-    assert sum(stated[name] for name in required) == batch._KNOWN_FLAGS
+    assert sum(stated[name] for name in required) == batch._KNOWN_FLAGS | batch.OFFSETS
 
 
 def test_codecs_on_the_page_are_the_codecs_in_the_code() -> None:
@@ -209,9 +209,9 @@ def test_codecs_on_the_page_are_the_codecs_in_the_code() -> None:
 
 
 def test_versions_on_the_page_are_the_versions_in_the_code() -> None:
-    assert [batch.VERSION, segment.VERSION, marks.VERSION, frames.VERSION, description.FORMAT] == [1] * 5
+    assert [batch.VERSION, segment.VERSION, marks.VERSION, frames.VERSION, description.FORMAT] == [2] * 5
     for heading in ("Batch header", "Segment header", "Watermark slot", "Frame header"):
-        assert [row.meaning for row in fields(heading) if row.field == "version"] == ["1"]
+        assert [row.meaning for row in fields(heading) if row.field == "version"] == ["2"]
 
 
 def test_names_of_topic_json_on_the_page_are_those_in_the_file() -> None:
@@ -224,7 +224,7 @@ def test_limits_on_the_page_are_the_limits_in_the_code() -> None:
     assert limits["bytes of a batch"] == "2^30" and config.MAX_BATCH_BYTES == 1 << 30
     assert limits["records of a batch"] == "2^24" and config.MAX_RECORDS_PER_BATCH == 1 << 24
     assert int(limits["partitions"]) == config.MAX_PARTITIONS
-    assert int(limits["producers remembered for a partition"]) == segment.MAX_PRODUCERS
+    assert int(limits["producers in a segment's header"]) == segment.MAX_PRODUCERS
     TopicConfig(max_record_bytes=1 << 29)
     with pytest.raises(ValueError, match="max_record_bytes"):
         TopicConfig(max_record_bytes=(1 << 29) + 1)
@@ -255,7 +255,7 @@ def test_topic_directory_holds_the_names_on_the_page(tmp_path: Path) -> None:
     assert len(encoded(PLAIN)) % 8 == 0
 
 
-# --- golden files: what version 1 wrote ---------------------------------------------------------------
+# --- golden files: what version 2 wrote ---------------------------------------------------------------
 
 
 def golden_records(name: str) -> list[Record]:
@@ -306,7 +306,7 @@ def test_golden_topic_has_all_that_the_format_has(golden: Path) -> None:
     assert {header.codec for header in headers} == {0, 1, 2, 3}
     assert any(header.producer_id for header in headers)
     slots = (golden / "plain" / "0000" / "watermark").read_bytes()
-    assert slots[:64] != slots[4096:], "both slots in use"
+    assert slots[:128] != slots[4096:], "both slots in use"
 
 
 @pytest.mark.parametrize("name", ["plain", "zlib"])
@@ -345,7 +345,7 @@ def test_golden_topic_can_be_continued(golden: Path) -> None:
     with Topic.open(golden / "plain") as topic:
         assert topic.partition(0).recovery is not None and topic.partition(0).recovery.clean
         (again,) = topic.append_many(PLAIN.values, partition=0, producer=("golden", 7))
-        assert again.offsets == range(336, 339), "the producers table remembers"
+        assert again.offsets == range(352, 355), "the producers table remembers"
         position = topic.append(b"new", partition=0)
         topic.flush()
         assert [record.value for record in topic.partition(0).read(position.offset)] == [b"new"]
@@ -371,8 +371,8 @@ def segment_field(at: int, replacement: bytes) -> Callable[[bytes], bytes]:
 def both_slots(at: int, replacement: bytes) -> Callable[[bytes], bytes]:
     def change(content: bytes) -> bytes:
         salt = segment.Identity.of(LOG_ID, 1).salt
-        slots = [resealed_slot(content[start : start + 64], at, replacement, salt=salt) for start in (0, 4096)]
-        return slots[0] + content[64:4096] + slots[1]
+        slots = [resealed_slot(content[start : start + 128], at, replacement, salt=salt) for start in (0, 4096)]
+        return slots[0] + content[128:4096] + slots[1]
 
     return change
 
@@ -388,17 +388,17 @@ def description_with(**values: object) -> Callable[[bytes], bytes]:
 
 SEGMENT = "0001/00000000000000000000.log"
 NEWER = [
-    pytest.param(SEGMENT, last_batch({"version": 2}), "batch version 2", id="batch-version"),
+    pytest.param(SEGMENT, last_batch({"version": 3}), "batch version 3", id="batch-version"),
     pytest.param(SEGMENT, last_batch({"flags": 0x20}), "batch flags 32", id="batch-required-flag-32"),
     pytest.param(SEGMENT, last_batch({"flags": 0x40}), "batch flags 64", id="batch-required-flag-64"),
     pytest.param(SEGMENT, last_batch({"flags": 0x80}), "batch flags 128", id="batch-required-flag-128"),
     pytest.param(SEGMENT, last_batch({"codec": 4}), "codec 4", id="batch-codec"),
     pytest.param(SEGMENT, last_batch({"version": 9, "codec": 200, "flags": 0xFF}), "version 9", id="batch-all"),
-    pytest.param(SEGMENT, segment_field(8, b"\2\0"), "segment version 2", id="segment-version"),
+    pytest.param(SEGMENT, segment_field(8, b"\3\0"), "segment version 3", id="segment-version"),
     pytest.param(SEGMENT, segment_field(10, b"\1\0"), "segment flags 1", id="segment-flag-1"),
-    pytest.param(SEGMENT, segment_field(10, b"\0\x80"), "segment flags 32768", id="segment-flag-32768"),
-    pytest.param("0001/watermark", both_slots(3, b"\2"), "watermark version 2", id="watermark-version"),
-    pytest.param("topic.json", description_with(format=2), "topic format 2", id="topic-format"),
+    pytest.param(SEGMENT, segment_field(10, b"\x80\0"), "segment flags 128", id="segment-flag-128"),
+    pytest.param("0001/watermark", both_slots(3, b"\3"), "watermark version 3", id="watermark-version"),
+    pytest.param("topic.json", description_with(format=3), "topic format 3", id="topic-format"),
     pytest.param("topic.json", description_with(format=99, log_id={}), "topic format 99", id="topic-format-99"),
     pytest.param("topic.json", description_with(compression="brotli"), "compression brotli", id="topic-compression"),
 ]
@@ -421,17 +421,29 @@ def test_newer_format_is_refused_by_name(
     assert path.read_bytes() == before, "nothing may be cut or mended"
 
 
-@pytest.mark.parametrize("source", ["frame", "batch", "batch-flag", "batch-codec"])
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_directory_of_the_old_format_is_refused_by_name(tmp_path: Path, mode: Literal["r", "a"]) -> None:
+    path = Path(shutil.copytree(GOLDEN.with_name("v1") / "plain", tmp_path / "old"))
+    before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
+    with pytest.raises(UnsupportedFormatError, match="topic format 1 is older than this loglib reads"):
+        Topic.open(path, mode=mode)
+    assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
+
+
+@pytest.mark.parametrize("source", ["frame", "kind", "batch", "batch-flag", "batch-codec"])
 def test_newer_stream_is_refused_by_name(source: str) -> None:
     first = encoded(PLAIN)
     match source:
         case "frame":
-            data = resealed_frame(frames._frame(IDENTITY.salt, 0, len(first)) + first, 4, b"\2\0")
-            message = "frame version 2"
+            data = resealed_frame(frames._frame(IDENTITY, 0, len(first)) + first, 4, b"\3\0")
+            message = "frame version 3"
+        case "kind":
+            data = resealed_frame(frames._frame(IDENTITY, 0, len(first)) + first, 6, b"\1\0")
+            message = "frame kind 1"
         case _:
-            change = {"batch": {"version": 2}, "batch-flag": {"flags": 0x20}, "batch-codec": {"codec": 9}}[source]
-            data = frames._frame(IDENTITY.salt, 0, len(first)) + forged(first, **change)
-            message = "batch version 2|batch flags 32|codec 9"
+            change = {"batch": {"version": 3}, "batch-flag": {"flags": 0x20}, "batch-codec": {"codec": 9}}[source]
+            data = frames._frame(IDENTITY, 0, len(first)) + forged(first, **change)
+            message = "batch version 3|batch flags 32|codec 9"
     with pytest.raises(UnsupportedFormatError, match=message):
         list(frames.read_frame(io.BytesIO(data)))
 
@@ -487,7 +499,7 @@ def test_flipped_version_of_a_watermark_slot_falls_to_the_other(golden: Path, bi
 
 def test_flipped_version_of_a_frame_is_called_damage() -> None:
     data = bytearray((GOLDEN / "frames.bin").read_bytes())
-    data[4] ^= 2
+    data[4] ^= 1
     with pytest.raises(CorruptLogError, match="a frame header"):
         list(frames.read_frame(io.BytesIO(bytes(data))))
 

@@ -146,7 +146,7 @@ def test_5_damage_is_reported_with_file_and_byte_and_nothing_is_changed(path: Pa
     with Topic.open(path, mode="r") as topic, pytest.raises(CorruptLogError) as caught:
         values_of(topic)
     assert caught.value.path == str(segment)
-    assert caught.value.file_position == 4096 + 112  # the body whose CRC fails begins there
+    assert caught.value.file_position == 4096 + 128  # the body whose CRC fails begins there
     assert tree(path) == before
 
 

@@ -13,10 +13,11 @@ PACKAGE = SOURCE / "loglib"
 # From the ground up. A module may import only from layers below its own.
 LAYERS = [
     {"config", "errors"},
-    {"files", "heap", "turn", "index", "wait"},
+    {"files", "heap", "turn", "index", "wait", "jumps"},
     {"batch", "codec", "lock", "mounts"},
     {"records", "watermark", "arrow", "partitioner"},
     {"segment", "arguments"},
+    {"search"},
     {"recovery", "retention", "description", "producers"},
     {"log", "open_batch", "active", "bulk"},
     {"writer", "reader", "transfer", "check"},

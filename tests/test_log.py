@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from builders import forged
+from builders import a_mark, forged
 from conftest import NOW, SECOND, Clock, last_segment, needs_proc, open_files, values_of
 from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic
 from loglib.arguments import Time
@@ -17,7 +17,7 @@ from loglib.log import Cursor, Log
 from loglib.records import to_datetime
 from loglib.segment import Identity
 from loglib.testing import Call, RecordingFiles, UnsyncedFiles, WatchedFiles
-from loglib.watermark import Mark, encode_new
+from loglib.watermark import encode_new
 
 Open = Callable[..., Topic]
 
@@ -303,7 +303,7 @@ def test_mark_far_beyond_the_data_is_an_error_and_no_search_without_end(end: int
     first = topic.append(b"x", timestamp=NOW, sync=True)
     topic.close()
     identity = Identity.of(topic.log_id, 0)
-    (path / "0000" / "watermark").write_bytes(encode_new(Mark(1 << 40, 0, end, end, 1), identity.salt))
+    (path / "0000" / "watermark").write_bytes(encode_new(a_mark(1 << 40, 0, end, end, 1), identity.salt))
     with Topic.open(path, mode="r") as reading:
         for start in ("begin", end // 2, to_datetime(NOW + SECOND)):
             with pytest.raises(CorruptLogError):
@@ -326,8 +326,8 @@ def test_time_that_a_header_claims_and_no_record_has_is_passed_over(open_topic: 
     segment = last_segment(path)
     content = segment.read_bytes()
     identity = Identity.of(topic.log_id, 0)
-    first = forged(content[4096:4224], max_timestamp=NOW + 9, running_max_timestamp=NOW + 9, identity=identity)
-    second = forged(content[4224:], previous_crc=int.from_bytes(first[4:8], "little"), identity=identity)
+    first = forged(content[4096:4240], max_timestamp=NOW + 9, running_max_timestamp=NOW + 9, identity=identity)
+    second = forged(content[4240:], previous_crc=int.from_bytes(first[4:8], "little"), identity=identity)
     segment.write_bytes(content[:4096] + first + second)
     with Topic.open(path, mode="r") as reading:
         assert reading.partition(0).log.resolve(Time(NOW + 5)) == late.offset

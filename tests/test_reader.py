@@ -858,16 +858,16 @@ def values_without(stored: list[Place], *lost: int) -> list[bytes | None]:
 @pytest.mark.parametrize("number", [0, 1, 5, 11])
 def test_reader_has_every_record_before_the_damage(number: int, stored: list[Place], path: Path) -> None:
     """It used to have none of the block that the damage was in."""
-    flip(stored[number].segment, stored[number].file_position + 115)
+    flip(stored[number].segment, stored[number].file_position + 131)
     before = []
     with Topic.open(path, mode="r") as topic, pytest.raises(CorruptLogError) as caught:
         before.extend(record.value for record in topic.read())
     assert before == values_without(stored[:number])
     assert caught.value.path == str(stored[number].segment)
-    assert caught.value.file_position == stored[number].file_position + 112
+    assert caught.value.file_position == stored[number].file_position + 128
 
 
-@pytest.mark.parametrize("at", [0, 5, 9, 13, 20, 40, 90, 112, 130], ids=str)
+@pytest.mark.parametrize("at", [0, 5, 9, 13, 20, 40, 90, 120, 128, 146], ids=str)
 @pytest.mark.parametrize("number", [0, 3, 4, 6, 11])
 def test_skipping_reader_has_every_record_but_those_of_the_damaged_batch(
     number: int, at: int, stored: list[Place], path: Path, caplog: pytest.LogCaptureFixture
@@ -960,7 +960,7 @@ def test_partition_without_a_segment_is_one_gap(stored: list[Place], path: Path)
 
 def test_segment_cut_at_a_batch_or_within_one_is_a_gap_to_its_end(stored: list[Place], path: Path) -> None:
     content = stored[4].segment.read_bytes()
-    for cut in (stored[6].file_position, stored[6].file_position + 60, stored[6].file_position + 113):
+    for cut in (stored[6].file_position, stored[6].file_position + 60, stored[6].file_position + 129):
         stored[4].segment.write_bytes(content[:cut])
         with Topic.open(path, mode="r") as topic:
             reader = topic.read(on_gap="skip")
@@ -999,7 +999,7 @@ def test_start_by_time_does_not_step_over_a_damaged_batch(number: int, stored: l
 def test_follower_goes_on_past_damage_when_more_is_flushed(open_topic: Open, path: Path) -> None:
     topic = open_topic()
     topic.append(b"bad", sync=True)
-    flip(path / "0000" / f"{0:020d}.log", 4096 + 113)
+    flip(path / "0000" / f"{0:020d}.log", 4096 + 129)
     with Topic.open(path, mode="r") as reading:
         follower = reading.follow("begin", timeout=0, on_gap="skip")
         assert follower.poll() == []
@@ -1018,7 +1018,7 @@ def test_damage_at_the_end_of_a_segment_does_not_hide_one_made_since(open_topic:
         topic.append(b"bad", sync=True)
         topic.partition(0).roll()
         topic.append(b"in a new segment", sync=True)
-        flip(path / "0000" / f"{0:020d}.log", 4096 + 128 + 1)
+        flip(path / "0000" / f"{0:020d}.log", 4096 + 144 + 1)
         assert [record.value for record in follower.poll()] == [b"in a new segment"]
 
 
@@ -1041,14 +1041,14 @@ def test_columns_that_contradict_their_header_are_a_gap_as_well(open_topic: Open
     segment = path / "0000" / f"{0:020d}.log"
     content = segment.read_bytes()
     start = 4096 + offsets[2]
-    bad = forged(content[start:], body=b"\x01" + content[start + 113 :], identity=Identity.of(topic.log_id, 0))
+    bad = forged(content[start:], body=b"\x01" + content[start + 129 :], identity=Identity.of(topic.log_id, 0))
     segment.write_bytes(content[:start] + bad)
     with Topic.open(path, mode="r") as reading:
         with pytest.raises(CorruptLogError, match="column offsets"):
             values_of(reading)
         reader = reading.read(on_gap="skip")
         assert [record.value for record in reader] == [b"one", b"two"]
-        assert [gap.offsets for gap in reader.gaps] == [range(offsets[2], offsets[2] + 128)]
+        assert [gap.offsets for gap in reader.gaps] == [range(offsets[2], offsets[2] + 144)]
 
 
 @pytest.mark.parametrize("blocks", ["one block", "a block for each"])
@@ -1058,15 +1058,15 @@ def test_batch_of_another_history_is_not_returned_where_the_next_one_denies_it(
 ) -> None:
     """A write that the disk has lost uncovers what stood there: a batch that is whole and fits its place."""
     if blocks == "a block for each":
-        monkeypatch.setattr("loglib.log.BLOCK_BYTES", 112)
+        monkeypatch.setattr("loglib.log.BLOCK_BYTES", 128)
     topic = open_topic()
     offsets = [topic.append(b"%d" % number, sync=True).offset for number in range(4)]
     segment = path / "0000" / f"{0:020d}.log"
     content = segment.read_bytes()
     start = 4096 + offsets[stale]
-    batch = content[start : start + 128]
-    old = forged(batch, body=batch[112:].replace(b"%d" % stale, b"X"), identity=Identity.of(topic.log_id, 0))
-    segment.write_bytes(content[:start] + old + content[start + 128 :])
+    batch = content[start : start + 144]
+    old = forged(batch, body=batch[128:].replace(b"%d" % stale, b"X"), identity=Identity.of(topic.log_id, 0))
+    segment.write_bytes(content[:start] + old + content[start + 144 :])
     with Topic.open(path, mode="r") as reading:
         reader = reading.read(on_gap="skip")
         values = [record.value for record in reader]
@@ -1105,9 +1105,9 @@ def test_follower_is_told_when_the_batch_that_it_had_last_is_denied(open_topic: 
         topic.append(b"new", sync=True)
         topic.append(b"newer", sync=True)
         content = segment.read_bytes()
-        other = forged(content[4224:4352], previous_crc=7, identity=identity)  # of another than the one that was read
-        third = forged(content[4352:], previous_crc=int.from_bytes(other[4:8], "little"), identity=identity)
-        segment.write_bytes(content[:4224] + other + third)
+        other = forged(content[4240:4384], previous_crc=7, identity=identity)  # of another than the one that was read
+        third = forged(content[4384:], previous_crc=int.from_bytes(other[4:8], "little"), identity=identity)
+        segment.write_bytes(content[:4240] + other + third)
         assert [record.value for record in follower.poll(max_records=9)] == [b"new", b"newer"]
         assert [len(gap.offsets) for gap in follower.gaps] == [0]
         with pytest.raises(CorruptLogError, match="a batch that follows one"):
@@ -1121,12 +1121,12 @@ def test_batch_that_neither_neighbour_knows_is_the_one_left_out(open_topic: Open
     content = segment.read_bytes()
     for strange in (1, 2, 3):
         start = 4096 + offsets[strange]
-        old = forged(content[start : start + 128], previous_crc=7, identity=Identity.of(topic.log_id, 0))
-        segment.write_bytes(content[:start] + old + content[start + 128 :])
+        old = forged(content[start : start + 144], previous_crc=7, identity=Identity.of(topic.log_id, 0))
+        segment.write_bytes(content[:start] + old + content[start + 144 :])
         with Topic.open(path, mode="r") as reading:
             reader = reading.read(on_gap="skip")
             assert [record.value for record in reader] == [b"%d" % n for n in range(5) if n != strange]
-            assert [gap.offsets for gap in reader.gaps] == [range(offsets[strange], offsets[strange] + 128)]
+            assert [gap.offsets for gap in reader.gaps] == [range(offsets[strange], offsets[strange] + 144)]
 
 
 def test_gap_policy_that_there_is_not_is_refused(open_topic: Open) -> None:

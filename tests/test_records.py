@@ -51,7 +51,7 @@ def test_records_hold_what_the_columns_hold() -> None:
 
 
 def test_batch_says_where_it_is() -> None:
-    assert repr(batch_of(encoded(PLAIN))) == "<Batch partition=0 offsets=range(0, 3) next_offset=144>"
+    assert repr(batch_of(encoded(PLAIN))) == "<Batch partition=0 offsets=range(0, 3) next_offset=160>"
 
 
 def test_columns_left_out_are_null_now_and_empty() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from builders import forged
+from builders import a_mark, forged
 from conftest import QUIET, crash_copy, last_segment, records_of, tree, values_of
 from loglib import CorruptLogError, LogError, StorageIOError, Topic, UnsupportedFormatError
 from loglib.batch import HEADER_BYTES as BATCH_HEADER
@@ -431,16 +431,18 @@ def test_missing_partition_directory_is_corruption(open_topic: Open, path: Path)
 
 
 def test_newer_format_above_the_watermark_is_refused_by_name(
-    open_topic: Open, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_topic: Open, path: Path, tmp_path: Path
 ) -> None:
-    crashed = write_crashed(open_topic, path, tmp_path / "crashed", unflushed=0)
-    monkeypatch.setattr("loglib.batch.VERSION", 2)
-    newer = write_other_history(crashed, tmp_path / "newer", count=2)
-    monkeypatch.undo()
-    before = tree(newer)
-    with pytest.raises(UnsupportedFormatError, match="batch version 2"):
-        Topic.open(newer)
-    assert tree(newer) == before
+    crashed = write_crashed(open_topic, path, tmp_path / "crashed", unflushed=2)
+    segment = last_segment(crashed)
+    content, start = segment.read_bytes(), SEGMENT_HEADER + mark_of(crashed).durable_end
+    end = start + batch_ends(crashed, mark_of(crashed).durable_end, mark_of(crashed).durable_end + 1)[0]
+    bad = forged(content[start : end - mark_of(crashed).durable_end], version=3, identity=identity_of(crashed))
+    segment.write_bytes(content[:start] + bad + content[start + len(bad) :])
+    before = tree(crashed)
+    with pytest.raises(UnsupportedFormatError, match="batch version 3"):
+        Topic.open(crashed)
+    assert tree(crashed) == before
 
 
 # --- the watermark -----------------------------------------------------------------------------------
@@ -588,7 +590,7 @@ def test_last_writer_epoch_of_all_is_refused_before_anything_is_changed(
         bad = forged(content[4096:], writer_epoch=(1 << 32) - 1, identity=identity)
         last_segment(path).write_bytes(content[:4096] + bad)
     else:
-        mark = Mark(9, 0, 128, 128, (1 << 32) - 1)
+        mark = a_mark(9, 0, 144, 144, (1 << 32) - 1)
         (path / "0000" / "watermark").write_bytes(encode_new(mark, identity.salt))
     before = tree(path)
     with pytest.raises(CorruptLogError, match="writer epoch 4294967295"):

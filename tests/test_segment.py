@@ -6,12 +6,10 @@ import errno
 import os
 import random
 import struct
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import (
@@ -31,9 +29,10 @@ from builders import (
     resealed_segment,
     write_segment,
 )
-from loglib import CorruptLogError, LogError, StorageIOError, UnsupportedFormatError, batch
-from loglib.batch import Columns, Header
+from loglib import CorruptLogError, LogError, StorageIOError, UnsupportedFormatError
+from loglib.batch import Columns
 from loglib.files import REAL, Files
+from loglib.search import around, first_reaching
 from loglib.segment import (
     HEADER_BYTES,
     MAX_PRODUCERS,
@@ -93,8 +92,8 @@ def test_other_names_are_no_segments(name: str) -> None:
 # --- header -------------------------------------------------------------------------------------------
 
 FULL = SegmentHeader(
-    LOG_ID, 0, 7, 800, NOW, 400, 400, 0xDEADBEEF, NOW - 1, NOW + 1,
-    tuple(ProducerState(number + 1, number, 8 * number, 3) for number in range(MAX_PRODUCERS)),
+    LOG_ID, 0, 7, 800, NOW, 400, 400, 0xDEADBEEF, NOW - 1, NOW + 1, 1, 2, 3, 4, 5, 6, LOG_ID, 7, 8,
+    tuple(ProducerState(number + 1, number, 8 * number, 3) for number in range(MAX_PRODUCERS)), 0x8100,
 )  # fmt: skip
 
 
@@ -109,6 +108,7 @@ def test_first_segment_has_nothing_before_it() -> None:
     header = first_segment(IDENTITY, created=NOW)
     assert (header.base_offset, header.previous_base_offset, header.previous_bytes, header.previous_crc) == (0, 0, 0, 0)
     assert (header.last_append_time, header.running_max_timestamp, header.producers) == (0, NO_TIMESTAMP, ())
+    assert header.previous_batch == 0
 
 
 def test_no_flip_in_a_segment_header_is_accepted() -> None:
@@ -140,7 +140,7 @@ def test_zeroed_header_is_damage(tmp_path: Path) -> None:
 
 def test_more_producers_than_there_is_room_for_are_refused() -> None:
     content = resealed_segment(first_segment(IDENTITY, created=NOW).encode(), 76, struct.pack("<I", MAX_PRODUCERS + 1))
-    with pytest.raises(CorruptLogError, match="126 producers") as caught:
+    with pytest.raises(CorruptLogError, match="124 producers") as caught:
         SegmentHeader.decode(content, "a file")
     assert caught.value.file_position == 76
 
@@ -367,18 +367,6 @@ def test_swapped_sectors_are_never_returned(small: Path, sector: int) -> None:
         assert isinstance(read_or_refuse(small, len(content) - HEADER_BYTES), CorruptLogError), (one, other)
 
 
-def test_batches_around_a_damaged_one_stay_readable(small: Path) -> None:
-    ranges = batch_ranges(small)
-    content = bytearray(small.read_bytes())
-    content[HEADER_BYTES + ranges[1].start + BODY_AT] ^= 1
-    small.write_bytes(content)
-    with opened(small) as segment:
-        assert segment.batches(0, ranges[0].stop, block_bytes=1 << 20)[0].values == PLAIN.values
-        following = segment.next_header(ranges[1].start + 8, ranges[-1].stop)
-        assert following is not None and following.base_offset == ranges[2].start
-        assert segment.batches(following.base_offset, ranges[-1].stop, block_bytes=1 << 20)[-1].values == [b"tiny"]
-
-
 def test_batch_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     path = write_segment(tmp_path, encoded(Columns([bytes(1000)])))
     with opened(path) as segment, pytest.raises(CorruptLogError, match="at most 800, up to the flushed end") as caught:
@@ -395,9 +383,8 @@ def test_newer_batch_is_refused_by_name_however_it_is_met(tmp_path: Path, fields
         for meet in (
             lambda: segment.batches(size, 2 * size, block_bytes=1 << 20),
             lambda: segment.header_at(size),
-            lambda: segment.locate(size + 1, 2 * size),
-            lambda: segment.next_header(8, 2 * size),
-            lambda: segment.first_reaching(NOW + 1, 2 * size),
+            lambda: around(segment, size + 1, size, 2 * size),
+            lambda: first_reaching(segment, NOW + 1, size, 2 * size),
             lambda: list(segment.headers(0, 2 * size)),
         ):
             with pytest.raises(UnsupportedFormatError) as caught:
@@ -405,151 +392,13 @@ def test_newer_batch_is_refused_by_name_however_it_is_met(tmp_path: Path, fields
             assert caught.value.path == str(path)
 
 
-# --- finding batches from any byte ------------------------------------------------------------------------
-
-
-def decoys(choose: random.Random, real: bytes, place: int) -> list[bytes]:
-    """Payloads that look like batches: copies, magics, and headers that name their own place."""
-    return [
-        batch.MAGIC * choose.randrange(1, 60),
-        real,
-        real[: choose.randrange(BODY_AT)],
-        bytes(choose.randrange(8)) + encoded(PLAIN, place),
-        bytes(choose.randrange(8)) + encoded(PLAIN, place, identity=Identity.of(LOG_ID, 1)),
-        choose.randbytes(choose.randrange(6000)),
-    ]
-
-
-def tricky(seed: int, count: int = 12) -> bytes:
-    """Batches whose payloads try to look like batches."""
-    choose = random.Random(seed)
-    stored, previous, running = b"", encoded(PLAIN), NO_TIMESTAMP
-    for _ in range(count):
-        values = choose.sample(decoys(choose, previous, len(stored) + 8 * choose.randrange(30)), 3)
-        times = [NOW + choose.randrange(1000) for _ in values]
-        running = max(running, *times)
-        previous = encoded(Columns(values, timestamps=times), len(stored), running_max=running)
-        stored += previous
-    return stored
-
-
-def headers_in(stored: bytes) -> list[Header]:
-    headers, at = [], 0
-    while at < len(stored):
-        headers.append(header_of(stored[at:], at))
-        at = headers[-1].next_offset
-    return headers
-
-
-def steps(stored: bytes) -> Iterator[tuple[int, Header, Header | None]]:
-    """Each offset, the batch that holds it and the first that begins at or after it."""
-    headers = headers_in(stored)
-    for number, header in enumerate(headers):
-        following = headers[number + 1] if number + 1 < len(headers) else None
-        for offset in range(header.base_offset, header.next_offset):
-            yield offset, header, header if offset == header.base_offset else following
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_any_byte_finds_its_batch_and_the_next(tmp_path: Path, seed: int) -> None:
-    stored = tricky(seed)
-    with opened(write_segment(tmp_path, stored)) as segment:
-        for offset, here, following in steps(stored):
-            if offset % 7 and offset not in range(here.base_offset - 9, here.base_offset + 130):
-                continue
-            assert segment.locate(offset, len(stored)) == here, f"seed {seed}, offset {offset}"
-            assert segment.next_header(offset, len(stored)) == following, f"seed {seed}, offset {offset}"
-
-
-def test_every_byte_of_a_small_segment_finds_its_batch_and_the_next(small: Path) -> None:
-    stored = small.read_bytes()[HEADER_BYTES:]
-    with opened(small) as segment:
-        for offset, here, following in steps(stored):
-            assert segment.locate(offset, len(stored)) == here
-            assert segment.next_header(offset, len(stored)) == following
-
-
-@pytest.mark.parametrize("size", [4096 - BODY_AT, 5000, 70_000, 2_500_000])
-def test_batch_larger_than_the_search_window_is_found(tmp_path: Path, size: int) -> None:
-    stored = chained([TINY, Columns([random.Random(size).randbytes(size)]), TINY])
-    first, large, last = headers_in(stored)
-    with opened(write_segment(tmp_path, stored)) as segment:
-        for offset in (large.base_offset, large.base_offset + size // 2, large.next_offset - 1):
-            assert segment.locate(offset, len(stored)) == large
-        assert segment.next_header(1, len(stored)) == large
-        assert segment.next_header(large.base_offset + 1, len(stored)) == last
-        assert segment.next_header(last.base_offset + 1, len(stored)) is None
-        assert segment.locate(0, len(stored)) == first
-        assert segment.next_header(len(stored), len(stored)) is None
-
-
-def test_ranges_that_cover_a_segment_have_each_batch_once(tmp_path: Path) -> None:
-    stored = tricky(7)
-    expected = headers_in(stored)
-    with opened(write_segment(tmp_path, stored)) as segment:
-        for parts in (1, 2, 3, 17, 200):
-            bounds = [len(stored) * part // parts for part in range(parts + 1)]
-            found = []
-            for low, high in pairwise(bounds):
-                header = segment.next_header(low, high)
-                while header is not None:
-                    found.append(header)
-                    header = segment.next_header(header.base_offset + 1, high)
-            assert found == expected, f"{parts} parts"
-
-
-def test_batch_that_begins_at_an_odd_place_is_none(tmp_path: Path) -> None:
-    # Whole and salted, but where no writer puts one: a payload must not choose where batches begin.
-    inner = encoded(PLAIN, BODY_AT + 8 + 4)
-    stored = encoded(Columns([bytes(4) + inner]))
-    with opened(write_segment(tmp_path, stored)) as segment:
-        assert segment.locate(len(stored) - 1, len(stored)).base_offset == 0
-        assert segment.next_header(1, len(stored)) is None
-
-
-def test_offset_in_a_damaged_batch_is_reported_where_the_damage_is(small: Path) -> None:
-    ranges = batch_ranges(small)
-    content = bytearray(small.read_bytes())
-    content[HEADER_BYTES + ranges[1].start] ^= 1
-    small.write_bytes(content)
-    with opened(small) as segment:
-        for offset in ranges[1]:
-            with pytest.raises(CorruptLogError, match=f"the batch that holds offset {offset}") as caught:
-                segment.locate(offset, ranges[-1].stop)
-            assert caught.value.file_position == HEADER_BYTES + ranges[1].start
-    content[HEADER_BYTES] ^= 1
-    small.write_bytes(content)
-    with opened(small) as segment, pytest.raises(CorruptLogError, match="no batch header") as caught:
-        segment.locate(5, ranges[-1].stop)
-    assert caught.value.file_position == HEADER_BYTES
+# --- headers -------------------------------------------------------------------------------------------
 
 
 def test_header_at_a_place_where_none_begins_is_damage(small: Path) -> None:
     with opened(small) as segment, pytest.raises(CorruptLogError) as caught:
         segment.header_at(8)
     assert caught.value.file_position == HEADER_BYTES + 8
-
-
-# --- time -----------------------------------------------------------------------------------------------
-
-
-@settings(calm, max_examples=60)
-@given(times=st.lists(st.lists(st.integers(-50, 50), min_size=1, max_size=3), min_size=1, max_size=20))
-def test_first_reaching_agrees_with_a_scan(tmp_path_factory: pytest.TempPathFactory, times: list[list[int]]) -> None:
-    stored = chained([Columns([bytes(50 * abs(each[0])) for _ in each], timestamps=each) for each in times])
-    headers = headers_in(stored)
-    path = write_segment(tmp_path_factory.mktemp("times"), stored)
-    with opened(path) as segment:
-        for timestamp in range(-52, 53):
-            reaching = [header for header in headers if header.running_max_timestamp >= timestamp]
-            assert segment.first_reaching(timestamp, len(stored)) == (reaching[0] if reaching else None)
-        half = headers[len(headers) // 2].base_offset
-        assert segment.first_reaching(NOW, half) is None
-
-
-def test_first_reaching_finds_nothing_in_an_empty_segment(tmp_path: Path) -> None:
-    with opened(write_segment(tmp_path, b"")) as segment:
-        assert segment.first_reaching(0, 0) is None
 
 
 def test_size_of_a_segment_counts_batches() -> None:

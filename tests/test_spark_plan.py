@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from builders import a_mark
 from conftest import NOW, QUIET, last_segment, run_python
 from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Retention, Topic
 from loglib.arguments import Time
@@ -20,7 +21,7 @@ from loglib.spark.columns import arrow_schema
 from loglib.spark.options import Options, parse
 from loglib.spark.plan import Range, cut, plan
 from loglib.spark.ranges import find_ranges, find_topics
-from loglib.watermark import Mark, encode_new
+from loglib.watermark import encode_new
 from spark_logs import (
     COLUMNS,
     all_records,
@@ -98,7 +99,7 @@ def test_watermark_that_lies_is_damage_and_not_tasks_without_end(tmp_path: Path)
     """The driver used to fill its memory with them."""
     with Topic.open(tmp_path / "topic", **QUIET) as topic:
         topic.append(b"x", sync=True)
-    watermark = encode_new(Mark(9, 0, 1 << 60, 1 << 60, 1), Identity.of(topic.log_id, 0).salt)
+    watermark = encode_new(a_mark(9, 0, 1 << 60, 1 << 60, 1), Identity.of(topic.log_id, 0).salt)
     (tmp_path / "topic" / "0000" / "watermark").write_bytes(watermark)
     with pytest.raises(CorruptLogError, match="data up to offset"):
         find_ranges(options_of(tmp_path / "topic"))

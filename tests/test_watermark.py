@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import IDENTITY, LOG_ID, calm, resealed_slot
+from builders import IDENTITY, LOG_ID, a_mark, calm, resealed_slot
 from loglib import CorruptLogError, StorageIOError, UnsupportedFormatError
 from loglib.files import REAL, Files
 from loglib.segment import Identity
@@ -26,7 +26,7 @@ from loglib.watermark import (
 )
 
 SALT = IDENTITY.salt
-OLDER, NEWER = Mark(6, 0, 800, 640, 3), Mark(7, 80, 1600, 1600, 4)
+OLDER, NEWER = a_mark(6, 0, 800, 640, 3), a_mark(7, 80, 1600, 1600, 4)
 U63 = st.integers(0, (1 << 63) - 1)
 
 
@@ -38,14 +38,14 @@ def two_slots() -> bytes:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "watermark"
-    path.write_bytes(encode_new(Mark(0, 0, 0, 0, 0), SALT))
+    path.write_bytes(encode_new(Mark.at_rest(0), SALT))
     return path
 
 
 @calm
 @given(st.tuples(U63, U63, U63).map(sorted), U63, st.integers(0, (1 << 32) - 1))
 def test_mark_comes_back(ends: list[int], sequence: int, epoch: int) -> None:
-    mark = Mark(sequence, ends[0], ends[2], ends[1], epoch)
+    mark = Mark(sequence, ends[0], ends[2], ends[1], epoch, epoch, ends[2], sequence, 1, 2, epoch, ends[1])
     content = encode_new(mark, SALT)
     assert len(content) == FILE_BYTES
     assert newest(content, SALT) == mark
@@ -58,11 +58,11 @@ def test_slot_with_the_higher_sequence_wins() -> None:
 
 
 def test_publications_go_to_the_slots_in_turn(path: Path) -> None:
-    writer = WatermarkWriter(REAL, str(path), SALT, Mark(0, 0, 0, 0, 0))
+    writer = WatermarkWriter(REAL, str(path), SALT, Mark.at_rest(0))
     reader = WatermarkReader(REAL, str(path), SALT)
     before = path.read_bytes()
     for sequence in range(1, 6):
-        mark = Mark(sequence, 0, 8 * sequence, 8 * sequence, 1)
+        mark = a_mark(sequence, 0, 8 * sequence, 8 * sequence, 1)
         writer.publish(mark)
         after = path.read_bytes()
         changed = {at // SECOND_SLOT for at in range(FILE_BYTES) if before[at] != after[at]}
@@ -134,16 +134,16 @@ def test_watermark_of_another_log_does_not_count(identity: Identity) -> None:
 @pytest.mark.parametrize("slot", [0, SECOND_SLOT])
 def test_newer_slot_is_refused_by_name(slot: int) -> None:
     content = two_slots()
-    changed = resealed_slot(content[slot : slot + SLOT_BYTES], 3, b"\2")
-    with pytest.raises(UnsupportedFormatError, match="a file: watermark version 2 is newer") as caught:
+    changed = resealed_slot(content[slot : slot + SLOT_BYTES], 3, b"\3")
+    with pytest.raises(UnsupportedFormatError, match="a file: watermark version 3 is newer") as caught:
         newest(content[:slot] + changed + content[slot + SLOT_BYTES :], SALT, "a file")
-    assert (caught.value.found, caught.value.supported) == (2, 1)
+    assert (caught.value.found, caught.value.supported) == (3, 2)
 
 
 @pytest.mark.parametrize("numbers", [(1 << 63, 0, 8, 8), (9, 0, 1 << 63, 8)], ids=["sequence", "flushed-end"])
 def test_number_that_has_none_behind_it_is_damage(numbers: tuple[int, int, int, int]) -> None:
     with pytest.raises(CorruptLogError, match="at most|up to"):
-        newest(encode_new(Mark(*numbers, 1), SALT), SALT, "a file")
+        newest(encode_new(a_mark(*numbers, 1), SALT), SALT, "a file")
 
 
 @pytest.mark.parametrize("slot", [0, SECOND_SLOT])
@@ -162,15 +162,16 @@ def test_version_zero_is_no_version(slot: int) -> None:
 )
 @pytest.mark.parametrize("slot", [0, SECOND_SLOT])
 def test_slot_that_contradicts_itself_is_damage(slot: int, log_start: int, durable: int, flushed: int) -> None:
-    bad = encode_new(Mark(9, log_start, flushed, durable, 1), SALT)[:SLOT_BYTES]
+    bad = encode_new(a_mark(9, log_start, flushed, durable, 1), SALT)[:SLOT_BYTES]
     content = two_slots()
     with pytest.raises(CorruptLogError, match=f"log start {log_start}, durable end {durable}") as caught:
         newest(content[:slot] + bad + content[slot + SLOT_BYTES :], SALT, "a file")
     assert (caught.value.path, caught.value.file_position) == ("a file", slot)
 
 
-def test_bytes_kept_free_in_a_slot_are_ignored() -> None:
-    changed = resealed_slot(two_slots()[SECOND_SLOT:], 44, b"\xff" * 20)
+@pytest.mark.parametrize(("at", "size"), [(84, 4), (96, 32)])
+def test_bytes_kept_free_in_a_slot_are_ignored(at: int, size: int) -> None:
+    changed = resealed_slot(two_slots()[SECOND_SLOT:], at, b"\xff" * size)
     assert newest(two_slots()[:SECOND_SLOT] + changed, SALT) == NEWER
 
 

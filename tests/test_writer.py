@@ -895,7 +895,7 @@ def test_adopted_batch_must_continue_the_log_if_its_offsets_are_kept(open_topic:
     source.append(b"c", sync=True)
     first, second = source.batches()
     stored = last_segment(Path(source.path)).read_bytes()[HEADER_BYTES:]
-    bodies = [stored[each.header.base_offset + 112 : each.header.next_offset] for each in (first, second)]
+    bodies = [stored[each.header.base_offset + 128 : each.header.next_offset] for each in (first, second)]
     target = open_topic(tmp_path / "target")
     writer = target.partition(0).writer()
     with pytest.raises(InvalidOffsetError):

@@ -6,19 +6,20 @@ does I/O or keeps state: bytes in, facts out.
 
     byte size field                  meaning (all little-endian)
        0   4  magic                  89 4C 4C 42
-       4   4  header_crc             CRC-32C of bytes 8..111, salted with log id and partition
-       8   4  body_crc               CRC-32C of bytes 112..length-1, unsalted: re-stamping leaves it
+       4   4  header_crc             CRC-32C of bytes 8..127, salted with log id and partition
+       8   4  body_crc               CRC-32C of bytes 128..length-1, unsalted: re-stamping leaves it
       12   4  length                 of the whole batch, a multiple of 8, never below record_count
       16   8  base_offset            offset of the first record; record i has base_offset + i
       24   8  durable_up_to          the writer's synced end when this batch was made
       32   4  writer_epoch           grows with each writer that opens the partition
       36   4  record_count           at least 1
-      40   1  version                1
+      40   1  version                2
       41   1  codec                  0 none, 1 zlib, 2 lz4, 3 zstd
       42   2  flags                  low byte: a reader must know each bit; high byte: may ignore.
                                      1 KEYS, 2 NULL_VALUES, 4 NULL_KEYS, 8 TIMESTAMPS, 16 HEADERS,
                                      256 PRODUCERS: a batch with a producer id is in this segment,
-                                     here or before
+                                     here or before. Reserved: 32 OFFSETS, 512 SECTION,
+                                     1024 SECTION_END
       44   4  stored_bytes           of the body as stored; zero padding follows up to length
       48   4  value_bytes            size of the value column's bytes
       52   4  key_bytes              size of the key column's bytes
@@ -30,6 +31,10 @@ does I/O or keeps state: bytes in, facts out.
       88   8  running_max_timestamp  largest event time in the log up to and with this batch
       96   8  producer_id            0 = none
      104   8  producer_sequence
+     112   4  previous_bytes         length of the batch before, 0 for the first of a log
+     116   4  writer_nonce           drawn at random by each writer that opens the partition
+     120   8  jump_offset            base offset of an earlier batch of this segment (jumps.py); its own,
+                                     if it is the segment's first
 
     body, in this order, each column padded to 8 bytes with zeros
       value offsets    int32[n + 1]
@@ -81,16 +86,18 @@ __all__ = [
 crc32c: Callable[..., int] = crc32.iscsi  # (data, initial=0) -> int; initial chains and salts
 
 MAGIC = b"\x89LLB"
-VERSION = 1
+VERSION = 2
 KEYS, NULL_VALUES, NULL_KEYS, TIMESTAMPS, HEADERS = 1, 2, 4, 8, 16
+OFFSETS = 0x0020  # reserved: records have been left out, and a column says which offsets the others have
 PRODUCERS = 0x0100  # this batch, or one before it in its segment, names a producer
+SECTION, SECTION_END = 0x0200, 0x0400  # reserved: for transactions
 _KNOWN_FLAGS = KEYS | NULL_VALUES | NULL_KEYS | TIMESTAMPS | HEADERS
 _MUST_KNOW = 0x00FF
 
-_HEADER = Struct("<4sIIIQQIIBBHIIIIIqqqqQQ")
+_HEADER = Struct("<4sIIIQQIIBBHIIIIIqqqqQQIIQ")
 _HEADER_START = Struct("<4sI")
 HEADER_BYTES = _HEADER.size
-assert HEADER_BYTES == 112
+assert HEADER_BYTES == 128
 
 # Joined at once: above half a mebibyte the bytes fall out of the processor's cache before they are written.
 _PIECE_BYTES = 256 << 10
@@ -154,6 +161,14 @@ class Header(NamedTuple):
     running_max_timestamp: int
     producer_id: int
     producer_sequence: int
+    previous_bytes: int
+    writer_nonce: int
+    jump_offset: int
+
+    @property
+    def previous_offset(self) -> int:
+        """Base offset of the batch before this one; its own, if it is the first of the log."""
+        return self.base_offset - self.previous_bytes
 
     @property
     def next_offset(self) -> int:
@@ -294,7 +309,10 @@ def stamp(
     base_offset: int,
     durable_up_to: int,
     writer_epoch: int,
+    writer_nonce: int,
     previous_crc: int,
+    previous_bytes: int,
+    jump_offset: int,
     append_time: int,
     running_max_timestamp: int,
     producer: Producer,
@@ -311,7 +329,7 @@ def stamp(
         MAGIC, 0, body.body_crc, body.length, base_offset, durable_up_to, writer_epoch, body.record_count,
         VERSION, body.codec, flags, body.stored_bytes, body.value_bytes, body.key_bytes, body.header_bytes,
         previous_crc, append_time, *times, running_max_timestamp,
-        producer.id, producer.sequence,
+        producer.id, producer.sequence, previous_bytes, writer_nonce, jump_offset,
     )  # fmt: skip
     sealed = unsealed[8:]
     header_crc = crc32c(sealed, salt)
@@ -426,10 +444,10 @@ def parse_header(buffer: Buffer, position: int, *, salt: int, offset: int) -> He
         raise BadBatch(4, f"header CRC {header.header_crc:08x}", f"{actual:08x}, that of the header's bytes")
     if header.base_offset != offset:
         raise BadBatch(16, f"a batch made for offset {header.base_offset}", f"offset {offset}")
-    if not 1 <= header.version <= VERSION:
-        if header.version:
+    if header.version != VERSION:
+        if header.version > VERSION:
             raise NewerBatch("batch version", header.version, VERSION)
-        raise BadBatch(40, "batch version 0", "at least 1")
+        raise BadBatch(40, f"batch version {header.version}", f"at least {VERSION}")
     if header.flags & _MUST_KNOW & ~_KNOWN_FLAGS:
         raise NewerBatch("batch flags", header.flags, _KNOWN_FLAGS)
     _check_sizes(header)

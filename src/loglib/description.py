@@ -28,7 +28,7 @@ from .watermark import Mark, encode_new
 
 __all__ = ["FORMAT", "NAME", "create", "make_partition", "partition_directory", "put_in_place", "read", "write"]
 
-FORMAT = 1
+FORMAT = 2
 NAME = "topic.json"
 _MOST_BYTES = 1 << 20
 
@@ -49,10 +49,10 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
         if "crc" in values:
             _check_crc(name, content, values["crc"])
         version = values["format"]
-        if version > FORMAT:
-            raise UnsupportedFormatError(name, "topic format", version, FORMAT)
         if type(version) is not int or version < 1:
             raise ValueError(f"format {version}")
+        if version != FORMAT:
+            raise UnsupportedFormatError(name, "topic format", version, FORMAT)
         if values.get("compression", "none") not in CODEC_NAMES:
             raise UnsupportedFormatError(name, "compression", values["compression"], ", ".join(CODEC_NAMES))
         log_id, config = uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
@@ -127,6 +127,6 @@ def _build(files: Files, aside: str, log_id: bytes, config: TopicConfig, *, now:
 
 def make_partition(files: Files, directory: str, identity: Identity, *, now: int, permissions: int) -> None:
     """Put an empty log into a new directory: its watermark and its first segment. Synced, names included."""
-    first = encode_new(Mark(0, 0, 0, 0, 0), identity.salt)
+    first = encode_new(Mark.at_rest(0), identity.salt)
     files.write_new(os.path.join(directory, WATERMARK), first, permissions)
     files.close(create_segment(files, directory, first_segment(identity, created=now), permissions))

@@ -62,13 +62,17 @@ class CorruptLogError(LogError):
 
 
 class UnsupportedFormatError(LogError):
-    """The file is intact but written in a newer format. Upgrade loglib to use it."""
+    """The file is intact but written in a format that this loglib does not read: a newer one, as a rule."""
 
     def __init__(self, path: str | os.PathLike[str], what: str, found: int | str, supported: int | str) -> None:
         self.path = os.fspath(path)
         self.found = found
         self.supported = supported
-        super().__init__(f"{self.path}: {what} {found} is newer than this loglib knows ({supported}); upgrade loglib")
+        if isinstance(found, int) and isinstance(supported, int) and found < supported:
+            why = f"is older than this loglib reads ({supported}); read it with the loglib that wrote it"
+        else:
+            why = f"is newer than this loglib knows ({supported}); upgrade loglib"
+        super().__init__(f"{self.path}: {what} {found} {why}")
 
 
 class OffsetOutOfRangeError(LogError, LookupError):

@@ -108,6 +108,12 @@ class Files:
     write = staticmethod(os.write)
     poll = staticmethod(_poll)  # (a stream, event)
 
+    # --- chance -------------------------------------------------------------------------------------
+
+    def random_bytes(self, count: int) -> bytes:
+        """Bytes that nobody can foresee."""
+        return os.urandom(count)
+
     # --- files --------------------------------------------------------------------------------------
 
     def open_read(self, path: str) -> int:

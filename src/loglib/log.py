@@ -22,12 +22,14 @@ from contextlib import suppress
 from typing import Protocol
 
 from .arguments import Time
+from .batch import Header
 from .errors import CorruptLogError, InvalidOffsetError, LogClosedError, LogError, OffsetOutOfRangeError
 from .files import Files
 from .heap import keep_blocks
 from .index import SegmentIndex
 from .records import Batch, Damage
-from .recovery import list_segments, scan_flushed_end
+from .recovery import list_segments, proven_end
+from .search import after_damage, around, first_reaching, refuse_damage
 from .segment import Identity, SegmentHeader, SegmentInfo, SegmentReader, read_segment_header, segment_name
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkReader
@@ -103,8 +105,8 @@ class Log:
         if not bases:
             raise CorruptLogError(self.directory, 0, "no segment", "at least one: a partition is made with its first")
         with self._open(bases[-1]) as reader:
-            end = scan_flushed_end(reader)
-        return Mark(0, bases[0], end, end, 0)
+            end, tail = proven_end(reader)
+        return Mark.at_rest(0, bases[0], end, tail)
 
     def refresh(self) -> None:
         """List the directory again."""
@@ -165,23 +167,49 @@ class Log:
     def batch_base(self, offset: int, mark: Mark, *, past_damage: bool = False) -> int:
         """The base of the batch in which the offset is a record's; the offset itself at the end.
 
-        With `past_damage` an offset whose batch is not to be found stands for the next place where one
-        may begin.
+        With `past_damage` an offset whose batch is damaged stands for the place of the damage.
         """
         if not mark.log_start_offset <= offset <= mark.flushed_end:
             raise OffsetOutOfRangeError(self.partition, offset, mark.log_start_offset, mark.flushed_end)
         if offset == mark.flushed_end:
             return offset
         try:
-            with self.open_segment(offset, past_damage=past_damage) as segment:
-                header = segment.locate(offset, mark.flushed_end)
-        except CorruptLogError:
+            header, place = self._around(offset, mark, past_damage=past_damage)
+        except CorruptLogError:  # the segment is not there
             if not past_damage:
                 raise
-            return offset + 7 & ~7  # batches begin at multiples of 8
-        if offset not in header.offsets:
+            return offset
+        if header is not None and offset not in header.offsets:
             raise InvalidOffsetError(self.partition, offset, header.offsets, header.next_offset)
-        return header.base_offset
+        return place
+
+    def header_around(self, offset: int, mark: Mark) -> Header:
+        """The header of the batch that holds the offset, which must lie in [log start, flushed end)."""
+        header, _ = self._around(offset, mark, past_damage=False)
+        assert header is not None
+        return header
+
+    def _around(self, offset: int, mark: Mark, *, past_damage: bool) -> tuple[Header | None, int]:
+        with self.open_segment(offset, past_damage=past_damage) as segment:
+            last, limit = self._end_of(segment, mark)
+            header, place = around(segment, offset, last, limit)
+            if header is None and not past_damage:
+                refuse_damage(segment, offset, place)
+            return header, place
+
+    def _end_of(self, segment: SegmentReader, mark: Mark) -> tuple[int | None, int]:
+        """Base offset of the last batch of the segment, if it can be told, and where the segment's batches end."""
+        following = self.index.after(segment.base_offset)
+        if following is None and mark.flushed_end > segment.end_of_file():  # rolled since the index was made
+            self.refresh()
+            following = self.index.after(segment.base_offset)
+        if following is None:
+            return mark.flushed_tail, mark.flushed_end
+        with suppress(CorruptLogError, FileNotFoundError), self._open(following) as after:
+            return after.header.previous_batch, following
+        with suppress(CorruptLogError, FileNotFoundError), self._open(following, past_damage=True) as after:
+            return after.header_at(following).previous_offset, following  # the batch tells, too
+        return None, following
 
     def _first_at_or_after(self, timestamp: int, mark: Mark) -> int:
         bases = [base for base in self.index.bases() if base >= mark.log_start_offset]
@@ -199,7 +227,8 @@ class Log:
             return mark.flushed_end
         limit = min(bases[low + 1] if low + 1 < len(bases) else mark.flushed_end, mark.flushed_end)
         with self._open(bases[low]) as segment:
-            first = segment.first_reaching(timestamp, limit)
+            last, end = self._end_of(segment, mark)
+            first = first_reaching(segment, timestamp, last, end)
         if first is None:
             return limit
         # Mostly the first batch has the record. It may not when retention has dropped the event that
@@ -285,13 +314,12 @@ class Log:
         """Where to go on after no whole batch was found at `offset`: the next place below `limit` that has one."""
         if self.writer is None:
             self.refresh()  # or the search would run into what a segment made since has taken over
-        following = self.index.after(offset)
-        stop = limit if following is None else min(following, limit)
         base = self.index.find(offset)
         if base is not None:
             with suppress(FileNotFoundError), self._open(base, past_damage=True) as segment:
-                return segment.behind_damage(offset, stop)
-        return stop
+                last, end = self._end_of(segment, self.mark())
+                return after_damage(segment, offset, min(end, limit), last)
+        return min(self.index.after(offset) or limit, limit)
 
     def _open(self, base: int, *, past_damage: bool = False) -> SegmentReader:
         return SegmentReader(self.files, self._path(base), self.identity, base_offset=base if past_damage else None)

@@ -13,7 +13,7 @@ be run again: it rewrites bytes with themselves, cuts only what it has copied, a
     bytes in [D, p)                                 whole but never synced: write them again, then sync,
                                                     since after a failed fsync the page cache lies
 
-Only the bytes above the watermark are read, and one batch header below it.
+Only the bytes above the watermark are read, and a few batch headers below it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections import deque
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple
 
-from .batch import PRODUCERS, Producer
+from .batch import PRODUCERS, Header, Producer
 from .errors import CorruptLogError
 from .files import Files
+from .jumps import Jumps
+from .search import jumps_at, likely_headers, proven_headers
 from .segment import (
     HEADER_BYTES,
     Identity,
@@ -40,7 +44,7 @@ from .watermark import MOST_BYTES, Mark, encode_new, newest
 from .watermark import NAME as WATERMARK
 
 __all__ = [
-    "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "recover", "scan_flushed_end",
+    "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "proven_end", "recover", "tail_at",
 ]  # fmt: skip
 
 logger = logging.getLogger("loglib")
@@ -55,10 +59,12 @@ class Tail(NamedTuple):
     """Where the next batch goes, and what its header says of the log before it."""
 
     end: int  # base offset of the next batch
+    last_batch: int  # base offset of the one before it; `end` if the log has none
     previous_crc: int
     append_time: int
     running_max_timestamp: int
     writer_epoch: int  # of the writer that came before
+    jumps: Jumps | None = None  # of the last batch of the segment; None if it has none yet
     producers_in_segment: bool = False  # whether a batch before this in the segment names a producer
     records: int = 0  # appended through this handle so far
     produced: tuple[Producer, range] | None = None  # who wrote the last batch, and its offsets, if not yet noted
@@ -125,15 +131,16 @@ def check_link(path: str, header: SegmentHeader, previous_base: int, previous_by
         raise CorruptLogError(path, 40, f"base offset {header.base_offset}", "the end of the segment before")
 
 
-def scan_flushed_end(reader: SegmentReader) -> int:
-    """What the last segment itself proves to be durable, for when the watermark is lost."""
-    end = reader.base_offset
-    limit = reader.end_of_file()
-    header = reader.next_header(end, limit)
-    while header is not None:
+def proven_end(reader: SegmentReader) -> tuple[int, int]:
+    """What the last segment itself proves to be durable, and the last batch of that, for when the watermark is lost."""
+    end, tail = reader.base_offset, reader.header.previous_batch
+    later: deque[tuple[int, int]] = deque()  # (base, end) of the batches that are not known to be durable
+    for header in proven_headers(reader, reader.base_offset, reader.end_of_file()):
+        later.append((header.base_offset, header.next_offset))
         end = max(end, header.durable_up_to)
-        header = reader.next_header(header.base_offset + 8, limit)
-    return end
+        while later[0][1] <= end:
+            tail = later.popleft()[0]
+    return end, tail
 
 
 def recover(files: Files, directory: str, identity: Identity, permissions: int) -> Recovered:
@@ -149,8 +156,8 @@ def recover(files: Files, directory: str, identity: Identity, permissions: int) 
     if mark is not None and first != mark.log_start_offset:
         raise CorruptLogError(directory, 0, f"a first segment at {first}", f"one at {mark.log_start_offset}")
     with SegmentReader(files, os.path.join(directory, segment_name(last)), identity) as reader:
-        durable_end, valid_end = _measure(reader, mark)
-        tail = tail_at(reader, valid_end)
+        durable_end, tail = _measure(reader, mark)
+        valid_end = tail.end
         torn_bytes = reader.end_of_file() - valid_end
     if max(tail.writer_epoch, mark.writer_epoch if mark else 0) == _LAST_EPOCH:
         path = os.path.join(directory, WATERMARK)
@@ -175,30 +182,38 @@ def recover(files: Files, directory: str, identity: Identity, permissions: int) 
         )
     if mark is not None:
         # With durability "os" readers had more than the disk has kept.
-        return Recovered(headers, tail, mark._replace(flushed_end=min(mark.flushed_end, valid_end)), report)
-    mark = _rebuild_watermark(files, directory, identity, permissions, Mark(1, first, valid_end, valid_end, 0))
+        if mark.flushed_end > valid_end:
+            mark = mark._replace(flushed_end=valid_end, flushed_tail=tail.last_batch)
+        return Recovered(headers, tail, mark, report)
+    mark = Mark.at_rest(1, first, valid_end, tail.last_batch)
+    _rebuild_watermark(files, directory, identity, permissions, mark)
     return Recovered(headers, tail, mark, report)
 
 
-def tail_at(reader: SegmentReader, end: int) -> Tail:
+def tail_at(reader: SegmentReader, end: int, last_batch: int) -> Tail:
     """The tail of a log that ends at `end`, from the last batch before it."""
     if end == reader.base_offset:
-        header = reader.header
-        return Tail(
-            end, header.previous_crc, header.last_append_time, header.running_max_timestamp, header.writer_epoch
-        )
-    last = reader.locate(end - 1, end)
+        return _tail_before(reader)
+    last = reader.header_at(last_batch)
     if last.next_offset != end:
-        found = f"a batch that ends at offset {last.next_offset}"
-        raise CorruptLogError(reader.path, reader.file_position(last.base_offset), found, f"one that ends at {end}")
+        reader.corrupt(last.base_offset, f"a batch that ends at offset {last.next_offset}", f"one that ends at {end}")
+    return _tail_after(last)
+
+
+def _tail_before(reader: SegmentReader) -> Tail:
+    """The tail of a log whose last segment has no batch."""
+    header = reader.header
     return Tail(
-        end,
-        last.header_crc,
-        last.append_time,
-        last.running_max_timestamp,
-        last.writer_epoch,
-        bool(last.flags & PRODUCERS),
-    )
+        header.base_offset, header.previous_batch, header.previous_crc, header.last_append_time,
+        header.running_max_timestamp, header.writer_epoch,
+    )  # fmt: skip
+
+
+def _tail_after(last: Header) -> Tail:
+    return Tail(
+        last.next_offset, last.base_offset, last.header_crc, last.append_time, last.running_max_timestamp,
+        last.writer_epoch, producers_in_segment=bool(last.flags & PRODUCERS),
+    )  # fmt: skip
 
 
 def _read_mark(files: Files, directory: str, identity: Identity) -> Mark | None:
@@ -208,41 +223,42 @@ def _read_mark(files: Files, directory: str, identity: Identity) -> Mark | None:
     return newest(files.read_whole(path, MOST_BYTES), identity.salt, path)
 
 
-def _measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, int]:
-    """(D, p) of the last segment, as the module's table defines them; `CorruptLogError` if p < D."""
+def _measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
+    """D of the last segment and the tail at p, as the module's table defines them; `CorruptLogError` if p < D."""
     end_of_file = reader.end_of_file()
-    durable_end = max(reader.base_offset, mark.durable_end) if mark else scan_flushed_end(reader)
+    durable_end, last_batch = proven_end(reader) if mark is None else (mark.durable_end, mark.durable_tail)
+    durable_end = max(reader.base_offset, durable_end)
     if end_of_file < durable_end:
         position = reader.file_position(end_of_file)
         raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {durable_end}")
-    start = tail_at(reader, durable_end if mark else reader.base_offset)
-    valid_end, fault = valid_prefix(reader, start, end_of_file)
+    start = _tail_before(reader) if mark is None else tail_at(reader, durable_end, last_batch)
+    tail, fault = valid_prefix(reader, start, end_of_file)
     if fault is not None:
         # A batch further on may prove that the bad bytes were durable: then they are no torn tail.
-        header = reader.next_header(valid_end, end_of_file)
-        while header is not None:
-            if header.durable_up_to > valid_end:
-                raise fault
-            header = reader.next_header(header.base_offset + 8, end_of_file)
-    return durable_end, valid_end
+        later = proven_headers(reader, tail.end, end_of_file)
+        if mark is None:
+            later = chain(later, likely_headers(reader, tail.end, end_of_file))
+        if any(header.durable_up_to > tail.end for header in later):
+            raise fault
+    if tail.end > reader.base_offset:
+        tail = tail._replace(jumps=jumps_at(reader, tail.last_batch))
+    return durable_end, tail
 
 
-def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[int, CorruptLogError | None]:
-    """(offset up to which whole batches follow each other from the tail, what is wrong there)."""
-    start, previous_crc = tail.end, tail.previous_crc
-    while start < end:
+def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, CorruptLogError | None]:
+    """(the tail of the whole batches that follow each other from the tail, what is wrong behind them)."""
+    while tail.end < end:
         try:
-            for batch in reader.batches(start, end, block_bytes=_BLOCK_BYTES):
+            for batch in reader.batches(tail.end, end, block_bytes=_BLOCK_BYTES):
                 header = batch.header
-                if header.previous_crc != previous_crc:
+                if (header.previous_crc, header.previous_offset) != (tail.previous_crc, tail.last_batch):
                     position = reader.file_position(header.base_offset) + 60
                     found = f"a batch that follows one with CRC {header.previous_crc:08x}"
-                    return start, CorruptLogError(reader.path, position, found, f"{previous_crc:08x}")
-                previous_crc = header.header_crc
-                start = header.next_offset
+                    return tail, CorruptLogError(reader.path, position, found, f"{tail.previous_crc:08x}")
+                tail = _tail_after(header)
         except CorruptLogError as error:
-            return start, error
-    return start, None
+            return tail, error
+    return tail, None
 
 
 def _mend(
@@ -310,7 +326,7 @@ def _keep_aside(files: Files, path: str, fd: int, start: int, size_bytes: int) -
     return kept
 
 
-def _rebuild_watermark(files: Files, directory: str, identity: Identity, permissions: int, mark: Mark) -> Mark:
+def _rebuild_watermark(files: Files, directory: str, identity: Identity, permissions: int, mark: Mark) -> None:
     """Write the mark into both slots, in place: readers that have the lost file open shall see it. Synced."""
     fd = files.create(os.path.join(directory, WATERMARK), permissions, exclusive=False)
     try:
@@ -319,4 +335,3 @@ def _rebuild_watermark(files: Files, directory: str, identity: Identity, permiss
     finally:
         files.close(fd)
     files.sync_directory(directory)
-    return mark

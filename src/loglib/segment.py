@@ -7,8 +7,9 @@ sealed segment never changes; what there is to say about it stands in the header
 
     byte size field                  meaning (little-endian)
        0    8  magic                 89 4C 4C 53 45 47 0D 0A
-       8    2  version               1
-      10    2  flags                 none yet; a reader refuses what it does not know
+       8    2  version               2
+      10    2  flags                 low byte: a reader must know each bit, and none is known yet; high byte: may
+                                     ignore. 256 CLOCK_IN_DOUBT: `created` may be wrong
       12    4  crc                   CRC-32C of bytes 0..11 and 16..4095
       16   16  log_id                of the topic
       32    4  partition
@@ -18,10 +19,19 @@ sealed segment never changes; what there is to say about it stands in the header
       56    8  previous_base_offset  of the segment before; base_offset itself if there is none
       64    8  previous_bytes        of batches in the segment before
       72    4  previous_crc          header CRC of the last batch before this segment
-      76    4  producer_count        0 to 125
+      76    4  producer_count        0 to 123
       80    8  last_append_time      of the newest batch before this segment, microseconds UTC
       88    8  running_max_timestamp largest event time before this segment
-      96 4000  producers             125 of: id u64, sequence u64, base offset u64, records u32, zero u32
+      96    8  applied_txn           0; for transactions, as are the next two
+     104    8  held_txn              0
+     112    8  held_from             0
+     120    4  writer_nonce          of the writer that made the segment
+     124    4  previous_batch_bytes  length of the last batch before this segment; 0 if there is none
+     128    8  created_boottime      CLOCK_BOOTTIME at `created`, microseconds; 0 if unknown
+     136   16  boot_id               of the system that it ran in; zeros if unknown
+     152    4  more_producers        entries that stand in the file <base>.producers
+     156    4  more_producers_crc    CRC-32C of that file
+     160 3936  producers             123 of: id u64, sequence u64, base offset u64, records u32, time u32
 
 Threads: a reader belongs to one thread; it shares nothing but the page cache.
 """
@@ -35,7 +45,6 @@ from struct import Struct
 from typing import NamedTuple, NoReturn
 
 from .batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from .batch import MAGIC as BATCH_MAGIC
 from .batch import (
     BadBatch,
     Header,
@@ -47,7 +56,7 @@ from .batch import (
     open_body,
     parse_header,
 )
-from .config import MAX_BATCH_BYTES, MAX_OFFSET
+from .config import MAX_OFFSET
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import Files
 from .records import Batch, Source
@@ -68,18 +77,20 @@ __all__ = [
 ]
 
 MAGIC = b"\x89LLSEG\r\n"
-VERSION = 1
+VERSION = 2
+CLOCK_IN_DOUBT = 0x0100  # a flag that readers may ignore
+_MUST_KNOW = 0x00FF  # flags that they may not
 HEADER_BYTES = 4096
 NO_TIMESTAMP = -(1 << 63)  # running maximum of no timestamps at all
 
-_FIELDS = Struct("<8sHHI16sIIQQQQIIqq")
+_FIELDS = Struct("<8sHHI16sIIQQQQIIqqQQQIIq16sII")
 _PRODUCER = Struct("<QQQII")
 MAX_PRODUCERS = (HEADER_BYTES - _FIELDS.size) // _PRODUCER.size
-assert _FIELDS.size == 96 and MAX_PRODUCERS == 125
+assert _FIELDS.size == 160 and MAX_PRODUCERS == 123
 
-# A lone record is mostly found in the first window; the growth bounds both the reads and the memory.
+# Headers are read in windows: a few of them at first, then as many as one read is good for.
 _FIRST_WINDOW = 4 << 10
-_LARGEST_WINDOW = 1 << 20
+_LARGEST_WINDOW = 256 << 10
 # A block of batches that compress a thousandfold must not be a thousand blocks in memory.
 _MOST_DECOMPRESSED = 4 << 20
 _LAST_POSITION = (1 << 63) - 1
@@ -119,16 +130,29 @@ class SegmentHeader(NamedTuple):
     previous_crc: int
     last_append_time: int
     running_max_timestamp: int
+    applied_txn: int = 0
+    held_txn: int = 0
+    held_from: int = 0
+    writer_nonce: int = 0
+    previous_batch_bytes: int = 0
+    created_boottime: int = 0
+    boot_id: bytes = bytes(16)
+    more_producers: int = 0
+    more_producers_crc: int = 0
     producers: tuple[ProducerState, ...] = ()
+    flags: int = 0
+
+    @property
+    def previous_batch(self) -> int:
+        """Base offset of the last batch before the segment; the segment's own, if there is none."""
+        return self.base_offset - self.previous_batch_bytes
 
     def encode(self) -> bytes:
-        fields = [
-            MAGIC, VERSION, 0, 0, self.log_id, self.partition, self.writer_epoch, self.base_offset, self.created,
-            self.previous_base_offset, self.previous_bytes, self.previous_crc, len(self.producers),
-            self.last_append_time, self.running_max_timestamp,
-        ]  # fmt: skip
+        *before, last_append_time, running_max = self[:10]
+        numbers = (*before, len(self.producers), last_append_time, running_max, *self[10:19])
         table = b"".join(_PRODUCER.pack(*state, 0) for state in self.producers)
-        content = bytearray((_FIELDS.pack(*fields) + table).ljust(HEADER_BYTES, b"\0"))
+        fields = _FIELDS.pack(MAGIC, VERSION, self.flags, 0, *numbers)
+        content = bytearray((fields + table).ljust(HEADER_BYTES, b"\0"))
         content[12:16] = _crc(content).to_bytes(4, "little")
         return bytes(content)
 
@@ -145,20 +169,20 @@ class SegmentHeader(NamedTuple):
         actual = _crc(content)
         if crc != actual:
             raise CorruptLogError(path, 12, f"header CRC {crc:08x}", f"{actual:08x}, that of the header's bytes")
-        if version > VERSION:
-            raise UnsupportedFormatError(path, "segment version", version, VERSION)
         if not version:
-            raise CorruptLogError(path, 8, "segment version 0", "at least 1")
-        if flags:
+            raise CorruptLogError(path, 8, "segment version 0", f"at least {VERSION}")
+        if version != VERSION:
+            raise UnsupportedFormatError(path, "segment version", version, VERSION)
+        if flags & _MUST_KNOW:
             raise UnsupportedFormatError(path, "segment flags", flags, 0)
-        if numbers[3] > MAX_OFFSET:
-            raise CorruptLogError(path, 40, f"base offset {numbers[3]}", f"at most {MAX_OFFSET}")
         count = numbers.pop(8)
+        header = cls(*numbers)._replace(flags=flags)
+        if header.base_offset > MAX_OFFSET:
+            raise CorruptLogError(path, 40, f"base offset {header.base_offset}", f"at most {MAX_OFFSET}")
         if count > MAX_PRODUCERS:
             raise CorruptLogError(path, 76, f"{count} producers", f"at most {MAX_PRODUCERS}")
         table = content[_FIELDS.size : _FIELDS.size + count * _PRODUCER.size]
-        producers = tuple(ProducerState(*row[:4]) for row in _PRODUCER.iter_unpack(table))
-        return cls._make((*numbers, producers))
+        return header._replace(producers=tuple(ProducerState(*row[:4]) for row in _PRODUCER.iter_unpack(table)))
 
 
 class SegmentInfo(NamedTuple):
@@ -223,7 +247,7 @@ def read_segment_header(files: Files, path: str, identity: Identity) -> SegmentH
 
 
 class SegmentReader:
-    """An open segment: batches by offset, and the batch around any byte, without an index.
+    """An open segment: batches and headers by offset. search.py finds those whose offset is not known.
 
     With `base_offset`, as the file's name has it, the header is not read, and there is no `header`: for
     those who read around damage. The batches say themselves whose they are.
@@ -234,7 +258,8 @@ class SegmentReader:
     def __init__(self, files: Files, path: str, identity: Identity, *, base_offset: int | None = None) -> None:
         self._fd = -1
         self._files = files
-        self._identity = identity
+        self.salt = identity.salt
+        self._partition = identity.partition
         self.path = path
         self._fd = files.open_read(path)
         if base_offset is not None:
@@ -286,7 +311,7 @@ class SegmentReader:
     def header_at(self, offset: int) -> Header:
         """The header of the batch that begins at `offset`."""
         try:
-            return parse_header(self.read(offset, BATCH_HEADER_BYTES), 0, salt=self._identity.salt, offset=offset)
+            return parse_header(self.read(offset, BATCH_HEADER_BYTES), 0, salt=self.salt, offset=offset)
         except (BadBatch, NewerBatch) as error:
             self.refuse(error, offset)
 
@@ -301,7 +326,7 @@ class SegmentReader:
         batches: list[Batch] = []
         position = 0
         room = _MOST_DECOMPRESSED
-        salt, partition = self._identity.salt, self._identity.partition
+        salt, partition = self.salt, self._partition
         while position < len(block):
             try:
                 if batches and len(block) - position < BATCH_HEADER_BYTES:
@@ -329,84 +354,21 @@ class SegmentReader:
             position += header.length
         return batches
 
-    def locate(self, offset: int, limit: int) -> Header:
-        """The header of the batch that holds `offset`, found by searching backwards for it.
-
-        The batch is the nearest one that begins at or before `offset`: its magic, salted CRC and
-        own base offset must agree, so a payload that looks like a batch is passed over.
-        """
-        size = _FIRST_WINDOW
-        last_start = min(offset, self.end_of_file())
-        high = min(last_start + BATCH_HEADER_BYTES, limit)
-        first_start = max(self.base_offset, offset - MAX_BATCH_BYTES)  # one that begins before does not reach so far
-        while last_start >= first_start:
-            low = max(first_start, last_start + 1 - size)
-            window = self.read(low, high - low)
-            at = window.rfind(BATCH_MAGIC, 0, last_start - low + len(BATCH_MAGIC))
-            while at >= 0:
-                header = self._candidate(window, at, low + at)
-                if header is not None:
-                    if header.next_offset <= offset:
-                        expected = f"the batch that holds offset {offset}"
-                        self._corrupt(header.next_offset, "bytes that are no batch", expected)
-                    return header
-                at = window.rfind(BATCH_MAGIC, 0, at + len(BATCH_MAGIC) - 1)
-            last_start, high = low - 1, low + BATCH_HEADER_BYTES
-            size = min(size * 4, _LARGEST_WINDOW)
-        return self._corrupt(first_start, "no batch header", f"the batch that holds offset {offset}")
-
-    def next_header(self, offset: int, limit: int) -> Header | None:
-        """The header of the first batch that begins in [offset, limit), or None."""
-        size = _FIRST_WINDOW
-        while offset < limit:
-            window = self.read(offset, min(size, limit - offset) + BATCH_HEADER_BYTES)
-            at = window.find(BATCH_MAGIC)
-            while 0 <= at < limit - offset:
-                header = self._candidate(window, at, offset + at)
-                if header is not None:
-                    return header
-                at = window.find(BATCH_MAGIC, at + 1)
-            if len(window) < size + BATCH_HEADER_BYTES:
-                return None
-            offset += size
-            size = min(size * 4, _LARGEST_WINDOW)
-        return None
-
-    def behind_damage(self, offset: int, limit: int) -> int:
-        """Where to go on after the batch at `offset` was found bad: at the next header, or at `limit`."""
-        end = min(limit, self.end_of_file())
-        bad = self._candidate(self.read(offset, BATCH_HEADER_BYTES), 0, offset)
-        if bad is not None and bad.next_offset <= end:  # only its body is bad, in which nothing is to be looked for
-            return bad.next_offset
-        following = self.next_header(offset + 8, end)
-        return limit if following is None else following.base_offset
-
-    def first_reaching(self, timestamp: int, limit: int) -> Header | None:
-        """The first batch whose running maximum of event times is `timestamp` or later, by bisection.
-
-        Looking only at the headers that are whole, it would step over a damaged one. So those before
-        and after the place found must meet there.
-        """
-        low, high, found = self.base_offset, limit, None
-        while low < high:
-            middle = (low + high) // 2
-            header = self.next_header(middle, high)
-            if header is None:
-                high = middle
-            elif header.running_max_timestamp < timestamp:
-                low = header.next_offset
-            else:
-                found, high = header, middle
-        if low < (limit if found is None else found.base_offset):
-            self._corrupt(low, "no batch header", "the batch that begins there")
-        return found
-
     def headers(self, offset: int, limit: int) -> Iterator[Header]:
-        """The headers of all batches from `offset`, bodies unread."""
+        """The headers of all batches from the one at `offset` to `limit`, bodies unread."""
+        window, begin = b"", offset
+        size = _FIRST_WINDOW
         while offset < limit:
-            header = self.header_at(offset)
+            if offset - begin + BATCH_HEADER_BYTES > len(window):
+                window, begin = self.read(offset, min(size, max(limit - offset, BATCH_HEADER_BYTES))), offset
+            try:
+                header = parse_header(window, offset - begin, salt=self.salt, offset=offset)
+            except (BadBatch, NewerBatch) as error:
+                self.refuse(error, offset)
             yield header
             offset = header.next_offset
+            # Small batches are read many at once, of large ones the header alone.
+            size = _LARGEST_WINDOW if header.length < _FIRST_WINDOW else BATCH_HEADER_BYTES
 
     def refuse(self, error: BadBatch | NewerBatch, offset: int) -> NoReturn:
         """Raise what a bad batch at `offset` means for the caller of the library."""
@@ -425,17 +387,8 @@ class SegmentReader:
             raise BadBatch(len(block), "the end of the file", f"a batch of {header.length} bytes")
         return block
 
-    def _candidate(self, window: bytes, at: int, offset: int) -> Header | None:
-        if offset & 7:  # batches are multiples of 8 bytes long, so none begins here
-            return None
-        try:
-            return parse_header(window, at, salt=self._identity.salt, offset=offset)
-        except BadBatch:
-            return None
-        except NewerBatch as error:
-            self.refuse(error, offset)
-
-    def _corrupt(self, offset: int, found: str, expected: str) -> NoReturn:
+    def corrupt(self, offset: int, found: str, expected: str) -> NoReturn:
+        """Raise that what is at `offset` is not what it should be."""
         raise CorruptLogError(self.path, self.file_position(offset), found, expected)
 
 

@@ -7,12 +7,13 @@ stay in the log. It gives each a new place, so its header is stamped anew; its b
 
     byte size field        frame header, little-endian
        0   4  magic        89 4C 4C 54
-       4   2  version      1
-       6   2  zero
-       8   4  salt         of the sending partition, with which its batch headers are checked
-      12   8  base_offset  of the first batch, in the sender's log
-      20   8  size_bytes   of the batches that follow
-      28   4  crc          CRC-32C of bytes 0..27
+       4   2  version      2
+       6   2  kind         0 BATCHES; others are reserved for copies
+       8   4  partition    number of the sending partition
+      12   4  salt         of it, with which its batch headers are checked
+      16   8  base_offset  of the first batch, in the sender's log
+      24   8  size_bytes   of the batches that follow
+      32   4  crc          CRC-32C of bytes 0..31
 
 Threads: no state; a stream must not be shared while a frame passes.
 """
@@ -31,14 +32,16 @@ from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import REAL
 from .log import Log
 from .records import Batch, Source
+from .segment import Identity
 
 __all__ = ["read_frame", "send"]
 
 MAGIC = b"\x89LLT"
-VERSION = 1
-_FRAME = Struct("<4sHHIQQI")
+VERSION = 2
+BATCHES = 0  # the only kind of frame as yet
+_FRAME = Struct("<4sHHIIQQI")
 FRAME_BYTES = _FRAME.size
-assert FRAME_BYTES == 32
+assert FRAME_BYTES == 36
 
 _STREAM = "the stream"
 _PIECE_BYTES = 1 << 20  # a claimed length is believed only as far as bytes arrive
@@ -69,13 +72,13 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
                 raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {limit}")
             end = limit
             if stop < limit:
-                last = segment.locate(max(stop - 1, offset), limit)
+                last = log.header_around(max(stop - 1, offset), mark)
                 end = last.next_offset if last.next_offset <= stop else last.base_offset
                 if end <= offset:
                     if sent_any:
                         break
                     end = segment.header_at(offset).next_offset
-            log.files.write_stream(out, _frame(log.identity.salt, offset, end - offset))
+            log.files.write_stream(out, _frame(log.identity, offset, end - offset))
             try:
                 log.files.send_range(out, segment.fileno(), segment.file_position(offset), end - offset)
             except ConnectionError:  # the receiver's doing, not the disk's
@@ -95,15 +98,17 @@ def read_frame(source: Any) -> Iterator[tuple[Header, bytes]]:
     raw = _read(source, FRAME_BYTES, at=0, may_end=True)
     if not raw:
         return
-    magic, version, _, salt, offset, size, crc = _FRAME.unpack(raw)
+    magic, version, kind, _, salt, offset, size, crc = _FRAME.unpack(raw)
     if magic != MAGIC or crc != crc32c(raw[:-4]):
         raise CorruptLogError(_STREAM, 0, f"bytes {raw.hex()}", "a frame header")
     if version > VERSION:
         raise UnsupportedFormatError(_STREAM, "frame version", version, VERSION)
-    if not version:
-        raise CorruptLogError(_STREAM, 4, "frame version 0", "at least 1")
+    if version < VERSION:
+        raise CorruptLogError(_STREAM, 4, f"frame version {version}", f"at least {VERSION}")
+    if kind != BATCHES:
+        raise UnsupportedFormatError(_STREAM, "frame kind", kind, BATCHES)
     if not size:  # it would be taken for the end of the stream
-        raise CorruptLogError(_STREAM, 20, "a frame of 0 bytes", "at least one batch")
+        raise CorruptLogError(_STREAM, 24, "a frame of 0 bytes", "at least one batch")
     position = FRAME_BYTES
     end = offset + size
     while offset < end:
@@ -148,8 +153,8 @@ def _descriptor(to: Any) -> int:
     return descriptor
 
 
-def _frame(salt: int, offset: int, size: int) -> bytes:
-    unsealed = _FRAME.pack(MAGIC, VERSION, 0, salt, offset, size, 0)[:-4]
+def _frame(identity: Identity, offset: int, size: int) -> bytes:
+    unsealed = _FRAME.pack(MAGIC, VERSION, BATCHES, identity.partition, identity.salt, offset, size, 0)[:-4]
     return unsealed + crc32c(unsealed).to_bytes(4, "little")
 
 

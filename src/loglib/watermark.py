@@ -7,14 +7,24 @@ higher sequence wins. Losing the file costs a scan of the last segment, never da
 
     byte size field             each slot, at bytes 0 and 4096 of the file, little-endian
        0   3  magic             89 4C 57
-       3   1  version           1
-       4   4  crc               CRC-32C of bytes 0..3 and 8..63, salted with log id and partition
+       3   1  version           2
+       4   4  crc               CRC-32C of bytes 0..3 and 8..127, salted with log id and partition
        8   8  sequence          grows by one with each publication
       16   8  log_start_offset  first offset still readable
       24   8  flushed_end       readers see offsets below this
       32   8  durable_end       what fdatasync has returned for; below flushed_end only with durability "os"
       40   4  writer_epoch      of the writer that published
-      44  20  zero
+      44   4  writer_nonce      drawn at random by that writer
+      48   8  flushed_tail      base offset of the batch that ends at flushed_end; flushed_end if there is none
+      56   8  applied_txn       0; for transactions
+      64   8  held_txn          0; for transactions
+      72   8  held_from         0; for transactions
+      80   4  promised_epoch    0; for replicas
+      84   4  zero
+      88   8  durable_tail      base offset of the batch that ends at durable_end; durable_end if there is none
+      96  32  zero
+
+The tails are what every lookup starts from: see search.py.
 
 Threads: one writer; any number of readers, in any process, without a lock.
 """
@@ -35,15 +45,14 @@ __all__ = ["NAME", "Mark", "WatermarkReader", "WatermarkWriter", "broken_slots",
 
 NAME = "watermark"
 MAGIC = b"\x89LW"
-VERSION = 1
-SLOT_BYTES = 64
+VERSION = 2
+SLOT_BYTES = 128
 SECOND_SLOT = 4096  # another sector, and another page: one torn write cannot spoil both
 FILE_BYTES = SECOND_SLOT + SLOT_BYTES
 MOST_BYTES = 1 << 16  # a watermark file that is larger is none
 
-_SLOT = Struct("<3sBIQQQQI20s")
+_SLOT = Struct("<3sBIQQQQIIQQQQI4xQ32x")
 assert _SLOT.size == SLOT_BYTES
-_NOTHING = bytes(20)
 
 
 class Mark(NamedTuple):
@@ -54,6 +63,18 @@ class Mark(NamedTuple):
     flushed_end: int
     durable_end: int
     writer_epoch: int
+    writer_nonce: int
+    flushed_tail: int
+    applied_txn: int
+    held_txn: int
+    held_from: int
+    promised_epoch: int
+    durable_tail: int
+
+    @classmethod
+    def at_rest(cls, sequence: int, log_start: int = 0, end: int = 0, tail: int = 0) -> Mark:
+        """Of a log from `log_start` to `end`, all of it durable, whose last batch begins at `tail`."""
+        return cls(sequence, log_start, end, end, 0, 0, tail, 0, 0, 0, 0, tail)
 
 
 class WatermarkWriter:
@@ -137,28 +158,31 @@ def encode_new(first: Mark, salt: int) -> bytes:
 
 
 def _encode(mark: Mark, salt: int) -> bytes:
-    numbers = (mark.sequence, mark.log_start_offset, mark.flushed_end, mark.durable_end, mark.writer_epoch, _NOTHING)
-    unsealed = _SLOT.pack(MAGIC, VERSION, 0, *numbers)
-    return _SLOT.pack(MAGIC, VERSION, _crc(unsealed, salt), *numbers)
+    unsealed = _SLOT.pack(MAGIC, VERSION, 0, *mark)
+    return _SLOT.pack(MAGIC, VERSION, _crc(unsealed, salt), *mark)
 
 
 def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mark | None:
     slot = raw[at : at + SLOT_BYTES]
     if len(slot) < SLOT_BYTES or slot[:3] != MAGIC:
         return None
-    _, version, crc, sequence, log_start, flushed_end, durable_end, epoch, _ = _SLOT.unpack(slot)
+    _, version, crc, *numbers = _SLOT.unpack(slot)
     if crc != _crc(slot, salt):
         return None
     if version > VERSION:
         raise UnsupportedFormatError(path, "watermark version", version, VERSION)
-    if not version:
-        raise CorruptLogError(path, at + 3, "watermark version 0", "at least 1")
-    if not log_start <= durable_end <= flushed_end <= MAX_OFFSET:
-        found = f"log start {log_start}, durable end {durable_end}, flushed end {flushed_end}"
+    if version < VERSION:
+        raise CorruptLogError(path, at + 3, f"watermark version {version}", f"at least {VERSION}")
+    mark = Mark._make(numbers)
+    if not mark.log_start_offset <= mark.durable_end <= mark.flushed_end <= MAX_OFFSET:
+        found = f"log start {mark.log_start_offset}, durable end {mark.durable_end}, flushed end {mark.flushed_end}"
         raise CorruptLogError(path, at, found, f"numbers in that order, up to {MAX_OFFSET}")
-    if sequence > MAX_OFFSET:  # a flush each nanosecond takes centuries to come so far, and has as far to go
-        raise CorruptLogError(path, at + 8, f"sequence {sequence}", f"at most {MAX_OFFSET}")
-    return Mark(sequence, log_start, flushed_end, durable_end, epoch)
+    if mark.flushed_tail > mark.flushed_end or mark.durable_tail > mark.durable_end:
+        found = f"last batches at {mark.flushed_tail} and {mark.durable_tail}"
+        raise CorruptLogError(path, at + 48, found, f"none above {mark.flushed_end} and {mark.durable_end}")
+    if mark.sequence > MAX_OFFSET:  # a flush each nanosecond takes centuries to come so far, and has as far to go
+        raise CorruptLogError(path, at + 8, f"sequence {mark.sequence}", f"at most {MAX_OFFSET}")
+    return mark
 
 
 def _crc(slot: bytes, salt: int) -> int:

@@ -46,6 +46,7 @@ from .errors import (
 )
 from .files import Buffer, Files
 from .index import SegmentIndex
+from .jumps import added
 from .log import Wakeable
 from .open_batch import NO_ROOM, OpenBatch
 from .producers import Producers
@@ -138,6 +139,7 @@ class Writer:
         tail, mark = recovered.tail, recovered.mark
         self._index.replace(recovered.headers)
         self._epoch = max(mark.writer_epoch, tail.writer_epoch) + 1
+        self._nonce = int.from_bytes(self._files.random_bytes(4), "little")
         header = recovered.headers[max(recovered.headers)]
         self._producers = Producers(self.partition, header.producers, lambda: self._headers_with_producers(tail))
         path = self._path(segment_name(header.base_offset))
@@ -149,7 +151,7 @@ class Writer:
             opened.callback(self._files.close, fd)
             self._active = ActiveSegment(self._files, fd, path, header.base_offset, began=began)
             self.batch = self._open_batch(tail)
-            self._publish(flushed_end=tail.end, durable_end=tail.end)
+            self._publish(flushed=tail, durable=tail)
             self._watermark.sync()
             opened.pop_all()
 
@@ -365,12 +367,16 @@ class Writer:
             latest = append_time if body.max_timestamp is None else body.max_timestamp
             running_max = max(tail.running_max_timestamp, latest)
             in_segment = tail.producers_in_segment or producer != NO_PRODUCER
+            jumps = added(tail.jumps, tail.end)
             header, header_crc = stamp(
                 body,
                 base_offset=tail.end,
                 durable_up_to=self._watermark.mark.durable_end,
                 writer_epoch=self._epoch,
+                writer_nonce=self._nonce,
                 previous_crc=tail.previous_crc,
+                previous_bytes=tail.end - tail.last_batch,
+                jump_offset=jumps.jump_offset,
                 append_time=append_time,
                 running_max_timestamp=running_max,
                 producer=producer,
@@ -387,7 +393,7 @@ class Writer:
         end, records = tail.end + body.length, tail.records + body.record_count
         produced = (producer, lost) if producer != NO_PRODUCER else None
         self.batch = self._open_batch(
-            Tail(end, header_crc, append_time, running_max, self._epoch, in_segment, records, produced)
+            Tail(end, tail.end, header_crc, append_time, running_max, self._epoch, jumps, in_segment, records, produced)
         )  # the one assignment by which the write has happened
         return lost
 
@@ -431,21 +437,22 @@ class Writer:
         old, tail = self._active, self.batch.tail
         old.cut_back(tail.end)  # an interrupted write may have left something
         self._sync(old, tail.end)
-        self._publish(flushed_end=tail.end, durable_end=tail.end)
+        self._publish(flushed=tail, durable=tail)
         self._sync_watermark()
         self._note_producer()
         producers = self._producers.snapshot()
         header = SegmentHeader(
             self._identity.log_id, self.partition, self._epoch, tail.end, now,
             old.base_offset, tail.end - old.base_offset, tail.previous_crc,
-            tail.append_time, tail.running_max_timestamp, producers,
+            tail.append_time, tail.running_max_timestamp,
+            writer_nonce=self._nonce, previous_batch_bytes=tail.end - tail.last_batch, producers=producers,
         )  # fmt: skip
         self._begun_segment = tail.end
         fd = create_segment(self._files, self.directory, header, self._config.permissions)
         self._index.add(tail.end)
         self._active = ActiveSegment(self._files, fd, self._path(segment_name(tail.end)), tail.end)
         self._retired.append(old.fd)
-        self.batch.tail = tail._replace(producers_in_segment=False)
+        self.batch.tail = tail._replace(jumps=None, producers_in_segment=False)
         self._rolled = True
 
     def roll(self, *, older_than_us: int | None = None) -> bool:
@@ -506,11 +513,11 @@ class Writer:
             self._seal()
             tail, active = self.batch.tail, self._active
         if tail.end > self.flushed_end:
-            durable_end = self._watermark.mark.durable_end
+            durable = None
             if self._config.durability == "disk":
                 self._sync(active, tail.end)
-                durable_end = tail.end
-            self._publish(flushed_end=tail.end, durable_end=durable_end)
+                durable = tail
+            self._publish(flushed=tail, durable=durable)
         self._flushed_records = tail.records
         self._close_retired()
 
@@ -526,17 +533,23 @@ class Writer:
         except OSError as error:
             self._poison(error)
 
-    def _publish(self, *, flushed_end: int, durable_end: int, log_start: int | None = None) -> None:
-        """Let readers see up to `flushed_end`. Never moves a published end back."""
+    def _publish(
+        self, *, flushed: Tail | None = None, durable: Tail | None = None, log_start: int | None = None
+    ) -> None:
+        """Let readers see what lies before `flushed`. Never moves a published end back."""
         with self._mark_lock:
             last = self._watermark.mark
+            flushed_end, flushed_tail = last.flushed_end, last.flushed_tail
+            if flushed is not None and flushed.end >= flushed_end:
+                flushed_end, flushed_tail = flushed.end, flushed.last_batch
+            durable_end, durable_tail = last.durable_end, last.durable_tail
+            if durable is not None and durable.end >= durable_end:
+                durable_end, durable_tail = durable.end, durable.last_batch
             mark = Mark(
-                last.sequence + 1,
-                last.log_start_offset if log_start is None else log_start,
-                max(last.flushed_end, flushed_end),
-                max(last.durable_end, durable_end),
-                self._epoch,
-            )
+                last.sequence + 1, last.log_start_offset if log_start is None else log_start,
+                flushed_end, durable_end, self._epoch, self._nonce, flushed_tail,
+                last.applied_txn, last.held_txn, last.held_from, last.promised_epoch, durable_tail,
+            )  # fmt: skip
             try:
                 self._watermark.publish(mark)
             except OSError as error:
@@ -574,9 +587,9 @@ class Writer:
         dropped = [base for base in self._index.bases() if base < base_offset]
         if base_offset > self._active.base_offset or not dropped:
             return []
-        self._publish(flushed_end=0, durable_end=0, log_start=base_offset)
+        self._publish(log_start=base_offset)
         self._sync_watermark()
-        self._publish(flushed_end=0, durable_end=0)  # into the other slot: if either rots, the other knows
+        self._publish()  # into the other slot: if either rots, the other knows
         self._sync_watermark()  # before a file goes: a torn write may leave either slot alone
         self._index.remove(dropped)
         paths = [self._path(segment_name(base)) for base in dropped]
@@ -612,12 +625,12 @@ class Writer:
             try:
                 self.check_usable()
                 self._seal()
-                active, end = self._active, self.batch.tail.end
-                active.cut_back(end)
-                if end > self._watermark.mark.durable_end or active.in_doubt:
-                    self._sync(active, end)
-                    self._publish(flushed_end=end, durable_end=end)
-                self._publish(flushed_end=end, durable_end=end)  # both slots say the same of a log at rest
+                active, tail = self._active, self.batch.tail
+                active.cut_back(tail.end)
+                if tail.end > self._watermark.mark.durable_end or active.in_doubt:
+                    self._sync(active, tail.end)
+                    self._publish(flushed=tail, durable=tail)
+                self._publish(flushed=tail, durable=tail)  # both slots say the same of a log at rest
                 self._sync_watermark()
             except (LogError, OSError):
                 self._closed = closed

@@ -19,7 +19,7 @@ from itertools import pairwise
 from struct import Struct
 from typing import Any, NamedTuple
 
-from builders import IDENTITY, LOG_ID, NOW, encoded
+from builders import IDENTITY, LOG_ID, NOW, a_mark, encoded
 from loglib import LogError, codec, description, transfer
 from loglib.arguments import check_names
 from loglib.batch import (
@@ -43,7 +43,7 @@ from loglib.files import Files
 from loglib.producers import Producers
 from loglib.records import Batch, Source
 from loglib.segment import HEADER_BYTES, SegmentHeader, first_segment, parse_segment_name, segment_name
-from loglib.watermark import SECOND_SLOT, SLOT_BYTES, Mark, encode_new, newest
+from loglib.watermark import SECOND_SLOT, SLOT_BYTES, encode_new, newest
 
 Draw = Callable[[], float]
 
@@ -363,7 +363,7 @@ SLOT = Struct("<3sBIQQQQI20s")
 
 def watermark(random: Draw) -> Outcome:
     """Slots that lie or are torn: the mark is that of a whole slot whose numbers are in order, or there is none."""
-    content = bytearray(encode_new(Mark(4, 0, 4096, 4096, 1), SALT))
+    content = bytearray(encode_new(a_mark(4, 0, 4096, 4096, 1), SALT))
     for at in (0, SECOND_SLOT):
         if random() < 0.7:
             fields = list(SLOT.unpack_from(content, at))

@@ -20,8 +20,8 @@ NOTHING_RAN = 2
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "reliability")]
 ORDINARY = (
-    "watermark", "batch", "segment", "recovery", "writer", "lock", "description", "producers", "files", "check", "log",
-    "topic", "partition", "fork",
+    "watermark", "batch", "segment", "search", "recovery", "writer", "lock", "description", "producers", "files",
+    "check", "log", "topic", "partition", "fork",
 )  # fmt: skip
 
 

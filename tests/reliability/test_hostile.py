@@ -25,14 +25,14 @@ from fuzzing import Draw, Outcome, pick, wild
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import IDENTITY, LOG_ID, NOW, calm, make_topic, resealed_segment
+from builders import IDENTITY, LOG_ID, NOW, a_mark, calm, make_topic, resealed_segment
 from conftest import QUIET, Clock, run_python, tree
 from loglib import LogError, Topic, description
 from loglib.arguments import check_names
 from loglib.config import TopicConfig
 from loglib.records import to_datetime
 from loglib.testing import CrashFS, Image
-from loglib.watermark import Mark, encode_new
+from loglib.watermark import encode_new
 from spark_logs import all_rows, scan_rows
 
 pytestmark = pytest.mark.reliability
@@ -126,7 +126,7 @@ def hostile_tree(random: Draw) -> dict[str, bytes]:
         ends = [0, len(batches), len(batches)]
         if random() < 0.3:
             ends[int(random() * 3)] = wild(random, 64, near=len(batches))
-        mark = Mark(wild(random, 64) if random() < 0.1 else 5, *ends, wild(random, 32) if random() < 0.1 else 1)
+        mark = a_mark(wild(random, 64) if random() < 0.1 else 5, *ends, wild(random, 32) if random() < 0.1 else 1)
         tree[WATERMARK] = encode_new(mark, IDENTITY.salt)
     if random() < 0.2:
         tree[f"{TOPIC}/0000/{wild(random, 64):020d}.log"] = tree[SEGMENT]
@@ -260,11 +260,11 @@ BOMB = """
 import resource, sys
 from pathlib import Path
 import loglib.arrow, lz4.frame, zlib, zstandard  # now, since importing takes memory as well
-from builders import IDENTITY, encoded, forged, make_topic
+from builders import IDENTITY, a_mark, encoded, forged, make_topic
 from loglib import CorruptLogError, Topic, codec
 from loglib.batch import Columns
 from loglib.config import TopicConfig
-from loglib.watermark import Mark, encode_new
+from loglib.watermark import encode_new
 
 path, number, size, declared = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 body = codec.compress(number, bytes(size))
@@ -272,7 +272,7 @@ batch = forged(encoded(Columns([b"x"])), body=body, codec=number, stored_bytes=l
 make_topic(path, TopicConfig())
 with (path / "0000" / f"{0:020d}.log").open("ab") as file:
     file.write(batch)
-(path / "0000" / "watermark").write_bytes(encode_new(Mark(2, 0, len(batch), len(batch), 1), IDENTITY.salt))
+(path / "0000" / "watermark").write_bytes(encode_new(a_mark(2, 0, len(batch), len(batch), 1), IDENTITY.salt))
 del body, batch
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..errors import OffsetOutOfRangeError
 from ..log import Log
+from ..watermark import Mark
 
 __all__ = ["Lag", "measure_lag"]
 
@@ -26,16 +27,16 @@ def measure_lag(log: Log, offset: int, *, now_us: int, messages: bool = False) -
     while True:
         mark = log.mark()
         try:
-            return _measure(log, max(offset, mark.log_start_offset), mark.flushed_end, now_us=now_us, messages=messages)
+            return _measure(log, max(offset, mark.log_start_offset), mark, now_us=now_us, messages=messages)
         except OffsetOutOfRangeError:  # retention has dropped more meanwhile
             continue
 
 
-def _measure(log: Log, offset: int, end: int, *, now_us: int, messages: bool) -> Lag:
+def _measure(log: Log, offset: int, mark: Mark, *, now_us: int, messages: bool) -> Lag:
+    end = mark.flushed_end
     if offset >= end:
         return Lag(0, 0.0, 0 if messages else None)
-    with log.open_segment(offset) as segment:
-        first = segment.locate(offset, end)
+    first = log.header_around(offset, mark)
     seconds = max(0, now_us - first.append_time) / 1_000_000
     if not messages:
         return Lag(end - offset, seconds)

@@ -42,8 +42,10 @@ from ..errors import (
     StorageIOError,
 )
 from ..files import Files
+from ..jumps import added
 from ..log import Cursor, Log
 from ..recovery import Tail, list_segments, tail_at
+from ..search import jumps_at
 from ..segment import HEADER_BYTES, Identity, SegmentReader, segment_name
 from ..watermark import NAME as WATERMARK
 from ..watermark import Mark, WatermarkWriter
@@ -207,7 +209,8 @@ class OffsetLog:
     def _open_end(self, mark: Mark) -> _End:
         path = os.path.join(self._directory, segment_name(mark.log_start_offset))
         with SegmentReader(self._files, path, self._identity) as reader:
-            tail = tail_at(reader, mark.flushed_end)
+            tail = tail_at(reader, mark.flushed_end, mark.flushed_tail)
+            tail = tail._replace(jumps=jumps_at(reader, tail.last_batch))
         with ExitStack() as opened:
             fd = self._files.open_write(path)
             opened.callback(self._files.close, fd)
@@ -232,12 +235,16 @@ class OffsetLog:
         append_time = max(self._clock(), tail.append_time)
         running_max = max(tail.running_max_timestamp, *columns.timestamps or ())
         body = encode_body(columns, codec=codec.NONE)
+        jumps = added(tail.jumps, tail.end)
         header, header_crc = stamp(
             body,
             base_offset=tail.end,
             durable_up_to=mark.durable_end,
             writer_epoch=mark.writer_epoch,
+            writer_nonce=mark.writer_nonce,
             previous_crc=tail.previous_crc,
+            previous_bytes=tail.end - tail.last_batch,
+            jump_offset=jumps.jump_offset,
             append_time=append_time,
             running_max_timestamp=running_max,
             producer=NO_PRODUCER,
@@ -250,7 +257,11 @@ class OffsetLog:
             if self._config.durability == "disk":
                 self._files.datasync(end.fd)
                 durable_end = flushed_end
-            mark = mark._replace(sequence=mark.sequence + 1, flushed_end=flushed_end, durable_end=durable_end)
+            durable_tail = tail.end if durable_end == flushed_end else mark.durable_tail
+            mark = mark._replace(
+                sequence=mark.sequence + 1, flushed_end=flushed_end, flushed_tail=tail.end,
+                durable_end=durable_end, durable_tail=durable_tail,
+            )  # fmt: skip
             end.watermark.publish(mark)
         except BaseException as error:
             # Bytes above the watermark, if there are any, are for the next commit's writer to judge.
@@ -258,7 +269,7 @@ class OffsetLog:
             if isinstance(error, OSError) and not isinstance(error, LogError):
                 raise StorageIOError(end.path, error, "committing offsets") from error
             raise
-        tail = Tail(flushed_end, header_crc, append_time, running_max, mark.writer_epoch)
+        tail = Tail(flushed_end, tail.end, header_crc, append_time, running_max, mark.writer_epoch, jumps)
         self._end = end = end._replace(tail=tail, mark=mark)
         return end
 

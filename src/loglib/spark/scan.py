@@ -1,9 +1,8 @@
 """Scan: the records of one split as Arrow batches of a good size for Spark.
 
-Invariant: a split gives its records once and in order, or an error. It finds its first batch by
-searching *backwards* from its first byte for the batch that covers it: a search forwards would step
-over a batch with a damaged header, which the split before does not reach either, and lose it in
-silence. From there on batches follow on one another, each checked.
+Invariant: a split gives its records once and in order, or an error. It finds the batch that covers its
+first byte by the pointers in the batches' headers (search.py), and not by what bytes look like: a
+record's value may look like a batch. From there on batches follow on one another, each checked.
 
 Keys, values and record headers are arrays over the bytes that were read. They are copied once where
 small batches of the log are put together, because an Arrow batch's columns are contiguous. Memory
@@ -105,8 +104,7 @@ def _batches_from(log: Log, position: int, split: Split) -> Iterator[Batch]:
     mark = log.mark()
     if position < mark.log_start_offset:
         raise OffsetOutOfRangeError(log.partition, position, mark.log_start_offset, mark.flushed_end)
-    with log.open_segment(position) as segment:
-        around = segment.locate(position, split.range.flushed_end)
+    around = log.header_around(position, mark)
     first = position if around.base_offset == position else around.next_offset
     with closing(Cursor(log, first)) as cursor:
         while cursor.position < split.end_position:

@@ -15,6 +15,7 @@ import os
 import stat
 import threading
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any, NoReturn
 
 from ..files import REAL, Buffer, Files
@@ -70,6 +71,7 @@ class MemoryFiles(Files):
         self._directories: dict[str, Node] = {}  # found before, by path; forgotten when a directory moves or goes
         self._open: dict[int, _Open] = {}
         self._next_fd = self._born = _FIRST_FD
+        self._drawn = 0
 
     def tree(self) -> dict[str, bytes]:
         """The content of every file, by its path."""
@@ -96,6 +98,11 @@ class MemoryFiles(Files):
         target: str = "", target_parent: int = 0,
     ) -> None:  # fmt: skip
         """A system call has changed or synced something."""
+
+    def random_bytes(self, count: int) -> bytes:
+        """The same for each file system and run, so that what a test has found can be repeated."""
+        self._drawn += 1
+        return blake2b(self._drawn.to_bytes(8, "little"), digest_size=count).digest()
 
     # --- system calls: open files ---------------------------------------------------------------------
 

@@ -57,6 +57,9 @@ class WatchedFiles(Files):
         self.real = inner.real
         self._paths: dict[int, str] = {}
 
+    def random_bytes(self, count: int) -> bytes:
+        return self.inner.random_bytes(count)
+
     def before(self, call: Call) -> None:
         """Look, or raise in place of the call."""
 

@@ -1,0 +1,298 @@
+"""Search: finding the batches of a segment, by pointers that nothing but a writer of the log has written.
+
+Invariant: what a record contains plays no part. A place counts as a batch's if it is the segment's base, if
+the watermark or the next segment's header names it as that of the last batch, if a batch whose place counts
+points to it (as the one before, or by its jump: jumps.py), or if such a batch ends there. Bytes that merely
+look like a batch, however right their checksums are, count for nothing: a record's value can hold them.
+
+A header that is damaged costs what it covers. Searches then go around it: by other pointers, or forwards
+from the last place that counts below it. Behind a damaged header the next batch is known by its link to
+what is left of it: the CRC of a header, which nobody knows before the batch is written.
+
+Where not even that tells, as with a page of small batches that is gone and the end of the segment with it,
+bytes are searched for chains of batches. Such a chain counts only if it leads to the place of the last batch, and the
+bytes there say, by the same kind of link, that they follow it: a chain inside a record does not get out of it.
+
+Threads: as the segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from heapq import heappop, heappush
+from typing import NoReturn
+
+from .batch import HEADER_BYTES, MAGIC, Header, crc32c
+from .config import MAX_BATCH_BYTES
+from .errors import CorruptLogError
+from .jumps import Jumps
+from .segment import SegmentReader
+
+__all__ = ["after_damage", "around", "first_reaching", "jumps_at", "likely_headers", "proven_headers", "refuse_damage"]
+
+_WINDOW = 1 << 20
+_LINK_AT = 60  # previous_crc in a header
+_WIPED = {bytes(4), b"\xff" * 4, b""}  # no link: anybody could have put it into a payload
+_MOST_LOOKS = 4096  # at headers, for a way around damage: some ten milliseconds
+
+
+def refuse_damage(segment: SegmentReader, offset: int, place: int) -> NoReturn:
+    """Raise that the batch that holds `offset` is not to be had, because of what is at `place`."""
+    header = segment.header_at(place)  # which says what is wrong with it, as a rule
+    segment.corrupt(header.next_offset, "no batch", f"the batch that holds offset {offset}")
+
+
+def around(segment: SegmentReader, offset: int, last: int | None, limit: int) -> tuple[Header | None, int]:
+    """The header of the batch that holds `offset`, and its base; None and the place of the damage, if it is lost.
+
+    `last` is the base offset of the segment's last batch, or of any that is not before the one wanted; None
+    if it is not known. `limit` is where the segment's batches end.
+    """
+    lower = [segment.base_offset]  # places from which to go forwards if the way back is blocked
+    header = _whole(segment, last)
+    while header is not None:
+        if header.base_offset <= offset:
+            if offset < header.next_offset:
+                return header, header.base_offset
+            lower.append(header.base_offset)
+            break
+        if header.jump_offset <= offset:
+            lower.append(header.jump_offset)
+        header = _back(segment, header, above=offset)
+    lower.sort()
+    while len(lower) > 1 and _whole(segment, lower[-1]) is None:
+        lower.pop()
+    gap = place = lower[-1]
+    while place <= offset:
+        try:
+            for header in segment.headers(place, limit):
+                place = header.next_offset
+                if offset < place:
+                    return header, header.base_offset
+            return None, place
+        except CorruptLogError:
+            gap, place = place, after_damage(segment, place, limit, last)
+    return None, gap
+
+
+def first_reaching(segment: SegmentReader, timestamp: int, last: int | None, limit: int) -> Header | None:
+    """The first batch whose running maximum of event times is `timestamp` or later; None if there is none.
+
+    `CorruptLogError` if it cannot be told because of damage.
+    """
+    try:
+        return _first_reaching(segment, timestamp, last, limit)
+    except CorruptLogError:
+        headers = segment.headers(segment.base_offset, limit)
+        return next((each for each in headers if each.running_max_timestamp >= timestamp), None)
+
+
+def _first_reaching(segment: SegmentReader, timestamp: int, last: int | None, limit: int) -> Header | None:
+    header = _whole(segment, last)
+    if header is None or header.next_offset != limit:
+        segment.corrupt(segment.base_offset, "no way to the last batch", "one by the mark or the next segment")
+    if header.running_max_timestamp < timestamp:
+        return None
+    while header.base_offset > segment.base_offset:
+        if header.jump_offset < header.previous_offset:
+            jumped = _whole(segment, header.jump_offset)
+            if jumped is not None and jumped.running_max_timestamp >= timestamp:
+                header = jumped
+                continue
+        before = _before(segment, header)
+        if before.running_max_timestamp < timestamp:
+            break
+        header = before
+    return header
+
+
+def after_damage(segment: SegmentReader, offset: int, limit: int, last: int | None) -> int:
+    """Where to go on behind the batch at `offset`, which is damaged: where the next one begins, or `limit`.
+
+    `offset` must be a place that counts.
+    """
+    bad = _whole(segment, offset)
+    if bad is not None and bad.next_offset <= min(limit, segment.end_of_file()):  # only its body is bad
+        return bad.next_offset
+    above = None if last is None or last <= offset else _lowest_above(segment, offset, last, limit)
+    if above is not None and above.previous_offset == offset:
+        return above.base_offset
+    stop = limit if above is None else above.base_offset
+    linked = _linked_to(segment, offset, stop)
+    if linked is not None:
+        return linked
+    end = last if above is None else above.previous_offset  # the place of another damaged batch
+    if end is not None and offset < end < limit:
+        link = segment.read(end + _LINK_AT, 4)
+        for candidate in _candidates(segment, offset + 8, end) if link not in _WIPED else ():
+            last_linked = _end_of_chain(segment, candidate, end)
+            if (last_linked.next_offset, last_linked.header_crc.to_bytes(4, "little")) == (end, link):
+                return candidate.base_offset
+    return stop
+
+
+def proven_headers(segment: SegmentReader, offset: int, limit: int) -> Iterator[Header]:
+    """The headers of the batches from `offset` on, past damage, as far as each is linked to the one before.
+
+    `offset` must be a place that counts. For a log whose last batch nothing points to.
+    """
+    before: Header | None = None
+    while offset < limit:
+        header = _whole(segment, offset)
+        if header is None:
+            linked = _linked_to(segment, offset, limit)
+            if linked is None:
+                return
+            offset, before = linked, None
+            continue
+        if before is not None and not _follows(header, before):
+            return
+        yield header
+        offset, before = header.next_offset, header
+
+
+def likely_headers(segment: SegmentReader, offset: int, limit: int) -> Iterator[Header]:
+    """The headers of the first batches behind the damage at `offset` that lead to `limit`, if there are any.
+
+    For the one question whether damage is a torn tail. A record may hold them, if its own header is torn away and
+    nothing follows it. So they are a reason to refuse, and never anything to read.
+    """
+    for candidate in _candidates(segment, offset + 8, limit):
+        if _end_of_chain(segment, candidate, limit).next_offset == limit:
+            yield from proven_headers(segment, candidate.base_offset, limit)
+            return
+
+
+def jumps_at(segment: SegmentReader, last: int) -> Jumps | None:
+    """The jumps of the segment's last batch, for the next one to be added to; as far as they are whole."""
+    path: list[tuple[int, int]] = []
+    place = last
+    while (header := _whole(segment, place)) is not None:
+        path.append((place, _distance(segment, header)))
+        if header.jump_offset >= place:
+            break
+        place = header.jump_offset
+    jumps: Jumps | None = None
+    for base_offset, distance in reversed(path):
+        jumps = Jumps(base_offset, distance if jumps is not None else 0, jumps)
+    return jumps
+
+
+def _distance(segment: SegmentReader, header: Header) -> int:
+    """How many batches back the jump goes: 1, or twice that of the batch before and 1; 0 if it cannot be told."""
+    doublings = 0
+    while header.jump_offset != header.previous_offset:
+        before = _whole(segment, header.previous_offset) if header.jump_offset < header.base_offset else None
+        if before is None or not segment.base_offset <= before.base_offset < header.base_offset:
+            return 0
+        header = before
+        doublings += 1
+    return (2 << doublings) - 1
+
+
+# --- steps ---------------------------------------------------------------------------------------------------
+
+
+def _whole(segment: SegmentReader, offset: int | None) -> Header | None:
+    """The header at a place; None if it is damaged, or the place is not known."""
+    if offset is not None and offset >= segment.base_offset:
+        with suppress(CorruptLogError):
+            return segment.header_at(offset)
+    return None
+
+
+def _follows(header: Header, before: Header) -> bool:
+    """Whether the one batch says that it follows the other."""
+    return (header.previous_crc, header.previous_offset) == (before.header_crc, before.base_offset)
+
+
+def _before(segment: SegmentReader, header: Header) -> Header:
+    """The header of the batch before."""
+    if header.previous_offset < segment.base_offset or not header.previous_bytes:
+        expected = "that of the batch before, in this segment"
+        segment.corrupt(header.base_offset, f"previous length {header.previous_bytes}", expected)
+    before = segment.header_at(header.previous_offset)
+    if not _follows(header, before):
+        expected = f"the one of {header.previous_bytes} that the next one follows"
+        segment.corrupt(before.base_offset, f"another batch, of {before.length} bytes", expected)
+    return before
+
+
+def _back(segment: SegmentReader, header: Header, *, above: int) -> Header | None:
+    """The header of an earlier batch, that of the one that holds `above` at the earliest; None if that is blocked."""
+    if above < header.jump_offset < header.base_offset:
+        jumped = _whole(segment, header.jump_offset)
+        if jumped is not None:
+            return jumped
+    with suppress(CorruptLogError):
+        return _before(segment, header)
+    return None
+
+
+def _lowest_above(segment: SegmentReader, offset: int, last: int, limit: int) -> Header | None:
+    """The earliest batch behind `offset` to which pointers lead, from `last` and from each other."""
+    lowest: Header | None = None
+    places, seen = [last], {last}
+    while places and len(seen) < _MOST_LOOKS and (lowest is None or lowest.previous_offset > offset):
+        header = _whole(segment, heappop(places))
+        if header is None:
+            continue
+        if lowest is None or header.base_offset < lowest.base_offset:
+            lowest = header
+        for place in (header.jump_offset, header.previous_offset, header.next_offset):
+            if offset < place < limit and place not in seen:
+                seen.add(place)
+                heappush(places, place)
+    return lowest
+
+
+def _linked_to(segment: SegmentReader, offset: int, limit: int) -> int | None:
+    """The batch that says it follows the one at `offset`, whose header is damaged; None if none is found.
+
+    Such a one names as its predecessor's CRC either what the damaged header states, or what its other bytes give.
+    """
+    remains = segment.read(offset, HEADER_BYTES)
+    links = {remains[4:8]} - _WIPED
+    if len(set(remains[8:])) > len(_WIPED):
+        links.add(crc32c(remains[8:], segment.salt).to_bytes(4, "little"))
+    stop = min(limit, offset + MAX_BATCH_BYTES)
+    start = offset + HEADER_BYTES
+    while start < stop:
+        window = segment.read(start, min(_WINDOW, stop - start) + HEADER_BYTES)
+        for at in sorted(each for link in links for each in _places_of(link, window)):
+            header = _whole(segment, start + at) if not (start + at) & 7 else None
+            if header is not None and header.previous_offset == offset and header.next_offset <= limit:
+                return start + at
+        start += _WINDOW
+    return None
+
+
+def _end_of_chain(segment: SegmentReader, header: Header, limit: int) -> Header:
+    """The last of the batches from this one on that are linked to each other."""
+    for each in proven_headers(segment, header.base_offset, limit):
+        header = each
+    return header
+
+
+def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Header]:
+    """All that looks like a header in [start, stop), and names its own place."""
+    while start < stop:
+        window = segment.read(start, min(_WINDOW, stop - start) + HEADER_BYTES)
+        at = window.find(MAGIC)
+        while 0 <= at < _WINDOW:
+            named = window[at + 16 : at + 24]
+            if named == (start + at).to_bytes(8, "little") and not (start + at) & 7:
+                header = _whole(segment, start + at)
+                if header is not None and header.next_offset <= stop:
+                    yield header
+            at = window.find(MAGIC, at + 1)
+        start += _WINDOW
+
+
+def _places_of(link: bytes, window: bytes) -> Iterator[int]:
+    """Where in the window a header may begin that has this link."""
+    at = window.find(link, _LINK_AT)
+    while at >= 0:
+        yield at - _LINK_AT
+        at = window.find(link, at + 1)
