@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from builders import forged, resealed_segment
-from conftest import NOW, last_segment, tree
+from conftest import NOW, last_segment, tree, values_of
 from loglib import CorruptLogError, LogError, Retention, Topic
 from loglib.check import CheckReport
 from loglib.segment import Identity
 from loglib.testing import UnsyncedFiles
+from loglib.watermark import encode_new, newest
 
 Open = Callable[..., Topic]
 
@@ -311,3 +312,42 @@ def test_retention_in_the_midst_of_the_batches_begins_the_check_again(when: int,
     with Topic.open(path, mode="r", files=Overtaken()) as reading:
         report = reading.verify()
     assert Overtaken.opened >= when and (report.segments, report.damage) == (1, ())
+
+
+@pytest.mark.parametrize("field", ["previous_bytes", "jump_offset"])
+@pytest.mark.parametrize("number", [0, 1, 6])
+def test_pointer_that_leads_elsewhere_is_found(field: str, number: int, open_topic: Open, path: Path) -> None:
+    """A reader that goes forwards would not notice."""
+    topic = open_topic()
+    offsets = [topic.append(b"%d" % each, sync=True).offset for each in range(8)]
+    topic.close()
+    segment = names_of(path)[0]
+    content, start, size = segment.read_bytes(), 4096 + offsets[number], offsets[1]
+    wrong = {"previous_bytes": 8, "jump_offset": offsets[number] - 8 if number else 8}[field]
+    identity = Identity.of(topic.log_id, 0)
+    changed = forged(content[start : start + size], identity=identity, **{field: wrong})
+    stored = content[:start] + changed
+    for after in range(start + size, len(content), size):  # linked anew, so that only the pointer is wrong
+        crc = int.from_bytes(stored[-size + 4 : -size + 8], "little")
+        stored += forged(content[after : after + size], previous_crc=crc, identity=identity)
+    segment.write_bytes(stored)
+    with Topic.open(path, mode="r") as reading:
+        (damage,) = reading.verify().damage
+        assert (damage.path, damage.file_position) == (str(segment), start + 112)
+        assert "batches pointed to" in damage.found
+
+
+def test_watermark_that_names_another_last_batch_is_found(open_topic: Open, path: Path) -> None:
+    topic = open_topic()
+    for number in range(3):
+        topic.append(b"%d" % number, sync=True)
+    topic.close()
+    salt = Identity.of(topic.log_id, 0).salt
+    watermark = path / "0000" / "watermark"
+    mark = newest(watermark.read_bytes(), salt)
+    assert mark is not None
+    watermark.write_bytes(encode_new(mark._replace(flushed_tail=0), salt))
+    with Topic.open(path, mode="r") as reading:
+        (damage,) = reading.verify().damage
+        assert (damage.path, damage.file_position) == (str(watermark), 48)
+        assert values_of(reading) == [b"0", b"1", b"2"]

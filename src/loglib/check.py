@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from . import description
+from .batch import Header
 from .errors import CorruptLogError, OffsetOutOfRangeError
 from .files import Files
+from .jumps import Jumps
 from .log import Cursor, Log
 from .records import Batch, Damage
 from .recovery import check_link, list_segments
@@ -69,9 +71,11 @@ class _Links(NamedTuple):
     """What a batch or a segment says of the log before it."""
 
     end: int  # of the log before it
+    last_batch: int
     previous_crc: int
     append_time: int
     running_max_timestamp: int
+    jumps: Jumps | None = None  # of the last batch; None if they are not known, as after damage
 
 
 class _Check:
@@ -121,6 +125,9 @@ class _Check:
             size += batch.header.length
         if mark.flushed_end in headers:
             self._check_follows(headers[mark.flushed_end], before)
+        if before is not None and before.end == mark.flushed_end and before.last_batch != mark.flushed_tail:
+            found, expected = f"a last batch at {mark.flushed_tail}", f"{before.last_batch}"
+            self._tell(CorruptLogError(self._log.watermark_path, 48, found, expected))
         return CheckReport(len(headers), batches, records, size)
 
     def _check_watermark(self) -> None:
@@ -189,23 +196,47 @@ class _Check:
         facts = (header.max_timestamp, header.running_max_timestamp, header.append_time)
         expected = (largest, running_max, max(append_time, header.append_time))
         if facts != expected:
-            self._tell(self._contradiction(header.base_offset, 72, facts, expected))
-        return _Links(header.next_offset, header.header_crc, header.append_time, header.running_max_timestamp)
+            what = "largest event time, running maximum and append time"
+            self._tell(self._contradiction(header.base_offset, 72, what, facts, expected))
+        jumps = None
+        if before is not None and before.end == header.base_offset:
+            jumps = self._check_pointers(header, before)
+        return _Links(
+            header.next_offset, header.base_offset, header.header_crc, header.append_time,
+            header.running_max_timestamp, jumps,
+        )  # fmt: skip
+
+    def _check_pointers(self, header: Header, before: _Links) -> Jumps | None:
+        """Check where a batch points to, given the one before; the chain of its jumps, if the whole of it is known."""
+        base, jump = header.base_offset, header.jump_offset
+        jumps: Jumps | None = None
+        if base == self._log.index.find(base):  # the first of its segment
+            jump, jumps = base, Jumps(base, 0, None)
+        elif before.jumps is not None:
+            jumps = before.jumps
+            while jumps.rest is not None and jumps.base_offset > jump:
+                jumps = jumps.rest
+            jump, jumps = jumps.base_offset, Jumps(base, 0, jumps)
+        facts, expected = (header.previous_offset, header.jump_offset), (before.last_batch, jump)
+        if facts != expected:
+            self._tell(self._contradiction(base, 112, "batches pointed to", facts, expected))
+        return jumps
 
     def _check_follows(self, header: SegmentHeader, before: _Links | None) -> _Links:
         """Check that a segment's header tells of the batch before it; if that was not whole, believe the header."""
         base = header.base_offset
-        facts = _Links(base, header.previous_crc, header.last_append_time, header.running_max_timestamp)
+        facts = _Links(
+            base, header.previous_batch, header.previous_crc, header.last_append_time, header.running_max_timestamp
+        )
         if before is None or before.end != base:
             return facts
-        if before != facts:
-            what = "previous CRC, append time and running maximum"
-            self._tell(CorruptLogError(self._path(base), 72, f"{what} {facts[1:]}", f"{before[1:]}"))
+        if before[:5] != facts[:5]:
+            what = "last batch, its CRC, append time and running maximum"
+            self._tell(CorruptLogError(self._path(base), 72, f"{what} {facts[1:5]}", f"{before[1:5]}"))
         return before
 
-    def _contradiction(self, offset: int, at: int, facts: object, expected: object) -> CorruptLogError:
+    def _contradiction(self, offset: int, at: int, what: str, facts: object, expected: object) -> CorruptLogError:
         base = self._log.index.find(offset) or 0
-        what = "largest event time, running maximum and append time"
         position = HEADER_BYTES + offset - base + at
         return CorruptLogError(self._path(base), position, f"{what} {facts}", f"{expected}")
 
