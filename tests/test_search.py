@@ -17,7 +17,7 @@ from loglib.batch import Columns, Header
 from loglib.errors import CorruptLogError
 from loglib.files import REAL
 from loglib.jumps import Jumps, added
-from loglib.search import after_damage, around, first_reaching, jumps_at, likely_headers, proven_headers
+from loglib.search import after_damage, around, first_reaching, jumps_at, likely_headers, proven_headers, refuse_damage
 from loglib.segment import HEADER_BYTES, SegmentReader
 
 TINY = Columns([b"tiny"])
@@ -399,3 +399,10 @@ def test_time_beside_damage_is_found_and_within_it_refused(tmp_path: Path) -> No
                     assert caught.value.file_position - HEADER_BYTES - bad.base_offset in range(BODY_AT)
                 elif wanted < number:
                     assert first_reaching(segment, NOW + wanted, last, len(whole)) == header
+
+
+def test_place_that_has_become_whole_meanwhile_is_refused_all_the_same(tmp_path: Path) -> None:
+    with opened(write_segment(tmp_path, chained([TINY]))) as segment:
+        with pytest.raises(CorruptLogError, match="no batch, expected the batch that holds offset 5"):
+            refuse_damage(segment, 5, 0)
+        assert segment.read(1 << 63, 8) == b"", "no system takes so large a place in a file"

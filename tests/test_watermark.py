@@ -169,6 +169,14 @@ def test_slot_that_contradicts_itself_is_damage(slot: int, log_start: int, durab
     assert (caught.value.path, caught.value.file_position) == ("a file", slot)
 
 
+@pytest.mark.parametrize(("flushed_tail", "durable_tail"), [(801, 640), (800, 641)])
+def test_last_batch_behind_the_end_is_damage(flushed_tail: int, durable_tail: int) -> None:
+    bad = OLDER._replace(flushed_tail=flushed_tail, durable_tail=durable_tail)
+    with pytest.raises(CorruptLogError, match=f"last batches at {flushed_tail} and {durable_tail}") as caught:
+        newest(encode_new(bad, SALT), SALT, "a file")
+    assert caught.value.file_position == 48
+
+
 @pytest.mark.parametrize(("at", "size"), [(84, 4), (96, 32)])
 def test_bytes_kept_free_in_a_slot_are_ignored(at: int, size: int) -> None:
     changed = resealed_slot(two_slots()[SECOND_SLOT:], at, b"\xff" * size)

@@ -64,7 +64,7 @@ class Tail(NamedTuple):
     append_time: int
     running_max_timestamp: int
     writer_epoch: int  # of the writer that came before
-    jumps: Jumps | None = None  # of the last batch of the segment; None if it has none yet
+    jumps: Jumps | None = None  # of the last batch
     producers_in_segment: bool = False  # whether a batch before this in the segment names a producer
     records: int = 0  # appended through this handle so far
     produced: tuple[Producer, range] | None = None  # who wrote the last batch, and its offsets, if not yet noted

@@ -39,8 +39,8 @@ _MOST_LOOKS = 4096  # at headers, for a way around damage: some ten milliseconds
 
 def refuse_damage(segment: SegmentReader, offset: int, place: int) -> NoReturn:
     """Raise that the batch that holds `offset` is not to be had, because of what is at `place`."""
-    header = segment.header_at(place)  # which says what is wrong with it, as a rule
-    segment.corrupt(header.next_offset, "no batch", f"the batch that holds offset {offset}")
+    segment.header_at(place)  # says what is wrong with it, unless it was being written just now
+    segment.corrupt(place, "no batch", f"the batch that holds offset {offset}")
 
 
 def around(segment: SegmentReader, offset: int, last: int | None, limit: int) -> tuple[Header | None, int]:

@@ -366,8 +366,9 @@ class Writer:
                 tail = self.batch.tail
             latest = append_time if body.max_timestamp is None else body.max_timestamp
             running_max = max(tail.running_max_timestamp, latest)
-            in_segment = tail.producers_in_segment or producer != NO_PRODUCER
-            jumps = added(tail.jumps, tail.end)
+            first = tail.end == self._active.base_offset  # of its segment: what is known of the one before ends here
+            in_segment = producer != NO_PRODUCER or (tail.producers_in_segment and not first)
+            jumps = added(None if first else tail.jumps, tail.end)
             header, header_crc = stamp(
                 body,
                 base_offset=tail.end,
@@ -452,7 +453,6 @@ class Writer:
         self._index.add(tail.end)
         self._active = ActiveSegment(self._files, fd, self._path(segment_name(tail.end)), tail.end)
         self._retired.append(old.fd)
-        self.batch.tail = tail._replace(jumps=None, producers_in_segment=False)
         self._rolled = True
 
     def roll(self, *, older_than_us: int | None = None) -> bool:
