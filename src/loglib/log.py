@@ -71,6 +71,8 @@ class Log:
         self._watermark: WatermarkReader | None = None
         self._warned = False
         self._closed = False
+        # What `batch_base` has found last, and under which mark: one attribute, since threads may share the log.
+        self._found: tuple[tuple[int, int, int], int] = ((-1, 0, 0), 0)
         self._headers: dict[int, SegmentHeader] = {}  # of the segments that `segments` listed last
         self.index = SegmentIndex(list_segments(files, directory))
         keep_blocks()
@@ -173,6 +175,9 @@ class Log:
             raise OffsetOutOfRangeError(self.partition, offset, mark.log_start_offset, mark.flushed_end)
         if offset == mark.flushed_end:
             return offset
+        found = (offset, mark.sequence, mark.flushed_end)
+        if self._found[0] == found:  # a start is resolved, and then gone to
+            return self._found[1]
         try:
             header, place = self._around(offset, mark, past_damage=past_damage)
         except CorruptLogError:  # the segment is not there
@@ -181,6 +186,8 @@ class Log:
             return offset
         if header is not None and offset not in header.offsets:
             raise InvalidOffsetError(self.partition, offset, header.offsets, header.next_offset)
+        if header is not None:
+            self._found = found, place
         return place
 
     def header_around(self, offset: int, mark: Mark) -> Header:

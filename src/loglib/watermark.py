@@ -159,7 +159,7 @@ def encode_new(first: Mark, salt: int) -> bytes:
 
 def _encode(mark: Mark, salt: int) -> bytes:
     unsealed = _SLOT.pack(MAGIC, VERSION, 0, *mark)
-    return _SLOT.pack(MAGIC, VERSION, _crc(unsealed, salt), *mark)
+    return unsealed[:4] + _crc(unsealed, salt).to_bytes(4, "little") + unsealed[8:]
 
 
 def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mark | None:
