@@ -14,6 +14,7 @@ PACKAGE = SOURCE / "loglib"
 LAYERS = [
     {"config", "errors"},
     {"files", "heap", "turn", "index", "wait", "jumps"},
+    {"directory"},
     {"batch", "codec", "lock", "mounts"},
     {"records", "watermark", "arrow", "partitioner"},
     {"segment", "arguments"},

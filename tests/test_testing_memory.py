@@ -66,9 +66,10 @@ def _answer(what: Callable[[Files, int], Any], files: Files, fd: int) -> Any:
         return errno.errorcode[error.errno or 0]
 
 
-def kind_and_size(found: os.stat_result) -> tuple[int, int, bool]:
+def kind_and_size(found: os.stat_result) -> tuple[int, int, bool, bool]:
     regular = stat.S_ISREG(found.st_mode)
-    return stat.S_IMODE(found.st_mode) if regular else 0, found.st_size if regular else 0, regular
+    mode, size = (stat.S_IMODE(found.st_mode), found.st_size) if regular else (0, 0)
+    return mode, size, regular, found.st_nlink > 0
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -106,6 +107,67 @@ def test_random_calls_are_answered_as_by_the_kernel(tmp_path: Path, seed: int) -
             case _:
                 both.call(lambda files, fd: files.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB), number)
     both.close()
+    check_same(both, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_calls_in_open_directories_are_answered_as_by_the_kernel(tmp_path: Path, seed: int) -> None:
+    """Directories that are moved, removed, or another in their place, while work goes on in them."""
+    choose = Random(f"open directories {seed}")
+    both = Twins(tmp_path)
+    names = ["a", "b", "d", "e"]
+    both.open_both(str(tmp_path), os.O_RDONLY)
+    for _ in range(150):
+        path, other = (f"{tmp_path}/{choose.choice(NAMES)}" for _ in range(2))
+        name, target = choose.choice(names), choose.choice(names)
+        number = choose.choice((0, choose.randrange(len(both.open))))
+        match choose.randrange(13):
+            case 0:
+                both.open_both(path, os.O_RDONLY | os.O_DIRECTORY)
+            case 1:
+                both.call(lambda files, _: files.mkdir(path))  # noqa: B023
+            case 2:
+                both.call(lambda files, _: files.rename(path, other))  # noqa: B023
+            case 3:
+                both.call(lambda files, fd: files.mkdir(name, 0o700, dir_fd=fd), number)  # noqa: B023
+            case 4:
+                both.call(lambda files, fd: files.rmdir(name, dir_fd=fd), number)  # noqa: B023
+            case 5:
+                both.call(lambda files, fd: files.unlink(name, dir_fd=fd), number)  # noqa: B023
+            case 6 | 7:
+                flags = choose.choice(OPENINGS)
+                both.call(
+                    lambda files, fd: files.close(files.open(name, flags, 0o600, dir_fd=fd)),  # noqa: B023
+                    number,
+                )
+            case 8:
+                both.call(
+                    lambda files, fd: files.rename(name, target, src_dir_fd=fd, dst_dir_fd=fd),  # noqa: B023
+                    number,
+                )
+            case 9:
+                both.call(lambda files, fd: files.rename(name, other, src_dir_fd=fd), number)  # noqa: B023
+            case 10:
+                both.call(lambda files, fd: sorted(files.listdir(fd)), number)
+            case 11:
+                both.call(lambda files, fd: kind_and_size(files.lstat(name, dir_fd=fd)), number)  # noqa: B023
+            case _:
+                both.call(lambda files, fd: kind_and_size(files.fstat(fd)), number)
+    both.close()
+    check_same(both, tmp_path)
+
+
+def test_only_one_name_is_looked_up_in_an_open_directory() -> None:
+    files = MemoryFiles()
+    files.make_directories("/a/b")
+    fd = files.open_directory("/a")
+    assert files.exists("/a/b", dir_fd=fd) and files.lstat("/a/b", dir_fd=fd) == files.lstat("/a/b")
+    for path in ("", ".", "b/c"):
+        with pytest.raises(OSError, match="Invalid"):
+            files.lstat(path, dir_fd=fd)
+
+
+def check_same(both: Twins, tmp_path: Path) -> None:
     found = {str(each.relative_to(tmp_path)): each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
     ours = {str(Path(path).relative_to(tmp_path)): content for path, content in both.memory.tree().items()}
     assert ours == found

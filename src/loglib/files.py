@@ -51,6 +51,10 @@ def _poll(file: Any, event: int) -> None:
     poll.poll()
 
 
+def _listdir(place: str | int) -> list[str]:
+    return os.listdir(place)
+
+
 if sys.platform == "darwin":  # no pwritev, no fdatasync, and sendfile to sockets only
 
     def _pwritev(fd: int, parts: Sequence[Buffer], position: int) -> int:
@@ -83,6 +87,8 @@ class Files:
 
     # --- system calls: what another implementation overrides --------------------------------------
 
+    # Those that take a path take `dir_fd=` as well, as the functions of `os` do: then the path is looked up in that
+    # directory, wherever it has been moved. `rename` takes `src_dir_fd=` and `dst_dir_fd=`.
     open = staticmethod(os.open)  # (path, flags, permissions)
     close = staticmethod(os.close)
     pread = staticmethod(os.pread)
@@ -100,7 +106,7 @@ class Files:
     fstat = staticmethod(os.fstat)
     stat = staticmethod(os.stat)
     lstat = staticmethod(os.lstat)
-    listdir = staticmethod(os.listdir)
+    listdir = staticmethod(_listdir)  # (a path, or an open directory)
     flock = staticmethod(fcntl.flock)
     statvfs = staticmethod(os.statvfs)
     sendfile = staticmethod(_sendfile)  # (to, source, start, size_bytes)
@@ -116,17 +122,20 @@ class Files:
 
     # --- files --------------------------------------------------------------------------------------
 
-    def open_read(self, path: str) -> int:
+    # With `dir_fd`, an open directory, the last part of the path is looked up there; the path is for messages.
+
+    def open_read(self, path: str, *, dir_fd: int | None = None) -> int:
         """Open a regular file for reading; `CorruptLogError` if it is anything else."""
-        return self._open_regular(path, os.O_RDONLY)
+        return self._open_regular(path, os.O_RDONLY, dir_fd=dir_fd)
 
-    def open_write(self, path: str) -> int:
+    def open_write(self, path: str, *, dir_fd: int | None = None) -> int:
         """Open an existing regular file for reading and writing."""
-        return self._open_regular(path, os.O_RDWR)
+        return self._open_regular(path, os.O_RDWR, dir_fd=dir_fd)
 
-    def create(self, path: str, permissions: int, *, exclusive: bool = True) -> int:
+    def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
         """Create a file for reading and writing; `FileExistsError` if exclusive and present."""
-        fd = self._open_regular(path, os.O_RDWR | os.O_CREAT | (os.O_EXCL if exclusive else 0), permissions)
+        flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if exclusive else 0)
+        fd = self._open_regular(path, flags, permissions, dir_fd=dir_fd)
         if exclusive:
             try:
                 self.fchmod(fd, permissions)  # the umask would narrow what the owner of the topic asked for
@@ -135,12 +144,18 @@ class Files:
                 raise
         return fd
 
-    def _open_regular(self, path: str, flags: int, permissions: int = 0o600) -> int:
+    def _open_regular(self, path: str, flags: int, permissions: int = 0o600, *, dir_fd: int | None = None) -> int:
         expected = "a regular file, and no link, pipe or device"
         try:
-            fd = self.open(path, flags | _SAFE, permissions)
+            if dir_fd is None:
+                fd = self.open(path, flags | _SAFE, permissions)
+            else:
+                fd = self.open(os.path.basename(path), flags | _SAFE, permissions, dir_fd=dir_fd)
         except OSError as error:
-            if error.errno not in _NOT_REGULAR or not self.exists(path):  # links may go in circles before they get here
+            error.filename = path
+            if error.errno not in _NOT_REGULAR:
+                raise
+            if not self.exists(path, dir_fd=dir_fd):  # links may go in circles before they get here
                 raise
             raise CorruptLogError(path, 0, error.strerror or "something else", expected) from error
         try:
@@ -155,13 +170,17 @@ class Files:
         """Bytes in the open file."""
         return self.fstat(fd).st_size
 
-    def exists(self, path: str) -> bool:
+    def exists(self, path: str, *, dir_fd: int | None = None) -> bool:
         """Whether there is anything of that name, be it a dangling link."""
         try:
-            self.lstat(path)
+            self.facts(path, dir_fd=dir_fd)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
+
+    def facts(self, path: str, *, dir_fd: int | None = None) -> os.stat_result:
+        """What the system knows of the name itself: kind, size, number, and how many names there are."""
+        return self.lstat(path) if dir_fd is None else self.lstat(os.path.basename(path), dir_fd=dir_fd)
 
     def write_all(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
         """Write the parts back to back at `position`; returns the bytes written. Handed to the system.
@@ -179,9 +198,9 @@ class Files:
             written += count
         return total
 
-    def write_new(self, path: str, content: bytes, permissions: int) -> None:
+    def write_new(self, path: str, content: bytes, permissions: int, *, dir_fd: int | None = None) -> None:
         """Create the file with this content. Synced, but for its name: sync the directory."""
-        fd = self.create(path, permissions)
+        fd = self.create(path, permissions, dir_fd=dir_fd)
         try:
             self.write_all(fd, [content], 0)
             self.datasync(fd)
@@ -202,9 +221,9 @@ class Files:
             data += more
         return data
 
-    def read_whole(self, path: str, limit_bytes: int) -> bytes:
+    def read_whole(self, path: str, limit_bytes: int, *, dir_fd: int | None = None) -> bytes:
         """The whole content of a small file; `CorruptLogError` above the limit."""
-        fd = self.open_read(path)
+        fd = self.open_read(path, dir_fd=dir_fd)
         try:
             if (size := self.size(fd)) > limit_bytes:
                 raise CorruptLogError(path, limit_bytes, f"{size} bytes", f"at most {limit_bytes}")
@@ -244,16 +263,16 @@ class Files:
 
     # --- directories --------------------------------------------------------------------------------
 
-    def is_directory(self, path: str) -> bool:
+    def is_directory(self, path: str, *, dir_fd: int | None = None) -> bool:
         """Whether the path itself is a directory, and no link to one."""
-        return stat.S_ISDIR(self.lstat(path).st_mode)
+        return stat.S_ISDIR(self.facts(path, dir_fd=dir_fd).st_mode)
 
-    def sizes(self, directory: str) -> dict[str, int]:
-        """Name and size in bytes of everything in the directory, in no order."""
+    def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
+        """Name and size in bytes of everything in the directory (in the open one, if given), in no order."""
         found = {}
-        for name in self.listdir(directory):
+        for name in self.listdir(directory if dir_fd is None else dir_fd):
             try:
-                found[name] = self.lstat(os.path.join(directory, name)).st_size
+                found[name] = self.facts(os.path.join(directory, name), dir_fd=dir_fd).st_size
             except FileNotFoundError:  # retention removed it between the two calls
                 continue
         return found

@@ -157,6 +157,7 @@ class CrashFS(MemoryFiles):
 
     def _grow(self, image: Image, number: int, grown: dict[int, Node]) -> Node:
         if number in grown:  # half a rename may have left a file with two names
+            grown[number].links += 1
             return grown[number]
         names = image.names.get(number)
         if names is None:

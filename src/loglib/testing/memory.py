@@ -2,7 +2,8 @@
 
 Invariant: what a call of `Files` promises or refuses here, it does on Linux: the error numbers, a
 removed file that stays readable while it is open, a lock that goes with the file that holds it. What
-has no equal here: links, devices, permissions that refuse, and other processes.
+has no equal here: links, devices, permissions that refuse, other processes, and paths of more than one
+name in an open directory (`dir_fd`).
 
 Threads: safe for all; every call that changes something takes one lock.
 """
@@ -32,13 +33,14 @@ _WRITABLE = os.O_WRONLY | os.O_RDWR
 class Node:
     """A file, which has `data`, or a directory, which has `entries`."""
 
-    __slots__ = ("data", "entries", "holder", "mode", "number")
+    __slots__ = ("data", "entries", "holder", "links", "mode", "number")
 
     def __init__(self, number: int, mode: int, data: bytes | bytearray, entries: dict[str, Node] | None) -> None:
         self.number = number
         self.mode = mode
         self.data = data  # bytes until the first change: file systems made of one image share them
         self.entries = entries
+        self.links = 1  # names that lead here; 0 when it is removed, and perhaps open still
         self.holder = 0  # the open file that has the lock
 
 
@@ -106,9 +108,9 @@ class MemoryFiles(Files):
 
     # --- system calls: open files ---------------------------------------------------------------------
 
-    def open(self, path: Any, flags: int, permissions: int = 0o777) -> int:  # type: ignore[override]
+    def open(self, path: Any, flags: int, permissions: int = 0o777, *, dir_fd: int | None = None) -> int:
         with self._lock:
-            parent, name, node = self._find(path)
+            path, parent, name, node = self._find(path, dir_fd)
             if node is None:
                 if not flags & os.O_CREAT:
                     _refuse(errno.ENOENT, path)
@@ -202,10 +204,10 @@ class MemoryFiles(Files):
 
     # --- system calls: names --------------------------------------------------------------------------
 
-    def rename(self, path: Any, target: Any) -> None:  # type: ignore[override]
+    def rename(self, path: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         with self._lock:
-            parent, name, node = self._find(path)
-            target_parent, target_name, replaced = self._find(target)
+            path, parent, name, node = self._find(path, src_dir_fd)
+            target, target_parent, target_name, replaced = self._find(target, dst_dir_fd)
             if node is None:
                 _refuse(errno.ENOENT, path)
             if node is replaced:
@@ -222,6 +224,9 @@ class MemoryFiles(Files):
                 if replaced.entries:
                     _refuse(errno.ENOTEMPTY, target)
                 self.used -= len(replaced.data)
+                replaced.links -= 1
+            elif not target_parent.links:
+                _refuse(errno.ENOENT, target)
             del _entries(parent)[name]
             _entries(target_parent)[target_name] = node
             self._directories.clear()
@@ -230,27 +235,28 @@ class MemoryFiles(Files):
                     opened.path = target
             self._changed("rename", path, node, parent=parent.number, target=target, target_parent=target_parent.number)
 
-    def unlink(self, path: Any) -> None:  # type: ignore[override]
+    def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
         with self._lock:
-            parent, name, node = self._find(path)
+            path, parent, name, node = self._find(path, dir_fd)
             if node is None:
                 _refuse(errno.ENOENT, path)
             if node.entries is not None:
                 _refuse(errno.EISDIR, path)
             del _entries(parent)[name]
+            node.links -= 1
             self.used -= len(node.data)
             self._changed("unlink", path, node, parent=parent.number)
 
-    def mkdir(self, path: Any, permissions: int = 0o777) -> None:  # type: ignore[override]
+    def mkdir(self, path: Any, permissions: int = 0o777, *, dir_fd: int | None = None) -> None:
         with self._lock:
-            parent, name, node = self._find(path)
+            path, parent, name, node = self._find(path, dir_fd)
             if node is not None:
                 _refuse(errno.EEXIST, path)
             self._link(parent, name, path, stat.S_IFDIR | permissions & 0o777, "mkdir")
 
-    def rmdir(self, path: Any) -> None:  # type: ignore[override]
+    def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
         with self._lock:
-            parent, name, node = self._find(path)
+            path, parent, name, node = self._find(path, dir_fd)
             if node is None:
                 _refuse(errno.ENOENT, path)
             if node.entries is None:
@@ -258,23 +264,24 @@ class MemoryFiles(Files):
             if node.entries:
                 _refuse(errno.ENOTEMPTY, path)
             del _entries(parent)[name]
+            node.links -= 1
             self._directories.clear()
             self._changed("rmdir", path, node, parent=parent.number)
 
-    def chmod(self, path: Any, permissions: int) -> None:  # type: ignore[override]
-        node = self._named(path)
+    def chmod(self, path: Any, permissions: int, *, dir_fd: int | None = None) -> None:  # type: ignore[override]
+        node = self._named(path, dir_fd)
         node.mode = stat.S_IFMT(node.mode) | permissions
 
-    def stat(self, path: Any) -> os.stat_result:  # type: ignore[override]
-        return _facts(self._named(path))
+    def stat(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:  # type: ignore[override]
+        return _facts(self._named(path, dir_fd))
 
-    lstat = stat  # type: ignore[assignment]
+    lstat = stat
 
-    def listdir(self, path: Any) -> list[str]:  # type: ignore[override]
-        return list(_entries(self._named(path), path))
+    def listdir(self, path: Any) -> list[str]:
+        return list(_entries(self._named_or_open(path), path))
 
     def statvfs(self, path: Any) -> os.statvfs_result:
-        self._named(path)
+        self._named_or_open(path)
         total = _ENDLESS if self.capacity is None else self.capacity
         blocks, free = total // _BLOCK_BYTES, max(0, total - self.used) // _BLOCK_BYTES
         return os.statvfs_result((_BLOCK_BYTES, _BLOCK_BYTES, blocks, free, free, 1 << 30, 1 << 30, 1 << 30, 0, 255))
@@ -314,18 +321,23 @@ class MemoryFiles(Files):
             _refuse(otherwise)
         return opened
 
-    def _find(self, path: str | os.PathLike[str]) -> tuple[Node, str, Node | None]:
-        """(directory, name in it, what has the name, if anything has)."""
+    def _find(self, path: str | os.PathLike[str], dir_fd: int | None = None) -> tuple[str, Node, str, Node | None]:
+        """(whole path, directory, name in it, what has the name, if anything has)."""
         path = os.fspath(path)
+        if dir_fd is not None and not path.startswith("/"):
+            opened = self._opened(dir_fd)
+            if path in ("", ".") or "/" in path:
+                _refuse(errno.EINVAL, path)  # one name is all that is known here
+            return f"{opened.path}/{path}", opened.node, path, _entries(opened.node, path).get(path)
         above, _, name = path.rpartition("/")
         directory = self._directories.get(above)
         if directory is None or name in ("", "."):
             directory, name = self._walk(path)
             if not name:
-                return directory, name, directory
+                return path, directory, name, directory
         if directory.entries is None:
             _refuse(errno.ENOTDIR, path)
-        return directory, name, directory.entries.get(name)
+        return path, directory, name, directory.entries.get(name)
 
     def _walk(self, path: str) -> tuple[Node, str]:
         """The directory that the last name of the path is in, and that name; remembers the way."""
@@ -341,13 +353,18 @@ class MemoryFiles(Files):
             self._directories[above] = node
         return node, parts[-1] if parts else ""
 
-    def _named(self, path: str | os.PathLike[str]) -> Node:
-        node = self._find(path)[2]
+    def _named(self, path: str | os.PathLike[str], dir_fd: int | None = None) -> Node:
+        *_, node = self._find(path, dir_fd)
         if node is None:
             _refuse(errno.ENOENT, path)
         return node
 
+    def _named_or_open(self, path: str | os.PathLike[str] | int) -> Node:
+        return self._opened(path).node if isinstance(path, int) else self._named(path)
+
     def _link(self, parent: Node, name: str, path: str, mode: int, call: str) -> Node:
+        if not parent.links:  # removed, and open still
+            _refuse(errno.ENOENT, path)
         self._last_number += 1
         node = Node(self._last_number, mode, b"", {} if stat.S_ISDIR(mode) else None)
         _entries(parent)[name] = node
@@ -367,7 +384,7 @@ def _holds(node: Node, other: Node) -> bool:
 
 
 def _facts(node: Node) -> os.stat_result:
-    links = 1 if node.entries is None else 2
+    links = node.links if node.entries is None else 2 * node.links
     return os.stat_result((node.mode, node.number, 0, links, 0, 0, len(node.data), 0, 0, 0))
 
 

@@ -40,7 +40,7 @@ class Call(NamedTuple):
     """A system call: its name, the file it is about, and the rest of its arguments."""
 
     name: str
-    path: str  # of a descriptor, the path by which it was opened; "" if elsewhere
+    path: str  # whole; of a descriptor, the path by which it was opened; "" if elsewhere
     arguments: tuple[Any, ...] = ()
 
     @property
@@ -67,21 +67,25 @@ class WatchedFiles(Files):
         """Look at what came back, and return it or something else."""
         return result
 
-    def _pass_on(self, name: str, *arguments: Any) -> Any:
+    def _pass_on(self, name: str, *arguments: Any, **directories: int | None) -> Any:
         place, *rest = arguments
-        if name == "open":
-            call = Call(_purpose(rest[0]), place, tuple(rest))
+        if isinstance(place, int):
+            path = self._paths.get(place, "")
         else:
-            path = self._paths.get(place, "") if isinstance(place, int) else str(place)
-            call = Call(name, path, tuple(rest))
+            path = self._path_in(directories.get("src_dir_fd" if name == "rename" else "dir_fd"), place)
+        if name == "rename":
+            rest[0] = self._path_in(directories.get("dst_dir_fd"), rest[0])
+        call = Call(_purpose(rest[0]) if name == "open" else name, path, tuple(rest))
         self.before(call)
-        result = getattr(self.inner, name)(*arguments)
+        result = getattr(self.inner, name)(*arguments, **directories)
         if name == "open":
-            self._paths[result] = place
+            self._paths[result] = path
         elif name == "rename":
-            target = arguments[1]
-            self._paths |= {fd: target for fd, path in list(self._paths.items()) if path == place}
+            self._paths |= {fd: rest[0] for fd, each in list(self._paths.items()) if each == path}
         return self.after(call, result)
+
+    def _path_in(self, directory: int | None, path: Any) -> str:
+        return str(path) if directory is None else os.path.join(self._paths.get(directory, ""), path)
 
 
 def _purpose(flags: int) -> str:
@@ -93,8 +97,8 @@ def _purpose(flags: int) -> str:
 
 
 def _passing_on(name: str) -> Callable[..., Any]:
-    def call(self: WatchedFiles, *arguments: Any) -> Any:
-        return self._pass_on(name, *arguments)
+    def call(self: WatchedFiles, *arguments: Any, **directories: int | None) -> Any:
+        return self._pass_on(name, *arguments, **directories)
 
     call.__name__ = name
     return call
