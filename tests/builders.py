@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, settings
 from loglib import batch, description
 from loglib.batch import NO_PRODUCER, Body, Columns, Header, Producer, crc32c
 from loglib.config import TopicConfig
-from loglib.files import REAL
+from loglib.directory import Directory
+from loglib.files import REAL, Files
 from loglib.jumps import added
 from loglib.records import Batch, Record, Source
 from loglib.segment import (
@@ -100,7 +101,8 @@ def header_of(stored: bytes, base_offset: int = 0, *, identity: Identity = IDENT
 
 def write_segment(directory: Path, batches: bytes, *, identity: Identity = IDENTITY) -> Path:
     """The first segment of a partition, with these bytes behind its header."""
-    os.close(create_segment(REAL, str(directory), first_segment(identity, created=NOW), 0o600))
+    with Directory.open(REAL, str(directory)) as made:
+        os.close(create_segment(made, first_segment(identity, created=NOW), 0o600))
     path = directory / segment_name(0)
     with path.open("ab") as file:
         file.write(batches)
@@ -146,8 +148,15 @@ def make_topic(path: Path, config: TopicConfig, *, log_id: bytes = LOG_ID) -> No
         directory = path / f"{number:04d}"
         directory.mkdir()
         (directory / "watermark").write_bytes(encode_new(Mark.at_rest(0), identity.salt))
-        os.close(create_segment(REAL, str(directory), first_segment(identity, created=NOW), config.permissions))
-    description.write(REAL, str(path), log_id, config)
+        with Directory.open(REAL, str(directory)) as made:
+            os.close(create_segment(made, first_segment(identity, created=NOW), config.permissions))
+    describe(path, log_id, config)
+
+
+def describe(path: Path | str, log_id: bytes, config: TopicConfig, *, files: Files = REAL) -> None:
+    """Write the topic's description into its directory."""
+    with Directory.open(files, str(path)) as directory:
+        description.write(directory, log_id, config)
 
 
 def a_mark(sequence: int, log_start: int, flushed_end: int, durable_end: int, epoch: int, *, tail: int = 0) -> Mark:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import LOG_ID, NOW, edit_json
+from builders import LOG_ID, NOW, describe, edit_json
 from loglib import (
     CorruptLogError,
     FlushPolicy,
@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
     """A directory with a description."""
     path = tmp_path / "topic"
     path.mkdir()
-    description.write(REAL, str(path), LOG_ID, CONFIG)
+    describe(path, LOG_ID, CONFIG)
     return path
 
 
@@ -53,7 +53,7 @@ def test_description_comes_back(path: Path) -> None:
 
 def test_description_is_replaced_whole(path: Path) -> None:
     (path / "topic.json.tmp").write_text("left by a crash")
-    description.write(REAL, str(path), LOG_ID, TopicConfig())
+    describe(path, LOG_ID, TopicConfig())
     assert description.read(REAL, str(path)) == (LOG_ID, TopicConfig())
     assert os.listdir(path) == ["topic.json"]
 
@@ -104,7 +104,7 @@ def test_description_without_its_crc_may_be_edited(path: Path) -> None:
     found = description.read(REAL, str(path))
     assert found is not None and found[1].segment_bytes == 9999
     content = (path / "topic.json").read_bytes()
-    description.write(REAL, str(path), LOG_ID, CONFIG)
+    describe(path, LOG_ID, CONFIG)
     signed = (path / "topic.json").read_bytes().replace(b"1073741824", b"1073741825")
     (path / "topic.json").write_bytes(signed)
     with pytest.raises(CorruptLogError, match="remove the crc to edit the file by hand"):
@@ -268,10 +268,10 @@ def test_topic_that_another_process_made_meanwhile_counts(tmp_path: Path) -> Non
     class Late(Files):
         """Another process comes first, just before the rename."""
 
-        def rename(self, source: str, target: str) -> None:  # type: ignore[override]
+        def rename(self, source: str, target: str, **directories: int) -> None:  # type: ignore[override]
             if target == str(path):
                 description.create(REAL, str(path), TopicConfig(partitions=2), now=NOW)
-            os.rename(source, target)
+            os.rename(source, target, **directories)
 
     description.create(Late(), str(path), TopicConfig(), now=NOW)
     found = description.read(REAL, str(path))
@@ -281,10 +281,10 @@ def test_topic_that_another_process_made_meanwhile_counts(tmp_path: Path) -> Non
 
 def test_rename_that_fails_for_another_reason_is_reported(tmp_path: Path) -> None:
     class Broken(Files):
-        def rename(self, source: str, target: str) -> None:  # type: ignore[override]
+        def rename(self, source: str, target: str, **directories: int) -> None:  # type: ignore[override]
             if target.endswith("topic"):
                 raise OSError(errno.EIO, "Input/output error")
-            os.rename(source, target)
+            os.rename(source, target, **directories)
 
     with pytest.raises(OSError, match="Input/output"):
         description.create(Broken(), str(tmp_path / "topic"), TopicConfig(), now=NOW)

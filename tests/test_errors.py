@@ -49,6 +49,17 @@ CASES = [
         "group etl is in use by a, b; stop its members first",
     ),
     (
+        errors.LogMovedError(Path("t/0000"), "was moved away", kept=True),
+        {"path": "t/0000", "became": "was moved away", "kept": True},
+        "was moved away; what was flushed is whole in the files as they were, wherever these are now; open the",
+    ),
+    (
+        errors.LogMovedError("a.log", "was removed", kept=False),
+        {"kept": False},
+        "a.log was removed; what was appended may be gone with it; open the topic again",
+    ),
+    (errors.LogMovedError("t", "was removed"), {"kept": None}, "t was removed; open the topic again"),
+    (
         errors.StaleGenerationError("etl", "a", "clicks-3"),
         {"group": "etl", "member": "a", "partition": "clicks-3"},
         "member a no longer owns clicks-3",

@@ -131,11 +131,11 @@ class Disk(UnsyncedFiles):
         self.paths: dict[int, str] = {}
         self.synced: dict[str, bytes] = {}
 
-    def open_write(self, path: str) -> int:
-        return self.named(super().open_write(path), path)
+    def open_write(self, path: str, *, dir_fd: int | None = None) -> int:
+        return self.named(super().open_write(path, dir_fd=dir_fd), path)
 
-    def create(self, path: str, permissions: int, *, exclusive: bool = True) -> int:
-        return self.named(super().create(path, permissions, exclusive=exclusive), path)
+    def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
+        return self.named(super().create(path, permissions, exclusive=exclusive, dir_fd=dir_fd), path)
 
     def named(self, fd: int, path: str) -> int:
         self.paths[fd] = path

@@ -32,9 +32,9 @@ class Mounted(Files):
     def __init__(self, table: str | None) -> None:
         self.table = table
 
-    def open_read(self, path: str) -> int:
+    def open_read(self, path: str, *, dir_fd: int | None = None) -> int:
         if not path.startswith("/proc"):
-            return super().open_read(path)
+            return super().open_read(path, dir_fd=dir_fd)
         if self.table is None:
             raise FileNotFoundError(path)
         read_end, write_end = os.pipe()

@@ -228,10 +228,10 @@ def test_rolling_runs_retention(open_topic: Open) -> None:
 
 def test_failing_retention_does_not_fail_the_append_that_rolled(open_topic: Open) -> None:
     class NoRemoval(UnsyncedFiles):
-        def unlink(self, path: str) -> None:
+        def unlink(self, path: str, *, dir_fd: int) -> None:  # type: ignore[override]
             if path.endswith(".log"):
                 raise OSError(5, "no removal")
-            super().unlink(path)
+            super().unlink(path, dir_fd=dir_fd)
 
     topic = open_topic(files=NoRemoval(), segment_bytes=4096, retention=Retention(age=None, bytes=0), flush=MANUAL)
     topic.append(b"a" * 3000, sync=True)

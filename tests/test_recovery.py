@@ -245,8 +245,8 @@ class FullDiskFor(FullDisk):
         self._word = word
         self._full: set[int] = set()
 
-    def create(self, path: str, permissions: int, *, exclusive: bool = True) -> int:
-        fd = super().create(path, permissions, exclusive=exclusive)
+    def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
+        fd = super().create(path, permissions, exclusive=exclusive, dir_fd=dir_fd)
         (self._full.add if self._word in path else self._full.discard)(fd)
         return fd
 
@@ -878,10 +878,10 @@ def test_no_room_for_the_name_of_the_quarantine_does_not_prevent_recovery(
         file.write(b"torn" * 1000)
 
     class NoInode(UnsyncedFiles):
-        def create(self, path: str, permissions: int, *, exclusive: bool = True) -> int:
+        def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
             if "torn-" in path:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().create(path, permissions, exclusive=exclusive)
+            return super().create(path, permissions, exclusive=exclusive, dir_fd=dir_fd)
 
     with Topic.open(crashed, files=NoInode()) as topic:
         assert len(values_of(topic)) == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -135,7 +136,10 @@ print(json.dumps(recorded))
 
 
 TRACED = re.compile(r"^\d+ +(?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>-?\d+)")
-NAMES = {"fdatasync": "datasync", "openat": "create", "pwritev2": "pwritev"}
+NAMES = {
+    "fdatasync": "datasync", "openat": "create", "pwritev2": "pwritev", "renameat": "rename", "renameat2": "rename",
+    "unlinkat": "unlink", "mkdirat": "mkdir",
+}  # fmt: skip
 
 
 def whole_lines(lines: list[str]) -> list[str]:
@@ -161,7 +165,12 @@ def traced_call(line: str, below: str) -> tuple[object, ...] | None:
     name, arguments = found["name"], found["arguments"]
     if name == "openat" and "O_CREAT" not in arguments:
         return None
-    paths = re.findall(r'"([^"]*)"' if '"/' in arguments else r"\d+<([^>]*)>", arguments)
+    paths = [
+        os.path.join(directory, name or "")  # of `name` alone if it is a whole path
+        for directory, name in re.findall(r'(?:\w+<([^>]*)>(?:, )?)?(?:"([^"]*)")?', arguments)
+        if directory or name
+    ]
+    paths = [path.rstrip("/") for path in paths]
     if not paths or not paths[0].startswith(below):
         return None
     if name == "write" and paths[0].endswith(".frame"):  # a stream, to the library
@@ -172,7 +181,7 @@ def traced_call(line: str, below: str) -> tuple[object, ...] | None:
         return *call, numbers[-1 if name == "pwritev" else -2], int(found["result"])
     if name == "ftruncate":
         return *call, numbers[-1]
-    if name == "rename":
+    if call[0] == "rename":
         return *call, paths[1]
     return call
 

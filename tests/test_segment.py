@@ -31,6 +31,7 @@ from builders import (
 )
 from loglib import CorruptLogError, LogError, StorageIOError, UnsupportedFormatError
 from loglib.batch import Columns
+from loglib.directory import Directory
 from loglib.files import REAL, Files
 from loglib.search import around, first_reaching
 from loglib.segment import (
@@ -195,8 +196,8 @@ def open_files() -> int:
 
 def test_new_segment_is_whole_and_replaces_what_a_crash_left(tmp_path: Path) -> None:
     (tmp_path / (segment_name(0) + ".tmp")).write_bytes(b"rubbish")
-    fd = create_segment(REAL, str(tmp_path), first_segment(IDENTITY, created=NOW), 0o640)
-    os.close(fd)
+    with Directory.open(REAL, str(tmp_path)) as directory:
+        os.close(create_segment(directory, first_segment(IDENTITY, created=NOW), 0o640))
     assert [entry.name for entry in tmp_path.iterdir()] == [segment_name(0)]
     assert (tmp_path / segment_name(0)).stat().st_mode & 0o777 == 0o640
     with opened(tmp_path / segment_name(0)) as segment:
@@ -207,8 +208,11 @@ def test_new_segment_is_whole_and_replaces_what_a_crash_left(tmp_path: Path) -> 
 @pytest.mark.parametrize("operation", ["pwritev", "datasync", "rename"])
 def test_creation_that_fails_leaves_no_segment_and_no_open_file(tmp_path: Path, operation: str) -> None:
     before = open_files()
-    with pytest.raises(OSError, match="Input/output"):
-        create_segment(FaultyFiles(operation), str(tmp_path), first_segment(IDENTITY, created=NOW), 0o600)
+    with (
+        Directory.open(FaultyFiles(operation), str(tmp_path)) as directory,
+        pytest.raises(OSError, match="Input/output"),
+    ):
+        create_segment(directory, first_segment(IDENTITY, created=NOW), 0o600)
     assert not (tmp_path / segment_name(0)).exists()
     assert open_files() == before
 

@@ -280,7 +280,7 @@ def test_records_below_the_log_start_are_not_read_though_their_files_remain(tmp_
 
     class KeepsFiles(Files):
         @staticmethod
-        def unlink(path: str) -> None:
+        def unlink(path: str, *, dir_fd: int) -> None:
             pass
 
     path = random_topic(tmp_path / "topic", seed=7, partitions=1)

@@ -97,8 +97,8 @@ def test_directory_of_other_files_is_not_made_a_topic(path: Path) -> None:
 
 def test_topic_that_is_removed_while_it_is_opened_is_not_found(path: Path) -> None:
     class Removing(UnsyncedFiles):
-        def rename(self, source: str, target: str) -> None:  # type: ignore[override]
-            os.rename(source, target)
+        def rename(self, source: str, target: str, **directories: int) -> None:  # type: ignore[override]
+            os.rename(source, target, **directories)
             if target == str(path):
                 self.remove_tree(target)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from .batch import crc32c
 from .codec import codec_id
 from .config import CODEC_NAMES, TopicConfig
+from .directory import Directory
 from .errors import CorruptLogError, LogError, UnsupportedFormatError
 from .files import Files
 from .segment import Identity, create_segment, first_segment
@@ -72,18 +73,17 @@ def _check_crc(name: str, content: bytes, stated: str) -> None:
         raise CorruptLogError(name, len(before), f"crc {stated}", expected)
 
 
-def write(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None:
+def write(directory: Directory, log_id: bytes, config: TopicConfig) -> None:
     """Replace `topic.json`. Synced."""
-    name = os.path.join(path, NAME)
-    temporary = name + ".tmp"
-    if files.exists(temporary):
-        files.unlink(temporary)
+    temporary = NAME + ".tmp"
+    if directory.exists(temporary):
+        directory.unlink(temporary)
     values = {"format": FORMAT, "log_id": str(uuid.UUID(bytes=log_id))} | config.to_json()
     text = json.dumps(values, indent=2).removesuffix("\n}") + ",\n  "
     content = f'{text}"crc": "{crc32c(text.encode()):08x}"\n}}\n'
-    files.write_new(temporary, content.encode(), config.permissions)
-    files.rename(temporary, name)
-    files.sync_directory(path)
+    directory.write_new(temporary, content.encode(), config.permissions)
+    directory.rename(temporary, NAME)
+    directory.sync()
 
 
 def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
@@ -122,11 +122,13 @@ def _build(files: Files, aside: str, log_id: bytes, config: TopicConfig, *, now:
         directory = partition_directory(aside, number)
         files.make_directory(directory, config.permissions)
         make_partition(files, directory, Identity.of(log_id, number), now=now, permissions=config.permissions)
-    write(files, aside, log_id, config)
+    with Directory.open(files, aside) as made:
+        write(made, log_id, config)
 
 
-def make_partition(files: Files, directory: str, identity: Identity, *, now: int, permissions: int) -> None:
+def make_partition(files: Files, path: str, identity: Identity, *, now: int, permissions: int) -> None:
     """Put an empty log into a new directory: its watermark and its first segment. Synced, names included."""
     first = encode_new(Mark.at_rest(0), identity.salt)
-    files.write_new(os.path.join(directory, WATERMARK), first, permissions)
-    files.close(create_segment(files, directory, first_segment(identity, created=now), permissions))
+    with Directory.open(files, path) as directory:
+        directory.write_new(WATERMARK, first, permissions)
+        files.close(create_segment(directory, first_segment(identity, created=now), permissions))

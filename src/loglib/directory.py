@@ -86,11 +86,11 @@ class Directory:
 
     def write_new(self, name: str, content: bytes, permissions: int) -> None:
         """Create the file with this content. Synced, but for its name: `sync` the directory."""
-        self.files.write_new(self.path_of(name), content, permissions, dir_fd=self.fd)
+        self.files.fill(self.create(name, permissions), content)
 
     def read_whole(self, name: str, limit_bytes: int) -> bytes:
         """The whole content of a small file; `CorruptLogError` above the limit."""
-        return self.files.read_whole(self.path_of(name), limit_bytes, dir_fd=self.fd)
+        return self.files.drain(self.open_read(name), self.path_of(name), limit_bytes)
 
     # --- names ------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ __all__ = [
     "LockedError",
     "LogClosedError",
     "LogError",
+    "LogMovedError",
     "MissingCodecError",
     "OffsetOutOfRangeError",
     "ReadOnlyError",
@@ -45,6 +46,11 @@ def _rebuild(kind: type[LogError], arguments: tuple[Any, ...], facts: dict[str, 
     super(LogError, error).__init__(*arguments)  # that of OSError, where the error is one
     error.__dict__.update(facts)
     return error
+
+
+def printable(text: str) -> str:
+    """Text from a file, for a message: what could move the cursor of a terminal or begin a line is replaced."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 class CorruptLogError(LogError):
@@ -139,6 +145,27 @@ class ForkedHandleError(LogClosedError):
         self.path = os.fspath(path)
         self.parent_pid = parent_pid
         super().__init__(f"{self.path} was opened for writing by pid {parent_pid} before a fork; open it again here")
+
+
+class LogMovedError(LogError):
+    """The files are no longer what their path names: moved, removed, or others put there. Open the topic again.
+
+    Raised by every later call of the same handle, `close` included, which releases everything all the same.
+
+    Attributes: `path`; `became`, what was found, in words; `kept`: for a writer, whether what was flushed is whole
+    in the files that it had open, wherever these are now; None for a reader.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], became: str, *, kept: bool | None = None) -> None:
+        self.path = os.fspath(path)
+        self.became = became
+        self.kept = kept
+        outcome = "" if kept is None else _KEPT if kept else _GONE
+        super().__init__(f"{self.path} {became}{outcome}; open the topic again")
+
+
+_KEPT = "; what was flushed is whole in the files as they were, wherever these are now"
+_GONE = "; what was appended may be gone with it"
 
 
 class StaleGenerationError(LogError):

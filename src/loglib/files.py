@@ -198,9 +198,12 @@ class Files:
             written += count
         return total
 
-    def write_new(self, path: str, content: bytes, permissions: int, *, dir_fd: int | None = None) -> None:
+    def write_new(self, path: str, content: bytes, permissions: int) -> None:
         """Create the file with this content. Synced, but for its name: sync the directory."""
-        fd = self.create(path, permissions, dir_fd=dir_fd)
+        self.fill(self.create(path, permissions), content)
+
+    def fill(self, fd: int, content: bytes) -> None:
+        """Write the content of a new file, and close it. Synced, but for its name."""
         try:
             self.write_all(fd, [content], 0)
             self.datasync(fd)
@@ -221,9 +224,12 @@ class Files:
             data += more
         return data
 
-    def read_whole(self, path: str, limit_bytes: int, *, dir_fd: int | None = None) -> bytes:
+    def read_whole(self, path: str, limit_bytes: int) -> bytes:
         """The whole content of a small file; `CorruptLogError` above the limit."""
-        fd = self.open_read(path, dir_fd=dir_fd)
+        return self.drain(self.open_read(path), path, limit_bytes)
+
+    def drain(self, fd: int, path: str, limit_bytes: int) -> bytes:
+        """The whole content of a small open file, which is closed; `CorruptLogError` above the limit."""
         try:
             if (size := self.size(fd)) > limit_bytes:
                 raise CorruptLogError(path, limit_bytes, f"{size} bytes", f"at most {limit_bytes}")

@@ -22,7 +22,8 @@ from contextlib import suppress
 from itertools import starmap
 from operator import call
 
-from .errors import LockedError
+from .directory import Directory
+from .errors import LockedError, printable
 from .files import Files
 
 __all__ = ["NAME", "Lock", "acquire"]
@@ -36,9 +37,11 @@ _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 class Lock:
     """A lock that this process holds, until it is released or nobody refers to it any more."""
 
-    def __init__(self, files: Files, directory: int) -> None:
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory  # the one that is locked, for whoever has the lock to work in
         # Unlocked first: a child that has just been forked may not have closed its copy yet.
-        self._to_do = iter([(files.unlock, directory), (files.close, directory)])
+        files, fd = directory.files, directory.fd
+        self._to_do = iter([(files.unlock, fd), (files.close, fd)])
         _held.add(self)
 
     def release(self) -> None:
@@ -63,12 +66,13 @@ class Lock:
 def acquire(files: Files, path: str, permissions: int) -> Lock:
     """Lock the directory in which the file `path` is to name the holder; `LockedError` at once if another has it."""
     with _changing:
-        directory = files.open_directory(os.path.dirname(path))
-        lock = Lock(files, directory)
+        directory = Directory.open(files, os.path.dirname(path))
+        lock = Lock(directory)
+        name = os.path.basename(path)
         try:
-            if not files.try_lock(directory):
-                raise LockedError(path, _holder(files, path))
-            _sign(files, path, permissions)
+            if not files.try_lock(directory.fd):
+                raise LockedError(path, _holder(directory, name))
+            _sign(directory, name, permissions)
         except BaseException:
             lock.release()
             raise
@@ -84,8 +88,9 @@ def _abandon_locks() -> None:
 os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_abandon_locks)
 
 
-def _sign(files: Files, path: str, permissions: int) -> None:
-    fd = files.create(path, permissions, exclusive=False)
+def _sign(directory: Directory, name: str, permissions: int) -> None:
+    files = directory.files
+    fd = directory.create(name, permissions, exclusive=False)
     try:
         files.ftruncate(fd, files.write_all(fd, [_describe_self()], 0))  # in this order it needs no room on a full disk
     finally:
@@ -98,16 +103,16 @@ def _describe_self() -> bytes:
     return f"{os.getpid()} {since} {program}\n".encode(errors="replace")
 
 
-def _holder(files: Files, path: str) -> str:
+def _holder(directory: Directory, name: str) -> str:
     try:
-        text = files.read_whole(path, 4096).decode(errors="replace")
+        text = printable(directory.read_whole(name, 4096).decode(errors="replace").strip())
         pid, since, program = text.split(maxsplit=2)
         alive = _is_alive(int(pid))
     except (FileNotFoundError, ValueError):  # not written yet, or removed
         return "another process"
     if alive:
-        return f"pid {pid} ({program.strip()}) since {since}"
-    return f"a process forked by pid {pid} ({program.strip()}), which is gone itself; since {since}"
+        return f"pid {pid} ({program}) since {since}"
+    return f"a process forked by pid {pid} ({program}), which is gone itself; since {since}"
 
 
 def _is_alive(pid: int) -> bool:

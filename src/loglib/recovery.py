@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections import deque
 from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
 
 from .batch import PRODUCERS, Header, Producer
-from .errors import CorruptLogError
+from .directory import Directory
+from .errors import CorruptLogError, LogMovedError
 from .files import Files
 from .jumps import Jumps
 from .search import jumps_at, likely_headers, proven_headers
@@ -97,21 +97,23 @@ def list_segments(files: Files, directory: str) -> dict[int, int]:
     try:
         if not files.is_directory(directory):  # a link planted there would have us lock and write elsewhere
             raise CorruptLogError(directory, 0, "something else", "a directory, and no link to one")
-        sizes = {parse_segment_name(name): size for name, size in files.sizes(directory).items()}
+        return _segments_of(files.sizes(directory))
     except FileNotFoundError as error:
         raise CorruptLogError(directory, 0, "no directory", "that of a partition") from error
+
+
+def _segments_of(found: dict[str, int]) -> dict[int, int]:
+    sizes = {parse_segment_name(name): size for name, size in found.items()}
     return {base: sizes[base] for base in sorted(base for base in sizes if base is not None)}
 
 
-def load_headers(
-    files: Files, directory: str, segments: dict[int, int], identity: Identity
-) -> dict[int, SegmentHeader]:
+def load_headers(directory: Directory, segments: dict[int, int], identity: Identity) -> dict[int, SegmentHeader]:
     """The headers of the segments, checked against each other: a chain without a gap."""
     headers: dict[int, SegmentHeader] = {}
     previous: SegmentHeader | None = None
     for base in segments:
-        path = os.path.join(directory, segment_name(base))
-        header = read_segment_header(files, path, identity)
+        path = directory.path_of(segment_name(base))
+        header = read_segment_header(directory.files, path, identity, within=directory)
         if previous is not None:
             check_link(path, header, previous.base_offset, segments[previous.base_offset] - HEADER_BYTES)
         headers[base] = previous = header
@@ -143,38 +145,39 @@ def proven_end(reader: SegmentReader) -> tuple[int, int]:
     return end, tail
 
 
-def recover(files: Files, directory: str, identity: Identity, permissions: int) -> Recovered:
-    """Bring the partition to a state in which appending is safe. The caller holds the writer lock."""
-    mark = _read_mark(files, directory, identity)
-    found = list_segments(files, directory)
+def recover(directory: Directory, identity: Identity, permissions: int) -> Recovered:
+    """Bring the partition to a state in which appending is safe. The caller holds the writer lock of the directory."""
+    files = directory.files
+    _check_place(directory)
+    mark = _read_mark(directory, identity)
+    found = _segments_of(directory.sizes())
     log_start = 0 if mark is None else mark.log_start_offset
     segments = {base: size for base, size in found.items() if base >= log_start}
     if not segments:
-        raise CorruptLogError(directory, 0, "no segment", "at least one: a partition is made with its first")
-    headers = load_headers(files, directory, segments, identity)
+        raise CorruptLogError(directory.path, 0, "no segment", "at least one: a partition is made with its first")
+    headers = load_headers(directory, segments, identity)
     first, last = min(segments), max(segments)
     if mark is not None and first != mark.log_start_offset:
-        raise CorruptLogError(directory, 0, f"a first segment at {first}", f"one at {mark.log_start_offset}")
-    with SegmentReader(files, os.path.join(directory, segment_name(last)), identity) as reader:
+        raise CorruptLogError(directory.path, 0, f"a first segment at {first}", f"one at {mark.log_start_offset}")
+    with SegmentReader(files, directory.path_of(segment_name(last)), identity, within=directory) as reader:
         durable_end, tail = _measure(reader, mark)
         valid_end = tail.end
         torn_bytes = reader.end_of_file() - valid_end
     if max(tail.writer_epoch, mark.writer_epoch if mark else 0) == _LAST_EPOCH:
-        path = os.path.join(directory, WATERMARK)
+        path = directory.path_of(WATERMARK)
         raise CorruptLogError(path, 40, f"writer epoch {_LAST_EPOCH}", "one that the next writer's may follow")
-    quarantine = _mend(files, reader.path, reader, durable_end=durable_end, valid_end=valid_end, torn_bytes=torn_bytes)
+    quarantine = _mend(directory, reader, durable_end=durable_end, valid_end=valid_end, torn_bytes=torn_bytes)
     given_up = [segment_name(base) for base in found if base < log_start]  # by retention, before a crash
-    half_made = [name for name in files.sizes(directory) if name.endswith(".tmp")]
+    half_made = [name for name in directory.names() if name.endswith(".tmp")]
     for name in given_up + half_made:
-        path = os.path.join(directory, name)
-        if not files.is_directory(path):  # whatever that is, it is not ours
-            files.unlink(path)
-    files.sync_directory(directory)
+        if not directory.is_directory(name):  # whatever that is, it is not ours
+            directory.unlink(name)
+    directory.sync()
     report = Recovery(torn_bytes, valid_end - durable_end, quarantine, mark is None)
     if not report.clean:
         logger.warning(
             "%s: recovered; cut %d bytes of a torn tail%s, wrote %d unsynced bytes again%s",
-            directory,
+            directory.path,
             report.cut_bytes,
             f" (kept in {quarantine})" if quarantine else "",
             report.rewritten_bytes,
@@ -186,7 +189,7 @@ def recover(files: Files, directory: str, identity: Identity, permissions: int) 
             mark = mark._replace(flushed_end=valid_end, flushed_tail=tail.last_batch)
         return Recovered(headers, tail, mark, report)
     mark = Mark.at_rest(1, first, valid_end, tail.last_batch)
-    _rebuild_watermark(files, directory, identity, permissions, mark)
+    _rebuild_watermark(directory, identity, permissions, mark)
     return Recovered(headers, tail, mark, report)
 
 
@@ -216,11 +219,18 @@ def _tail_after(last: Header) -> Tail:
     )  # fmt: skip
 
 
-def _read_mark(files: Files, directory: str, identity: Identity) -> Mark | None:
-    path = os.path.join(directory, WATERMARK)
-    if not files.exists(path):
+def _check_place(directory: Directory) -> None:
+    """Check that the directory is where it was opened: writing to one that readers do not find would be in vain."""
+    if not directory.is_named():
+        if directory.files.exists(directory.path) and not directory.files.is_directory(directory.path):
+            raise CorruptLogError(directory.path, 0, "something else", "a directory, and no link to one")
+        raise LogMovedError(directory.path, "was moved or removed while it was being opened")
+
+
+def _read_mark(directory: Directory, identity: Identity) -> Mark | None:
+    if not directory.exists(WATERMARK):
         return None
-    return newest(files.read_whole(path, MOST_BYTES), identity.salt, path)
+    return newest(directory.read_whole(WATERMARK, MOST_BYTES), identity.salt, directory.path_of(WATERMARK))
 
 
 def _measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
@@ -262,17 +272,18 @@ def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, Cor
 
 
 def _mend(
-    files: Files, path: str, reader: SegmentReader, *, durable_end: int, valid_end: int, torn_bytes: int
+    directory: Directory, reader: SegmentReader, *, durable_end: int, valid_end: int, torn_bytes: int
 ) -> str | None:
     """Keep the torn tail aside, cut it, write the unsynced batches again and sync; returns the file kept."""
     if not torn_bytes and valid_end == durable_end:
         return None
     quarantine = None
-    fd = files.open_write(path)
+    files, name = directory.files, segment_name(reader.base_offset)
+    fd = directory.open_write(name)
     try:
         if torn_bytes:
             start = reader.file_position(valid_end)
-            quarantine = _keep_aside(files, path, fd, start, min(torn_bytes, QUARANTINE_BYTES))
+            quarantine = _keep_aside(directory, name, fd, start, min(torn_bytes, QUARANTINE_BYTES))
             files.ftruncate(fd, start)
         rewrite(files, fd, reader.file_position(durable_end), reader.file_position(valid_end))
     finally:
@@ -306,10 +317,11 @@ def _whole_pages(position: int) -> int:
     return -(-position // _PAGE_BYTES) * _PAGE_BYTES
 
 
-def _keep_aside(files: Files, path: str, fd: int, start: int, size_bytes: int) -> str | None:
-    kept = f"{path.removesuffix('.log')}.torn-{start}"
+def _keep_aside(directory: Directory, name: str, fd: int, start: int, size_bytes: int) -> str | None:
+    files = directory.files
+    kept = f"{name.removesuffix('.log')}.torn-{start}"
     try:
-        copy = files.create(kept, 0o600, exclusive=False)
+        copy = directory.create(kept, 0o600, exclusive=False)
         try:
             files.ftruncate(copy, 0)  # of an earlier crash at the same place
             files.copy_range(fd, copy, start=start, end=start + size_bytes, at=0)
@@ -319,19 +331,21 @@ def _keep_aside(files: Files, path: str, fd: int, start: int, size_bytes: int) -
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
+        path = directory.path_of(name)
         logger.warning("%s: no room to keep %d bytes of a torn tail aside; they are cut", path, size_bytes)
         with suppress(FileNotFoundError):
-            files.unlink(kept)
+            directory.unlink(kept)
         return None
-    return kept
+    return directory.path_of(kept)
 
 
-def _rebuild_watermark(files: Files, directory: str, identity: Identity, permissions: int, mark: Mark) -> None:
+def _rebuild_watermark(directory: Directory, identity: Identity, permissions: int, mark: Mark) -> None:
     """Write the mark into both slots, in place: readers that have the lost file open shall see it. Synced."""
-    fd = files.create(os.path.join(directory, WATERMARK), permissions, exclusive=False)
+    files = directory.files
+    fd = directory.create(WATERMARK, permissions, exclusive=False)
     try:
         files.write_all(fd, [encode_new(mark, identity.salt)], 0)
         files.datasync(fd)
     finally:
         files.close(fd)
-    files.sync_directory(directory)
+    directory.sync()

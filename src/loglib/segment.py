@@ -57,6 +57,7 @@ from .batch import (
     parse_header,
 )
 from .config import MAX_OFFSET
+from .directory import Directory
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import Files
 from .records import Batch, Source
@@ -216,30 +217,32 @@ def first_segment(identity: Identity, *, created: int) -> SegmentHeader:
     return SegmentHeader(identity.log_id, identity.partition, 0, 0, created, 0, 0, 0, 0, NO_TIMESTAMP)
 
 
-def create_segment(files: Files, directory: str, header: SegmentHeader, permissions: int) -> int:
+def create_segment(directory: Directory, header: SegmentHeader, permissions: int) -> int:
     """Create the segment and return it open for writing. Synced, its name included.
 
     A crash at any point leaves a `.tmp`, which is rubbish, or a whole segment: no third state.
     """
-    path = os.path.join(directory, segment_name(header.base_offset))
-    temporary = path + ".tmp"
-    if files.exists(temporary):
-        files.unlink(temporary)
-    fd = files.create(temporary, permissions)
+    files, name = directory.files, segment_name(header.base_offset)
+    temporary = name + ".tmp"
+    if directory.exists(temporary):
+        directory.unlink(temporary)
+    fd = directory.create(temporary, permissions)
     try:
         files.write_all(fd, [header.encode()], 0)
         files.datasync(fd)
-        files.rename(temporary, path)
-        files.sync_directory(directory)
+        directory.rename(temporary, name)
+        directory.sync()
     except BaseException:
         files.close(fd)
         raise
     return fd
 
 
-def read_segment_header(files: Files, path: str, identity: Identity) -> SegmentHeader:
+def read_segment_header(
+    files: Files, path: str, identity: Identity, *, within: Directory | None = None
+) -> SegmentHeader:
     """The checked header of the segment, which must belong to this log, partition and name."""
-    fd = files.open_read(path)
+    fd = _open(files, path, within)
     try:
         return _read_header(files, fd, path, identity)
     finally:
@@ -250,18 +253,27 @@ class SegmentReader:
     """An open segment: batches and headers by offset. search.py finds those whose offset is not known.
 
     With `base_offset`, as the file's name has it, the header is not read, and there is no `header`: for
-    those who read around damage. The batches say themselves whose they are.
+    those who read around damage. The batches say themselves whose they are. `within` an open directory
+    the file is looked up by its name, and the path is for messages.
     """
 
     header: SegmentHeader
 
-    def __init__(self, files: Files, path: str, identity: Identity, *, base_offset: int | None = None) -> None:
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        identity: Identity,
+        *,
+        base_offset: int | None = None,
+        within: Directory | None = None,
+    ) -> None:
         self._fd = -1
         self._files = files
         self.salt = identity.salt
         self._partition = identity.partition
         self.path = path
-        self._fd = files.open_read(path)
+        self._fd = _open(files, path, within)
         if base_offset is not None:
             self.base_offset = base_offset
             return
@@ -390,6 +402,10 @@ class SegmentReader:
     def corrupt(self, offset: int, found: str, expected: str) -> NoReturn:
         """Raise that what is at `offset` is not what it should be."""
         raise CorruptLogError(self.path, self.file_position(offset), found, expected)
+
+
+def _open(files: Files, path: str, within: Directory | None) -> int:
+    return files.open_read(path) if within is None else within.open_read(os.path.basename(path))
 
 
 def _read_header(files: Files, fd: int, path: str, identity: Identity) -> SegmentHeader:

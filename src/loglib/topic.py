@@ -33,12 +33,14 @@ from .bulk import BULK_RECORDS
 from .check import CheckReport, verify_description, verify_log
 from .codec import codec_id
 from .config import Durability, FlushPolicy, Retention, TopicConfig
+from .directory import Directory
 from .errors import (
     ConfigConflictError,
     ForkedHandleError,
     LockedError,
     LogClosedError,
     LogError,
+    LogMovedError,
     ReadOnlyError,
 )
 from .files import REAL, Files
@@ -174,9 +176,11 @@ class Topic:
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
         absolute = os.path.abspath(os.fspath(path))
-        with cls.open(absolute, files=files) as topic:  # holds every lock meanwhile
+        with cls.open(absolute, files=files) as topic, Directory.open(files, absolute) as directory:
             config = replace(topic.config, **policies)
-            description.write(files, absolute, topic.log_id, config)
+            if not all(each.writer().is_in(directory) for each in topic.partitions):  # whose locks are held meanwhile
+                raise LogMovedError(absolute, "has other partitions than those that were locked")
+            description.write(directory, topic.log_id, config)
 
     def __enter__(self) -> Topic:
         return self

@@ -38,6 +38,7 @@ from typing import NamedTuple
 
 from .batch import crc32c
 from .config import MAX_OFFSET
+from .directory import Directory
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import Files
 
@@ -80,10 +81,10 @@ class Mark(NamedTuple):
 class WatermarkWriter:
     """Publishes marks, each into the slot that the one before did not use."""
 
-    def __init__(self, files: Files, path: str, salt: int, last: Mark) -> None:
+    def __init__(self, files: Files, path: str, salt: int, last: Mark, *, within: Directory | None = None) -> None:
         self._files = files
         self._salt = salt
-        self._fd = files.open_write(path)
+        self._fd = files.open_write(path) if within is None else within.open_write(NAME)
         self.mark = last
 
     def publish(self, mark: Mark) -> None:

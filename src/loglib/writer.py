@@ -34,6 +34,7 @@ from .active import ActiveSegment
 from .batch import NO_PRODUCER, Body, Columns, Header, Producer, encode_body, stamp
 from .codec import codec_id
 from .config import MAX_BATCH_BYTES, TopicConfig, microseconds
+from .directory import Directory
 from .errors import (
     ForkedHandleError,
     InvalidOffsetError,
@@ -126,6 +127,7 @@ class Writer:
         self._begun_segment = -1  # base offset of a segment that a roll has begun to make
         self._rolled = False
         self._held = writer_lock.acquire(files, os.path.join(directory, writer_lock.NAME), config.permissions)
+        self._place = self._held.directory  # where all files are opened, made and removed, wherever its path leads
         try:
             self._start()
             _live.add(self)
@@ -134,7 +136,7 @@ class Writer:
             raise
 
     def _start(self) -> None:
-        recovered = recover(self._files, self.directory, self._identity, self._config.permissions)
+        recovered = recover(self._place, self._identity, self._config.permissions)
         self.recovery: Recovery = recovered.report
         tail, mark = recovered.tail, recovered.mark
         self._index.replace(recovered.headers)
@@ -145,9 +147,11 @@ class Writer:
         path = self._path(segment_name(header.base_offset))
         began = self._first_append_time(path, header.base_offset) if tail.end > header.base_offset else None
         with ExitStack() as opened:
-            self._watermark = WatermarkWriter(self._files, self._path(WATERMARK), self._identity.salt, mark)
+            self._watermark = WatermarkWriter(
+                self._files, self._path(WATERMARK), self._identity.salt, mark, within=self._place
+            )
             opened.callback(self._watermark.close)
-            fd = self._files.open_write(path)
+            fd = self._place.open_write(segment_name(header.base_offset))
             opened.callback(self._files.close, fd)
             self._active = ActiveSegment(self._files, fd, path, header.base_offset, began=began)
             self.batch = self._open_batch(tail)
@@ -156,13 +160,13 @@ class Writer:
             opened.pop_all()
 
     def _first_append_time(self, path: str, base_offset: int) -> int:
-        with SegmentReader(self._files, path, self._identity) as reader:
+        with SegmentReader(self._files, path, self._identity, within=self._place) as reader:
             return reader.header_at(base_offset).append_time
 
     def _headers_with_producers(self, tail: Tail) -> Iterator[Header]:
         """The headers of the batches that were in the segment when it was opened, if any names a producer."""
         if tail.producers_in_segment:
-            with SegmentReader(self._files, self._active.path, self._identity) as reader:
+            with SegmentReader(self._files, self._active.path, self._identity, within=self._place) as reader:
                 yield from reader.headers(self._active.base_offset, tail.end)
 
     # --- what others may know ------------------------------------------------------------------
@@ -188,6 +192,10 @@ class Writer:
         if self._closed is not None:
             raise self._closed
         return self._watermark.mark
+
+    def is_in(self, directory: Directory) -> bool:
+        """Whether the partition's directory, which is locked, is one of those in this directory."""
+        return self._place.is_at(self.directory, dir_fd=directory.fd)
 
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter after every publication, from the thread that flushed, while it lives."""
@@ -449,7 +457,7 @@ class Writer:
             writer_nonce=self._nonce, previous_batch_bytes=tail.end - tail.last_batch, producers=producers,
         )  # fmt: skip
         self._begun_segment = tail.end
-        fd = create_segment(self._files, self.directory, header, self._config.permissions)
+        fd = create_segment(self._place, header, self._config.permissions)
         self._index.add(tail.end)
         self._active = ActiveSegment(self._files, fd, self._path(segment_name(tail.end)), tail.end)
         self._retired.append(old.fd)
@@ -592,12 +600,12 @@ class Writer:
         self._publish()  # into the other slot: if either rots, the other knows
         self._sync_watermark()  # before a file goes: a torn write may leave either slot alone
         self._index.remove(dropped)
-        paths = [self._path(segment_name(base)) for base in dropped]
-        for path in paths:
+        names = [segment_name(base) for base in dropped]
+        for name in names:
             with suppress(FileNotFoundError):
-                self._files.unlink(path)
-        self._files.sync_directory(self.directory)
-        return paths
+                self._place.unlink(name)
+        self._place.sync()
+        return list(map(self._path, names))
 
     # --- end -----------------------------------------------------------------------------------------
 

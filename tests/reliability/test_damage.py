@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import counts
 import pytest
 
+from builders import describe
 from conftest import NOW, QUIET, Clock
 from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Record, Topic, description
 from loglib.config import TopicConfig
@@ -85,7 +86,7 @@ class Lab:
             pass
         for turn, codec in enumerate(("none", "zlib", "none", "lz4", "zstd", "none")):
             log_id, config = self.description()
-            description.write(self.files, TOPIC, log_id, replace(config, compression=codec))
+            describe(TOPIC, log_id, replace(config, compression=codec), files=self.files)
             with self._open() as topic:
                 for number in range(4):
                     count = rng.choice((1, 2, 7, 40))

@@ -25,9 +25,9 @@ from fuzzing import Draw, Outcome, pick, wild
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import IDENTITY, LOG_ID, NOW, a_mark, calm, make_topic, resealed_segment
+from builders import IDENTITY, LOG_ID, NOW, a_mark, calm, describe, make_topic, resealed_segment
 from conftest import QUIET, Clock, run_python, tree
-from loglib import LogError, Topic, description
+from loglib import LogError, Topic
 from loglib.arguments import check_names
 from loglib.config import TopicConfig
 from loglib.records import to_datetime
@@ -94,7 +94,7 @@ HEADER_FIELDS = (  # at which byte, and how long
 @cache
 def description_bytes() -> bytes:
     files = CrashFS(Image.of({f"{TOPIC}/lock": b""}))
-    description.write(files, TOPIC, LOG_ID, TopicConfig(**QUIET))
+    describe(TOPIC, LOG_ID, TopicConfig(**QUIET), files=files)
     return files.tree()[f"{TOPIC}/topic.json"]
 
 
