@@ -237,10 +237,10 @@ def test_flush_syncs_the_segment_before_it_publishes(open_topic: Open) -> None:
     files.calls.clear()
     topic.flush()
     segment = "00000000000000000000.log"
-    assert files.named() == [("pwritev", segment), ("datasync", segment), ("pwritev", "watermark")]
+    assert files.named(*CHANGES) == [("pwritev", segment), ("datasync", segment), ("pwritev", "watermark")]
     files.calls.clear()
     topic.flush()
-    assert files.calls == [], "nothing to flush, nothing to do"
+    assert files.named(*CHANGES) == [], "nothing to flush, nothing to do"
 
 
 def test_os_durability_syncs_nothing_until_close(open_topic: Open) -> None:

@@ -2,7 +2,9 @@
 
 Invariant: bytes go where the caller says, never where the file thinks that it ends, so that writing
 again after an interrupt puts the same bytes in the same place. After `sync` has returned everything
-below `end` is on the disk; after it has failed nobody may believe the file any more.
+below `end` is on the disk; after it has failed nobody may believe the file any more. The file has a
+name and ends where its writer says, or `LogMovedError`: who removes it, or restores an older one into
+it, must not have records written where no reader finds them, or behind a hole.
 
 Threads: `write` and `cut_back` under the writer's lock; `sync` from one thread at a time.
 """
@@ -11,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .directory import Directory
+from .errors import LogMovedError
 from .files import Buffer, Files
 from .recovery import rewrite
 from .segment import HEADER_BYTES
@@ -28,18 +32,47 @@ class ActiveSegment:
         self.base_offset = base_offset
         self.began = began  # append time of its first batch, in microseconds UTC
         self.in_doubt = False  # whether the answer to a sync may have been lost
+        self._reach = 0  # how far into the file a write of ours may have come
+        self._identity: tuple[int, int] | None = None  # device and number; no other file's while this one is open
 
     def file_position(self, offset: int) -> int:
         return HEADER_BYTES + offset - self.base_offset
 
     def write(self, parts: Sequence[Buffer], offset: int) -> None:
-        """Write a batch that begins at `offset`. Handed to the system."""
-        self._files.write_all(self.fd, parts, self.file_position(offset))
+        """Write a batch that begins at `offset`, where the file must end. Handed to the system."""
+        position = self.file_position(offset)
+        self._size(position)
+        self._reach = max(self._reach, position + sum(map(len, parts)))
+        self._files.write_all(self.fd, parts, position)
 
     def cut_back(self, end: int) -> None:
         """Make the file end at `end`, whatever a write that failed or was interrupted has left behind it."""
-        if self._files.size(self.fd) != self.file_position(end):
-            self._files.ftruncate(self.fd, self.file_position(end))
+        position = self.file_position(end)
+        if self._size(position) > position:
+            self._files.ftruncate(self.fd, position)
+
+    def _size(self, position: int) -> int:
+        """The size of the file, which must end at `position`, or where a write of ours may have come to."""
+        facts = self._files.fstat(self.fd)
+        if not facts.st_nlink:
+            raise LogMovedError(self.path, "was removed, or another file put in its place", kept=False)
+        if not position <= facts.st_size <= max(position, self._reach):
+            found = f"was changed by somebody else, who left it {facts.st_size} bytes long instead of {position}"
+            raise LogMovedError(self.path, found, kept=False)
+        return facts.st_size
+
+    def is_named(self, directory: Directory) -> bool:
+        """Whether the path still leads to this file, through this directory. One lstat, as a rule."""
+        if self._identity is None:
+            facts = self._files.fstat(self.fd)
+            self._identity = facts.st_dev, facts.st_ino
+        try:
+            named = self._files.lstat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if (named.st_dev, named.st_ino) != self._identity:
+            return False
+        return named.st_nlink == 1 or directory.is_named()  # of a copy that was made of links the files are the same
 
     def sync(self, *, durable_end: int, end: int) -> None:
         """Make everything below `end` durable; below `durable_end` it is. Synced; an `OSError` is final."""

@@ -7,6 +7,9 @@ Retention may remove a segment between a look at the index and its opening: that
 `OffsetOutOfRangeError` and the new log start, never with a missing file. A file that is missing
 without the log start having moved is corruption.
 
+The files may be replaced under a reader: by a restore, a new topic at the old path, or nothing at all. It
+looks for that once a second, and goes on in the same log, or raises `LogMovedError` where there is none.
+
 Damage is an error, or with `past_damage` a gap: offsets are places, so that reading goes on at the
 next place where a batch says that it belongs there.
 
@@ -17,20 +20,36 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from .arguments import Time
 from .batch import Header
-from .errors import CorruptLogError, InvalidOffsetError, LogClosedError, LogError, OffsetOutOfRangeError
+from .errors import (
+    CorruptLogError,
+    InvalidOffsetError,
+    LogClosedError,
+    LogError,
+    LogMovedError,
+    OffsetOutOfRangeError,
+)
 from .files import Files
 from .heap import keep_blocks
 from .index import SegmentIndex
 from .records import Batch, Damage
 from .recovery import list_segments, proven_end
 from .search import after_damage, around, first_reaching, refuse_damage
-from .segment import Identity, SegmentHeader, SegmentInfo, SegmentReader, read_segment_header, segment_name
+from .segment import (
+    HEADER_BYTES,
+    Identity,
+    SegmentHeader,
+    SegmentInfo,
+    SegmentReader,
+    read_segment_header,
+    segment_name,
+)
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkReader
 
@@ -40,6 +59,8 @@ logger = logging.getLogger("loglib")
 
 # One read of the file: a few batches, so that the cost of the call is spread, and still in the L2 cache.
 BLOCK_BYTES = 1 << 20
+LOOK_S = 1.0  # how often to look whether the files are still those that the path names
+_SWAP_S = 0.2  # how long they may be missing while somebody puts others in their place
 
 
 class Wakeable(Protocol):
@@ -57,6 +78,9 @@ class LiveWriter(Protocol):
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter, which is not kept alive, after every publication."""
 
+    def check_place(self) -> None:
+        """Raise if its files are not where readers look."""
+
 
 class Log:
     """The readable range of one partition directory."""
@@ -69,6 +93,9 @@ class Log:
         self.watermark_path = os.path.join(directory, WATERMARK)
         self.writer: LiveWriter | None = None  # in this process, if it writes here
         self._watermark: WatermarkReader | None = None
+        self.restored = 0  # how often the log has been found to be replaced by an older or a newer state of itself
+        self._look_at = time.monotonic() + LOOK_S
+        self._missing = False  # at the last look
         self._warned = False
         self._closed = False
         # What `batch_base` has found last, and under which mark: one attribute, since threads may share the log.
@@ -86,6 +113,8 @@ class Log:
 
     def mark(self) -> Mark:
         """How far the log reaches now. Without a whole watermark, what the last segment proves."""
+        if time.monotonic() >= self._look_at:
+            self.look()
         if self.writer is not None:
             return self.writer.mark()
         watermark = self._watermark
@@ -97,6 +126,47 @@ class Log:
             except FileNotFoundError:
                 return self._proven_mark()
         return watermark.read() or self._proven_mark()
+
+    def look(self) -> None:
+        """Go over to the watermark that the path names now; `LogMovedError` if the log is no longer there."""
+        self._look_at = time.monotonic() + LOOK_S
+        watermark = self._watermark
+        if self.writer is not None:
+            self.writer.check_place()
+        elif watermark is not None and not watermark.is_named():
+            self._go_over()
+        else:
+            self._missing = False
+
+    def _go_over(self) -> None:
+        found: WatermarkReader | None = None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found = WatermarkReader(self.files, self.watermark_path, self.identity.salt)
+        if found is not None and found.read() is not None:  # which no other log's would be, with its salt
+            self._watermark, self._missing, self._headers = found, False, {}
+            self.refresh()
+            self.restored += 1
+        elif not self._is_here():
+            if self._missing:
+                raise LogMovedError(self.directory, "was moved or removed, or holds another log now")
+            self._missing = True
+            self._look_at = time.monotonic() + _SWAP_S
+        # Otherwise the watermark alone is gone, and the one that is open says more than there is to be had.
+
+    def _is_here(self) -> bool:
+        """Whether the directory has a segment of this log, or one that is too damaged to say."""
+        try:
+            path = self._path(max(list_segments(self.files, self.directory), default=0))
+            fd = self.files.open_read(path)
+        except (CorruptLogError, FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            header = SegmentHeader.decode(self.files.read_at(fd, HEADER_BYTES, 0), path)
+        except CorruptLogError:
+            return True
+        finally:
+            self.files.close(fd)
+        return (header.log_id, header.partition) == self.identity[:2]
 
     def _proven_mark(self) -> Mark:
         if not self._warned:
@@ -354,6 +424,7 @@ class Cursor:
         self._last_read: tuple[int, int] | None = None
         self._segment: SegmentReader | None = None
         self._block_bytes = BLOCK_BYTES
+        self._restored = log.restored  # as it was when the segment was opened
 
     @property
     def offset(self) -> int:
@@ -369,8 +440,12 @@ class Cursor:
         """The next batches below `limit` (the flushed end, as a rule): those in one block of the file.
 
         An empty list means that there are none below the limit. Raises `OffsetOutOfRangeError` when
-        retention has overtaken the cursor and `CorruptLogError` where the data is damaged.
+        retention has overtaken the cursor and `CorruptLogError` where the data is damaged. Where a restore
+        has put an older state of the log in place of the one read, `OffsetOutOfRangeError` or, if it has gone
+        on from there in another way, `LogMovedError`.
         """
+        if self._restored != self.log.restored:
+            self._check_restored()
         while True:
             try:
                 return self._read(limit)
@@ -378,6 +453,18 @@ class Cursor:
                 if self._on_damage is None:
                     raise
                 self._pass_over(error, limit)
+
+    def _check_restored(self) -> None:
+        """Go on in the files that have been put in place of those that were read, at the same batch."""
+        log, position, restored = self.log, self.position, self.log.restored
+        self.close()
+        try:
+            same = log.batch_base(position, log.mark(), past_damage=self._on_damage is not None) == position
+        except InvalidOffsetError:
+            same = False
+        if not same:
+            raise LogMovedError(log.directory, f"was restored; no batch begins at {position} now, where reading was")
+        self._restored = restored
 
     def _read(self, limit: int) -> list[Batch]:
         looked_again = False
@@ -412,6 +499,7 @@ class Cursor:
         """Go to a record's offset or the flushed end; errors as `Log.cursor`."""
         position = self.log.batch_base(offset, self.log.mark(), past_damage=self._on_damage is not None)
         self.place = position, offset
+        self._restored = self.log.restored
 
     @property
     def place(self) -> tuple[int, int]:

@@ -210,6 +210,8 @@ class Partition:
 
     def retain(self, *, dry_run: bool = False) -> list[Decision]:
         """Drop what the retention policy gives up; returns the decision for every segment."""
+        if self._writer is not None:
+            self._writer.check_place()
         now = self._clock()
         space = Space(*self._files.free_space(self.path))
         decisions = decide(self.id, self.segments, self._config.retention, now_us=now, space=space)

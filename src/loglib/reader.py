@@ -26,7 +26,7 @@ from typing import Literal
 
 from .arguments import Start, parse_start
 from .errors import CorruptLogError, LogClosedError, LogError
-from .log import Log
+from .log import LOOK_S, Log
 from .records import Batch, Damage, Record
 from .wait import Waiter
 
@@ -70,7 +70,7 @@ class Reader:
         self._closed = False
         self._reading = threading.Lock()  # held while files are in use, so that close() knows
         self._waiter: Waiter | None = None
-        self._waiter_pid = 0
+        self._watching = (0, 0)  # the process that the waiter is of, and how often the logs had been restored then
         self._ready: deque[Batch] = deque()  # read ahead, oldest first; the first may be handed out in part:
         self._batch: Batch | None = None  # of this one, if it is the first,
         self._made = 0  # the records up to this offset are made,
@@ -319,10 +319,14 @@ class Reader:
         return True
 
     def _wait(self, timeout: float | None) -> None:
-        if self._waiter is None or self._waiter_pid != os.getpid():  # a forked child must have its own
-            self._waiter, self._waiter_pid = watch(self._logs.values()), os.getpid()
+        # A forked child must have its own, and files that were put in place of others are to be watched.
+        watching = os.getpid(), sum(log.restored for log in self._logs.values())
+        if self._waiter is None or self._watching != watching:
+            self._waiter, self._watching = watch(self._logs.values()), watching
             return  # and look once more: what came before the watch began is not reported
-        self._waiter.wait(timeout)
+        if self._waiter.wait(LOOK_S if timeout is None else min(timeout, LOOK_S)):
+            for log in self._logs.values():
+                log.look()
 
     def _release(self) -> None:
         for cursor in self._cursors.values():

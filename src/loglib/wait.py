@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import select
+import struct
 import sys
 from collections import deque
 from collections.abc import Iterable
@@ -22,6 +23,8 @@ from contextlib import suppress
 __all__ = ["Waiter"]
 
 _IN_MODIFY = 0x2
+_IN_REPLACED = 0x4 | 0x400 | 0x800  # attributes, as that a name has gone; the file removed; the file moved
+_EVENT = struct.Struct("iIII")  # an event's watch, what has happened, cookie, and the length of a name behind it
 _FIRST_NAP_S = 0.0001
 _LONGEST_NAP_S = 0.01
 _NAP_GROWTH = 1.2  # reaches the longest nap after about 25 idle looks, 50 ms
@@ -60,11 +63,15 @@ class Waiter:
             self._must_look = False
         self._open = descriptors
 
-    def wait(self, timeout: float | None) -> None:
-        """Return when something may have changed, on `wake`, or after `timeout` seconds."""
+    def wait(self, timeout: float | None) -> bool:
+        """Return when something may have changed, on `wake`, or after `timeout` seconds.
+
+        True if a file was moved, removed or replaced, as far as the system has reported that.
+        """
         descriptors = self._open
         if descriptors is None:
-            return
+            return False
+        replaced = False
         timeout = None if timeout is None else min(max(timeout, 0.0), _LONGEST_WAIT_S)
         if self._must_look:
             timeout = self._nap if timeout is None else min(timeout, self._nap)
@@ -74,7 +81,9 @@ class Waiter:
                 timeout = 0.0
         for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
             with suppress(BlockingIOError):
-                os.read(fd, _EVENT_BYTES)
+                found = os.read(fd, _EVENT_BYTES)
+                replaced |= fd == descriptors.inotify and _tells_of_more(found)
+        return replaced
 
     def progressed(self) -> None:
         """Something was there: look again soon."""
@@ -91,6 +100,17 @@ class Waiter:
         self._open = None
 
 
+def _tells_of_more(events: bytes) -> bool:
+    """Whether one of the kernel's events is more than a write."""
+    at = 0
+    while at < len(events):
+        _, what, _, name_bytes = _EVENT.unpack_from(events, at)
+        if what != _IN_MODIFY:
+            return True
+        at += _EVENT.size + name_bytes
+    return False
+
+
 def _watch(paths: list[str], descriptors: _Descriptors) -> bool:
     """Have an inotify instance report writes to the files; False if the system has none to give."""
     import ctypes  # here, since it costs 10 ms that only a follower needs
@@ -98,7 +118,7 @@ def _watch(paths: list[str], descriptors: _Descriptors) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     descriptors.inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     fd = descriptors.inotify
-    if fd >= 0 and any(libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY) < 0 for path in paths):
+    if fd >= 0 and any(libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY | _IN_REPLACED) < 0 for path in paths):
         descriptors.inotify = -1
         os.close(fd)
     return descriptors.inotify >= 0

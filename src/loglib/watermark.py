@@ -97,6 +97,10 @@ class WatermarkWriter:
         """Make the last mark durable. Synced."""
         self._files.datasync(self._fd)
 
+    def is_named(self) -> bool:
+        """Whether the open file has a name: one that was removed or replaced is read by nobody new. One fstat."""
+        return self._files.fstat(self._fd).st_nlink > 0
+
     def fileno(self) -> int:
         """The open file, for a caller that closes it with others."""
         return self._fd
@@ -114,6 +118,12 @@ class WatermarkReader:
         self._path = path
         self._salt = salt
         self._fd = files.open_read(path)
+        try:
+            facts = files.fstat(self._fd)
+        except BaseException:
+            self.close()
+            raise
+        self._identity = facts.st_dev, facts.st_ino  # no other file's while this one is open
         self._last: tuple[bytes, Mark | None] = (b"", None)  # one attribute: threads may share the reader
 
     def read(self) -> Mark | None:
@@ -126,6 +136,14 @@ class WatermarkReader:
         if raw != last[0]:
             self._last = last = (raw, newest(raw, self._salt, self._path))
         return last[1]
+
+    def is_named(self) -> bool:
+        """Whether the path still leads to the open file: a restore or a new topic puts another in its place."""
+        try:
+            facts = self._files.lstat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (facts.st_dev, facts.st_ino) == self._identity
 
     def __del__(self) -> None:  # and not before: another thread may be reading
         with suppress(OSError):  # there is nobody to tell, and reading loses nothing

@@ -10,7 +10,8 @@ and writing again overwrites the same bytes.
     flush       fdatasync, then the watermark: synced, acknowledged, visible to readers
 
 Failures: a full disk cuts the file back and drops the open batch, reported with its offsets; a
-failed fsync makes the writer refuse everything from then on (`WriterFailedError`).
+failed fsync makes the writer refuse everything from then on (`WriterFailedError`), and so do files that
+are moved, removed or changed by somebody else (`LogMovedError`), which each write and each flush looks for.
 
 Threads: any number may append and flush. `lock` guards the open batch and the active segment and is
 held while a batch is written, never while waiting for a flush. `_turn` is held over fdatasync:
@@ -40,6 +41,7 @@ from .errors import (
     InvalidOffsetError,
     LogClosedError,
     LogError,
+    LogMovedError,
     RecordTooLargeError,
     StorageFullError,
     StorageIOError,
@@ -188,9 +190,11 @@ class Writer:
         return self.batch.tail
 
     def mark(self) -> Mark:
-        """What has been published last; raises if the writer is closed."""
+        """What has been published last; raises if the writer is closed, or its files are not where readers look."""
         if self._closed is not None:
             raise self._closed
+        if isinstance(self._failure, LogMovedError):
+            raise self._failure
         return self._watermark.mark
 
     def is_in(self, directory: Directory) -> bool:
@@ -287,6 +291,8 @@ class Writer:
             raise error
 
     def _check_alive(self) -> None:
+        if isinstance(self._failure, LogMovedError):
+            raise self._failure
         if self._failure is not None:
             raise WriterFailedError(self._active.path, self._failure) from self._failure
         if self._closed is not None:
@@ -394,6 +400,8 @@ class Writer:
             )
             active = self._active
             active.write([header, *parts], tail.end)
+        except LogMovedError as error:
+            self._fail(error)
         except OSError as error:
             self._cut_back(error, lost)
         self._note_producer()
@@ -425,6 +433,8 @@ class Writer:
         self.batch = self._open_batch(batch.tail)
         try:
             active.cut_back(batch.tail.end)
+        except LogMovedError as moved:
+            self._fail(moved)
         except OSError as second:
             self._poison(second)
         raise failure from error
@@ -478,6 +488,8 @@ class Writer:
                 return False
             try:
                 self._roll(now)
+            except LogMovedError as error:
+                self._fail(error)
             except OSError as error:
                 self._cut_back(error, range(0))
             self._close_retired()
@@ -508,6 +520,8 @@ class Writer:
                 raise  # otherwise closing has flushed it
         if batch is not None and batch.lost is not None:  # the offset may be flushed by now, but with another record
             raise batch.lost
+        if isinstance(self._failure, LogMovedError):  # another thread's flush has found that, and said it there
+            raise self._failure
         self._tell_rolled()
 
     def _flush_all(self) -> None:
@@ -520,6 +534,10 @@ class Writer:
             self._check_alive()
             self._seal()
             tail, active = self.batch.tail, self._active
+        moved = self._find_moved()
+        if moved is not None:
+            with self.lock:
+                self._leave(moved)
         if tail.end > self.flushed_end:
             durable = None
             if self._config.durability == "disk":
@@ -562,10 +580,61 @@ class Writer:
                 self._watermark.publish(mark)
             except OSError as error:
                 self._poison(error)
-            listeners = self._listeners
-        for listener in listeners:
+        self._wake()
+
+    def _wake(self) -> None:
+        for listener in self._listeners:
             if (waiter := listener()) is not None:
                 waiter.wake()
+
+    # --- whether the files are where readers look ------------------------------------------------
+
+    def check_place(self) -> None:
+        """`LogMovedError` if the paths lead to the writer's files no more, after which it refuses everything."""
+        self._turn.take(self._check_place)
+
+    def _check_place(self) -> None:
+        with self.lock:
+            self._check_alive()
+            if (moved := self._find_moved()) is not None:
+                self._leave(moved)
+
+    def _find_moved(self) -> LogMovedError | None:
+        """What has become of the files, if they are no longer what the path names. One lstat and one fstat.
+
+        The turn is held, or a roll and retention could close the file and another get its number.
+        """
+        active = self._active
+        try:
+            if active.is_named(self._place) and self._watermark.is_named():
+                return None
+            if not self._files.fstat(active.fd).st_nlink:
+                return LogMovedError(active.path, "was removed, or another file put in its place", kept=False)
+            if not self._watermark.is_named():
+                path = self._path(WATERMARK)
+                return LogMovedError(path, "was removed, or another file put in its place", kept=True)
+            if self._place.is_named():
+                return LogMovedError(active.path, "was moved", kept=True)
+            return LogMovedError(self.directory, "was moved, or another directory put in its place", kept=True)
+        except PermissionError:  # this process may have given up the right to look there, as a daemon does
+            return None
+        except OSError as error:
+            raise StorageIOError(active.path, error, "looking whether it is still there") from error
+
+    def _leave(self, moved: LogMovedError) -> NoReturn:
+        """Make what was appended durable in the files that were moved, if that can be; refuse all from now on."""
+        if moved.kept:
+            self._seal()
+            tail = self.batch.tail
+            self._sync(self._active, tail.end)
+            self._publish(flushed=tail, durable=tail)
+        self._fail(moved)
+
+    def _fail(self, moved: LogMovedError) -> NoReturn:
+        self._failure = moved
+        self.batch = self._dead_batch()
+        self._wake()
+        raise moved
 
     def _poison(self, error: OSError) -> NoReturn:
         self._failure = error
@@ -590,6 +659,7 @@ class Writer:
         return self._turn.take(lambda: self._drop_before(base_offset)) or []
 
     def _drop_before(self, base_offset: int) -> list[str]:
+        self._check_place()
         with self.lock:
             self.check_usable()
         dropped = [base for base in self._index.bases() if base < base_offset]
@@ -635,11 +705,14 @@ class Writer:
                 self._seal()
                 active, tail = self._active, self.batch.tail
                 active.cut_back(tail.end)
+                moved = self._find_moved()
                 if tail.end > self._watermark.mark.durable_end or active.in_doubt:
                     self._sync(active, tail.end)
                     self._publish(flushed=tail, durable=tail)
                 self._publish(flushed=tail, durable=tail)  # both slots say the same of a log at rest
                 self._sync_watermark()
+                if moved is not None:
+                    raise moved
             except (LogError, OSError):
                 self._closed = closed
                 raise

@@ -1,0 +1,614 @@
+"""Directories that are moved, removed, copied and restored under those who have them open: all stays where it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import QUIET, needs_root, open_files, values_of
+from loglib import (
+    LogClosedError,
+    LogMovedError,
+    OffsetOutOfRangeError,
+    Retention,
+    StorageIOError,
+    Topic,
+)
+from loglib.files import REAL
+from loglib.testing import FaultyFiles, MemoryFiles, UnsyncedFiles
+
+Open = Callable[..., Topic]
+SMALL: dict[str, Any] = {"segment_bytes": 4096, "retention": Retention(age=None, bytes=0)}
+BOUND_S = 10.0  # within which a reader must have noticed; it looks once a second
+
+
+def fill(topic: Topic, count: int, text: bytes) -> list[bytes]:
+    """So many records, each of them acknowledged."""
+    values = [b"%s %d %s" % (text, number, b"x" * 300) for number in range(count)]
+    for value in values:
+        topic.append(value, sync=True)
+    return values
+
+
+def abandon(topic: Topic) -> None:
+    """Close a topic whose files are no longer where it was opened."""
+    with pytest.raises(LogMovedError):
+        topic.close()
+
+
+# --- writers ----------------------------------------------------------------------------------------------
+
+
+def test_records_of_a_new_topic_at_the_old_path_survive_the_old_writer(open_topic: Open, path: Path) -> None:
+    """The old writer's retention removed the new topic's active segment, and left its own file in its place."""
+    old = open_topic(**SMALL)
+    fill(old, 30, b"old")
+    path.rename(path.with_suffix(".bak"))
+    with open_topic(segment_bytes=1 << 20) as new:
+        expected = fill(new, 60, b"new")
+        before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
+        for _ in range(3):  # rolls, flushes and drops, or says that it does not
+            for call in (lambda: fill(old, 40, b"late"), lambda: old.partition(0).roll(), old.retain, old.flush):
+                with pytest.raises(LogMovedError):
+                    call()
+        assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
+        abandon(old)
+        assert values_of(new) == expected
+        new.partition(0).check()
+    with open_topic() as again:
+        assert values_of(again) == expected
+
+
+def test_rolls_and_drops_of_a_moved_writer_stay_in_its_own_directory(open_topic: Open, path: Path) -> None:
+    """Appends alone look at no path: they roll in the directory that was moved, until a flush tells."""
+    old = open_topic(**SMALL)
+    fill(old, 3, b"old")
+    moved = path.with_suffix(".bak")
+    path.rename(moved)
+    with open_topic() as new:
+        expected = fill(new, 10, b"new")
+        names = sorted(os.listdir(path / "0000"))
+        for _ in range(40):
+            old.partition(0).append_many([b"late" * 100] * 3)
+        with pytest.raises(LogMovedError) as caught:
+            old.flush()
+        assert caught.value.kept and caught.value.path == str(path / "0000")
+        assert sorted(os.listdir(path / "0000")) == names and values_of(new) == expected
+    abandon(old)
+    with open_topic(moved) as again:
+        assert len(values_of(again)) == 123, "what was flushed with the error is in the files that were moved"
+        again.partition(0).check()
+
+
+@pytest.mark.parametrize("which", ["topic", "partition", "segment"])
+def test_append_that_is_synced_says_that_its_files_are_removed(open_topic: Open, path: Path, which: str) -> None:
+    """After rm -rf, append(sync=True) went on succeeding."""
+    topic = open_topic()
+    fill(topic, 3, b"kept")
+    if which == "segment":
+        next((path / "0000").glob("*.log")).unlink()
+    else:
+        shutil.rmtree(path if which == "topic" else path / "0000")
+    for call in (lambda: topic.append(b"x", sync=True), lambda: topic.append(b"x"), topic.flush, topic.retain):
+        with pytest.raises(LogMovedError, match="was removed") as caught:
+            call()
+        assert caught.value.kept is False
+    abandon(topic)
+    assert topic.closed
+
+
+def test_flush_with_nothing_to_flush_says_that_its_files_are_removed(open_topic: Open, path: Path) -> None:
+    topic = open_topic()
+    topic.flush()
+    shutil.rmtree(path)
+    with pytest.raises(LogMovedError, match="was removed"):
+        topic.flush()
+    abandon(topic)
+
+
+def test_batches_are_not_written_into_a_file_that_was_removed(open_topic: Open, path: Path) -> None:
+    """Without a flush: each write looks, too."""
+    topic = open_topic(batch_records=10)
+    shutil.rmtree(path)
+    with pytest.raises(LogMovedError, match="was removed"):
+        for _ in range(11):
+            topic.append(b"x")
+    abandon(topic)
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "moved"])
+def test_flush_says_that_its_watermark_or_its_segment_is_another(open_topic: Open, path: Path, how: str) -> None:
+    topic = open_topic()
+    fill(topic, 3, b"kept")
+    watermark = path / "0000" / "watermark"
+    if how == "removed":
+        watermark.unlink()
+    elif how == "replaced":
+        shutil.copy(watermark, path / "copy")
+        (path / "copy").rename(watermark)
+    else:
+        segment = next((path / "0000").glob("*.log"))
+        segment.rename(path / "elsewhere")
+    with pytest.raises(LogMovedError) as caught:
+        topic.append(b"last", sync=True)
+    assert caught.value.kept
+    assert caught.value.path.endswith(".log" if how == "moved" else "watermark")
+    abandon(topic)
+    if how == "moved":
+        (path / "elsewhere").rename(segment)
+    with open_topic() as again:
+        assert len(values_of(again)) == 4, "the segment has it, whatever became of the watermark"
+
+
+def test_copy_made_of_links_is_another_directory(open_topic: Open, path: Path) -> None:
+    """cp -al: the files are the same, and a second writer could lock the copy and write to them too."""
+    topic = open_topic()
+    fill(topic, 3, b"kept")
+    copy = path.with_suffix(".copy")
+    shutil.copytree(path, copy, copy_function=os.link)
+    fill(topic, 1, b"a backup made of links hinders nobody")
+    path.rename(path.with_suffix(".bak"))
+    copy.rename(path)
+    with pytest.raises(LogMovedError, match="another directory"):
+        topic.append(b"x", sync=True)
+    abandon(topic)
+
+
+def test_records_appended_during_the_last_flush_are_kept_in_moved_files(open_topic: Open, path: Path) -> None:
+    """What a writer has accepted before it notices is durable where the files are, and named by the error."""
+    topic = open_topic()
+    path.rename(path.with_suffix(".bak"))
+    for number in range(5):
+        topic.append(b"%d" % number)
+    with pytest.raises(LogMovedError, match="whole in the files"):
+        topic.append(b"last", sync=True)
+    abandon(topic)
+    with open_topic(path.with_suffix(".bak")) as again:
+        assert values_of(again) == [b"0", b"1", b"2", b"3", b"4", b"last"]
+
+
+def test_close_notices_and_flushes_to_the_moved_files(open_topic: Open, path: Path) -> None:
+    topic = open_topic(partitions=2)
+    for number in range(10):
+        topic.append(b"%d" % number, partition=number % 2)
+    path.rename(path.with_suffix(".bak"))
+    before = len(open_files())
+    with pytest.raises(LogMovedError):
+        topic.close()
+    assert len(open_files()) < before and topic.closed
+    with open_topic(path.with_suffix(".bak")) as again:
+        assert len(values_of(again)) == 10
+
+
+def test_every_thread_that_waits_for_a_flush_is_told(open_topic: Open, path: Path) -> None:
+    topic = open_topic(files=UnsyncedFiles())
+    path.rename(path.with_suffix(".bak"))
+    told: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            topic.append(b"x", sync=True)
+        except LogMovedError as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(told) == 8
+    abandon(topic)
+
+
+def test_older_state_that_is_copied_back_into_the_files_leaves_no_hole(open_topic: Open, path: Path) -> None:
+    """cp -a of a backup over living files: the next batch was written behind the end, with zeros before it."""
+    topic = open_topic()
+    kept = fill(topic, 3, b"kept")
+    backup = path.with_suffix(".backup")
+    shutil.copytree(path, backup)
+    fill(topic, 20, b"later")
+    for each in backup.rglob("*"):
+        if each.is_file():
+            shutil.copyfile(each, path / each.relative_to(backup))  # into the same file, as cp does
+    with pytest.raises(LogMovedError, match="changed by somebody else") as caught:
+        topic.append(b"x", sync=True)
+    assert caught.value.kept is False
+    abandon(topic)
+    with open_topic() as again:
+        assert values_of(again) == kept and again.partition(0).recovery is not None
+        again.partition(0).check()
+
+
+@pytest.mark.parametrize("change", ["cut", "longer"])
+@pytest.mark.parametrize("call", ["roll", "close", "append"])
+def test_file_that_somebody_else_has_changed_is_left_as_it_is(
+    open_topic: Open, path: Path, change: str, call: str
+) -> None:
+    topic = open_topic()
+    fill(topic, 3, b"kept")
+    segment = next((path / "0000").glob("*.log"))
+    content = segment.read_bytes()
+    content = content[:-100] if change == "cut" else content + b"strange"
+    segment.write_bytes(content)
+    with pytest.raises(LogMovedError, match=f"{len(content)} bytes long"):
+        match call:
+            case "roll":
+                topic.partition(0).roll()
+            case "append":
+                topic.append(b"x", sync=True)
+            case _:
+                topic.close()
+    with pytest.raises(LogMovedError) if call != "close" else pytest.raises(LogClosedError):
+        topic.append(b"y")
+    if call != "close":
+        abandon(topic)
+    assert segment.read_bytes() == content
+
+
+def test_failed_write_into_a_file_that_was_removed_is_told_as_that(open_topic: Open, path: Path) -> None:
+    class Removing(FaultyFiles):
+        def pwritev(self, fd: int, parts: Any, position: int) -> int:
+            if self.armed:
+                shutil.rmtree(path)
+                self.armed = False
+                raise OSError(5, "Input/output error")
+            return super().pwritev(fd, parts, position)
+
+    files = Removing(armed=False)
+    topic = open_topic(files=files)
+    files.armed = True
+    files.names = ("none",)
+    with pytest.raises(LogMovedError, match="was removed"):
+        topic.append(b"x", sync=True)
+    abandon(topic)
+
+
+def test_writer_that_may_not_look_goes_on(open_topic: Open, path: Path) -> None:
+    """A daemon that has given up its rights can write to what it has open, and cannot follow the path to it."""
+    files = FaultyFiles("lstat", error=13, every=True, armed=False)
+    topic = open_topic(files=files)
+    files.armed = True
+    fill(topic, 3, b"kept")
+    files.armed = False
+    topic.close()
+    assert len(values_of(Topic.open(path, mode="r"))) == 3
+
+
+def test_look_that_fails_is_an_error_and_the_next_flush_makes_it_good(open_topic: Open) -> None:
+    files = FaultyFiles("lstat", armed=False)
+    topic = open_topic(files=files)
+    files.armed = True
+    with pytest.raises(StorageIOError, match="looking"):
+        topic.append(b"x", sync=True)
+    topic.flush()
+    assert values_of(topic) == [b"x"]
+
+
+@needs_root
+def test_directory_that_something_is_mounted_on_is_another(open_topic: Open, path: Path) -> None:
+    topic = open_topic()
+    if os.system(f"mount -t tmpfs none {path} 2>/dev/null") != 0:
+        pytest.skip("may not mount here")
+    try:
+        with pytest.raises(LogMovedError):
+            topic.append(b"x", sync=True)
+        abandon(topic)
+    finally:
+        os.system(f"umount {path}")
+
+
+def test_partition_that_is_moved_while_it_is_opened_is_refused(open_topic: Open, path: Path) -> None:
+    open_topic().close()
+
+    class Moving(UnsyncedFiles):
+        def flock(self, fd: int, operation: int) -> None:
+            if (path / "0000").exists():
+                (path / "0000").rename(path / "moved")
+            REAL.flock(fd, operation)
+
+    with pytest.raises(LogMovedError, match="while it was being opened"):
+        open_topic(files=Moving())
+    assert sorted(os.listdir(path / "moved")) == ["00000000000000000000.log", "lock", "watermark"]
+
+
+def test_policies_are_not_written_into_another_topic(open_topic: Open, path: Path) -> None:
+    """Topic.reconfigure locked the partitions of one topic and wrote the description of the one at its path now."""
+    open_topic().close()
+    moved = path.with_suffix(".bak")
+
+    class Moving(UnsyncedFiles):
+        locked = False
+
+        def flock(self, fd: int, operation: int) -> None:
+            REAL.flock(fd, operation)
+            self.locked = True
+
+        def open_directory(self, at: str) -> int:
+            if self.locked and at == str(path) and not moved.exists():
+                path.rename(moved)
+                Topic.open(path, **QUIET).close()
+            return super().open_directory(at)
+
+    before = (path / "topic.json").read_bytes()
+    with pytest.raises(LogMovedError):
+        Topic.reconfigure(path, files=Moving(), retention=Retention(bytes=1))
+    assert (moved / "topic.json").read_bytes() == before
+    assert Topic.open(path, mode="r").config.retention == Retention(age=None)
+
+
+def test_retention_by_the_clock_says_that_the_topic_was_moved(open_topic: Open, path: Path) -> None:
+    topic = open_topic(**SMALL)
+    path.rename(path.with_suffix(".bak"))
+    topic.partition(0).keep_house()
+    with pytest.raises(LogMovedError):
+        topic.append(b"x")
+    abandon(topic)
+
+
+def test_moved_topic_in_memory() -> None:
+    """The file systems for tests do the same."""
+    files = MemoryFiles()
+    old = Topic.open("/topic", files=files, **QUIET)
+    old.append(b"old", sync=True)
+    files.rename("/topic", "/moved")
+    with Topic.open("/topic", files=files, **QUIET) as new:
+        new.append(b"new", sync=True)
+        before = {path: content for path, content in files.tree().items() if path.startswith("/topic/")}
+        with pytest.raises(LogMovedError):
+            old.append(b"late", sync=True)
+        abandon(old)
+        assert {path: content for path, content in files.tree().items() if path.startswith("/topic/")} == before
+    assert values_of(Topic.open("/moved", mode="r", files=files)) == [b"old", b"late"]
+
+
+# --- readers ----------------------------------------------------------------------------------------------
+
+
+class Following:
+    """A follower in a thread of its own: what it has read, and what has ended it."""
+
+    def __init__(self, path: Path, **arguments: Any) -> None:
+        self.values: list[bytes | None] = []
+        self.error: BaseException | None = None
+        self.topic = Topic.open(path, mode="r", **arguments)
+        self.reader = self.topic.follow("begin")
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            for record in self.reader:
+                self.values.append(record.value)
+        except BaseException as error:
+            self.error = error
+
+    def read_until(self, wanted: list[bytes]) -> None:
+        deadline = time.monotonic() + BOUND_S
+        while self.values != wanted:
+            assert time.monotonic() < deadline, "it waits for ever"
+            assert self.error is None, self.error
+            time.sleep(0.01)
+
+    def ends(self) -> BaseException | None:
+        """What it has ended with, within the bound."""
+        self.thread.join(BOUND_S)
+        assert not self.thread.is_alive(), "it waits for ever"
+        return self.error
+
+    def close(self) -> None:
+        self.topic.close()
+        self.thread.join()
+
+
+@pytest.fixture(params=[True, False], ids=["inotify", "looking"])
+def follow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Following]]:
+    """Followers, with inotify and without."""
+    if not request.param:
+        monkeypatch.setattr("loglib.wait._watch", lambda *_: False)
+    followers: list[Following] = []
+
+    def begin(path: Path, **arguments: Any) -> Following:
+        followers.append(Following(path, **arguments))
+        return followers[-1]
+
+    yield begin
+    for each in followers:
+        each.close()
+
+
+@pytest.mark.parametrize("what", ["removed", "recreated", "partition"])
+def test_follower_of_a_topic_that_was_removed_or_made_anew_raises(
+    open_topic: Open, path: Path, follow: Callable[..., Following], what: str
+) -> None:
+    """It waited for ever for a file that nobody writes to any more."""
+    topic = open_topic()
+    values = fill(topic, 3, b"old")
+    follower = follow(path)
+    follower.read_until(values)
+    if what == "partition":
+        shutil.rmtree(path / "0000")
+    elif what == "removed":
+        shutil.rmtree(path)
+    else:
+        path.rename(path.with_suffix(".bak"))
+        with open_topic() as new:
+            fill(new, 30, b"new")
+    error = follower.ends()
+    assert isinstance(error, LogMovedError) and error.kept is None
+    assert follower.values == values, "nothing of another log is handed out"
+    abandon(topic)
+
+
+def test_follower_goes_on_after_a_restore_by_rename(
+    open_topic: Open, path: Path, follow: Callable[..., Following]
+) -> None:
+    """It kept the watermark that it had open, and saw nothing of what came into the one in its place."""
+    with open_topic() as topic:
+        values = fill(topic, 3, b"kept")
+    follower = follow(path)
+    follower.read_until(values)
+    restored = path.with_suffix(".restored")
+    shutil.copytree(path, restored)
+    path.rename(path.with_suffix(".bak"))
+    restored.rename(path)
+    for name in (b"then", b"and then"):  # the second is seen by what watches the new file
+        with open_topic() as topic:
+            values += fill(topic, 3, name)
+            follower.read_until(values)
+
+
+def test_follower_goes_on_with_a_watermark_that_was_lost_and_rebuilt(
+    open_topic: Open, path: Path, follow: Callable[..., Following]
+) -> None:
+    with open_topic() as topic:
+        values = fill(topic, 3, b"kept")
+    follower = follow(path)
+    follower.read_until(values)
+    (path / "0000" / "watermark").unlink()
+    time.sleep(1.5)  # in which it looks, and finds none
+    with open_topic() as topic:
+        assert topic.partition(0).recovery is not None and topic.partition(0).recovery.watermark_lost
+        values += fill(topic, 3, b"then")
+        follower.read_until(values)
+
+
+def test_follower_of_an_older_state_is_told_that_its_place_is_gone(
+    open_topic: Open, path: Path, follow: Callable[..., Following]
+) -> None:
+    backup = path.with_suffix(".backup")
+    with open_topic() as topic:
+        values = fill(topic, 3, b"kept")
+    shutil.copytree(path, backup)
+    with open_topic() as topic:
+        values += fill(topic, 10, b"lost by the restore")
+    follower = follow(path)
+    follower.read_until(values)
+    path.rename(path.with_suffix(".bak"))
+    backup.rename(path)
+    assert isinstance(follower.ends(), OffsetOutOfRangeError)
+    with pytest.raises(OffsetOutOfRangeError):
+        follower.reader.poll()
+    follower.reader.seek("end")
+    assert follower.reader.poll() == []
+    with open_topic() as topic:
+        topic.append(b"then", sync=True)
+        assert [record.value for record in follower.reader.poll(timeout=BOUND_S)] == [b"then"]
+
+
+def test_follower_of_a_state_that_went_on_otherwise_is_told(
+    open_topic: Open, path: Path, follow: Callable[..., Following]
+) -> None:
+    """At its offset there is the middle of another batch, which looked like damage."""
+    backup = path.with_suffix(".backup")
+    with open_topic() as topic:
+        values = fill(topic, 3, b"kept")
+    shutil.copytree(path, backup)
+    with open_topic() as topic:
+        values += fill(topic, 2, b"lost by the restore")
+    with open_topic(backup) as topic:
+        topic.append(b"larger" * 1000, sync=True)
+    follower = follow(path)
+    follower.read_until(values)
+    path.rename(path.with_suffix(".bak"))
+    backup.rename(path)
+    assert isinstance(follower.ends(), LogMovedError)
+    assert follower.values == values
+
+
+def test_follower_in_the_writers_process_raises_although_nothing_is_written(open_topic: Open, path: Path) -> None:
+    topic = open_topic()
+    values = fill(topic, 3, b"old")
+    reader = topic.follow("begin", timeout=BOUND_S)
+    assert [record.value for record in reader.poll(max_records=3)] == values
+    shutil.rmtree(path)
+    with pytest.raises(LogMovedError, match="was removed"):
+        reader.poll(timeout=BOUND_S)
+    abandon(topic)
+
+
+def test_reader_that_polls_without_waiting_raises_as_well(open_topic: Open, path: Path) -> None:
+    open_topic().close()
+    with Topic.open(path, mode="r") as topic:
+        reader = topic.follow("begin")
+        assert reader.poll() == []
+        shutil.rmtree(path)
+        deadline = time.monotonic() + BOUND_S
+        with pytest.raises(LogMovedError):
+            while time.monotonic() < deadline:
+                assert reader.poll() == []
+                time.sleep(0.01)
+
+
+def test_topic_open_for_reading_sees_what_was_put_in_its_place(open_topic: Open, path: Path) -> None:
+    """Each look at the log went to a file that had been replaced long ago."""
+    with open_topic() as topic:
+        fill(topic, 3, b"kept")
+    with Topic.open(path, mode="r") as reading:
+        before = reading.partition(0).high_watermark
+        shutil.copytree(path, path.with_suffix(".restored"))
+        shutil.rmtree(path)
+        path.with_suffix(".restored").rename(path)
+        with open_topic() as topic:
+            fill(topic, 3, b"then")
+        deadline = time.monotonic() + BOUND_S
+        while reading.partition(0).high_watermark == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(values_of(reading)) == 6
+
+
+@pytest.mark.parametrize("where", ["another partition", "damaged"])
+def test_directory_without_a_whole_watermark_is_known_by_its_segments(open_topic: Open, path: Path, where: str) -> None:
+    with open_topic(partitions=2) as topic:
+        topic.append(b"x", partition=0, sync=True)
+    with Topic.open(path, mode="r") as reading:
+        log = reading.partition(0).log
+        end = log.mark().flushed_end
+        (path / "0000").rename(path / "before")
+        if where == "damaged":
+            shutil.copytree(path / "before", path / "0000")
+            (path / "0000" / "watermark").write_bytes(b"nothing")
+            next((path / "0000").glob("*.log")).write_bytes(b"nothing")
+            for _ in range(3):
+                log.look()
+                assert log.mark().flushed_end == end, "what is open says more than what is there"
+        else:
+            shutil.copytree(path / "0001", path / "0000")
+            log.look()
+            with pytest.raises(LogMovedError, match="holds another log"):
+                log.look()
+
+
+def test_files_that_are_missing_for_a_moment_are_waited_for(open_topic: Open, path: Path) -> None:
+    """A restore by two renames: for some microseconds there is nothing."""
+    with open_topic() as topic:
+        fill(topic, 3, b"kept")
+    with Topic.open(path, mode="r") as reading:
+        log = reading.partition(0).log
+        end = log.mark().flushed_end
+        for _ in range(3):
+            path.rename(path.with_suffix(".bak"))
+            log.look()
+            assert log.mark().flushed_end == end
+            path.with_suffix(".bak").rename(path)
+            log.look()
+
+
+def test_reader_of_a_watermark_that_fails_to_open_leaves_nothing_open() -> None:
+    memory = MemoryFiles()
+    with Topic.open("/topic", files=memory, **QUIET) as topic:
+        topic.append(b"x", sync=True)
+    files = FaultyFiles("fstat", armed=False, inner=memory)
+    with Topic.open("/topic", mode="r", files=files) as reading:
+        files.armed, files.at = True, 2  # the first is the look at what kind of file it is
+        with pytest.raises(OSError, match="Input/output"):
+            _ = reading.partition(0).high_watermark
+        files.armed = False
+        assert memory.open_paths() == []
