@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .directory import Directory
 from .errors import LogMovedError
 from .files import Buffer, Files
 from .recovery import rewrite
@@ -32,8 +31,8 @@ class ActiveSegment:
         self.base_offset = base_offset
         self.began = began  # append time of its first batch, in microseconds UTC
         self.in_doubt = False  # whether the answer to a sync may have been lost
-        self._reach = 0  # how far into the file a write of ours may have come
-        self._identity: tuple[int, int] | None = None  # device and number; no other file's while this one is open
+        self.links = 1  # names that the file has had at the last look
+        self._reach = 0  # how far into the file writes of ours may have come, finished or not
 
     def file_position(self, offset: int) -> int:
         return HEADER_BYTES + offset - self.base_offset
@@ -41,38 +40,26 @@ class ActiveSegment:
     def write(self, parts: Sequence[Buffer], offset: int) -> None:
         """Write a batch that begins at `offset`, where the file must end. Handed to the system."""
         position = self.file_position(offset)
-        self._size(position)
+        self.look(position)
         self._reach = max(self._reach, position + sum(map(len, parts)))
         self._files.write_all(self.fd, parts, position)
 
     def cut_back(self, end: int) -> None:
         """Make the file end at `end`, whatever a write that failed or was interrupted has left behind it."""
         position = self.file_position(end)
-        if self._size(position) > position:
+        if self.look(position) > position:
             self._files.ftruncate(self.fd, position)
 
-    def _size(self, position: int) -> int:
-        """The size of the file, which must end at `position`, or where a write of ours may have come to."""
+    def look(self, position: int) -> int:
+        """The size of the file, which must have a name and end at `position`, or where a write of ours has come to."""
         facts = self._files.fstat(self.fd)
+        self.links = facts.st_nlink
         if not facts.st_nlink:
             raise LogMovedError(self.path, "was removed, or another file put in its place", kept=False)
-        if not position <= facts.st_size <= max(position, self._reach):
+        if facts.st_size != position and not position < facts.st_size <= self._reach:
             found = f"was changed by somebody else, who left it {facts.st_size} bytes long instead of {position}"
             raise LogMovedError(self.path, found, kept=False)
         return facts.st_size
-
-    def is_named(self, directory: Directory) -> bool:
-        """Whether the path still leads to this file, through this directory. One lstat, as a rule."""
-        if self._identity is None:
-            facts = self._files.fstat(self.fd)
-            self._identity = facts.st_dev, facts.st_ino
-        try:
-            named = self._files.lstat(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        if (named.st_dev, named.st_ino) != self._identity:
-            return False
-        return named.st_nlink == 1 or directory.is_named()  # of a copy that was made of links the files are the same
 
     def sync(self, *, durable_end: int, end: int) -> None:
         """Make everything below `end` durable; below `durable_end` it is. Synced; an `OSError` is final."""

@@ -84,7 +84,9 @@ class WatermarkWriter:
     def __init__(self, files: Files, path: str, salt: int, last: Mark, *, within: Directory | None = None) -> None:
         self._files = files
         self._salt = salt
+        self._path = path
         self._fd = files.open_write(path) if within is None else within.open_write(NAME)
+        self._identity: tuple[int, int] | None = None  # as `_identity` has it, asked for when it is needed
         self.mark = last
 
     def publish(self, mark: Mark) -> None:
@@ -98,8 +100,9 @@ class WatermarkWriter:
         self._files.datasync(self._fd)
 
     def is_named(self) -> bool:
-        """Whether the open file has a name: one that was removed or replaced is read by nobody new. One fstat."""
-        return self._files.fstat(self._fd).st_nlink > 0
+        """Whether the path leads to the open file, which is where readers look. One lstat."""
+        self._identity = self._identity or _identity(self._files.fstat(self._fd))
+        return _leads_to(self._files, self._path, self._identity)
 
     def fileno(self) -> int:
         """The open file, for a caller that closes it with others."""
@@ -119,11 +122,10 @@ class WatermarkReader:
         self._salt = salt
         self._fd = files.open_read(path)
         try:
-            facts = files.fstat(self._fd)
+            self._identity = _identity(files.fstat(self._fd))
         except BaseException:
             self.close()
             raise
-        self._identity = facts.st_dev, facts.st_ino  # no other file's while this one is open
         self._last: tuple[bytes, Mark | None] = (b"", None)  # one attribute: threads may share the reader
 
     def read(self) -> Mark | None:
@@ -139,11 +141,7 @@ class WatermarkReader:
 
     def is_named(self) -> bool:
         """Whether the path still leads to the open file: a restore or a new topic puts another in its place."""
-        try:
-            facts = self._files.lstat(self._path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return (facts.st_dev, facts.st_ino) == self._identity
+        return _leads_to(self._files, self._path, self._identity)
 
     def __del__(self) -> None:  # and not before: another thread may be reading
         with suppress(OSError):  # there is nobody to tell, and reading loses nothing
@@ -153,6 +151,18 @@ class WatermarkReader:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._files.close(fd)
+
+
+def _identity(facts: os.stat_result) -> tuple[int, int]:
+    """Device and number of a file: no other's while it is open, even when it has been removed."""
+    return facts.st_dev, facts.st_ino
+
+
+def _leads_to(files: Files, path: str, identity: tuple[int, int]) -> bool:
+    try:
+        return _identity(files.lstat(path)) == identity
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def newest(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> Mark | None:

@@ -532,12 +532,14 @@ class Writer:
     def _flush_quietly(self) -> None:
         with self.lock:
             self._check_alive()
-            self._seal()
-            tail, active = self.batch.tail, self._active
-        moved = self._find_moved()
-        if moved is not None:
-            with self.lock:
+            if self.batch.values:
+                self._seal()  # which looks at the segment
+                moved = self._find_moved()
+            else:
+                moved = self._find_gone() or self._find_moved()
+            if moved is not None:
                 self._leave(moved)
+            tail, active = self.batch.tail, self._active
         if tail.end > self.flushed_end:
             durable = None
             if self._config.durability == "disk":
@@ -596,30 +598,42 @@ class Writer:
     def _check_place(self) -> None:
         with self.lock:
             self._check_alive()
-            if (moved := self._find_moved()) is not None:
+            moved = self._find_gone() or self._find_moved(thorough=True)
+            if moved is not None:
                 self._leave(moved)
 
-    def _find_moved(self) -> LogMovedError | None:
-        """What has become of the files, if they are no longer what the path names. One lstat and one fstat.
+    def _find_gone(self) -> LogMovedError | None:
+        """What has become of the segment, if it has no name any more or was changed by somebody else. One fstat."""
+        active = self._active
+        try:
+            active.look(active.file_position(self.batch.tail.end))
+        except LogMovedError as error:
+            return error
+        except OSError as error:
+            raise StorageIOError(active.path, error, "looking whether it is still there") from error
+        return None
 
-        The turn is held, or a roll and retention could close the file and another get its number.
+    def _find_moved(self, *, thorough: bool = False) -> LogMovedError | None:
+        """What has become of the directory or the watermark, if they are no longer what the path names. One lstat.
+
+        If thorough, also whether the segment alone was moved elsewhere.
         """
         active = self._active
         try:
-            if active.is_named(self._place) and self._watermark.is_named():
-                return None
-            if not self._files.fstat(active.fd).st_nlink:
-                return LogMovedError(active.path, "was removed, or another file put in its place", kept=False)
-            if not self._watermark.is_named():
+            if thorough and not self._place.exists(segment_name(active.base_offset)):
+                return LogMovedError(active.path, "was moved elsewhere", kept=True)
+            if self._watermark.is_named():
+                # Of a copy that was made of links the files are the same, and the directory is not.
+                if active.links == 1 or self._place.is_named():
+                    return None
+            elif self._place.is_named():
                 path = self._path(WATERMARK)
                 return LogMovedError(path, "was removed, or another file put in its place", kept=True)
-            if self._place.is_named():
-                return LogMovedError(active.path, "was moved", kept=True)
-            return LogMovedError(self.directory, "was moved, or another directory put in its place", kept=True)
         except PermissionError:  # this process may have given up the right to look there, as a daemon does
             return None
         except OSError as error:
-            raise StorageIOError(active.path, error, "looking whether it is still there") from error
+            raise StorageIOError(self.directory, error, "looking whether it is still there") from error
+        return LogMovedError(self.directory, "was moved, or another directory put in its place", kept=True)
 
     def _leave(self, moved: LogMovedError) -> NoReturn:
         """Make what was appended durable in the files that were moved, if that can be; refuse all from now on."""
@@ -705,14 +719,14 @@ class Writer:
                 self._seal()
                 active, tail = self._active, self.batch.tail
                 active.cut_back(tail.end)
-                moved = self._find_moved()
+                moved = self._find_moved(thorough=True)
                 if tail.end > self._watermark.mark.durable_end or active.in_doubt:
                     self._sync(active, tail.end)
                     self._publish(flushed=tail, durable=tail)
                 self._publish(flushed=tail, durable=tail)  # both slots say the same of a log at rest
                 self._sync_watermark()
                 if moved is not None:
-                    raise moved
+                    self._leave(moved)
             except (LogError, OSError):
                 self._closed = closed
                 raise
