@@ -81,6 +81,11 @@ CASES = [
         {"path": "a.log", "errno": errno.EIO},
         "a.log: Input/output error while reading at byte 5",
     ),
+    (
+        errors.TooManyFilesError("t", OSError(24, "Too many open files"), 1023, 1024),
+        {"path": "t", "needed": 1023, "limit": 1024, "errno": 24},
+        "Too many open files; writing to it needs 1023 descriptors besides those in use, and `ulimit -n` is 1024",
+    ),
     (errors.WriterFailedError("a.log", BROKEN), {"path": "a.log", "error": BROKEN}, "are in doubt, reopen"),
     (
         errors.ConfigConflictError("t", "partitions", 3, 2),

@@ -179,3 +179,13 @@ def test_symlink_in_place_of_the_lock_is_refused(file: Path, tmp_path: Path) -> 
     with pytest.raises(CorruptLogError, match="symbolic links"):
         acquire(REAL, str(file), 0o600)
     assert target.read_bytes() == b"precious"
+
+
+def test_control_characters_of_a_lock_file_reach_no_message(file: Path) -> None:
+    """Its text is anybody's who may write to the directory, and messages go to terminals and logs."""
+    lock = acquire(REAL, str(file), 0o600)
+    file.write_bytes(b"%d now\x1b[2J\x07 \x1b]0;title\x07evil\r\nERROR: forged line\x00\xff\n" % os.getpid())
+    with pytest.raises(LockedError, match="evil") as caught:
+        acquire(REAL, str(file), 0o600)
+    assert str(caught.value).isprintable() and caught.value.holder.isprintable()
+    lock.release()

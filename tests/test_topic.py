@@ -539,3 +539,46 @@ def test_service_that_closes_in_its_signal_handler_ends_and_keeps_everything(pat
         values = [record.value for record in records_of(path)[before:]]
         assert values[:appended] == [b"%d" % number for number in range(appended)]
         assert len(values) <= appended + 1
+
+
+@needs_proc
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("room", [119, 121])
+def test_more_partitions_than_descriptors_say_how_many_are_needed(tmp_path: Path, room: int) -> None:
+    """340 partitions under 1,024 descriptors: a raw "Too many open files", of a file that nobody has heard of."""
+    run_python(
+        """
+        import os, resource, sys
+        from loglib import FlushPolicy, Retention, Topic, TooManyFilesError
+
+        path, room = sys.argv[1], int(sys.argv[2])
+        quiet = dict(flush=FlushPolicy(messages=None, interval=None, bytes=None), retention=Retention(age=None))
+        Topic.open(path, partitions=40, segment_age=None, **quiet).close()
+        used = len(os.listdir("/proc/self/fd")) - 1  # without the one for looking
+        limit = used + room
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        try:
+            topic = Topic.open(path)
+        except TooManyFilesError as error:
+            assert room == 119 and (error.needed, error.limit, error.errno) == (121, limit, 24), error
+            assert f"needs 121 descriptors besides those in use, and `ulimit -n` is {limit}" in str(error)
+            assert len(os.listdir("/proc/self/fd")) - 1 == used, "nothing is left open"
+        else:
+            assert room == 121
+            for partition in topic.partitions:
+                partition.append(b"x", sync=True)
+                partition.roll()
+            topic.close()
+        with Topic.open(path, shared=True) as topic:  # and nothing is left locked
+            topic.append(b"x", sync=True)
+        """,
+        tmp_path / "topic",
+        room,
+    )
+
+
+def test_other_failures_while_locks_are_taken_are_what_they_are(path: Path) -> None:
+    Topic.open(path).close()
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        Topic.open(path, files=FaultyFiles("flock"))
+    assert not isinstance(caught.value, LogError)

@@ -35,6 +35,7 @@ from .errors import (
     StaleGenerationError,
     StorageFullError,
     StorageIOError,
+    TooManyFilesError,
     UnsupportedFormatError,
     WriterFailedError,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "StaleGenerationError",
     "StorageFullError",
     "StorageIOError",
+    "TooManyFilesError",
     "Topic",
     "TopicConfig",
     "TopicPartition",

@@ -28,6 +28,7 @@ __all__ = [
     "StaleGenerationError",
     "StorageFullError",
     "StorageIOError",
+    "TooManyFilesError",
     "UnsupportedFormatError",
     "WriterFailedError",
 ]
@@ -166,6 +167,24 @@ class LogMovedError(LogError):
 
 _KEPT = "; what was flushed is whole in the files as they were, wherever these are now"
 _GONE = "; what was appended may be gone with it"
+
+
+class TooManyFilesError(LogError, OSError):
+    """Opening the topic for writing needs more open files than this process may have. Raise `ulimit -n`.
+
+    Nothing is left open or locked. Attributes: `path`; `needed`, the descriptors that the topic needs for itself,
+    and `limit`, those that the process may have in all.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], error: OSError, needed: int, limit: int) -> None:
+        self.path = os.fspath(path)
+        self.needed = needed
+        self.limit = limit
+        super().__init__(
+            error.errno or _errno.EMFILE,
+            f"{self.path}: {error.strerror}; writing to it needs {needed} descriptors besides those in use, and "
+            f"`ulimit -n` is {limit}: raise it, or open with shared=True, which opens only what is written to",
+        )
 
 
 class StaleGenerationError(LogError):

@@ -17,6 +17,7 @@ import atexit
 import errno
 import logging
 import os
+import resource
 import sys
 import threading
 import warnings
@@ -42,6 +43,7 @@ from .errors import (
     LogError,
     LogMovedError,
     ReadOnlyError,
+    TooManyFilesError,
 )
 from .files import REAL, Files
 from .flusher import Flusher
@@ -56,7 +58,7 @@ from .reader import OnGap, Reader, StartLike
 from .records import Batch, OffsetRange, Position
 from .retention import Decision
 from .segment import Identity
-from .writer import Writer, now_us
+from .writer import WRITER_DESCRIPTORS, Writer, now_us
 
 __all__ = ["Topic"]
 
@@ -448,8 +450,7 @@ class Topic:
             self._warn_of_other_hosts()
             codec_id(self.config.compression)  # a missing package is better found now than at the first flush
             if not self._shared:
-                for partition in self.partitions:
-                    partition.writer()
+                self._own_all()
             if self._wants_thread():
                 self._flusher = Flusher(
                     self._handles.writers,
@@ -463,6 +464,18 @@ class Topic:
             self.close()
             raise
         _open_topics.add(self)
+
+    def _own_all(self) -> None:
+        """Take the locks of all partitions."""
+        try:
+            for partition in self.partitions:
+                partition.writer()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            needed = len(self.partitions) * WRITER_DESCRIPTORS + 1  # and one more for a moment, to roll with
+            raise TooManyFilesError(self.path, error, needed, limit) from error
 
     def _warn_of_other_hosts(self) -> None:
         kind = network_file_system(self._files, self.path)

@@ -65,7 +65,9 @@ from .turn import Turn
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkWriter
 
-__all__ = ["Timer", "Writer", "now_us"]
+__all__ = ["WRITER_DESCRIPTORS", "Timer", "Writer", "now_us"]
+
+WRITER_DESCRIPTORS = 3  # that a writer keeps open: its directory, the segment and the watermark
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How far a background flush may fall behind the flush policy before appenders flush themselves:
