@@ -9,7 +9,7 @@ import pytest
 
 from conftest import QUIET, needs_root, records_of, run_python, values_of
 from disks import fill, memory
-from loglib import StorageFullError, Topic
+from loglib import OffsetRange, StorageFullError, Topic
 
 pytestmark = needs_root
 
@@ -39,7 +39,7 @@ def test_full_disk_loses_what_was_not_acknowledged_and_nothing_else(small_disk: 
         with pytest.raises(StorageFullError) as caught:
             topic.flush()
         assert caught.value.errno == errno.ENOSPC
-        assert caught.value.lost == range(first_lost, first_lost + 2)
+        assert caught.value.lost == (OffsetRange(0, range(first_lost, first_lost + 2)),)
         assert str(small_disk / "topic") in str(caught.value)
         assert values_of(topic) == kept
 

@@ -181,7 +181,7 @@ def fail_in_background(topic: Topic, files: FaultyFiles) -> None:
     files.armed = True
     topic.append(b"lost")
     writer = topic.partition(0).writer()
-    while writer._background_error is None and writer._failure is None:
+    while writer.batch.owed is None and writer._failure is None:
         threading.Event().wait(0.001)
     files.armed = False
 
@@ -193,7 +193,7 @@ def test_full_disk_in_the_background_is_raised_by_the_next_call(open_topic: Open
     fail_in_background(topic, files)
     with pytest.raises(StorageFullError) as raised:
         topic.append(b"not appended")
-    assert len(raised.value.lost) == 1
+    assert [len(each.offsets) for each in raised.value.lost] == [1]
     topic.append(b"after", sync=True)
     assert values_of(topic) == [b"first", b"after"]
 
@@ -240,7 +240,7 @@ def test_unexpected_system_error_does_not_end_the_thread(open_topic: Open) -> No
         writer._retired.append(os.open("/dev/null", os.O_RDONLY))
         files.armed = True
     topic.append(b"y")
-    while writer._background_error is None:
+    while writer.batch.owed is None:
         threading.Event().wait(0.001)
     with pytest.raises(StorageIOError, match="flushing in the background"):
         topic.flush()
@@ -277,7 +277,7 @@ def test_old_segment_is_rolled_and_dropped_by_the_clock(often: None, open_topic:
 
 def test_failing_retention_reaches_the_next_call_and_spares_the_thread(often: None, open_topic: Open) -> None:
     topic = open_topic(retention=Retention(age=None, bytes=0), files=FaultyFiles("statvfs", at=3))
-    wait_for(lambda: topic.partition(0).writer()._background_error is not None)
+    wait_for(lambda: topic.partition(0).writer().batch.owed is not None)
     with pytest.raises(StorageIOError, match="Input/output error while"):
         topic.append(b"x")
     topic.append(b"y", sync=True)

@@ -181,7 +181,7 @@ def test_disk_without_room_for_compaction_does_not_fail_the_commit(
     put(log, 4)
 
     def refuse(writer: Writer) -> None:
-        raise StorageFullError(writer.directory, OSError(28, "No space left on device"), range(0))
+        raise StorageFullError(writer.directory, OSError(28, "No space left on device"))
 
     monkeypatch.setattr(offsets, "_COMPACT_BYTES", 0)
     monkeypatch.setattr(Writer, "roll", refuse)

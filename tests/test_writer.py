@@ -22,6 +22,7 @@ from loglib import (
     LogClosedError,
     LogError,
     OffsetOutOfRangeError,
+    OffsetRange,
     Position,
     RecordTooLargeError,
     Retention,
@@ -510,7 +511,7 @@ def test_full_disk_costs_the_failing_records_only(error: int, open_topic: Open, 
     files.armed = True
     with pytest.raises(StorageFullError, match="3 buffered records from offset") as raised:
         topic.flush()
-    assert raised.value.lost == range(lost[0], lost[-1] + 1)
+    assert raised.value.lost == (OffsetRange(0, range(lost[0], lost[-1] + 1)),)
     assert raised.value.errno == error and raised.value.path == str(last_segment(path))
     assert last_segment(path).stat().st_size == size
     assert topic.append(b"after", sync=True).offset == lost[0], "the offsets are given out again"
@@ -566,7 +567,7 @@ def test_disk_that_fills_at_any_byte_never_shows_a_failed_record(open_topic: Ope
             topic.flush()
             expected += appended
         except StorageFullError as error:
-            assert len(error.lost) == 3
+            assert [len(each.offsets) for each in error.lost] == [3]
             assert last_segment(path).stat().st_size == HEADER_BYTES + topic.partition(0).high_watermark
         except WriterFailedError:  # the watermark did not fit: not a byte more, in a file that never grows
             files.room = 1 << 30
@@ -595,7 +596,7 @@ def test_disk_that_fills_while_rolling_costs_the_failing_records_only(open_topic
             expected.append(b"b" * 3000)
             outcomes.add("fits")
         except StorageFullError as error:
-            assert len(error.lost) == 1
+            assert [len(each.offsets) for each in error.lost] == [1]
             outcomes.add("full")
         except WriterFailedError:  # the watermark did not fit
             outcomes.add("failed")
@@ -621,7 +622,9 @@ def test_bulk_append_that_fails_midway_says_where(open_topic: Open) -> None:
     topic.flush()
     values = values_of(topic)
     assert values == [b"%03d" % number * 100 for number in range(len(values))] and values
-    assert raised.value.lost.start == topic.partition(0).high_watermark
+    assert raised.value.lost == ()  # nobody had been given an offset of these
+    assert [offset for each in raised.value.appended for offset in each.offsets] == offsets_of(topic)
+    assert raised.value.not_appended == tuple(range(len(values), 100))
 
 
 def test_waiter_learns_that_another_threads_flush_lost_its_record(open_topic: Open) -> None:

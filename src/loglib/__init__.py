@@ -19,6 +19,7 @@ import logging
 from .config import FlushPolicy, Retention, TopicConfig
 from .consumer_groups import evict_member, group, reset_group
 from .errors import (
+    BrokenStreamError,
     ConfigConflictError,
     CorruptLogError,
     ForkedHandleError,
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "BrokenStreamError",
     "Commit",
     "ConfigConflictError",
     "CorruptLogError",

@@ -44,6 +44,13 @@ class ActiveSegment:
         self._reach = max(self._reach, position + sum(map(len, parts)))
         self._files.write_all(self.fd, parts, position)
 
+    def ends_at(self, end: int) -> bool:
+        """Whether the file ends there for sure."""
+        try:
+            return self._files.size(self.fd) == self.file_position(end)
+        except OSError:
+            return False
+
     def cut_back(self, end: int) -> None:
         """Make the file end at `end`, whatever a write that failed or was interrupted has left behind it."""
         position = self.file_position(end)

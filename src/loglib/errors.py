@@ -3,15 +3,28 @@
 `LogError` is the root of all that concerns data or state; a bad argument is a `ValueError` or
 `TypeError`. Each class takes facts, keeps them as attributes and builds its own message: which
 file, which byte or offset, what was found, what was expected, and what to do.
+
+Every `LogError` also says what became of records, so that none goes untold:
+
+    lost          offsets that were handed out for records that are not in the log and never will be
+    in_doubt      offsets of records that reopening settles: those below the log's end then are in
+    appended      what the call that raised has appended all the same
+    not_appended  of a failed `append_many`, the indexes of the records that are not in the log
+    errors        of a call over several partitions, what the others raised beside the one that is raised
+
+A record whose append has returned is readable after the next successful flush or reopening, or it is in
+`lost` or `in_doubt` of exactly one error that was raised. Lost offsets are given out again.
 """
 
 from __future__ import annotations
 
 import errno as _errno
 import os
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 __all__ = [
+    "BrokenStreamError",
     "ConfigConflictError",
     "CorruptLogError",
     "ForkedHandleError",
@@ -23,6 +36,7 @@ __all__ = [
     "LogMovedError",
     "MissingCodecError",
     "OffsetOutOfRangeError",
+    "OffsetRange",
     "ReadOnlyError",
     "RecordTooLargeError",
     "StaleGenerationError",
@@ -31,11 +45,45 @@ __all__ = [
     "TooManyFilesError",
     "UnsupportedFormatError",
     "WriterFailedError",
+    "tell_appended",
+    "tell_not_appended",
+    "together",
 ]
 
 
+class OffsetRange(NamedTuple):
+    """Where appended records went, or should have gone: one partition and consecutive offsets there, in order."""
+
+    partition: int
+    offsets: range
+
+
 class LogError(Exception):
-    """Root of every error that loglib raises about data or state."""
+    """Root of every error that loglib raises about data or state; the module says what its attributes mean."""
+
+    lost: tuple[OffsetRange, ...] = ()
+    in_doubt: tuple[OffsetRange, ...] = ()
+    appended: tuple[OffsetRange, ...] = ()
+    not_appended: Sequence[int] = ()
+    errors: tuple[Exception, ...] = ()
+
+    def __str__(self) -> str:
+        doubts = [f"records in [{each.start}, {each.stop}) of partition {number} are in doubt until it is reopened"
+                  for number, each in self.in_doubt]  # fmt: skip
+        return "; ".join([super().__str__(), *map(_loss, self.lost), *doubts])
+
+    def again(self) -> LogError:
+        """The same for another caller, who is told nothing of what this one names."""
+        other = _rebuild(type(self), self.args, vars(self))
+        vars(other).pop("__notes__", None)
+        other.lost = other.in_doubt = other.appended = other.errors = ()
+        return other
+
+    def take_over(self, other: LogError) -> None:
+        """Name what another error has to name, which will then not be raised itself."""
+        self.lost = (*self.lost, *other.lost)
+        self.in_doubt = (*self.in_doubt, *other.in_doubt)
+        self.errors = (*self.errors, *other.errors)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickle would call the class with the message alone. An error that cannot be rebuilt breaks a process pool.
@@ -47,6 +95,11 @@ def _rebuild(kind: type[LogError], arguments: tuple[Any, ...], facts: dict[str, 
     super(LogError, error).__init__(*arguments)  # that of OSError, where the error is one
     error.__dict__.update(facts)
     return error
+
+
+def _loss(lost: OffsetRange) -> str:
+    start, count = lost.offsets.start, len(lost.offsets)
+    return f"{count} buffered records from offset {start} of partition {lost.partition} were not written"
 
 
 def printable(text: str) -> str:
@@ -233,17 +286,13 @@ class RecordTooLargeError(LogError, ValueError):
 class StorageFullError(LogError, OSError):
     """The disk, a quota or a file-size limit refused a write. Make room and append again.
 
-    The file was cut back to its last good batch and the writer stays usable. `lost` is the range
-    of offsets that were handed out but not written; those offsets will be given out again.
+    The file was cut back to its last good batch and the writer stays usable. `lost` has the offsets
+    that were handed out but not written; those offsets will be given out again.
     """
 
-    def __init__(self, path: str | os.PathLike[str], error: OSError, lost: range) -> None:
+    def __init__(self, path: str | os.PathLike[str], error: OSError) -> None:
         self.path = os.fspath(path)
-        self.lost = lost
-        super().__init__(
-            error.errno or _errno.ENOSPC,
-            f"{self.path}: {error.strerror}; {len(lost)} buffered records from offset {lost.start} were not written",
-        )
+        super().__init__(error.errno or _errno.ENOSPC, f"{self.path}: {error.strerror}")
 
 
 class StorageIOError(LogError, OSError):
@@ -258,7 +307,8 @@ class WriterFailedError(LogError):
     """A flush failed, so the writer can no longer know what the disk holds. Reopen to recover.
 
     Raised by every later append, flush and close of the same writer: after one failed fsync the
-    page cache shows data that the disk may never get.
+    page cache shows data that the disk may never get. The first of these errors says in `in_doubt`
+    which records that concerns, and in `lost` which were not even written; the later ones do not.
     """
 
     def __init__(self, path: str | os.PathLike[str], error: BaseException) -> None:
@@ -293,3 +343,62 @@ class MissingCodecError(LogError, ImportError):
         super().__init__(
             f"compression {codec!r} needs a package that is not installed; install loglib's extra [{extra}]"
         )
+
+
+class BrokenStreamError(LogError):
+    """A stream has stopped in the middle of a frame, so what comes next on it begins nowhere. Open a new one.
+
+    Raised by each `transfer` to it, or `receive` from it, after the one that was cut short. What that
+    one has appended is said by its own error; the rest of the frame was not appended.
+    """
+
+    def __init__(self, doing: str, error: BaseException) -> None:
+        self.error = error
+        super().__init__(f"the stream stopped in mid-frame while {doing} ({error!r}); open a new one and send again")
+
+
+# --- what an error says of records -----------------------------------------------------------------
+
+
+def together(errors: Sequence[Exception]) -> Exception:
+    """One error for all of these: the most telling of them, which names what they all have lost.
+
+    Its `errors` are the others. A writer that must be reopened tells more than a disk that must be mended,
+    that more than a full disk, and what no one foresaw (no memory, say) the least.
+    """
+    first = max(errors, key=_telling)
+    others = [each for each in errors if each is not first]
+    for each in others:
+        first.add_note(f"also: {each!r}")
+        if isinstance(first, LogError):
+            first.errors = (*first.errors, each)
+            if isinstance(each, LogError):
+                first.take_over(each)
+    return first
+
+
+def _telling(error: Exception) -> int:
+    order = (OSError, LogError, StorageFullError, StorageIOError, WriterFailedError)  # of several classes, the last
+    return max((rank for rank, kind in enumerate(order, 1) if isinstance(error, kind)), default=0)
+
+
+def tell_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None:
+    """Note in the error what its call has appended before it, besides what the error says already."""
+    known: tuple[OffsetRange, ...] = getattr(error, "appended", ())
+    ranges = (*ranges, *known)
+    if ranges or isinstance(error, LogError):
+        vars(error)["appended"] = ranges
+
+
+def tell_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int]]) -> None:
+    """Note in the error which records of its call are not in the log; `indexes` are those for each partition."""
+    missing: list[int] = []
+    ranges: tuple[OffsetRange, ...] = getattr(error, "appended", ())
+    if not ranges and not isinstance(error, LogError):  # a refusal, which appends nothing and says so
+        return
+    count = sum(map(len, indexes.values()))
+    for partition, each in indexes.items():
+        missing += each[sum(len(offsets) for number, offsets in ranges if number == partition) :]
+    vars(error)["not_appended"] = tuple(sorted(missing))
+    if ranges:
+        error.add_note(f"{count - len(missing)} of this call's {count} records are in; not_appended has the others")

@@ -1,7 +1,8 @@
 """Flusher: the one background thread of a topic open for writing; keeps the flush interval.
 
 Invariant: from the moment a record is appended until it is flushed, at most the interval and one
-flush pass. What goes wrong here is raised by the writer's next call, never swallowed.
+flush pass. What goes wrong here is raised by the writer's next call, never swallowed; what is not
+flushed then is tried again, each time after a longer pause; and nothing ends the thread but `stop`.
 
 The same thread does the housekeeping that goes by the clock: rolling old segments and retention.
 It refers to writers, never to the topic, so that a topic nobody refers to can be collected.
@@ -19,7 +20,22 @@ from collections.abc import Callable, Sequence
 from .errors import LogClosedError, LogError, StorageIOError
 from .writer import Writer
 
-__all__ = ["Flusher"]
+__all__ = ["Flusher", "from_background"]
+
+_FIRST_PAUSE_S = 0.05  # after a failed flush; a disk that is full now is often full for longer
+_LONGEST_PAUSE_S = 5.0  # and a person who has made room waits no longer than this
+
+
+def from_background(error: BaseException, path: str, doing: str) -> LogError:
+    """What the writer's next call is to raise for an error of the background."""
+    if isinstance(error, LogError):
+        return error
+    if isinstance(error, OSError):
+        told: LogError = StorageIOError(path, error, f"{doing} in the background")
+    else:
+        told = LogError(f"{path}: {error!r} while {doing} in the background; it is tried again")
+    told.__cause__ = error
+    return told
 
 
 class Flusher:
@@ -40,6 +56,8 @@ class Flusher:
         self._lock = threading.Lock()  # taken by name: an interrupt on entering a condition would leave it taken
         self._changed = threading.Condition(self._lock)
         self._flush_at = math.inf  # monotonic seconds
+        self._pause = _FIRST_PAUSE_S  # until a flush that has failed is tried again
+        self._housekeeping_at = time.monotonic() + self._every
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="loglib-flusher", daemon=True)
         self._thread.start()
@@ -72,30 +90,47 @@ class Flusher:
                 self._changed.notify()
 
     def _run(self) -> None:
-        housekeeping_at = time.monotonic() + self._every
-        while True:
-            with self._lock:
-                while not self._stopped and (now := time.monotonic()) < min(self._flush_at, housekeeping_at):
-                    pause = min(self._flush_at, housekeeping_at) - now
-                    self._changed.wait(min(pause, threading.TIMEOUT_MAX))
-                if self._stopped:
-                    return
-                flush_due = now >= self._flush_at
-                if flush_due:
-                    self._flush_at = math.inf
-            if flush_due:
-                for writer in list(self._writers):
-                    self._flush(writer)
-            if now >= housekeeping_at:
-                housekeeping_at = now + self._every
-                self._housekeeping()
+        while not self._stopped:
+            try:
+                self._work()
+            except BaseException:  # noqa: BLE001  No memory even to wait, say: records are waiting to be flushed.
+                with self._lock:
+                    self._flush_at = min(self._flush_at, time.monotonic() + self._pause)
+                time.sleep(_FIRST_PAUSE_S)
 
-    def _flush(self, writer: Writer) -> None:
-        try:
-            writer.flush(background=True)
-        except LogClosedError:
-            return  # closed meanwhile; closing has flushed it
-        except LogError as error:
-            writer.raise_soon(error)
-        except OSError as error:
-            writer.raise_soon(StorageIOError(writer.directory, error, "flushing in the background"))
+    def _work(self) -> None:
+        """Wait until something is due, and do it."""
+        with self._lock:
+            while not self._stopped and (now := time.monotonic()) < min(self._flush_at, self._housekeeping_at):
+                pause = min(self._flush_at, self._housekeeping_at) - now
+                self._changed.wait(min(pause, threading.TIMEOUT_MAX))
+            if self._stopped:
+                return
+            flush_due = now >= self._flush_at
+            if flush_due:
+                self._flush_at = math.inf
+        if flush_due:
+            self._flush_all()
+        if now >= self._housekeeping_at:
+            self._housekeeping_at = now + self._every
+            try:
+                self._housekeeping()
+            except BaseException as error:  # noqa: BLE001  Raised by the writer's next call.
+                for writer in list(self._writers):
+                    writer.raise_soon(from_background(error, writer.directory, "housekeeping"))
+
+    def _flush_all(self) -> None:
+        failed = False
+        for writer in list(self._writers):
+            try:
+                writer.flush(background=True)
+            except LogClosedError:
+                continue  # closed meanwhile; closing has flushed it
+            except BaseException as error:  # noqa: BLE001  Raised by the writer's next call.
+                failed = True
+                writer.raise_soon(from_background(error, writer.directory, "flushing"))
+        if failed and any(writer.unflushed() for writer in list(self._writers)):
+            self._advance(time.monotonic() + self._pause)
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
+        elif not failed:
+            self._pause = _FIRST_PAUSE_S

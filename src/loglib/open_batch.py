@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import repeat
 
 from .batch import Columns, Headers
-from .errors import LogError
+from .errors import LogError, together
 from .records import Position, new_tuple
 from .recovery import Tail
 
@@ -31,13 +31,14 @@ class OpenBatch:
     """
 
     __slots__ = (
-        "any_size", "capacity", "headers", "keys", "limit", "lost", "partition", "plain_room", "positions", "room",
-        "tail", "timestamps", "values",
+        "any_size", "capacity", "headers", "keys", "limit", "lost", "owed", "partition", "plain_room", "positions",
+        "room", "tail", "timestamps", "values",
     )  # fmt: skip
 
-    def __init__(self, tail: Tail, partition: int, *, any_size: bool = False) -> None:
+    def __init__(self, tail: Tail, partition: int, *, any_size: bool = False, owed: LogError | None = None) -> None:
         """`any_size`: a record that fits the batch is within all limits, so that nobody need look at its size."""
         self.tail = tail
+        self.owed = owed  # what the writer's next call is to raise: with the batch, so that both change at once
         self.any_size = any_size
         self.partition = partition
         # How many records and bytes make the batch full, or a flush due; set with the first record.
@@ -59,6 +60,17 @@ class OpenBatch:
 
     def has_room(self, records: int, size_bytes: int) -> bool:
         return size_bytes <= self.bytes_left() and len(self.values) + records <= self.limit
+
+    def owe(self, error: LogError) -> None:
+        """Have the writer's next call raise this, together with what it was to raise already."""
+        owed, told = self.owed, error.lost or error.in_doubt
+        if owed is None:
+            self.owed = error
+        elif owed is not error and (told or type(owed) is not type(error)):  # else it says nothing new
+            most_telling = together([owed, error])
+            assert isinstance(most_telling, LogError)
+            self.owed = most_telling
+        self.room, self.plain_room = self.bytes_left(), NO_ROOM
 
     def buffered_bytes(self) -> int:
         return self.capacity - self.bytes_left()

@@ -14,13 +14,14 @@ from datetime import datetime
 from typing import Any
 
 from .arguments import HeadersLike, check_columns, gather_columns, record_columns
-from .batch import Columns, Producer, encode_body
+from .batch import NO_PRODUCER, Columns, Producer, encode_body
 from .bulk import BULK_RECORDS, chunks, encode_all
 from .check import CheckReport, check_log, verify_log
 from .codec import codec_id
 from .config import TopicConfig, microseconds
-from .errors import LogClosedError, LogError, ReadOnlyError, StorageIOError
+from .errors import LogClosedError, ReadOnlyError, tell_appended, tell_not_appended
 from .files import Files
+from .flusher import from_background
 from .handles import Handles
 from .log import Log
 from .reader import OnGap, Reader, StartLike
@@ -31,7 +32,7 @@ from .segment import Identity, SegmentInfo
 from .transfer import read_frame, send
 from .writer import Writer
 
-__all__ = ["Partition", "append_groups"]
+__all__ = ["Partition", "append_groups", "parse_producer"]
 
 # The wall clock may drift from the monotonic one by this much between two retention passes before
 # the pass is left out: a clock set wrong for an hour must not cost a week of data.
@@ -130,23 +131,34 @@ class Partition:
         what it returned then. The partition remembers the last number of 125 producers.
         """
         columns = gather_columns(values, keys, timestamps, headers)
-        return append_groups({self: columns} if columns.values else {}, self._config, producer=producer)
+        count = len(columns.values)
+        try:
+            return append_groups({self: columns} if count else {}, self._config, producer=producer)
+        except BaseException as error:
+            tell_not_appended(error, {self.id: range(count)})
+            raise
 
     def append_columns(
-        self, columns: Columns, size_bytes: int, *, producer: tuple[str, int] | None = None
+        self, columns: Columns, size_bytes: int, *, producer: Producer = NO_PRODUCER
     ) -> list[OffsetRange]:
-        """Append records that are checked columns already."""
+        """Append records that are checked columns already; an error says in `appended` which of them are in."""
         writer = self.writer()
-        if producer is not None:
+        if producer != NO_PRODUCER:
             body = encode_body(columns, codec=codec_id(self._config.compression))
-            return [OffsetRange(self.id, writer.append_body(body, producer=_producer(*producer)))]
+            return [OffsetRange(self.id, writer.append_body(body, producer=producer))]
         if 2 * size_bytes < self._config.batch_bytes and len(columns.values) <= self._config.batch_records:
             return [OffsetRange(self.id, writer.append(columns, size_bytes))]
         codec = codec_id(self._config.compression)
-        return [
-            OffsetRange(self.id, writer.append_body(encode_body(chunk, codec=codec)))
-            for chunk in chunks(columns, self._config)
-        ]
+        ranges: list[OffsetRange] = []
+        try:
+            ranges.extend(  # one by one: those before an error stay
+                OffsetRange(self.id, writer.append_body(encode_body(chunk, codec=codec)))
+                for chunk in chunks(columns, self._config)
+            )
+        except BaseException as error:
+            tell_appended(error, ranges)
+            raise
+        return ranges
 
     def flush(self) -> None:
         """Make everything appended durable and visible to readers."""
@@ -241,10 +253,8 @@ class Partition:
             action()
         except LogClosedError:
             return
-        except LogError as error:
-            self.writer().raise_soon(error)
-        except OSError as error:
-            self.writer().raise_soon(StorageIOError(self.path, error, "housekeeping"))
+        except Exception as error:  # noqa: BLE001  Raised by the writer's next call.
+            self.writer().raise_soon(from_background(error, self.path, "housekeeping"))
 
     def _clock_jumped(self, now: int) -> bool:
         last, self._clocks_at_retention = self._clocks_at_retention, (now, time.monotonic_ns() // 1000)
@@ -290,6 +300,7 @@ def append_groups(
     groups: Mapping[Partition, Columns], config: TopicConfig, *, producer: tuple[str, int] | None = None
 ) -> list[OffsetRange]:
     """Append gathered records to their partitions; what is refused is refused before anything is appended."""
+    by = NO_PRODUCER if producer is None else parse_producer(producer)
     bulk: dict[Partition, Columns] = {}
     few: dict[Partition, tuple[Columns, int]] = {}
     for partition, columns in groups.items():
@@ -299,16 +310,25 @@ def append_groups(
         else:
             few[partition] = check_columns(columns, limit_bytes=config.max_record_bytes)
     bodies = encode_all(bulk, config, codec_id(config.compression))
-    ranges = [OffsetRange(partition.id, partition.writer().append_body(body)) for partition, body in bodies]
-    for partition, (columns, size) in few.items():
-        ranges += partition.append_columns(columns, size, producer=producer)
+    ranges: list[OffsetRange] = []
+    try:
+        ranges.extend(OffsetRange(partition.id, partition.writer().append_body(body)) for partition, body in bodies)
+        for partition, (columns, size) in few.items():
+            ranges += partition.append_columns(columns, size, producer=by)
+    except BaseException as error:
+        tell_appended(error, ranges)
+        raise
     return ranges
 
 
-def _producer(name: str, sequence: int) -> Producer:
-    """A producer's name as the number that the batch header has room for."""
+def parse_producer(producer: tuple[str, int]) -> Producer:
+    """A producer's name as the number that the batch header has room for, and its sequence."""
     from hashlib import blake2b  # here, since importing it takes longer than the rest of the library
 
-    if not 0 <= sequence < 1 << 64:
-        raise ValueError(f"a producer's sequence must be a number of 64 bits, not {sequence}")
-    return Producer(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1, sequence)
+    match producer:
+        case (str() as name, int() as sequence) if type(sequence) is int:
+            if not 0 <= sequence < 1 << 64:
+                raise ValueError(f"a producer's sequence must be a number of 64 bits, not {sequence}")
+            return Producer(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1, sequence)
+        case _:
+            raise TypeError(f"a producer must be a name (str) and a sequence (int), not {producer!r}")

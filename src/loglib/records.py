@@ -21,7 +21,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .batch import HEADER_BYTES, BadBatch, Header, Headers, Layout, layout, uniform_offsets
-from .errors import CorruptLogError
+from .errors import CorruptLogError, OffsetRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,13 +50,6 @@ class Position(NamedTuple):
 
     partition: int
     offset: int
-
-
-class OffsetRange(NamedTuple):
-    """Where appended records went: one partition and consecutive offsets there, in order."""
-
-    partition: int
-    offsets: range
 
 
 class Damage(NamedTuple):

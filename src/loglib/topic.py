@@ -25,11 +25,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cache
 from types import EllipsisType
 from typing import Any, Literal
 
 from . import description
 from .arguments import HeadersLike, Start, check_columns, check_names, gather_columns, record_columns
+from .batch import Columns
 from .bulk import BULK_RECORDS
 from .check import CheckReport, verify_description, verify_log
 from .codec import codec_id
@@ -44,6 +46,8 @@ from .errors import (
     LogMovedError,
     ReadOnlyError,
     TooManyFilesError,
+    tell_not_appended,
+    together,
 )
 from .files import REAL, Files
 from .flusher import Flusher
@@ -52,7 +56,7 @@ from .groups.group import CommitPolicy, OnChange
 from .groups.place import Place
 from .handles import Handles
 from .mounts import network_file_system
-from .partition import Partition, append_groups
+from .partition import Partition, append_groups, parse_producer
 from .partitioner import Partitioner, by_crc32, spread
 from .reader import OnGap, Reader, StartLike
 from .records import Batch, OffsetRange, Position
@@ -95,6 +99,7 @@ class Topic:
         self._flusher: Flusher | None = None
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
+        self._failures: list[Exception] = []  # of partitions that are closed, while others are not
         self.partitions = tuple(
             Partition(
                 files, description.partition_directory(path, number), Identity.of(log_id, number), config,
@@ -293,25 +298,55 @@ class Topic:
                 raise ValueError("an idempotent append without keys must say partition=, to meet its first try again")
             if count < BULK_RECORDS:
                 columns, size = check_columns(columns, limit_bytes=self.config.max_record_bytes)
-                return self.partitions[self._choose(count, size).partition].append_columns(columns, size)
+                partition = self._choose(count, size).partition
+                try:
+                    return self.partitions[partition].append_columns(columns, size)
+                except BaseException as error:
+                    tell_not_appended(error, {partition: range(count)})
+                    raise
             partition = self._choose(count, self.config.batch_bytes).partition
         if partition is None and len(self.partitions) == 1:
             partition = 0
+        keyless = cache(lambda: self._place_of_null_keys(producer))
         if partition is not None:
             groups = {partition: columns}
         else:
-            partitioner = self._require_partitioner()
-            groups = spread(columns, len(self.partitions), partitioner, lambda: self._choose().partition)
+            groups = spread(columns, len(self.partitions), self._require_partitioner(), keyless)
         self._check_writable()
-        return append_groups(
-            {self.partition(number): group for number, group in groups.items()}, self.config, producer=producer
-        )
+        try:
+            return append_groups(
+                {self.partition(number): group for number, group in groups.items()}, self.config, producer=producer
+            )
+        except BaseException as error:
+            indexes: dict[int, Sequence[int]] = {number: range(count) for number in groups}
+            if len(groups) > 1:  # which record went where is not kept, but can be found out again
+                numbered = Columns(range(count), columns.keys)  # type: ignore[arg-type]
+                again = spread(numbered, len(self.partitions), self._require_partitioner(), keyless)
+                indexes = {number: group.values for number, group in again.items()}  # type: ignore[misc]
+            tell_not_appended(error, indexes)
+            raise
 
     def flush(self) -> None:
-        """Make everything appended durable and visible to readers."""
+        """Make everything appended durable and visible to readers.
+
+        All partitions are flushed before what went wrong in any of them is raised: one error, the most
+        telling, which names what was lost in all of them, and in `errors` has the others.
+        """
         self._check_writable()
-        for writer in list(self._handles.writers):
-            writer.flush()
+        failed: list[tuple[Writer, Exception]] = []
+        try:
+            for writer in list(self._handles.writers):
+                try:
+                    writer.flush()
+                except Exception as error:  # noqa: BLE001  Raised below.
+                    failed.append((writer, error))
+        except BaseException:  # an interrupt: what the errors name is not told yet
+            for writer, each in failed:
+                if isinstance(each, LogError):
+                    writer.raise_soon(each)
+            raise
+        if failed:
+            raise together([each for _, each in failed])
 
     # --- read ------------------------------------------------------------------------------------
 
@@ -416,16 +451,20 @@ class Topic:
         if self._flusher is not None:
             self._flusher.stop()
         self._handles.close_readers()
-        failure: Exception | None = None
+        unforeseen: Exception | None = None  # no memory, say: the partition is still open, and may be closed again
         for partition in self.partitions:
             try:
                 partition.close()
             except (LogError, OSError) as error:
-                failure = failure or error
+                self._failures.append(error)
+            except Exception as error:  # noqa: BLE001  Raised below.
+                unforeseen = unforeseen or error
+        if unforeseen is not None:
+            raise unforeseen
         self._released = True
         _open_topics.discard(self)
-        if failure is not None:
-            raise failure
+        if self._failures:
+            raise together(self._failures)
 
     def abandon_in_child(self) -> None:
         """After a fork: the topic is the parent's to write and to close."""
@@ -534,6 +573,13 @@ class Topic:
             sticky = self._sticky = writers[_random_below(len(writers))]
         return sticky
 
+    def _place_of_null_keys(self, producer: tuple[str, int] | None) -> int:
+        """The partition of a call's records with null keys; with a producer, the same at each try."""
+        if producer is None:
+            return self._choose().partition
+        name, sequence = parse_producer(producer)
+        return (name + sequence) % len(self.partitions)
+
     def _own_any(self) -> Writer:
         """In shared mode, take one partition that no other process has."""
         refused: LockedError | None = None
@@ -570,14 +616,14 @@ _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
 
 def _close_topics() -> None:
     """Flush what was appended when the interpreter ends without `close`."""
-    failure: Exception | None = None
+    failures: list[Exception] = []
     for topic in list(_open_topics):
         try:
             topic.close()
-        except (LogError, OSError) as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
+        except Exception as error:  # noqa: BLE001  Raised below.
+            failures.append(error)
+    if failures:
+        raise together(failures)
 
 
 def _abandon_topics() -> None:

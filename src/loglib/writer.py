@@ -46,13 +46,15 @@ from .errors import (
     StorageFullError,
     StorageIOError,
     WriterFailedError,
+    tell_appended,
 )
 from .files import Buffer, Files
 from .index import SegmentIndex
 from .jumps import added
 from .log import Wakeable
-from .open_batch import NO_ROOM, OpenBatch
+from .open_batch import OpenBatch
 from .producers import Producers
+from .records import OffsetRange
 from .recovery import Recovery, Tail, recover
 from .segment import (
     Identity,
@@ -115,6 +117,7 @@ class Writer:
         self._index = index
         self._clock = clock
         self.partition = identity.partition
+        self._takes_any_size = config.max_record_bytes >= config.batch_bytes
         self.timer: Timer | None = None
         self.on_roll: Callable[[], object] | None = None
         self._listeners: tuple[weakref.ref[Wakeable], ...] = ()
@@ -125,7 +128,7 @@ class Writer:
         self._flushed_records = 0
         self._asked = (0, 0)  # records and end of the log when a flush was last asked for
         self._failure: BaseException | None = None
-        self._background_error: LogError | None = None
+        self._buried = False  # whether what the failure has taken with it is owed
         self._closed: LogClosedError | None = None
         self._to_close: Iterator[int] | None = None  # set when closing has begun
         self._begun_segment = -1  # base offset of a segment that a roll has begun to make
@@ -158,7 +161,7 @@ class Writer:
             fd = self._place.open_write(segment_name(header.base_offset))
             opened.callback(self._files.close, fd)
             self._active = ActiveSegment(self._files, fd, path, header.base_offset, began=began)
-            self.batch = self._open_batch(tail)
+            self.batch = OpenBatch(tail, self.partition, any_size=self._takes_any_size)
             self._publish(flushed=tail, durable=tail)
             self._watermark.sync()
             opened.pop_all()
@@ -211,50 +214,65 @@ class Writer:
     # --- append --------------------------------------------------------------------------------
 
     def append(self, columns: Columns, size_bytes: int, *, sync: bool = False) -> range:
-        """Add a few records to the open batch; returns their offsets. `size_bytes`: of values and keys."""
-        with self.lock:
-            self.check_usable()
-            batch = self.batch
-            if batch.values and not batch.has_room(len(columns.values), size_bytes):
-                self._seal()
+        """Add a few records to the open batch; returns their offsets. `size_bytes`: of values and keys.
+
+        An error says in `appended` if they are in all the same: what failed then concerns others.
+        """
+        offsets: range | None = None
+        batch = self.batch
+        try:
+            with self.lock:
+                self.check_usable()
                 batch = self.batch
-            if not batch.values:
-                batch.take_up_to(self._records_wanted(), self._bytes_wanted())
-                if self.timer is not None:
-                    self.timer.touch()
-            try:
-                offsets = batch.extend(columns, size_bytes)
-            except BaseException:
-                batch.resume()
-                raise
-            due = self._ask_if_due()
-        self._after_append(offsets[-1], due=due and not sync)
-        if sync:
-            self._flush_record(offsets[-1], batch)
+                if batch.values and not batch.has_room(len(columns.values), size_bytes):
+                    self._seal()
+                    batch = self.batch
+                if not batch.values:
+                    batch.take_up_to(self._records_wanted(), self._bytes_wanted())
+                    if self.timer is not None:
+                        self.timer.touch()
+                try:
+                    offsets = batch.extend(columns, size_bytes)
+                except BaseException:
+                    batch.resume()
+                    raise
+                due = self._ask_if_due()
+            self._after_append(offsets[-1], due=due and not sync)
+            if sync:
+                self._flush_record(offsets[-1], batch)
+        except BaseException as error:
+            self._tell(error, offsets, batch)
+            raise
         return offsets
 
     def append_body(self, body: Body, *, producer: Producer = NO_PRODUCER) -> range:
         """Write encoded records as one batch of their own; returns their offsets.
 
         With a producer, a batch that it has appended before is not written again: the offsets of
-        the first time are returned. `LogError` if the sequence is older than its last one.
+        the first time are returned. `LogError` if the sequence is older than its last one. An error
+        says in `appended` if they are in all the same.
         """
-        with self.lock:
-            self.check_usable()
-            if producer != NO_PRODUCER:
-                self._note_producer()
-                seen = self._producers.seen(producer)
-                if seen is not None:
-                    return seen
-            if body.length > MAX_BATCH_BYTES:
-                raise RecordTooLargeError("the batch", body.length, MAX_BATCH_BYTES)
-            self._seal()
-            append_time = self._next_append_time()
-            if self.timer is not None:
-                self.timer.touch()
-            offsets = self._write(body, body.parts, append_time, producer)
-            due = self._ask_if_due()
-        self._after_append(offsets[-1], due=due)
+        offsets: range | None = None
+        try:
+            with self.lock:
+                self.check_usable()
+                if producer != NO_PRODUCER:
+                    self._note_producer()
+                    seen = self._producers.seen(producer)
+                    if seen is not None:
+                        return seen
+                if body.length > MAX_BATCH_BYTES:
+                    raise RecordTooLargeError("the batch", body.length, MAX_BATCH_BYTES)
+                self._seal()
+                append_time = self._next_append_time()
+                if self.timer is not None:
+                    self.timer.touch()
+                offsets = self._write(body, body.parts, append_time, producer)
+                due = self._ask_if_due()
+            self._after_append(offsets[-1], due=due)
+        except BaseException as error:
+            self._tell(error, offsets)
+            raise
         return offsets
 
     def adopt(self, header: Header, body: Buffer, *, preserve_offsets: bool) -> range:
@@ -279,22 +297,62 @@ class Writer:
         self._after_append(offsets[-1], due=due)
         return offsets
 
+    # --- what is owed ----------------------------------------------------------------------------
+    #
+    # Whatever is lost is owed first: in the same assignment that drops it, the open batch gets the error that
+    # names it. It is paid when a call raises that error, or another one that names it too. So nothing goes
+    # untold if an interrupt comes between, or if it was lost in the background; and nothing is told twice.
+
     def raise_soon(self, error: LogError) -> None:
         """Have the next call raise what went wrong in the background."""
         with self.lock:
-            self._background_error = error
-            self.batch.plain_room = NO_ROOM
+            self._bury()
+            self.batch.owe(error)
 
     def check_usable(self) -> None:
         """Raise whatever stands against writing."""
         self._check_alive()
-        if self._background_error is not None:
-            error, self._background_error = self._background_error, None
+        if self.batch.owed is not None:
+            error, self.batch.owed = self.batch.owed, None
             raise error
+
+    def _tell(self, error: BaseException, appended: range | None = None, batch: OpenBatch | None = None) -> None:
+        """Have the error that a call is about to raise name what is owed, and what the call has appended to `batch`."""
+        if isinstance(error, LogError):
+            with self.lock:
+                self._bury()
+                owed, self.batch.owed = self.batch.owed, None
+                if owed is not None and owed is not error:
+                    error.take_over(owed)
+                    if type(owed) is not type(error):
+                        error.add_note(f"before that: {owed}")
+        if appended is not None and (batch is None or batch.lost is None):
+            tell_appended(error, [OffsetRange(self.partition, appended)])
+
+    def _bury(self) -> None:
+        """If the writer has failed: owe what that takes with it, once."""
+        if self._failure is None or self._buried or self._closed is not None:
+            return
+        batch, durable_end = self.batch, self._watermark.mark.durable_end
+        end = batch.tail.end
+        moved = isinstance(self._failure, LogMovedError)
+        error = self._failure.again() if moved else WriterFailedError(self._active.path, self._failure)
+        if batch.values:
+            if self._active.ends_at(end):
+                error.lost = (OffsetRange(self.partition, range(end, end + len(batch.values))),)
+                batch.lost = error
+            else:  # a write that failed or was interrupted has left bytes, and recovery may find them whole
+                end += len(batch.values)
+        if durable_end < end:
+            error.in_doubt = (OffsetRange(self.partition, range(durable_end, end)),)
+        dead = OpenBatch(batch.tail, self.partition, owed=batch.owed)
+        dead.owe(error)
+        self.batch = dead
+        self._buried = True
 
     def _check_alive(self) -> None:
         if isinstance(self._failure, LogMovedError):
-            raise self._failure
+            raise self._failure.again()
         if self._failure is not None:
             raise WriterFailedError(self._active.path, self._failure) from self._failure
         if self._closed is not None:
@@ -347,7 +405,7 @@ class Writer:
     # --- write: `lock` is held -------------------------------------------------------------------
 
     def _open_batch(self, tail: Tail) -> OpenBatch:
-        return OpenBatch(tail, self.partition, any_size=self._config.max_record_bytes >= self._config.batch_bytes)
+        return OpenBatch(tail, self.partition, any_size=self._takes_any_size, owed=self.batch.owed)
 
     def _records_wanted(self) -> int:
         """How many records the next batch takes until it is full or a flush is due."""
@@ -405,7 +463,7 @@ class Writer:
         except LogMovedError as error:
             self._fail(error)
         except OSError as error:
-            self._cut_back(error, lost)
+            self._cut_back(error)
         self._note_producer()
         if active.began is None:
             active.began = append_time
@@ -421,25 +479,35 @@ class Writer:
         if self.batch.tail.produced is not None:
             self._producers.remember(*self.batch.tail.produced)
 
-    def _cut_back(self, error: OSError, lost: range) -> NoReturn:
-        """Undo a write that failed: its records are lost, the writer stays usable."""
+    def _cut_back(self, error: OSError) -> NoReturn:
+        """Undo a write that failed: the open batch is lost, the writer stays usable."""
         active, batch = self._active, self.batch
-        failure: LogError
-        if isinstance(error, LogError):  # the roll failed, and has said why
-            failure = error
-        elif error.errno in _FULL:
-            failure = StorageFullError(active.path, error, lost)
-        else:
-            failure = StorageIOError(active.path, error, "writing a batch")
-        batch.lost = failure  # for those who wait for their records to be flushed
-        self.batch = self._open_batch(batch.tail)
         try:
             active.cut_back(batch.tail.end)
         except LogMovedError as moved:
             self._fail(moved)
         except OSError as second:
             self._poison(second)
+        failure: LogError
+        if isinstance(error, LogError):  # the roll failed, and has said why
+            failure = error
+        elif error.errno in _FULL:
+            failure = StorageFullError(active.path, error)
+        else:
+            failure = StorageIOError(active.path, error, "writing a batch")
+        batch.lost = failure  # for those who wait for their records to be flushed
+        self._drop(failure)
         raise failure from error
+
+    def _drop(self, failure: LogError) -> None:
+        """Give up the open batch, whose records the failure is to name."""
+        batch = self.batch
+        if batch.values:
+            end = batch.tail.end
+            failure.lost = (*failure.lost, OffsetRange(self.partition, range(end, end + len(batch.values))))
+        following = self._open_batch(batch.tail)
+        following.owe(failure)
+        self.batch = following
 
     def _must_roll(self, length: int, now: int) -> bool:
         end = self.batch.tail.end
@@ -477,7 +545,11 @@ class Writer:
 
     def roll(self, *, older_than_us: int | None = None) -> bool:
         """Begin a new segment if the active one has records and is at least so old; says if it did."""
-        return bool(self._turn.take(lambda: self._roll_if_due(older_than_us)))
+        try:
+            return bool(self._turn.take(lambda: self._roll_if_due(older_than_us)))
+        except LogError as error:
+            self._tell(error)
+            raise
 
     def _roll_if_due(self, older_than_us: int | None) -> bool:
         with self.lock:
@@ -493,7 +565,7 @@ class Writer:
             except LogMovedError as error:
                 self._fail(error)
             except OSError as error:
-                self._cut_back(error, range(0))
+                self._cut_back(error)
             self._close_retired()
             self._rolled = False  # who rolls by hand, or by the clock, sees to retention as well
             return True
@@ -504,9 +576,16 @@ class Writer:
         """Make all that was appended durable and visible.
 
         Raises `StorageFullError` if the open batch could not be written and `WriterFailedError` if
-        it could not be synced; unless in the background, also what went wrong there before.
+        it could not be synced; unless in the background, also what went wrong there before, when all is flushed.
         """
-        self._turn.take(self._flush_all if not background else self._flush_quietly)
+        if background:
+            self._turn.take(self._flush_quietly)  # who calls that sees to what it raises
+        else:
+            try:
+                self._turn.take(self._flush_all)
+            except LogError as error:
+                self._tell(error)
+                raise
         self._tell_rolled()
 
     def _flush_record(self, offset: int, batch: OpenBatch | None = None) -> None:
@@ -521,15 +600,15 @@ class Writer:
             if not settled():
                 raise  # otherwise closing has flushed it
         if batch is not None and batch.lost is not None:  # the offset may be flushed by now, but with another record
-            raise batch.lost
+            raise batch.lost.again() from batch.lost.__cause__
         if isinstance(self._failure, LogMovedError):  # another thread's flush has found that, and said it there
-            raise self._failure
+            raise self._failure.again()
         self._tell_rolled()
 
     def _flush_all(self) -> None:
+        self._flush_quietly()
         with self.lock:
             self.check_usable()
-        self._flush_quietly()
 
     def _flush_quietly(self) -> None:
         with self.lock:
@@ -595,7 +674,11 @@ class Writer:
 
     def check_place(self) -> None:
         """`LogMovedError` if the paths lead to the writer's files no more, after which it refuses everything."""
-        self._turn.take(self._check_place)
+        try:
+            self._turn.take(self._check_place)
+        except LogError as error:
+            self._tell(error)
+            raise
 
     def _check_place(self) -> None:
         with self.lock:
@@ -647,18 +730,17 @@ class Writer:
         self._fail(moved)
 
     def _fail(self, moved: LogMovedError) -> NoReturn:
-        self._failure = moved
-        self.batch = self._dead_batch()
+        self._failure = moved.again()
         self._wake()
         raise moved
 
     def _poison(self, error: OSError) -> NoReturn:
         self._failure = error
-        self.batch = self._dead_batch()
         raise WriterFailedError(self._active.path, error) from error
 
-    def _dead_batch(self) -> OpenBatch:
-        return OpenBatch(self.batch.tail, self.partition)
+    def unflushed(self) -> bool:
+        """Whether there are records that a flush may still make visible."""
+        return self._failure is None and self._closed is None and self.next_offset > self.flushed_end
 
     def _close_retired(self) -> None:
         while self._retired:
@@ -672,7 +754,11 @@ class Writer:
         The new log start is durable before the first file goes, so that a crash between leaves
         files that recovery removes, never a gap.
         """
-        return self._turn.take(lambda: self._drop_before(base_offset)) or []
+        try:
+            return self._turn.take(lambda: self._drop_before(base_offset)) or []
+        except LogError as error:
+            self._tell(error)
+            raise
 
     def _drop_before(self, base_offset: int) -> list[str]:
         self._check_place()
@@ -698,18 +784,19 @@ class Writer:
     def close(self) -> None:
         """Flush, sync the watermark and release the partition. Released also when the flush fails.
 
-        When an interrupt ends it, it may be called again, and goes on.
+        When an interrupt ends it, it may be called again, and goes on. The error that it raises, of itself
+        or of the background, names the records that were appended and could not be written.
         """
-        reported, self._background_error = self._background_error, None
         closed = LogClosedError(f"{self.directory} is closed; open the topic again")
+        self._turn.take(lambda: self._settle(closed))
         try:
-            self._turn.take(lambda: self._settle(closed))
-        except (LogError, OSError):
             self._turn.take(lambda: self._release(closed))
-            raise
-        self._turn.take(lambda: self._release(closed))
-        if reported is not None:
-            raise reported
+        except OSError as error:
+            self._turn.take(lambda: self._release(closed))
+            self.batch.owe(StorageIOError(self.directory, error, "closing"))
+        owed, self.batch.owed = self.batch.owed, None
+        if owed is not None:
+            raise owed
 
     def _settle(self, closed: LogClosedError) -> None:
         """Leave the files as a clean close does: nothing behind the end, everything synced."""
@@ -717,7 +804,7 @@ class Writer:
             if self._closed is not None:
                 return
             try:
-                self.check_usable()
+                self._check_alive()
                 self._seal()
                 active, tail = self._active, self.batch.tail
                 active.cut_back(tail.end)
@@ -729,15 +816,17 @@ class Writer:
                 self._sync_watermark()
                 if moved is not None:
                     self._leave(moved)
-            except (LogError, OSError):
-                self._closed = closed
-                raise
+            except LogError as error:
+                self._bury()
+                self._drop(error)  # what could not be written, for whatever reason
+            except OSError as error:
+                self._drop(StorageIOError(self.directory, error, "closing"))
             self._closed = closed
 
     def _release(self, why: LogClosedError) -> None:
         with self.lock:  # no thread may be writing to a file that is being closed
             self._closed = self._closed or why
-            self.batch = self._dead_batch()
+            self.batch = OpenBatch(self.batch.tail, self.partition, owed=self.batch.owed)
             if self._to_close is None:
                 self._to_close = iter([*self._retired, self._active.fd, self._watermark.fileno()])
                 self._retired = []
@@ -756,6 +845,7 @@ class Writer:
         self.lock = threading.Lock()
         self._turn = Turn()
         self._mark_lock = threading.Lock()
+        self.batch.owed = None
         self._release(ForkedHandleError(self.directory, parent_pid))
 
     def _path(self, name: str) -> str:
