@@ -902,9 +902,10 @@ def test_adopted_batch_must_continue_the_log_if_its_offsets_are_kept(open_topic:
     target = open_topic(tmp_path / "target")
     writer = target.partition(0).writer()
     with pytest.raises(InvalidOffsetError):
-        writer.adopt(second.header, bodies[1], preserve_offsets=True)
-    assert writer.adopt(first.header, bodies[0], preserve_offsets=True) == first.offsets
-    assert writer.adopt(second.header, bodies[1], preserve_offsets=True) == second.offsets
+        writer.adopt([(second.header, bodies[1])], preserve_offsets=True)
+    assert writer.adopt([(first.header, bodies[0])], preserve_offsets=True) == range(first.header.next_offset)
+    end = second.header.next_offset
+    assert writer.adopt([(second.header, bodies[1])], preserve_offsets=True) == range(first.header.next_offset, end)
     target.flush()
     assert values_of(target) == [b"a", b"b", b"c"]
     target.partition(0).check()

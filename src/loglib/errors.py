@@ -11,6 +11,7 @@ Every `LogError` also says what became of records, so that none goes untold:
     appended      what the call that raised has appended all the same
     not_appended  of a failed `append_many`, the indexes of the records that are not in the log
     errors        of a call over several partitions, what the others raised beside the one that is raised
+    resume_at     of a failed `receive`, the sender's offset of the first batch that is not in the log
 
 A record whose append has returned is readable after the next successful flush or reopening, or it is in
 `lost` or `in_doubt` of exactly one error that was raised. Lost offsets are given out again.
@@ -66,6 +67,7 @@ class LogError(Exception):
     appended: tuple[OffsetRange, ...] = ()
     not_appended: Sequence[int] = ()
     errors: tuple[Exception, ...] = ()
+    resume_at: int | None = None
 
     def __str__(self) -> str:
         doubts = [f"records in [{each.start}, {each.stop}) of partition {number} are in doubt until it is reopened"
@@ -352,9 +354,9 @@ class BrokenStreamError(LogError):
     one has appended is said by its own error; the rest of the frame was not appended.
     """
 
-    def __init__(self, doing: str, error: BaseException) -> None:
-        self.error = error
-        super().__init__(f"the stream stopped in mid-frame while {doing} ({error!r}); open a new one and send again")
+    def __init__(self, doing: str, why: str) -> None:
+        self.why = why
+        super().__init__(f"the stream stopped in mid-frame while {doing} ({why}); open a new one and send again")
 
 
 # --- what an error says of records -----------------------------------------------------------------

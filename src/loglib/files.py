@@ -45,10 +45,10 @@ SYSTEM_CALLS = (
 )  # fmt: skip
 
 
-def _poll(file: Any, event: int) -> None:
+def _poll(file: Any, event: int, timeout_s: float | None = None) -> bool:
     poll = select.poll()
     poll.register(file, event)
-    poll.poll()
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def _listdir(place: str | int) -> list[str]:
@@ -112,7 +112,7 @@ class Files:
     sendfile = staticmethod(_sendfile)  # (to, source, start, size_bytes)
     read = staticmethod(os.read)  # of a stream, at its own position, as `write`
     write = staticmethod(os.write)
-    poll = staticmethod(_poll)  # (a stream, event)
+    poll = staticmethod(_poll)  # (a stream, event, seconds to wait at most); False if they went by
 
     # --- chance -------------------------------------------------------------------------------------
 
@@ -335,33 +335,46 @@ class Files:
 
     # --- streams ------------------------------------------------------------------------------------
 
-    def write_stream(self, to: int, data: Buffer) -> None:
-        """Write to a socket, pipe or file at its own position, waiting where it is not ready."""
+    def write_stream(self, to: int, data: Buffer, *, timeout_s: float | None = None) -> None:
+        """Write to a socket, pipe or file at its own position, waiting where it is not ready.
+
+        `TimeoutError` if it takes nothing for so long; part of the data may be written then.
+        """
         view = memoryview(data)
         while view:
             try:
                 view = view[self.write(to, view) :]
             except BlockingIOError:
-                self.poll(to, select.POLLOUT)
+                self.wait_writable(to, timeout_s)
 
     def wait_readable(self, source: Any) -> None:
         """Wait until a file descriptor, or what has one, has something to read."""
         self.poll(source, select.POLLIN)
 
-    def send_range(self, to: int, source: int, start: int, size_bytes: int) -> None:
-        """Hand bytes of an open file to a socket, pipe or file; by zero copy where the system can."""
+    def wait_writable(self, to: Any, timeout_s: float | None = None) -> None:
+        """Wait until a file descriptor, or what has one, takes something; `TimeoutError` if it does not for so long."""
+        if self.poll(to, select.POLLOUT, timeout_s) is False:
+            raise TimeoutError(errno.ETIMEDOUT, f"the stream took nothing for {timeout_s} seconds")
+
+    def send_range(
+        self, to: int, source: int, start: int, size_bytes: int, *, timeout_s: float | None = None
+    ) -> None:  # fmt: skip
+        """Hand bytes of an open file to a socket, pipe or file; by zero copy where the system can.
+
+        `TimeoutError` if it takes nothing for so long; part of the bytes may be sent then.
+        """
         end = start + size_bytes
         while start < end:
             try:
                 sent = self.sendfile(to, source, start, end - start)
             except BlockingIOError:
-                self.poll(to, select.POLLOUT)
+                self.wait_writable(to, timeout_s)
                 continue
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 block = self.pread(source, min(_COPY_BYTES, end - start), start)  # a file open for appending, say
-                self.write_stream(to, block)
+                self.write_stream(to, block, timeout_s=timeout_s)
                 sent = len(block)
             if sent == 0:
                 raise OSError(errno.EIO, "the file ended early")

@@ -168,17 +168,24 @@ class Partition:
     def receive(self, source: Any, *, preserve_offsets: bool = False) -> range | None:
         """Append the batches of one frame that `transfer` sent; None at the end of the stream.
 
-        Each batch is checked and gets a new place here, or with `preserve_offsets` must continue
+        The frame is read whole, so its sender's `max_bytes` is memory here, and checked before any of it is
+        appended: after `CorruptLogError`, `RecordTooLargeError` (a record above `max_record_bytes`) or a time-out
+        nothing of it is in the log. Each batch gets a new place here, or with `preserve_offsets` must continue
         this log where it ends, else `InvalidOffsetError`. Returns the range of the log they fill.
+
+        If writing fails, all of the frame that would share a segment is undone. `resume_at` of the error is
+        the sender's offset to go on from; `appended`, what came before it.
         """
         writer = self.writer()
-        start: int | None = None
-        end = 0
-        for header, body in read_frame(source):
-            offsets = writer.adopt(header, body, preserve_offsets=preserve_offsets)
-            start = offsets.start if start is None else start
-            end = offsets.start + header.length
-        return None if start is None else range(start, end)
+        batches = read_frame(source, max_record_bytes=self._config.max_record_bytes)
+        if not batches:
+            return None
+        try:
+            return writer.adopt(batches, preserve_offsets=preserve_offsets)
+        except BaseException as error:
+            following = [header.base_offset for header, _ in batches] + [batches[-1][0].next_offset]
+            vars(error)["resume_at"] = following[len(getattr(error, "appended", ()))]
+            raise
 
     # --- read ------------------------------------------------------------------------------------
 

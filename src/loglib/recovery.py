@@ -67,7 +67,7 @@ class Tail(NamedTuple):
     jumps: Jumps | None = None  # of the last batch
     producers_in_segment: bool = False  # whether a batch before this in the segment names a producer
     records: int = 0  # appended through this handle so far
-    produced: tuple[Producer, range] | None = None  # who wrote the last batch, and its offsets, if not yet noted
+    produced: tuple[tuple[Producer, range], ...] = ()  # who wrote the last batches, and their offsets, if not yet noted
 
 
 class Recovery(NamedTuple):

@@ -15,20 +15,33 @@ stay in the log. It gives each a new place, so its header is stamped anew; its b
       24   8  size_bytes   of the batches that follow
       32   4  crc          CRC-32C of bytes 0..31
 
-Threads: no state; a stream must not be shared while a frame passes.
+A frame arrives whole or not at all: the receiver reads it to its end and checks it before any of it is
+appended. A stream that stops in mid-frame (a time-out, an interrupt) begins nowhere any more, and is
+refused from then on, at both ends.
+
+Threads: a stream must not be shared while a frame passes.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from struct import Struct
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from .batch import HEADER_BYTES, BadBatch, Header, NewerBatch, check_body, crc32c, open_body, parse_header
-from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
+from .arguments import record_sizes
+from .batch import HEADER_BYTES, BadBatch, Columns, Header, NewerBatch, check_body, crc32c, open_body, parse_header
+from .config import MAX_BATCH_BYTES
+from .errors import (
+    BrokenStreamError,
+    CorruptLogError,
+    LogError,
+    RecordTooLargeError,
+    StorageIOError,
+    UnsupportedFormatError,
+)
 from .files import REAL
 from .log import Log
 from .records import Batch, Source
@@ -45,6 +58,12 @@ assert FRAME_BYTES == 36
 
 _STREAM = "the stream"
 _PIECE_BYTES = 1 << 20  # a claimed length is believed only as far as bytes arrive
+_MOST_SKIPPED_BYTES = 1 << 30  # of a frame that is refused, to have the next one; a segment has no more by default
+
+# Streams that have stopped in mid-frame, and why. A file may be sought in, so it is never one of them; a bare
+# descriptor says nothing of itself, and has no time-out.
+_half_sent: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_half_read: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
@@ -52,7 +71,12 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
 
     Sends whole batches up to `max_bytes`, but at least one, in a frame for each segment; nothing
     when `start` is the flushed end. `to` is a socket, an open file or a file descriptor.
+
+    A socket's time-out is how long it may take nothing: `TimeoutError`, unless whole frames were sent before,
+    and if it comes in mid-frame, `BrokenStreamError` for whatever is sent to it later.
     """
+    _refuse_broken(_half_sent, to, "sending")
+    timeout_s = getattr(to, "gettimeout", lambda: None)() or None
     mark = log.mark()
     offset = log.batch_base(start, mark)
     stop = min(offset + max_bytes, mark.flushed_end)
@@ -78,26 +102,53 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
                     if sent_any:
                         break
                     end = segment.header_at(offset).next_offset
-            log.files.write_stream(out, _frame(log.identity, offset, end - offset))
+            if timeout_s is not None:  # before the frame begins, it costs the stream nothing
+                try:
+                    log.files.wait_writable(out, timeout_s)
+                except TimeoutError:
+                    if sent_any:
+                        break
+                    raise
             try:
-                log.files.send_range(out, segment.fileno(), segment.file_position(offset), end - offset)
-            except ConnectionError:  # the receiver's doing, not the disk's
-                raise
-            except OSError as error:
+                log.files.write_stream(out, _frame(log.identity, offset, end - offset), timeout_s=timeout_s)
+                log.files.send_range(
+                    out, segment.fileno(), segment.file_position(offset), end - offset, timeout_s=timeout_s
+                )  # fmt: skip
+            except BaseException as error:
+                _note_broken(_half_sent, to, error)
+                if isinstance(error, ConnectionError | TimeoutError) or not isinstance(error, OSError):
+                    raise  # the receiver's doing, not the disk's
                 raise StorageIOError(segment.path, error, "sending batches") from error
             offset, sent_any = end, True
     return offset
 
 
-def read_frame(source: Any) -> Iterator[tuple[Header, bytes]]:
-    """The checked batches of the next frame, one by one; none at all at the end of the stream.
+def read_frame(source: Any, *, max_record_bytes: int = MAX_BATCH_BYTES) -> list[tuple[Header, bytes]]:
+    """The checked batches of the next frame; none at all at the end of the stream.
 
-    `source` is a socket, an open binary file or a file descriptor. Raises `CorruptLogError` when
-    the stream ends or differs from what was sent.
+    `source` is a socket, an open binary file or a file descriptor. The frame is in memory when this
+    returns, as far as it has arrived at any time before. Raises `CorruptLogError` when the stream ends
+    or differs from what was sent, `RecordTooLargeError` for a record above the limit: the next frame may
+    be read then, if the stream did not end. A time-out before the frame has begun costs nothing; in mid-frame
+    it breaks the stream, and each later call raises `BrokenStreamError`.
     """
-    raw = _read(source, FRAME_BYTES, at=0, may_end=True)
+    _refuse_broken(_half_read, source, "receiving")
+    incoming = _Incoming(source)
+    try:
+        return _read_frame(incoming, max_record_bytes)
+    except BaseException as error:
+        if isinstance(error, LogError):
+            with suppress(OSError):
+                incoming.skip_rest()
+        if not incoming.between_frames():
+            _note_broken(_half_read, source, error)
+        raise
+
+
+def _read_frame(incoming: _Incoming, max_record_bytes: int) -> list[tuple[Header, bytes]]:
+    raw = incoming.read(FRAME_BYTES, may_end=True)
     if not raw:
-        return
+        return []
     magic, version, kind, _, salt, offset, size, crc = _FRAME.unpack(raw)
     if magic != MAGIC or crc != crc32c(raw[:-4]):
         raise CorruptLogError(_STREAM, 0, f"bytes {raw.hex()}", "a frame header")
@@ -105,31 +156,42 @@ def read_frame(source: Any) -> Iterator[tuple[Header, bytes]]:
         raise UnsupportedFormatError(_STREAM, "frame version", version, VERSION)
     if version < VERSION:
         raise CorruptLogError(_STREAM, 4, f"frame version {version}", f"at least {VERSION}")
+    incoming.end = FRAME_BYTES + size
     if kind != BATCHES:
         raise UnsupportedFormatError(_STREAM, "frame kind", kind, BATCHES)
     if not size:  # it would be taken for the end of the stream
         raise CorruptLogError(_STREAM, 24, "a frame of 0 bytes", "at least one batch")
+    batches: list[tuple[Header, bytes]] = []
     position = FRAME_BYTES
     end = offset + size
     while offset < end:
         try:
-            stored = _read(source, HEADER_BYTES, at=position)
+            stored = incoming.read(HEADER_BYTES)
             header = parse_header(stored, 0, salt=salt, offset=offset)
             if header.next_offset > end:
                 raise BadBatch(12, f"length {header.length}", f"at most {end - offset}, what the frame holds")
-            body = _read(source, header.length - HEADER_BYTES, at=position + HEADER_BYTES)
+            columns_bytes = header.value_bytes + header.key_bytes + header.header_bytes
+            average = (columns_bytes - 8) // header.record_count  # 8: what the headers of no record take
+            if average > max_record_bytes:  # so one of them is larger: known before it has arrived
+                raise RecordTooLargeError("a record of the frame", average, max_record_bytes)
+            body = incoming.read(header.length - HEADER_BYTES)
             check_body(header, body)
-            _check_columns(header, body, position)
+            batch = _check_columns(header, body, position)
+            if columns_bytes > max_record_bytes:
+                largest = max(record_sizes(Columns(batch.values, batch.keys, None, batch.headers)))
+                if largest > max_record_bytes:
+                    raise RecordTooLargeError("a record of the frame", largest, max_record_bytes)
         except BadBatch as error:
             raise CorruptLogError(_STREAM, position + error.at, error.found, error.expected) from error
         except NewerBatch as error:
             raise UnsupportedFormatError(_STREAM, error.what, error.found, error.supported) from error
-        yield header, body
+        batches.append((header, body))
         position += header.length
         offset = header.next_offset
+    return batches
 
 
-def _check_columns(header: Header, body: bytes, position: int) -> None:
+def _check_columns(header: Header, body: bytes, position: int) -> Batch:
     """Check what a reader would meet only later: the columns, and what the header says of the event times."""
     columns = open_body(header, body) if header.codec else body
     batch = Batch(0, header, columns, 0, Source(_STREAM, position))
@@ -138,6 +200,19 @@ def _check_columns(header: Header, body: bytes, position: int) -> None:
     if times != (header.base_timestamp, header.max_timestamp):
         stated = f"first and largest event time {header.base_timestamp}, {header.max_timestamp}"
         raise BadBatch(72, stated, f"{times[0]}, {times[1]}")
+    return batch
+
+
+def _refuse_broken(broken: WeakKeyDictionary[Any, str], stream: Any, doing: str) -> None:
+    with suppress(TypeError):  # a descriptor, or a stream of the caller's own that cannot be remembered
+        if (why := broken.get(stream)) is not None:
+            raise BrokenStreamError(doing, why)
+
+
+def _note_broken(broken: WeakKeyDictionary[Any, str], stream: Any, error: BaseException) -> None:
+    if hasattr(stream, "recv") or not getattr(stream, "seekable", lambda: False)():
+        with suppress(TypeError):
+            broken[stream] = repr(error)  # and not the error, which knows the stream
 
 
 def _descriptor(to: Any) -> int:
@@ -158,18 +233,42 @@ def _frame(identity: Identity, offset: int, size: int) -> bytes:
     return unsealed + crc32c(unsealed).to_bytes(4, "little")
 
 
-def _read(source: Any, size: int, *, at: int, may_end: bool = False) -> bytes:
-    parts: list[bytes] = []
-    missing = size
-    while missing:
-        piece = _read_some(source, min(missing, _PIECE_BYTES))
-        if not piece:
-            if may_end and missing == size:
-                return b""
-            raise CorruptLogError(_STREAM, at + size - missing, "the end of the stream", f"{missing} bytes more")
-        parts.append(piece)
-        missing -= len(piece)
-    return b"".join(parts)
+class _Incoming:
+    """What arrives: the bytes of one frame, and how many of them have been read."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.at = 0
+        self.end: int | None = None  # of the frame, once that is known
+        self._ended = False
+
+    def between_frames(self) -> bool:
+        return self.at in (0, self.end)
+
+    def read(self, size: int, *, may_end: bool = False) -> bytes:
+        parts: list[bytes] = []
+        missing = size
+        while missing:
+            piece = self._piece(missing)
+            if not piece:
+                if may_end and missing == size:
+                    return b""
+                raise CorruptLogError(_STREAM, self.at, "the end of the stream", f"{missing} bytes more")
+            parts.append(piece)
+            missing -= len(piece)
+        return b"".join(parts)
+
+    def skip_rest(self) -> None:
+        """Read on to the end of the frame, so that the next one can be read, unless that is far away."""
+        if self.end is not None and self.end - self.at <= _MOST_SKIPPED_BYTES:
+            while self.at < self.end and self._piece(self.end - self.at):
+                pass
+
+    def _piece(self, size: int) -> bytes:
+        piece = b"" if self._ended else _read_some(self._source, min(size, _PIECE_BYTES))
+        self.at += len(piece)
+        self._ended = not piece
+        return piece
 
 
 def _read_some(source: Any, size: int) -> bytes:

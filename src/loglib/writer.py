@@ -82,6 +82,10 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
+# A batch to be written: what is to be stamped on it, its bytes, and who wrote it.
+_New = tuple[Body | Header, Sequence[Buffer], Producer]
+
+
 class Timer(Protocol):
     """What a writer tells the thread that keeps the flush interval."""
 
@@ -275,27 +279,53 @@ class Writer:
             raise
         return offsets
 
-    def adopt(self, header: Header, body: Buffer, *, preserve_offsets: bool) -> range:
-        """Append a batch that was encoded elsewhere and checked by the caller, its body untouched.
+    def adopt(self, batches: Sequence[tuple[Header, Buffer]], *, preserve_offsets: bool) -> range:
+        """Append batches that were encoded elsewhere and checked by the caller; returns the range that they fill.
 
-        With `preserve_offsets` its base offset must be this log's end, or `InvalidOffsetError`.
+        Those that share a segment are written together: all or none of them are in the log after an error,
+        whose `appended` has the ranges of those that are. With `preserve_offsets` the first one's base
+        offset must be this log's end, or `InvalidOffsetError`.
         """
-        with self.lock:
-            self.check_usable()
-            self._seal()
-            end = self.batch.tail.end
-            if preserve_offsets and header.base_offset != end:
-                raise InvalidOffsetError(self.partition, header.base_offset, range(end, end + 1), end)
+        ranges: list[range] = []
+        try:
+            with self.lock:
+                self.check_usable()
+                self._seal()
+                start = self.batch.tail.end
+                first = batches[0][0].base_offset
+                if preserve_offsets and first != start:
+                    raise InvalidOffsetError(self.partition, first, range(start, start + 1), start)
+                if self.timer is not None:
+                    self.timer.touch()
+                for part in self._parts(batches):
+                    ranges += self._write_together(part, self._next_append_time())
+                end = self.batch.tail.end
+                due = self._ask_if_due()
+            self._after_append(ranges[-1][-1], due=due)
+        except BaseException as error:
+            self._tell(error)
+            tell_appended(error, [OffsetRange(self.partition, each) for each in ranges])
+            raise
+        return range(start, end)
+
+    def _parts(self, batches: Sequence[tuple[Header, Buffer]]) -> Iterator[list[_New]]:
+        """The batches as they share segments. A producer whose numbers do not rise is not believed."""
+        self._note_producer()
+        known: dict[int, int] = {}
+        part: list[_New] = []
+        size = 0
+        for header, body in batches:
             producer = Producer(header.producer_id, header.producer_sequence)
-            self._note_producer()
-            if not self._producers.is_news(producer):  # of another partition, say: its batches here are no producer's
-                producer = NO_PRODUCER
-            if self.timer is not None:
-                self.timer.touch()
-            offsets = self._write(header, [body], self._next_append_time(), producer)
-            due = self._ask_if_due()
-        self._after_append(offsets[-1], due=due)
-        return offsets
+            if producer.sequence <= known.get(producer.id, -1) or not self._producers.is_news(producer):
+                producer = NO_PRODUCER  # of another partition, say: its batches here are no producer's
+            else:
+                known[producer.id] = producer.sequence
+            if part and size + header.length > self._config.segment_bytes:
+                yield part
+                part, size = [], 0
+            part.append((header, [body], producer))
+            size += header.length
+        yield part
 
     # --- what is owed ----------------------------------------------------------------------------
     #
@@ -430,36 +460,45 @@ class Writer:
             body = encode_body(batch.columns(append_time), codec=self._codec)
             self._write(body, body.parts, append_time, NO_PRODUCER)
 
-    def _write(self, body: Body | Header, parts: Sequence[Buffer], append_time: int, producer: Producer) -> range:
+    def _write(self, body: Body, parts: Sequence[Buffer], append_time: int, producer: Producer) -> range:
         """Write one batch at the tail and move the tail; returns its records' offsets."""
-        tail = self.batch.tail
-        lost = range(tail.end, tail.end + body.record_count)
+        return self._write_together([(body, parts, producer)], append_time)[0]
+
+    def _write_together(self, batches: Sequence[_New], append_time: int) -> list[range]:
+        """Write batches at the tail, all or none of them, and move the tail; returns their records' offsets."""
+        ranges: list[range] = []
+        produced: list[tuple[Producer, range]] = []
         try:
-            if self._must_roll(body.length, append_time):
+            if self._must_roll(sum(body.length for body, _, _ in batches), append_time):
                 self._roll(append_time)
-                tail = self.batch.tail
-            latest = append_time if body.max_timestamp is None else body.max_timestamp
-            running_max = max(tail.running_max_timestamp, latest)
-            first = tail.end == self._active.base_offset  # of its segment: what is known of the one before ends here
-            in_segment = producer != NO_PRODUCER or (tail.producers_in_segment and not first)
-            jumps = added(None if first else tail.jumps, tail.end)
-            header, header_crc = stamp(
-                body,
-                base_offset=tail.end,
-                durable_up_to=self._watermark.mark.durable_end,
-                writer_epoch=self._epoch,
-                writer_nonce=self._nonce,
-                previous_crc=tail.previous_crc,
-                previous_bytes=tail.end - tail.last_batch,
-                jump_offset=jumps.jump_offset,
-                append_time=append_time,
-                running_max_timestamp=running_max,
-                producer=producer,
-                producers_in_segment=in_segment,
-                salt=self._identity.salt,
-            )
-            active = self._active
-            active.write([header, *parts], tail.end)
+            active, tail = self._active, self.batch.tail
+            for body, parts, producer in batches:
+                latest = append_time if body.max_timestamp is None else body.max_timestamp
+                running_max = max(tail.running_max_timestamp, latest)
+                first = tail.end == active.base_offset  # of its segment: what is known of the one before ends here
+                in_segment = producer != NO_PRODUCER or (tail.producers_in_segment and not first)
+                jumps = added(None if first else tail.jumps, tail.end)
+                header, header_crc = stamp(
+                    body,
+                    base_offset=tail.end,
+                    durable_up_to=self._watermark.mark.durable_end,
+                    writer_epoch=self._epoch,
+                    writer_nonce=self._nonce,
+                    previous_crc=tail.previous_crc,
+                    previous_bytes=tail.end - tail.last_batch,
+                    jump_offset=jumps.jump_offset,
+                    append_time=append_time,
+                    running_max_timestamp=running_max,
+                    producer=producer,
+                    producers_in_segment=in_segment,
+                    salt=self._identity.salt,
+                )
+                active.write([header, *parts], tail.end)
+                start, end, records = tail.end, tail.end + body.length, tail.records + body.record_count
+                ranges.append(range(start, start + body.record_count))
+                if producer != NO_PRODUCER:
+                    produced.append((producer, ranges[-1]))
+                tail = Tail(end, start, header_crc, append_time, running_max, self._epoch, jumps, in_segment, records)
         except LogMovedError as error:
             self._fail(error)
         except OSError as error:
@@ -467,17 +506,15 @@ class Writer:
         self._note_producer()
         if active.began is None:
             active.began = append_time
-        end, records = tail.end + body.length, tail.records + body.record_count
-        produced = (producer, lost) if producer != NO_PRODUCER else None
-        self.batch = self._open_batch(
-            Tail(end, tail.end, header_crc, append_time, running_max, self._epoch, jumps, in_segment, records, produced)
-        )  # the one assignment by which the write has happened
-        return lost
+        if produced:
+            tail = tail._replace(produced=tuple(produced))
+        self.batch = self._open_batch(tail)  # the one assignment by which the writing has happened
+        return ranges
 
     def _note_producer(self) -> None:
-        """Remember who wrote the last batch; it stands in the tail, so that an interrupt cannot part the two."""
-        if self.batch.tail.produced is not None:
-            self._producers.remember(*self.batch.tail.produced)
+        """Remember who wrote the last batches; it stands in the tail, so that an interrupt cannot part the two."""
+        for producer, offsets in self.batch.tail.produced:
+            self._producers.remember(producer, offsets)
 
     def _cut_back(self, error: OSError) -> NoReturn:
         """Undo a write that failed: the open batch is lost, the writer stays usable."""
