@@ -19,7 +19,7 @@ from .jumps import Jumps
 from .log import Cursor, Log
 from .records import Batch, Damage
 from .recovery import check_link, list_segments
-from .segment import HEADER_BYTES, SegmentHeader, read_segment_header, segment_name
+from .segment import HEADER_BYTES, SegmentHeader, read_producers, read_segment_header, segment_name
 from .watermark import MOST_BYTES, Mark, broken_slots
 
 __all__ = ["CheckReport", "check_log", "verify_description", "verify_log"]
@@ -162,6 +162,7 @@ class _Check:
                 # Beyond the mark a writer may have gone on since: the size of the one before is no longer its last.
                 if previous is not None and base <= mark.flushed_end:
                     check_link(path, header, previous, found[previous] - HEADER_BYTES)
+                read_producers(log.files, log.directory, header)
             except FileNotFoundError:
                 self._tell(CorruptLogError(path, 0, "no file", "the segment that was listed"))
             except CorruptLogError as error:

@@ -100,6 +100,7 @@ class TopicConfig:
     batch_records: int = 1 << 16
     max_record_bytes: int = 64 << 20
     permissions: int = 0o600
+    producer_expiry: timedelta | None = timedelta(days=7)  # how long a silent producer's last number is remembered
 
     def __post_init__(self) -> None:
         _require_whole(
@@ -109,6 +110,12 @@ class TopicConfig:
         _require(self.segment_bytes >= MIN_SEGMENT_BYTES, "segment_bytes", self.segment_bytes, "at least 4096")
         _require(
             self.segment_age is None or self.segment_age > timedelta(0), "segment_age", self.segment_age, "above 0"
+        )
+        _require(
+            self.producer_expiry is None or self.producer_expiry > timedelta(0),
+            "producer_expiry",
+            self.producer_expiry,
+            "above 0",
         )
         _require(self.compression in CODEC_NAMES, "compression", self.compression, f"one of {CODEC_NAMES}")
         _require(self.durability in ("disk", "os"), "durability", self.durability, "'disk' or 'os'")
@@ -132,6 +139,7 @@ class TopicConfig:
         """The policies as JSON values; durations become seconds."""
         values = asdict(self)
         values["segment_age"] = _seconds(self.segment_age)
+        values["producer_expiry"] = _seconds(self.producer_expiry)
         values["retention"]["age"] = _seconds(self.retention.age)
         return values
 
@@ -146,8 +154,9 @@ class TopicConfig:
             if "age" in retention:
                 retention["age"] = _duration(retention["age"])
             known["retention"] = Retention(**retention)
-        if "segment_age" in known:
-            known["segment_age"] = _duration(known["segment_age"])
+        for name in ("segment_age", "producer_expiry"):
+            if name in known:
+                known[name] = _duration(known[name])
         return cls(**known)
 
 
@@ -155,6 +164,8 @@ CODEC_NAMES = ("none", "zlib", "lz4", "zstd")
 
 
 def _known(cls: type[FlushPolicy | Retention | TopicConfig], values: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{cls.__name__} must be an object with names, not {values!r}")
     return {each.name: values[each.name] for each in fields(cls) if each.name in values}
 
 

@@ -128,7 +128,9 @@ class Partition:
 
         `producer`, a name and a rising number, makes the call idempotent: the records go into one
         batch, and a call that the partition has seen from this producer appends nothing and returns
-        what it returned then. The partition remembers the last number of 125 producers.
+        what it returned then. The partition remembers a producer's last number until its last append is
+        `producer_expiry` ago; `last_sequence` tells it. Of an error, `appended` has what is in all the
+        same and `not_appended` the indexes of the records that are not.
         """
         columns = gather_columns(values, keys, timestamps, headers)
         count = len(columns.values)
@@ -159,6 +161,13 @@ class Partition:
             tell_appended(error, ranges)
             raise
         return ranges
+
+    def last_sequence(self, producer: str) -> int | None:
+        """The number with which the producer appended last here, to go on from; None if it is not known.
+
+        Needs the partition for writing, as appending does. What is not flushed counts: a crash may undo it.
+        """
+        return self.writer().last_sequence(_producer_id(producer))
 
     def flush(self) -> None:
         """Make everything appended durable and visible to readers."""
@@ -330,12 +339,16 @@ def append_groups(
 
 def parse_producer(producer: tuple[str, int]) -> Producer:
     """A producer's name as the number that the batch header has room for, and its sequence."""
-    from hashlib import blake2b  # here, since importing it takes longer than the rest of the library
-
     match producer:
         case (str() as name, int() as sequence) if type(sequence) is int:
             if not 0 <= sequence < 1 << 64:
                 raise ValueError(f"a producer's sequence must be a number of 64 bits, not {sequence}")
-            return Producer(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1, sequence)
+            return Producer(_producer_id(name), sequence)
         case _:
             raise TypeError(f"a producer must be a name (str) and a sequence (int), not {producer!r}")
+
+
+def _producer_id(name: str) -> int:
+    from hashlib import blake2b  # here, since importing it takes longer than the rest of the library
+
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1

@@ -1,10 +1,12 @@
 """Producers: which batch each idempotent producer appended last, so that a repeat appends nothing.
 
 Invariant: a producer's entry is that of its batch with the highest sequence in this partition. The
-entries before a segment stand in its header, those within it in its batches' headers; so the last
-segment alone rebuilds them, and that is read only when a producer is first heard of.
+entries before a segment stand in its header and, if they are many, in a file beside it, those within it
+in its batches' headers; so the last segment alone rebuilds them, and that is read only when a producer is
+first heard of.
 
-At most 125 producers are remembered: a new one displaces the one that has been silent the longest.
+A producer is forgotten when a segment is rolled, if its last batch was appended longer ago by then than
+`producer_expiry`. The others are all remembered, however many they are: 32 bytes each on the disk.
 
 Threads: guarded by the writer's lock.
 """
@@ -15,9 +17,11 @@ from collections.abc import Callable, Iterable
 
 from .batch import Header, Producer
 from .errors import LogError
-from .segment import MAX_PRODUCERS, ProducerState
+from .segment import ProducerState
 
 __all__ = ["Producers"]
+
+_LAST_S = (1 << 32) - 1  # the year 2106; what is stored is not larger
 
 
 class Producers:
@@ -46,18 +50,26 @@ class Producers:
         """Whether a batch of this producer can be told from those that it appended before."""
         if not producer.id:
             return False
-        self._load()
-        last = self._known.get(producer.id)
-        return last is None or producer.sequence > last.sequence
+        last = self.last_sequence(producer.id)
+        return last is None or producer.sequence > last
 
-    def remember(self, producer: Producer, offsets: range) -> None:
+    def last_sequence(self, producer_id: int) -> int | None:
+        """The sequence of the producer's last batch; None if it is not known."""
+        self._load()
+        last = self._known.get(producer_id)
+        return None if last is None else last.sequence
+
+    def remember(self, producer: Producer, offsets: range, append_time: int) -> None:
         """The producer's last batch has been written at these offsets. May be said again."""
         self._load()
-        self._add(producer, offsets)
+        self._add(producer, offsets, append_time)
 
-    def snapshot(self) -> tuple[ProducerState, ...]:
-        """What the next segment's header is to say."""
+    def snapshot(self, *, silent_since_us: int | None = None) -> tuple[ProducerState, ...]:
+        """What the next segment is to say; those whose last batch was appended before that time are forgotten."""
         self._load()
+        if silent_since_us is not None:
+            living = [each for each in self._known.values() if each.last_append_s * 1_000_000 >= silent_since_us]
+            self._known = {each.producer_id: each for each in living}
         return tuple(self._known.values())
 
     def _load(self) -> None:
@@ -65,11 +77,11 @@ class Producers:
             self._known = {state.producer_id: state for state in self._before}
             for header in self._since():
                 if header.producer_id:
-                    self._add(Producer(header.producer_id, header.producer_sequence), header.offsets)
-            self._since = None
+                    producer = Producer(header.producer_id, header.producer_sequence)
+                    self._add(producer, header.offsets, header.append_time)
+            self._since, self._before = None, ()
 
-    def _add(self, producer: Producer, offsets: range) -> None:
-        self._known.pop(producer.id, None)  # to the end: the first is the one that has been silent the longest
-        self._known[producer.id] = ProducerState(producer.id, producer.sequence, offsets.start, len(offsets))
-        if len(self._known) > MAX_PRODUCERS:
-            del self._known[next(iter(self._known))]
+    def _add(self, producer: Producer, offsets: range, append_time: int) -> None:
+        self._known.pop(producer.id, None)  # to the end: the header's table has those that appended last
+        seconds = min(max(-(-append_time // 1_000_000), 0), _LAST_S)
+        self._known[producer.id] = ProducerState(producer.id, producer.sequence, offsets.start, len(offsets), seconds)

@@ -34,9 +34,12 @@ from .search import jumps_at, likely_headers, proven_headers
 from .segment import (
     HEADER_BYTES,
     Identity,
+    ProducerState,
     SegmentHeader,
     SegmentReader,
+    parse_producers_name,
     parse_segment_name,
+    read_producers,
     read_segment_header,
     segment_name,
 )
@@ -90,6 +93,7 @@ class Recovered(NamedTuple):
     tail: Tail
     mark: Mark  # as on disk
     report: Recovery
+    producers: tuple[ProducerState, ...]  # before the last segment
 
 
 def list_segments(files: Files, directory: str) -> dict[int, int]:
@@ -156,6 +160,7 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     if not segments:
         raise CorruptLogError(directory.path, 0, "no segment", "at least one: a partition is made with its first")
     headers = load_headers(directory, segments, identity)
+    producers = read_producers(directory.files, directory.path, headers[max(segments)], within=directory)
     first, last = min(segments), max(segments)
     if mark is not None and first != mark.log_start_offset:
         raise CorruptLogError(directory.path, 0, f"a first segment at {first}", f"one at {mark.log_start_offset}")
@@ -168,8 +173,10 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
         raise CorruptLogError(path, 40, f"writer epoch {_LAST_EPOCH}", "one that the next writer's may follow")
     quarantine = _mend(directory, reader, durable_end=durable_end, valid_end=valid_end, torn_bytes=torn_bytes)
     given_up = [segment_name(base) for base in found if base < log_start]  # by retention, before a crash
-    half_made = [name for name in directory.names() if name.endswith(".tmp")]
-    for name in given_up + half_made:
+    names = directory.names()
+    half_made = [name for name in names if name.endswith(".tmp")]
+    alone = [name for name in names if parse_producers_name(name) not in (None, *segments)]  # of no segment
+    for name in given_up + half_made + alone:
         if not directory.is_directory(name):  # whatever that is, it is not ours
             directory.unlink(name)
     directory.sync()
@@ -187,10 +194,10 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
         # With durability "os" readers had more than the disk has kept.
         if mark.flushed_end > valid_end:
             mark = mark._replace(flushed_end=valid_end, flushed_tail=tail.last_batch)
-        return Recovered(headers, tail, mark, report)
+        return Recovered(headers, tail, mark, report, producers)
     mark = Mark.at_rest(1, first, valid_end, tail.last_batch)
     _rebuild_watermark(directory, identity, permissions, mark)
-    return Recovered(headers, tail, mark, report)
+    return Recovered(headers, tail, mark, report, producers)
 
 
 def tail_at(reader: SegmentReader, end: int, last_batch: int) -> Tail:

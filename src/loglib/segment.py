@@ -39,7 +39,7 @@ Threads: a reader belongs to one thread; it shares nothing but the page cache.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple, NoReturn
@@ -72,9 +72,13 @@ __all__ = [
     "SegmentReader",
     "create_segment",
     "first_segment",
+    "parse_producers_name",
     "parse_segment_name",
+    "producers_name",
+    "read_producers",
     "read_segment_header",
     "segment_name",
+    "write_producers",
 ]
 
 MAGIC = b"\x89LLSEG\r\n"
@@ -116,6 +120,7 @@ class ProducerState(NamedTuple):
     sequence: int
     base_offset: int
     record_count: int
+    last_append_s: int = 0  # append time of that batch, in whole seconds since 1970, rounded up
 
 
 class SegmentHeader(NamedTuple):
@@ -151,9 +156,8 @@ class SegmentHeader(NamedTuple):
     def encode(self) -> bytes:
         *before, last_append_time, running_max = self[:10]
         numbers = (*before, len(self.producers), last_append_time, running_max, *self[10:19])
-        table = b"".join(_PRODUCER.pack(*state, 0) for state in self.producers)
         fields = _FIELDS.pack(MAGIC, VERSION, self.flags, 0, *numbers)
-        content = bytearray((fields + table).ljust(HEADER_BYTES, b"\0"))
+        content = bytearray((fields + _producer_entries(self.producers)).ljust(HEADER_BYTES, b"\0"))
         content[12:16] = _crc(content).to_bytes(4, "little")
         return bytes(content)
 
@@ -183,7 +187,7 @@ class SegmentHeader(NamedTuple):
         if count > MAX_PRODUCERS:
             raise CorruptLogError(path, 76, f"{count} producers", f"at most {MAX_PRODUCERS}")
         table = content[_FIELDS.size : _FIELDS.size + count * _PRODUCER.size]
-        return header._replace(producers=tuple(ProducerState(*row[:4]) for row in _PRODUCER.iter_unpack(table)))
+        return header._replace(producers=tuple(map(ProducerState._make, _PRODUCER.iter_unpack(table))))
 
 
 class SegmentInfo(NamedTuple):
@@ -212,6 +216,16 @@ def parse_segment_name(name: str) -> int | None:
     return int(stem) if suffix == "log" and len(stem) == 20 and stem.isascii() and stem.isdigit() else None
 
 
+def producers_name(base_offset: int) -> str:
+    return f"{base_offset:020d}.producers"
+
+
+def parse_producers_name(name: str) -> int | None:
+    """The base offset of the segment that a file of producers belongs to, or None if the name is of no such file."""
+    stem, _, suffix = name.partition(".")
+    return parse_segment_name(f"{stem}.log") if suffix == "producers" else None
+
+
 def first_segment(identity: Identity, *, created: int) -> SegmentHeader:
     """The header of a new partition's first segment."""
     return SegmentHeader(identity.log_id, identity.partition, 0, 0, created, 0, 0, 0, 0, NO_TIMESTAMP)
@@ -236,6 +250,48 @@ def create_segment(directory: Directory, header: SegmentHeader, permissions: int
         files.close(fd)
         raise
     return fd
+
+
+def write_producers(
+    directory: Directory, base_offset: int, producers: Sequence[ProducerState], permissions: int
+) -> tuple[tuple[ProducerState, ...], int, int]:
+    """Write those that have no room in the segment's header into a file beside it. Synced, its name included.
+
+    Returns what the header is to say: its own table, how many stand in the file, and the CRC of that. The
+    segment comes after it, so that no segment is ever without its file; a file without its segment is rubbish.
+    """
+    table, more = tuple(producers[-MAX_PRODUCERS:]), producers[:-MAX_PRODUCERS]
+    if not more:
+        return table, 0, 0
+    content, name = _producer_entries(more), producers_name(base_offset)
+    temporary = name + ".tmp"
+    if directory.exists(temporary):
+        directory.unlink(temporary)
+    directory.write_new(temporary, content, permissions)
+    directory.rename(temporary, name)
+    directory.sync()
+    return table, len(more), crc32c(content)
+
+
+def read_producers(
+    files: Files, directory: str, header: SegmentHeader, *, within: Directory | None = None
+) -> tuple[ProducerState, ...]:
+    """All producers that a segment's header speaks of; those in the file beside it come first."""
+    if not header.more_producers:
+        return header.producers
+    path = os.path.join(directory, producers_name(header.base_offset))
+    size = header.more_producers * _PRODUCER.size
+    try:
+        content = files.drain(_open(files, path, within), path, size)
+    except FileNotFoundError as error:
+        expected = f"the {header.more_producers} producers that the segment speaks of"
+        raise CorruptLogError(path, 0, "no file", expected) from error
+    if len(content) != size:
+        raise CorruptLogError(path, len(content), "the end of the file", f"{header.more_producers} producers")
+    actual = crc32c(content)
+    if actual != header.more_producers_crc:
+        raise CorruptLogError(path, 0, f"CRC {actual:08x}", f"{header.more_producers_crc:08x}, as the segment has it")
+    return (*map(ProducerState._make, _PRODUCER.iter_unpack(content)), *header.producers)
 
 
 def read_segment_header(
@@ -420,6 +476,10 @@ def _read_header(files: Files, fd: int, path: str, identity: Identity) -> Segmen
     if header.base_offset != parse_segment_name(os.path.basename(path)):
         raise CorruptLogError(path, 40, f"base offset {header.base_offset}", "the one in the file's name")
     return header
+
+
+def _producer_entries(producers: Iterable[ProducerState]) -> bytes:
+    return b"".join(_PRODUCER.pack(*state) for state in producers)
 
 
 def _crc(content: bytes | bytearray) -> int:

@@ -127,6 +127,7 @@ class Topic:
         max_record_bytes: int | None = None,
         partitioner: Literal["crc32"] | Partitioner | None = None,
         permissions: int | None = None,
+        producer_expiry: timedelta | EllipsisType | None = ...,
         shared: bool = False,
         mode: Literal["a", "r"] = "a",
         files: Files = REAL,
@@ -135,7 +136,8 @@ class Topic:
         """Open the topic in directory `path`; with mode="a" make it first if there is none.
 
         Policies are fixed when the topic is made and need not be given again; one that differs
-        raises `ConfigConflictError`. `segment_age=None` means that age rolls no segment.
+        raises `ConfigConflictError`. `segment_age=None` means that age rolls no segment,
+        `producer_expiry=None` that no idempotent producer is ever forgotten (7 days of silence, by default).
 
         mode="a" recovers what a crash has left and raises `LockedError` if another writer has the
         topic, `CorruptLogError` if promised data is damaged. mode="r" takes no lock and writes
@@ -153,6 +155,8 @@ class Topic:
         given = {name: value for name, value in given.items() if value is not None}
         if segment_age is not ...:
             given["segment_age"] = segment_age
+        if producer_expiry is not ...:
+            given["producer_expiry"] = producer_expiry
         absolute = os.path.abspath(os.fspath(path))
         check_names(os.path.basename(absolute))
         described = description.read(files, absolute)
@@ -287,7 +291,11 @@ class Topic:
 
         With `keys`, records are spread over the partitions, in their order within each; otherwise
         they all go to one. `producer`, a name and a rising number, makes the call idempotent (see
-        `Partition.append_many`); without keys it needs an explicit `partition`.
+        `Partition.append_many` and `Partition.last_sequence`); without keys it needs an explicit
+        `partition`, and records with a null key go where the name and the number say.
+
+        Whatever is raised midway, its `appended` has the ranges that are in all the same, and its
+        `not_appended` the indexes of the records that are not: what to try again, without a producer.
         """
         columns = gather_columns(values, keys, timestamps, headers)
         count = len(columns.values)

@@ -61,7 +61,9 @@ from .segment import (
     SegmentHeader,
     SegmentReader,
     create_segment,
+    producers_name,
     segment_name,
+    write_producers,
 )
 from .turn import Turn
 from .watermark import NAME as WATERMARK
@@ -154,7 +156,8 @@ class Writer:
         self._epoch = max(mark.writer_epoch, tail.writer_epoch) + 1
         self._nonce = int.from_bytes(self._files.random_bytes(4), "little")
         header = recovered.headers[max(recovered.headers)]
-        self._producers = Producers(self.partition, header.producers, lambda: self._headers_with_producers(tail))
+        self._producers = Producers(self.partition, recovered.producers, lambda: self._headers_with_producers(tail))
+        self._with_file = {base for base, each in recovered.headers.items() if each.more_producers}
         path = self._path(segment_name(header.base_offset))
         began = self._first_append_time(path, header.base_offset) if tail.end > header.base_offset else None
         with ExitStack() as opened:
@@ -203,12 +206,19 @@ class Writer:
         if self._closed is not None:
             raise self._closed
         if isinstance(self._failure, LogMovedError):
-            raise self._failure
+            raise self._failure.again()
         return self._watermark.mark
 
     def is_in(self, directory: Directory) -> bool:
         """Whether the partition's directory, which is locked, is one of those in this directory."""
         return self._place.is_at(self.directory, dir_fd=directory.fd)
+
+    def last_sequence(self, producer_id: int) -> int | None:
+        """The sequence of the last batch that a producer appended here; None if it is not known."""
+        with self.lock:
+            self._check_alive()
+            self._note_producer()
+            return self._producers.last_sequence(producer_id)
 
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter after every publication, from the thread that flushed, while it lives."""
@@ -513,8 +523,9 @@ class Writer:
 
     def _note_producer(self) -> None:
         """Remember who wrote the last batches; it stands in the tail, so that an interrupt cannot part the two."""
-        for producer, offsets in self.batch.tail.produced:
-            self._producers.remember(producer, offsets)
+        tail = self.batch.tail
+        for producer, offsets in tail.produced:
+            self._producers.remember(producer, offsets, tail.append_time)
 
     def _cut_back(self, error: OSError) -> NoReturn:
         """Undo a write that failed: the open batch is lost, the writer stays usable."""
@@ -566,12 +577,22 @@ class Writer:
         self._publish(flushed=tail, durable=tail)
         self._sync_watermark()
         self._note_producer()
-        producers = self._producers.snapshot()
+        expiry = self._config.producer_expiry
+        if expiry is None or tail.end == self._begun_segment:  # what was begun must be written the same again
+            producers = self._producers.snapshot()
+        else:
+            producers = self._producers.snapshot(silent_since_us=now - microseconds(expiry))
+        table, more_producers, more_producers_crc = write_producers(
+            self._place, tail.end, producers, self._config.permissions
+        )
+        if more_producers:
+            self._with_file.add(tail.end)
         header = SegmentHeader(
             self._identity.log_id, self.partition, self._epoch, tail.end, now,
             old.base_offset, tail.end - old.base_offset, tail.previous_crc,
             tail.append_time, tail.running_max_timestamp,
-            writer_nonce=self._nonce, previous_batch_bytes=tail.end - tail.last_batch, producers=producers,
+            writer_nonce=self._nonce, previous_batch_bytes=tail.end - tail.last_batch,
+            more_producers=more_producers, more_producers_crc=more_producers_crc, producers=table,
         )  # fmt: skip
         self._begun_segment = tail.end
         fd = create_segment(self._place, header, self._config.permissions)
@@ -810,9 +831,10 @@ class Writer:
         self._sync_watermark()  # before a file goes: a torn write may leave either slot alone
         self._index.remove(dropped)
         names = [segment_name(base) for base in dropped]
-        for name in names:
+        for name in names + [producers_name(base) for base in dropped if base in self._with_file]:
             with suppress(FileNotFoundError):
                 self._place.unlink(name)
+        self._with_file.difference_update(dropped)
         self._place.sync()
         return list(map(self._path, names))
 
