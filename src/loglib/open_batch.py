@@ -70,6 +70,8 @@ class OpenBatch:
             most_telling = together([owed, error])
             assert isinstance(most_telling, LogError)
             self.owed = most_telling
+            other = error if most_telling is owed else owed
+            other.lost = other.in_doubt = ()  # it may yet be raised, and what was lost be named only once
         self.room, self.plain_room = self.bytes_left(), NO_ROOM
 
     def buffered_bytes(self) -> int:
