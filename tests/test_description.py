@@ -33,6 +33,7 @@ CONFIG = TopicConfig(
     compression="zstd",
     durability="os",
     permissions=0o640,
+    producer_expiry=timedelta(hours=30),
 )
 
 
@@ -173,6 +174,15 @@ def test_value_of_the_wrong_kind_is_an_error_and_no_crash(path: Path, name: str,
 def test_wrong_values_in_a_policy_are_damage(path: Path, name: str, values: dict[str, object]) -> None:
     edit_json(path / "topic.json", **{name: values})
     with pytest.raises(CorruptLogError):
+        description.read(REAL, str(path))
+
+
+@pytest.mark.parametrize("name", ["flush", "retention"])
+@pytest.mark.parametrize("value", [[], ["age"], "age", 0, None, False], ids=repr)
+def test_policy_that_is_no_object_is_damage_and_not_the_default(path: Path, name: str, value: object) -> None:
+    """`"retention": []` was read as the default: a topic kept for ever would have lost what is older than a week."""
+    edit_json(path / "topic.json", **{name: value})
+    with pytest.raises(CorruptLogError, match="must be an object"):
         description.read(REAL, str(path))
 
 

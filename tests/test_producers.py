@@ -1,16 +1,19 @@
 """Idempotent producers: a repeat appends nothing, whatever lies between it and the first time."""
 
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from conftest import crash_copy, values_of
-from loglib import LogError, Topic
+from conftest import Clock, crash_copy, tree, values_of
+from loglib import CorruptLogError, LogError, ReadOnlyError, Topic, WriterFailedError
 from loglib.batch import Producer
 from loglib.producers import Producers
-from loglib.segment import MAX_PRODUCERS, ProducerState
-from loglib.testing import RecordingFiles, UnsyncedFiles
+from loglib.segment import MAX_PRODUCERS, ProducerState, producers_name
+from loglib.testing import FaultyFiles, RecordingFiles, UnsyncedFiles
 
 Open = Callable[..., Topic]
 
@@ -96,29 +99,169 @@ def test_producers_survive_many_segments_with_retention(open_topic: Open) -> Non
         assert values_of(topic) == []
 
 
-def test_producer_silent_the_longest_is_forgotten_first(open_topic: Open) -> None:
+@pytest.mark.parametrize("how", ["the same segment", "rolls", "crash", "reopening"])
+def test_500_other_producers_between_an_append_and_its_replay_duplicate_nothing(
+    how: str, open_topic: Open, path: Path, tmp_path: Path
+) -> None:
+    """The 126th used to make a replay of the first a duplicate."""
     topic = open_topic(files=UnsyncedFiles())
+    first = topic.partition(0).append_many([b"a", b"b"], producer=("p", 7))
+    for number in range(500):
+        topic.partition(0).append_many([b"%d" % number], producer=(f"other {number}", number))
+        if how == "rolls" and number % 100 == 99:
+            topic.partition(0).roll()
+    if how in ("crash", "reopening"):
+        topic.partition(0).roll()
+        topic.partition(0).append_many([b"behind the file"], producer=("other 3", 1000))
+        topic.flush()
+    if how == "crash":
+        topic = open_topic(crash_copy(path, tmp_path / "copy"))
+    elif how == "reopening":
+        topic.close()
+        topic = open_topic()
     partition = topic.partition(0)
-    for number in range(MAX_PRODUCERS):
-        partition.append_many([b"%d" % number], producer=(f"p{number}", 1))
-    partition.append_many([b"again"], producer=("p0", 2))
-    partition.append_many([b"one too many"], producer=("new", 1))
-    for reopened in (False, True):
-        if reopened:
-            partition.roll()
+    for number in range(500):
+        last = 1000 if number == 3 and how in ("crash", "reopening") else number
+        assert partition.last_sequence(f"other {number}") == last
+        partition.append_many([b"again"], producer=(f"other {number}", last))
+    assert partition.append_many([b"a", b"b"], producer=("p", 7)) == first
+    assert partition.last_sequence("p") == 7
+    assert partition.last_sequence("nobody") is None
+    topic.flush()
+    assert len(values_of(topic)) == 502 + (how in ("crash", "reopening"))
+    assert topic.verify().damage == ()
+
+
+def test_producer_is_forgotten_at_a_roll_once_it_has_been_silent_for_the_expiry(open_topic: Open, clock: Clock) -> None:
+    clock.advance(timedelta(milliseconds=500))
+    topic = open_topic(producer_expiry=timedelta(days=2))
+    partition = topic.partition(0)
+    partition.append_many([b"old"], producer=("old", 1))
+    partition.append_many([b"alive"], producer=("alive", 1))
+    clock.advance(timedelta(days=1))
+    partition.append_many([b"alive"], producer=("alive", 2))
+    clock.advance(timedelta(days=1, microseconds=1))
+    assert partition.last_sequence("old") == 1, "not before a roll"
+    partition.roll()
+    assert (partition.last_sequence("old"), partition.last_sequence("alive")) == (1, 2), "to the second, and no sooner"
+    partition.append_many([b"x"])
+    clock.advance(timedelta(seconds=1))
+    partition.roll()
+    assert (partition.last_sequence("old"), partition.last_sequence("alive")) == (None, 2)
+    topic.close()
+    with open_topic() as topic:
+        assert topic.partition(0).last_sequence("old") is None
+        assert topic.partition(0).last_sequence("alive") == 2
+
+
+def test_without_an_expiry_no_producer_is_forgotten(open_topic: Open, clock: Clock) -> None:
+    topic = open_topic(producer_expiry=None)
+    topic.partition(0).append_many([b"old"], producer=("old", 1))
+    clock.advance(timedelta(days=100_000))
+    topic.partition(0).roll()
+    topic.close()
+    with open_topic(producer_expiry=None) as topic:
+        assert topic.config.producer_expiry is None
+        assert topic.partition(0).last_sequence("old") == 1
+
+
+def many_producers(topic: Topic, count: int = MAX_PRODUCERS + 3) -> None:
+    for number in range(count):
+        topic.partition(0).append_many([b"x"], producer=(f"p{number}", number))
+    topic.partition(0).roll()
+
+
+def files_of_producers(path: Path) -> list[str]:
+    return sorted(each.name for each in (path / "0000").iterdir() if "producers" in each.name)
+
+
+def test_file_of_producers_goes_with_its_segment(open_topic: Open, path: Path) -> None:
+    topic = open_topic(files=UnsyncedFiles())
+    many_producers(topic, MAX_PRODUCERS)
+    assert files_of_producers(path) == [], "there is room for them in the header"
+    topic.partition(0).append_many([b"x"], producer=("one more", 1))
+    topic.partition(0).roll()
+    topic.append(b"x")
+    topic.partition(0).roll()
+    bases = [each.base_offset for each in topic.partition(0).segments]
+    assert files_of_producers(path) == [producers_name(base) for base in bases[2:]]
+    topic.partition(0).writer().drop_before(bases[3])
+    assert files_of_producers(path) == [producers_name(bases[3])]
+    topic.close()
+    with open_topic() as topic:
+        topic.append(b"x")
+        topic.partition(0).roll()
+        topic.partition(0).writer().drop_before(topic.partition(0).segments[-1].base_offset)
+        assert files_of_producers(path) == [producers_name(topic.partition(0).segments[0].base_offset)]
+        assert topic.partition(0).last_sequence("p0") == 0
+
+
+def test_file_of_producers_without_its_segment_is_removed(open_topic: Open, path: Path) -> None:
+    with open_topic(files=UnsyncedFiles()) as topic:
+        many_producers(topic)
+    (kept,) = files_of_producers(path)
+    content = (path / "0000" / kept).read_bytes()
+    for name in (producers_name(8), producers_name(1 << 40), kept + ".tmp"):
+        (path / "0000" / name).write_bytes(content)
+    with open_topic() as topic:
+        assert files_of_producers(path) == [kept]
+        assert topic.partition(0).last_sequence("p1") == 1
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "long", "flipped"])
+def test_damaged_file_of_producers_is_an_error_and_never_a_forgotten_producer(
+    damage: str, open_topic: Open, path: Path
+) -> None:
+    with open_topic(files=UnsyncedFiles()) as topic:
+        many_producers(topic)
+    file = path / "0000" / files_of_producers(path)[0]
+    content = file.read_bytes()
+    changed = {"short": content[:-1], "long": content + b"x", "flipped": bytes([content[0] ^ 1]) + content[1:]}
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(changed[damage])
+    before = tree(path)
+    with pytest.raises(CorruptLogError) as raised:
+        open_topic()
+    assert raised.value.path == str(file) and tree(path) == before
+    with Topic.open(path, mode="r") as reader:
+        assert len(values_of(reader)) == MAX_PRODUCERS + 3, "its readers need it not"
+        assert [each.path for each in reader.verify().damage] == [str(file)]
+    file.write_bytes(content)
+    with open_topic() as topic:
+        assert topic.verify().damage == ()
+
+
+@pytest.mark.parametrize("name", ["create", "pwritev", "datasync", "rename", "fsync", "lstat", "unlink"])
+def test_roll_that_fails_at_the_file_of_producers_loses_no_producer(name: str, open_topic: Open, path: Path) -> None:
+    for at in range(1, 7):
+        shutil.rmtree(path, ignore_errors=True)
+        files = FaultyFiles(name, at=at, armed=False, inner=UnsyncedFiles())
+        topic = open_topic(files=files)
+        many_producers(topic)
+        topic.partition(0).append_many([b"y"], producer=("last", 1))
+        topic.flush()
+        files.armed = True
+        with suppress(LogError):
+            topic.partition(0).roll()
+        files.armed = False
+        with suppress(WriterFailedError):
+            topic.partition(0).roll()
+            topic.append(b"z", sync=True)
+            topic.partition(0).roll()
+        with suppress(WriterFailedError):
             topic.close()
-            topic = open_topic(files=UnsyncedFiles())
-            partition = topic.partition(0)
-        count = len(values_of(topic))
-        partition.append_many([b"again"], producer=("p0", 2))
-        partition.append_many([b"x"], producer=("p2", 1))
-        partition.append_many([b"x"], producer=("new", 1))
-        partition.flush()
-        assert len(values_of(topic)) == count if reopened else MAX_PRODUCERS + 2
-    before = len(values_of(topic))
-    partition.append_many([b"p1 again"], producer=("p1", 1))
-    partition.flush()
-    assert len(values_of(topic)) == before + 1, "p1 was forgotten: its repeat is taken for new"
+        with open_topic() as topic:
+            assert topic.partition(0).last_sequence("p0") == 0
+            assert topic.partition(0).last_sequence("last") == 1
+            assert topic.verify().damage == ()
+
+
+def test_read_only_topic_knows_no_sequences(open_topic: Open) -> None:
+    open_topic().close()
+    with open_topic(mode="r") as topic, pytest.raises(ReadOnlyError):
+        topic.partition(0).last_sequence("p")
 
 
 def test_segments_without_producers_are_not_read_for_them(open_topic: Open) -> None:
@@ -145,6 +288,9 @@ def test_state_is_rebuilt_from_the_header_and_the_batches_behind_it() -> None:
     producers = Producers(3, [ProducerState(1, 5, 100, 2), ProducerState(2, 6, 200, 1)], nothing)  # type: ignore[arg-type]
     assert producers.seen(Producer(1, 5)) == range(100, 102)
     assert producers.seen(Producer(1, 6)) is None and producers.seen(Producer(3, 0)) is None
-    producers.remember(Producer(1, 6), range(300, 303))
-    producers.remember(Producer(1, 6), range(300, 303))
-    assert producers.snapshot() == (ProducerState(2, 6, 200, 1), ProducerState(1, 6, 300, 3))
+    for _ in range(2):
+        producers.remember(Producer(1, 6), range(300, 303), 1_500_000)
+    assert producers.snapshot() == (ProducerState(2, 6, 200, 1), ProducerState(1, 6, 300, 3, 2))
+    assert producers.snapshot(silent_since_us=1_500_000) == (ProducerState(1, 6, 300, 3, 2),)
+    producers.remember(Producer(4, 1), range(400, 401), 1 << 60)  # a clock that lies
+    assert producers.snapshot()[-1].last_append_s == (1 << 32) - 1

@@ -16,16 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from builders import IDENTITY, PLAIN, chained, encoded, forged, resealed_frame
+from builders import IDENTITY, PLAIN, chained, encoded, forged, header_of, resealed_frame
 from loglib import (
+    BrokenStreamError,
     CorruptLogError,
     FlushPolicy,
     InvalidOffsetError,
     LogError,
     OffsetOutOfRangeError,
     Record,
+    RecordTooLargeError,
+    StorageFullError,
     StorageIOError,
     Topic,
+    WriterFailedError,
     transfer,
 )
 from loglib.batch import Columns, Producer, encode_body
@@ -385,6 +389,243 @@ def test_producer_whose_numbers_do_not_rise_is_not_believed(target: Topic) -> No
     assert partition.append_many([b"again"], producer=("etl", 9))[0].offsets.start > 0
     with pytest.raises(LogError, match="comes too late"):
         partition.append_many([b"late"], producer=("etl", 8))
+
+
+# --- all of a frame, or nothing ------------------------------------------------------------------------------
+
+
+def test_frame_that_is_cut_short_appends_nothing_and_can_be_sent_again(source: Topic, target: Topic) -> None:
+    """Nine of ten records used to be doubled by trying again."""
+    sent, _ = frames_of(source, 0, 20_000)
+    for size in (len(sent) - 1, len(sent) // 2, 40):
+        with pytest.raises(CorruptLogError, match="the end of the stream"):
+            target.partition(0).receive(io.BytesIO(sent[:size]))
+    target.partition(0).receive(io.BytesIO(sent), preserve_offsets=True)
+    values = [record.value for record in everything(target)]
+    assert values == [record.value for record in everything(source)][: len(values)] and len(values) > 5
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_frame_that_cannot_be_written_is_undone_and_can_be_received_again(
+    source: Topic, tmp_path: Path, error: int
+) -> None:
+    sent, _ = frames_of(source, 0, 20_000)
+    count = len(list(transfer.read_frame(io.BytesIO(sent))))
+    assert count > 3
+    for at in range(1, count + 1):
+        files = FaultyFiles("pwritev", at=at, error=error, armed=False)
+        with Topic.open(tmp_path / f"target-{at}", flush=MANUAL, files=files) as target:
+            partition = target.partition(0)
+            first = partition.append(b"before")
+            partition.flush()
+            files.armed = True
+            with pytest.raises((StorageFullError, StorageIOError)) as caught:
+                partition.receive(io.BytesIO(sent))
+            assert (caught.value.appended, caught.value.lost, caught.value.resume_at) == ((), (), 0)
+            assert [record.offset for record in everything(target)] == [first.offset]
+            partition.receive(io.BytesIO(sent))
+            assert len(everything(target)) > 3
+            partition.check()
+
+
+def test_frame_larger_than_a_segment_says_where_to_go_on(source: Topic, tmp_path: Path) -> None:
+    sent, _ = frames_of(source, 0, 1 << 40)
+    headers = [header for header, _ in transfer.read_frame(io.BytesIO(sent))]
+    files = FaultyFiles("rename", at=2, error=errno.ENOSPC, armed=False)
+    with Topic.open(tmp_path / "small", flush=MANUAL, segment_bytes=8192, files=files) as target:
+        partition = target.partition(0)
+        files.armed = True
+        with pytest.raises(StorageFullError) as caught:
+            partition.receive(io.BytesIO(sent), preserve_offsets=True)
+        inside = len(caught.value.appended)
+        assert 0 < inside < len(headers)
+        assert caught.value.resume_at == headers[inside].base_offset == partition.log_end_offset
+        frames, _ = frames_of(source, caught.value.resume_at, 1 << 40)
+        receive_all(target, io.BytesIO(frames))
+        assert everything(target) == everything(source)
+        partition.check()
+
+
+def test_flush_that_fails_after_a_frame_says_that_it_is_in(source: Topic, tmp_path: Path) -> None:
+    sent, _ = frames_of(source, 0, 20_000)
+    headers = [header for header, _ in transfer.read_frame(io.BytesIO(sent))]
+    files = FaultyFiles("datasync", armed=False)
+    policy = FlushPolicy(messages=1, interval=None, bytes=None)
+    with Topic.open(tmp_path / "failing", flush=policy, files=files) as target:
+        files.armed = True
+        with pytest.raises(WriterFailedError) as caught:
+            target.partition(0).receive(io.BytesIO(sent))
+        assert caught.value.resume_at == headers[-1].next_offset
+        assert len(caught.value.appended) == len(headers) and len(caught.value.in_doubt) == 1
+        with pytest.raises(WriterFailedError):
+            target.close()
+
+
+def test_producers_of_a_frame_that_is_undone_are_not_remembered(target: Topic) -> None:
+    """A repeat of what was undone must not be answered with offsets that hold nothing."""
+    partition = target.partition(0)
+    frames = b"".join(encoded(PLAIN, offset, producer=Producer(9, 5)) for offset in (0,))
+    second = encoded(PLAIN, len(frames), producer=Producer(9, 6), previous_crc=header_of(frames).header_crc)
+    stream = transfer._frame(IDENTITY, 0, len(frames + second)) + frames + second
+    active = partition.writer()._active
+    write, left = active.write, [1]
+
+    def full_at_the_second(parts: object, offset: int) -> None:
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left.pop()
+        write(parts, offset)  # type: ignore[arg-type]
+
+    active.write = full_at_the_second  # type: ignore[method-assign]
+    with pytest.raises(StorageFullError):
+        partition.receive(io.BytesIO(stream))
+    active.write = write  # type: ignore[method-assign]
+    assert partition.writer().last_sequence(9) is None
+    partition.receive(io.BytesIO(stream))
+    assert partition.writer().last_sequence(9) == 6
+    assert len(everything(target)) == 2 * len(PLAIN.values)
+
+
+@pytest.mark.parametrize("codec", [0, 1], ids=["plain", "zlib"])
+@pytest.mark.parametrize("values", [1, 3], ids=["alone", "among-others"])
+def test_record_above_the_limit_is_not_received(tmp_path: Path, codec: int, values: int) -> None:
+    """100 MiB used to be received where 64 KiB were allowed."""
+    large = encoded(Columns([b"x" * 70_000] + [b"y"] * (values - 1), [b"k"] * values), codec=codec)
+    fits = encoded(Columns([b"x" * 65_000, b"y" * 65_000]), codec=codec)
+    stream = io.BytesIO(b"".join(transfer._frame(IDENTITY, 0, len(each)) + each for each in (large, fits)))
+    with Topic.open(tmp_path / "target", flush=MANUAL, max_record_bytes=64 << 10) as target:
+        with pytest.raises(RecordTooLargeError, match="the limit is 65536; nothing was appended"):
+            target.partition(0).receive(stream)
+        assert everything(target) == []
+        target.partition(0).receive(stream)
+        assert len(everything(target)) == 2, "and the stream is still of use"
+
+
+def test_record_too_large_is_refused_before_it_has_arrived() -> None:
+    large = encoded(Columns([b"x" * 70_000]))
+    stream = io.BytesIO(transfer._frame(IDENTITY, 0, len(large)) + large[:200])
+    with pytest.raises(RecordTooLargeError):
+        transfer.read_frame(stream, max_record_bytes=60_000)
+
+
+# --- time-outs -------------------------------------------------------------------------------------------------
+
+
+def test_time_out_of_a_socket_that_nobody_reads_is_honoured(target: Topic) -> None:
+    """Sending ignored it and waited for ever; a frame sent after it would have been taken for bytes of the last."""
+    source = target
+    for _ in range(16):
+        source.append(bytes(1 << 20), sync=True)
+    left, right = socket.socketpair()
+    with left, right:
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        left.settimeout(0.02)
+        with pytest.raises(TimeoutError):
+            source.partition(0).transfer(left, 0)
+        with pytest.raises(BrokenStreamError, match="while sending"):
+            source.partition(0).transfer(left, 0)
+        assert right.recv(10)
+        with pytest.raises(BrokenStreamError):
+            source.partition(0).transfer(left, 0)
+
+
+def test_time_out_before_a_frame_costs_the_stream_nothing(source: Topic, target: Topic) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.settimeout(0.02)
+        while True:  # fill it up
+            try:
+                left.send(bytes(4096))
+            except TimeoutError:
+                break
+        with pytest.raises(TimeoutError):
+            source.partition(0).transfer(left, 0, 1)
+        right.settimeout(0.02)
+        with pytest.raises(TimeoutError):
+            while right.recv(1 << 20):
+                pass
+        with pytest.raises(TimeoutError):
+            target.partition(0).receive(right)
+        assert source.partition(0).transfer(left, 0, 1) > 0
+        assert target.partition(0).receive(right) is not None
+
+
+def test_time_out_between_two_frames_says_what_was_sent(source: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+
+    def wait_writable(self: Files, to: object, timeout_s: float | None = None) -> None:
+        waits.append(timeout_s)
+        if len(waits) > 1:
+            raise TimeoutError
+
+    monkeypatch.setattr(Files, "wait_writable", wait_writable)
+    left, right = socket.socketpair()
+    with left, right:
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        left.settimeout(5)
+        end = source.partition(0).transfer(left, 0, 1 << 30)
+    assert end == source.partition(0).segments[0].end_offset and waits == [5, 5]
+
+
+def test_stream_that_stops_in_mid_frame_is_never_read_on(source: Topic, target: Topic) -> None:
+    """After a time-out in mid-frame, bytes of a body were taken for a header; a body may hold a frame that is none."""
+    inner = one_frame()
+    body = encoded(Columns([b"." * 40 + inner, b"x" * 2000]))
+    frame = transfer._frame(IDENTITY, 0, len(body)) + body
+    cut = frame.index(inner)
+    for size in (10, cut):
+        left, right = socket.socketpair()
+        with left, right:
+            right.settimeout(0.02)
+            left.send(frame[:size])
+            with pytest.raises(TimeoutError):
+                target.partition(0).receive(right)
+            left.send(frame[size:])
+            for _ in range(2):
+                with pytest.raises(BrokenStreamError, match="while receiving .*open a new one"):
+                    target.partition(0).receive(right)
+    assert everything(target) == []
+
+
+def test_interrupt_in_mid_frame_breaks_the_stream(target: Topic) -> None:
+    class Pipe:
+        """No socket, and nothing to seek in."""
+
+        def __init__(self, pieces: list[bytes | BaseException]) -> None:
+            self.pieces = pieces
+
+        def read(self, size: int) -> bytes:
+            piece = self.pieces.pop(0)
+            if isinstance(piece, BaseException):
+                raise piece
+            if len(piece) > size:
+                self.pieces.insert(0, piece[size:])
+            return piece[:size]
+
+    class Forgetful(Pipe):
+        __slots__ = ("pieces",)
+        __hash__ = None  # type: ignore[assignment]
+
+    frame = one_frame()
+    pipe = Pipe([frame[:50], KeyboardInterrupt(), frame[50:]])
+    with pytest.raises(KeyboardInterrupt):
+        target.partition(0).receive(pipe)
+    with pytest.raises(BrokenStreamError):
+        target.partition(0).receive(pipe)
+    forgetful = Forgetful([frame[:50], KeyboardInterrupt(), frame])
+    with pytest.raises(KeyboardInterrupt):
+        target.partition(0).receive(forgetful)
+    assert target.partition(0).receive(forgetful) is not None, "which its owner has wound back himself"
+
+
+def test_frame_that_claims_too_much_to_be_skipped_breaks_the_stream(target: Topic) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.send(transfer._frame(IDENTITY, 0, 1 << 40) + bytes(4096))
+        with pytest.raises(CorruptLogError):
+            target.partition(0).receive(right)
+        with pytest.raises(BrokenStreamError):
+            target.partition(0).receive(right)
 
 
 # --- a sender in trouble --------------------------------------------------------------------------------------
