@@ -11,6 +11,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from builders import EVERYTHING, NOW, PLAIN, make_topic
@@ -22,6 +23,7 @@ GOLDEN = Path(__file__).with_name("golden") / "v2"
 POLICIES = TopicConfig(
     flush=FlushPolicy(None, None, None), retention=Retention(None, None, 0.0), segment_bytes=1 << 30, segment_age=None,
     batch_bytes=1 << 20, batch_records=1 << 16, max_record_bytes=1 << 26, permissions=0o600,
+    producer_expiry=timedelta(days=7),
 )  # fmt: skip
 
 

@@ -176,7 +176,7 @@ def test_names_on_the_page_are_the_names_in_the_code() -> None:
         *segment.SegmentHeader._fields[:7],
         "previous_crc", "producer_count", *segment.SegmentHeader._fields[8:20],
     ]  # fmt: skip
-    assert [row.field for row in fields("Producers table entry")][:4] == list(segment.ProducerState._fields)
+    assert [row.field for row in fields("Producers table entry")] == list(segment.ProducerState._fields)
     assert [row.field for row in fields("Watermark slot") if row.field != "zero"][3:] == list(marks.Mark._fields)
 
 
@@ -307,6 +307,30 @@ def test_golden_topic_has_all_that_the_format_has(golden: Path) -> None:
     assert any(header.producer_id for header in headers)
     slots = (golden / "plain" / "0000" / "watermark").read_bytes()
     assert slots[:128] != slots[4096:], "both slots in use"
+
+
+def test_file_of_producers_is_as_on_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "topic"
+    with Topic.open(path, clock=lambda: NOW + 1) as topic:
+        for number in range(130):
+            topic.partition(0).append_many([b"x"] * (number % 3 + 1), producer=(f"producer {number}", number))
+        topic.partition(0).roll()
+        base = topic.partition(0).segments[-1].base_offset
+        (name,) = [each.name for each in (path / "0000").iterdir() if each.suffix == ".producers"]
+        assert name == f"{base:020d}.producers"
+        content = (path / "0000" / name).read_bytes()
+        identity = topic.partition(0).log.identity
+        header = segment.read_segment_header(REAL, str(path / "0000" / f"{base:020d}.log"), identity)
+        appended = [each.header for each in topic.batches()]
+    entry = {row.field: (row.byte, row.size) for row in fields("Producers table entry")}
+    assert len(content) == 32 * header.more_producers == 32 * 7
+    assert batch.crc32c(content) == header.more_producers_crc
+    for at, each in zip(range(0, len(content), 32), appended, strict=False):
+        facts = {name: int.from_bytes(content[at + byte :][:size], "little") for name, (byte, size) in entry.items()}
+        assert facts == {
+            "producer_id": each.producer_id, "sequence": each.producer_sequence, "base_offset": each.base_offset,
+            "record_count": each.record_count, "last_append_s": NOW // 1_000_000 + 1,
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["plain", "zlib"])

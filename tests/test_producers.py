@@ -285,12 +285,12 @@ def test_state_is_rebuilt_from_the_header_and_the_batches_behind_it() -> None:
     def nothing() -> list[object]:
         return []
 
-    producers = Producers(3, [ProducerState(1, 5, 100, 2), ProducerState(2, 6, 200, 1)], nothing)  # type: ignore[arg-type]
+    producers = Producers(3, [ProducerState(1, 5, 100, 2, 1), ProducerState(2, 6, 200, 1, 1)], nothing)  # type: ignore[arg-type]
     assert producers.seen(Producer(1, 5)) == range(100, 102)
     assert producers.seen(Producer(1, 6)) is None and producers.seen(Producer(3, 0)) is None
     for _ in range(2):
         producers.remember(Producer(1, 6), range(300, 303), 1_500_000)
-    assert producers.snapshot() == (ProducerState(2, 6, 200, 1), ProducerState(1, 6, 300, 3, 2))
+    assert producers.snapshot() == (ProducerState(2, 6, 200, 1, 1), ProducerState(1, 6, 300, 3, 2))
     assert producers.snapshot(silent_since_us=1_500_000) == (ProducerState(1, 6, 300, 3, 2),)
     producers.remember(Producer(4, 1), range(400, 401), 1 << 60)  # a clock that lies
     assert producers.snapshot()[-1].last_append_s == (1 << 32) - 1

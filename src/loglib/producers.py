@@ -68,8 +68,11 @@ class Producers:
         """What the next segment is to say; those whose last batch was appended before that time are forgotten."""
         self._load()
         if silent_since_us is not None:
-            living = [each for each in self._known.values() if each.last_append_s * 1_000_000 >= silent_since_us]
-            self._known = {each.producer_id: each for each in living}
+            self._known = {
+                each.producer_id: each
+                for each in self._known.values()
+                if not each.last_append_s or each.last_append_s * 1_000_000 >= silent_since_us
+            }
         return tuple(self._known.values())
 
     def _load(self) -> None:
@@ -83,5 +86,5 @@ class Producers:
 
     def _add(self, producer: Producer, offsets: range, append_time: int) -> None:
         self._known.pop(producer.id, None)  # to the end: the header's table has those that appended last
-        seconds = min(max(-(-append_time // 1_000_000), 0), _LAST_S)
+        seconds = min(max(-(-append_time // 1_000_000), 1), _LAST_S)  # 0 would be unknown
         self._known[producer.id] = ProducerState(producer.id, producer.sequence, offsets.start, len(offsets), seconds)

@@ -31,7 +31,7 @@ sealed segment never changes; what there is to say about it stands in the header
      136   16  boot_id               of the system that it ran in; zeros if unknown
      152    4  more_producers        entries that stand in the file <base>.producers
      156    4  more_producers_crc    CRC-32C of that file
-     160 3936  producers             123 of: id u64, sequence u64, base offset u64, records u32, time u32
+     160 3936  producers             123 of: id u64, sequence u64, base offset u64, records u32, seconds u32
 
 Threads: a reader belongs to one thread; it shares nothing but the page cache.
 """
