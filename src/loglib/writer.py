@@ -512,7 +512,7 @@ class Writer:
         except LogMovedError as error:
             self._fail(error)
         except OSError as error:
-            self._cut_back(error)
+            self._cut_back(error, undo=len(ranges) > 0)
         self._note_producer()
         if active.began is None:
             active.began = append_time
@@ -527,11 +527,16 @@ class Writer:
         for producer, offsets in tail.produced:
             self._producers.remember(producer, offsets, tail.append_time)
 
-    def _cut_back(self, error: OSError) -> NoReturn:
-        """Undo a write that failed: the open batch is lost, the writer stays usable."""
+    def _cut_back(self, error: OSError, *, undo: bool = False) -> NoReturn:
+        """Undo a write that failed: the open batch is lost, the writer stays usable.
+
+        `undo`: whole batches were written as well, which must not be there after a power cut either. Synced then.
+        """
         active, batch = self._active, self.batch
         try:
             active.cut_back(batch.tail.end)
+            if undo:
+                self._files.datasync(active.fd)
         except LogMovedError as moved:
             self._fail(moved)
         except OSError as second:

@@ -35,7 +35,7 @@ from random import Random
 from typing import Any, NamedTuple
 from unittest import mock
 
-from loglib import FlushPolicy, LogError, Retention, Topic, description
+from loglib import FlushPolicy, LogError, Retention, StorageFullError, Topic, description, segment
 from loglib.arguments import record_columns
 from loglib.config import TopicConfig
 from loglib.index import SegmentIndex
@@ -182,6 +182,7 @@ class World:
         self.choose = Random(workload.seed)
         self.histories = [History() for _ in range(config.partitions)]
         self.appended = 0
+        self.named = 0  # by errors, as lost
         self.sequence = 0
         self.last_call: tuple[list[bytes], int] | None = None
         self.identities = [Identity.of(LOG_ID.bytes, number) for number in range(config.partitions)]
@@ -215,6 +216,18 @@ class World:
 
     def note(self, partition: int, offset: int, value: bytes, key: bytes | None = None) -> None:
         self.histories[partition].rows.append((offset, value, key))
+
+    def told(self, error: LogError) -> None:
+        """An error has named records: they were appended and not promised, and are not in the log from now on."""
+        if error.appended or error.in_doubt:
+            raise Failure("lost", f"{error!r} speaks of {error.appended} and {error.in_doubt}")
+        for number, offsets in error.lost:
+            history = self.histories[number]
+            kept = [row for row in history.rows if row[0] not in offsets]
+            if len(kept) + len(offsets) != len(history.rows):
+                raise Failure("phantoms", f"{offsets} are called lost, of {_short(history.rows)}")
+            history.rows = kept
+            self.named += len(offsets)
 
     def promise(self, *partitions: int, power: bool = False) -> None:
         for number in partitions or range(self.config.partitions):
@@ -289,6 +302,34 @@ def _produce(world: World) -> None:
     values = [world.value(50), world.value(50)]
     world.last_call = values, world.sequence
     _note_ranges(world, world.topic.append_many(values, partition=0, producer=("p", world.sequence)), values)
+
+
+def _produce_many(world: World) -> None:
+    """More producers than the header has room for here, so that a roll writes a file of them."""
+    world.sequence += 1
+    for name in ("q", "r", "s"):
+        values = [world.value(20)]
+        found = world.topic.append_many(values, partition=0, producer=(name, world.sequence))
+        _note_ranges(world, found, values)
+
+
+def _full(world: World) -> None:
+    """The disk is full, or soon is: what the errors name is not in the log, and all else is."""
+    world.fs.capacity = world.fs.used + world.choose.choice((0, 200, 1500, 6000))
+    try:
+        for size in (40, 5000, 40):
+            value = world.value(size)
+            try:
+                world.note(0, world.topic.append(value, partition=0).offset, value)
+            except StorageFullError as error:
+                world.told(error)
+        try:
+            world.topic.flush()
+            world.promise()
+        except StorageFullError as error:
+            world.told(error)
+    finally:
+        world.fs.capacity = None
 
 
 def _retry(world: World) -> None:
@@ -380,9 +421,11 @@ def _kill(world: World) -> None:
 CALLS: dict[str, Callable[[World], None]] = {
     "append": _append, "append-sync": _append_sync, "append-large": _append_large, "append-many": _append_many,
     "append-keyed": _append_keyed, "produce": _produce, "retry": _retry, "flush": _flush, "roll": _roll,
-    "drop": _drop, "reopen": _reopen, "receive": _receive, "kill": _kill, "crash": _crash,
+    "drop": _drop, "reopen": _reopen, "receive": _receive, "kill": _kill, "full": _full,
+    "produce-many": _produce_many, "crash": _crash,
 }  # fmt: skip
 SHORT = [name for name in CALLS if name != "crash"]
+LATE = ("full", "produce-many")  # of three calls they are not the first: what they do to what follows, two show
 WEIGHTS = {"crash": 1, "kill": 1, "retry": 1, "drop": 1, "reopen": 1, "append-sync": 3, "flush": 3, "append": 3}
 
 
@@ -468,6 +511,8 @@ class Judge:
         self.digests: set[int] = set()
         self.nested: set[int] = set()  # of the states inside recovery
         self.judged = 0
+        self.accounted = 0  # records appended, each of which is looked for in every state
+        self.named = 0  # and those among them that errors have called lost
         self._outcomes: dict[tuple[int, int, str], Outcome] = {}
         self._went_on: dict[int, Outcome] = {}  # by the files after recovery
         self._same: dict[Outcome, Outcome] = {}
@@ -684,6 +729,8 @@ def run_workload(workload: Workload, judge: Judge) -> None:
     finally:
         with suppress(LogError, OSError):
             world.close()
+        judge.accounted += world.appended
+        judge.named += world.named
 
 
 @contextmanager
@@ -705,7 +752,8 @@ def run_workloads(
     _fresh.clear()  # made by the code as it is now, which may be patched
     for workload in workloads:
         try:
-            run_workload(workload, judge)
+            with mock.patch.object(segment, "MAX_PRODUCERS", 1):  # so that few are too many
+                run_workload(workload, judge)
         except Failure as failure:
             failure.workload = workload
             failure.add_note(f"in {workload}")
@@ -723,7 +771,8 @@ LONGEST_SHORT = 3
 def short_workloads(length: int, *, durability: str = "disk") -> Iterator[Workload]:
     """Every workload of so many calls."""
     for calls in product(SHORT, repeat=length):
-        yield Workload(calls, durability, partitions=2 if "append-keyed" in calls else 1)
+        if length < LONGEST_SHORT or calls[0] not in LATE:
+            yield Workload(calls, durability, partitions=2 if "append-keyed" in calls else 1)
 
 
 def long_workload(seed: int) -> Workload:

@@ -7,13 +7,15 @@ it says that it has failed. What fails does so once, so that the end must always
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from books import Books, found_in
+
 from conftest import QUIET, crash_copy, last_segment, open_files, values_of
-from loglib import CorruptLogError, LogError, Topic, UnsupportedFormatError, WriterFailedError
+from loglib import CorruptLogError, LogError, OffsetRange, Topic, UnsupportedFormatError, WriterFailedError
 from loglib.files import REAL, Files
 
 __all__ = ["POLICIES", "STEPS", "Account", "Kept", "Reference"]
@@ -56,6 +58,7 @@ class Kept:
     def __init__(self, path: Path, files: Files, accounts: list[Account], policies: dict[str, Any]) -> None:
         self.path, self.files, self.accounts, self.policies = path, files, accounts, policies
         self.topic: Topic | None = None
+        self.books = Books()
 
     def open(self) -> Topic:
         if self.topic is None:
@@ -71,15 +74,38 @@ class Kept:
     def settle(self, topic: Topic) -> None:
         for partition, account in zip(topic.partitions, self.accounts, strict=True):
             account.settle(values_of(partition))
+        self.books.settle(found_in(topic), {each.id: each.log_start_offset for each in topic.partitions})
+
+    @contextmanager
+    def telling(self, values: Sequence[bytes] = ()) -> Iterator[None]:
+        """Have the books told of an error, raised by an append of these records, if there are any."""
+        try:
+            yield
+        except (LogError, OSError) as error:
+            self.books.failed(error, values)
+            raise
+
+    def append(self, number: int, values: Sequence[bytes], **arguments: Any) -> None:
+        """Append one record or several, and enter them."""
+        partition = self.open().partition(number)
+        with self.telling(values):
+            if len(values) > 1:
+                self.books.returned(partition.append_many(values, **arguments), values)
+            else:
+                offset = partition.append(values[0], **arguments).offset
+                self.books.returned([OffsetRange(number, range(offset, offset + 1))], values)
 
     def close(self) -> None:
         topic, self.topic = self.topic, None
         if topic is not None:
-            topic.close()
+            with self.telling():
+                topic.close()
             self.acknowledge()
 
     def flush(self) -> None:
-        self.open().flush()
+        topic = self.open()
+        with self.telling():
+            topic.flush()
         self.acknowledge()
 
     def acknowledge(self) -> None:
@@ -91,12 +117,14 @@ class Kept:
         said: list[Exception] = []
         while self.topic is not None:
             try:
-                self.topic.flush()
+                with self.telling():
+                    self.topic.flush()
                 self.settle(self.topic)
                 return said
             except WriterFailedError as error:
                 said.append(error)
-                _close(self.topic)
+                with suppress(LogError, OSError), self.telling():
+                    self.topic.close()
                 self.topic = None
             except (LogError, OSError) as error:  # of housekeeping: the next call after it says so
                 said.append(error)
@@ -158,6 +186,10 @@ class Reference:
         for kept in (self.main, self.receiver, self.crashed):
             kept.judge()
 
+    @property
+    def books(self) -> list[Books]:
+        return [kept.books for kept in (self.main, self.receiver, self.crashed)]
+
     def new_values(self, number: int, size: int = 20) -> list[bytes]:
         self.serial += number
         return [b"%d " % each + b"." * size for each in range(self.serial - number, self.serial)]
@@ -165,41 +197,46 @@ class Reference:
     # --- steps -----------------------------------------------------------------------------------
 
     def append_singly(self) -> None:
-        partition = self.main.open().partition(0)
         for value in self.new_values(3):
-            partition.append(value, b"key")
+            self.main.append(0, [value], key=b"key")
             self.main.accounts[0].values.append(value)  # a record that was refused must not be there
 
     def append_many(self) -> None:
-        partition, values = self.main.open().partition(1), self.new_values(12, size=300)
+        self.main.open()
+        values = self.new_values(12, size=300)
         self.main.accounts[1].values += values  # two batches: the first may be there without the second
-        partition.append_many(values, headers=[[("name", b"value")]] * 12)
+        self.main.append(1, values, headers=[[("name", b"value")]] * 12)
 
     def produce(self) -> None:
         partition, values = self.main.open().partition(0), self.new_values(4)
         self.main.accounts[0].values += values
-        for _ in range(2):
+        self.main.append(0, values, producer=("reference", self.serial))
+        with self.main.telling():
             partition.append_many(values, producer=("reference", self.serial))
 
     def flush(self) -> None:
         self.main.flush()
 
     def append_synced(self) -> None:
-        partition, account = self.main.open().partition(1), self.main.accounts[1]
+        self.main.open()
+        account = self.main.accounts[1]
         for value in self.new_values(4, size=1500):
             account.values.append(value)
-            partition.append(value, sync=True)
+            self.main.append(1, [value], sync=True)
             account.acknowledge()
 
     def roll(self) -> None:
-        self.main.open().partition(0).roll()
+        topic = self.main.open()
+        with self.main.telling():
+            topic.partition(0).roll()
         self.main.accounts[0].acknowledge()
 
     def drop(self) -> None:
         partition, account = self.main.open().partition(1), self.main.accounts[1]
         base = [segment.base_offset for segment in partition.segments][-2]
         account.may_drop = account.dropped + len(list(partition.read("begin", base)))
-        partition.writer().drop_before(base)
+        with self.main.telling():
+            partition.writer().drop_before(base)
         account.dropped = account.may_drop
 
     def read(self) -> None:
@@ -220,8 +257,9 @@ class Reference:
             os.lseek(frames, 0, os.SEEK_SET)
             partition = self.receiver.open().partition(0)
             self.receiver.accounts[0].values += self.main.accounts[0].values
-            while partition.receive(frames):
-                pass
+            with self.receiver.telling():
+                while partition.receive(frames):
+                    pass
             self.receiver.flush()
         finally:
             os.close(frames)
@@ -240,9 +278,10 @@ class Reference:
 
     def go_on_where_it_crashed(self) -> None:
         if self.crashed.path.exists():
-            partition, values = self.crashed.open().partition(1), self.new_values(4)
+            self.crashed.open()
+            values = self.new_values(4)
             self.crashed.accounts[1].values += values
-            partition.append_many(values)
+            self.crashed.append(1, values)
             self.crashed.flush()
 
     def close(self) -> None:

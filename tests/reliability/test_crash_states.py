@@ -67,6 +67,7 @@ def check(cases: Iterable[Workload], judge: Judge) -> None:
             "G1", workloads=ran, distinct_states=new_ones("states", judge.digests),
             of_them_inside_recovery=new_ones("nested", judge.nested), **figures,
         )  # fmt: skip
+        counts.count("G14", accounted_records=judge.accounted, named_by_an_error=judge.named, untold=figures["lost"])
 
 
 def new_ones(kind: str, digests: set[int]) -> int:

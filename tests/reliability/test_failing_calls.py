@@ -112,7 +112,7 @@ def calls_of_the_work(root: Path) -> list[Call]:
     return files.calls
 
 
-def work_with(root: Path, at: int, fault: str) -> None:
+def work_with(root: Path, at: int, fault: str) -> Reference:
     root.mkdir()
     files = OneFault(at, fault)
     work = Reference(root, files)
@@ -127,18 +127,23 @@ def work_with(root: Path, at: int, fault: str) -> None:
         assert not failed, f"a full disk ended the writer: call {at}, {files.hit}"
     if files.hit.name == "datasync" and files.hit.file.endswith(".log") and fault in ERRORS and work.errors:
         assert failed or work.errors[0][0] in ("recover", "go_on_where_it_crashed"), f"call {at}, {files.hit}"
+    return work
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_no_call_that_fails_does_harm(fast: Path, shard: int) -> None:
-    points = 0
+    points = accounted = named = 0
     calls = calls_of_the_work(fast / "unharmed")
     for at in range(1 + shard, len(calls) + 1, SHARDS):
         for fault in faults_of(calls[at - 1]):
-            work_with(fast / "work", at, fault)
+            work = work_with(fast / "work", at, fault)
             points += 1
+            accounted += sum(books.accounted for books in work.books)
+            named += sum(books.named for books in work.books)
             shutil.rmtree(fast / "work")
+    assert named, "no error has named a record"
     count("G6", calls=len(range(shard, len(calls), SHARDS)), points=points, lost=0, phantoms=0)
+    count("G14", accounted_records=accounted, named_by_an_error=named, untold=0)
 
 
 # --- the same without the seam -----------------------------------------------------------------------

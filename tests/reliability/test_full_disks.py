@@ -14,12 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from books import Books, found_in
 from counts import count, need, scale
 from processes import fork, wait
 
 from conftest import QUIET, last_segment, open_files, records_of, tree, values_of
 from disks import Disk, disk, fill, memory, mount, run, unmount
-from loglib import CorruptLogError, LogError, StorageFullError, StorageIOError, Topic, WriterFailedError
+from loglib import CorruptLogError, LogError, OffsetRange, StorageFullError, StorageIOError, Topic, WriterFailedError
+from loglib.partitioner import by_crc32
 
 pytestmark = pytest.mark.reliability
 
@@ -69,6 +71,7 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
     chance = random.Random(kind)
     expected: list[bytes | None] = []
     refusals = 0
+    books = Books()
     with small(tmp_path, kind) as point:
         path = point / "topic"
         topic = Topic.open(path, segment_bytes=64 << 10, **QUIET)
@@ -78,8 +81,16 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
                 values: list[bytes | None] = [b"%d " % number + chance.randbytes(chance.choice((10, 3000, 40_000)))]
                 values *= chance.randint(1, 3)
                 try:
-                    topic.append_many(values)
-                    topic.flush()
+                    try:
+                        books.returned(topic.append_many(values), values)
+                    except (StorageFullError, WriterFailedError) as error:
+                        books.failed(error, values)
+                        raise
+                    try:
+                        topic.flush()
+                    except (StorageFullError, WriterFailedError) as error:
+                        books.raised(error)
+                        raise
                     expected += values
                 except (StorageFullError, WriterFailedError) as error:
                     refusals += 1
@@ -89,6 +100,7 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
                         expected += reopened_after_failure(topic, path, expected, values)
                         topic = Topic.open(path)
             assert values_of(topic) == expected, f"round {number}"
+            books.settle(found_in(topic))
             for filler in fillers:
                 filler.unlink(missing_ok=True)
             if chance.random() < 0.2:
@@ -101,8 +113,107 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
                 expected = expected[dropped:]
         topic.close()
         assert [record.value for record in records_of(path)] == expected
-    assert refusals, "the disk was never full"
+    assert refusals and books.named, "the disk was never full"
     count("G6", refusals=refusals, lost=0, phantoms=0)
+    count("G14", accounted_records=books.accounted, named_by_an_error=books.named, untold=0)
+
+
+def test_every_record_is_readable_or_named_whatever_call_meets_the_full_disk(tmp_path: Path) -> None:
+    """Single appends, bulk, keys, flush, roll and close over four partitions; what is tried again is in once."""
+    chance = random.Random("books")
+    books = Books()
+    with memory(tmp_path / "disk", "size=4m") as point:
+        path = point / "topic"
+        topic = Topic.open(path, partitions=4, segment_bytes=64 << 10, batch_bytes=8 << 10, **QUIET)
+        for number in range(scale(ROUNDS)):
+            filler = fill(point) if chance.random() < 0.5 else None
+            for step in range(chance.randint(1, 12)):
+                size = chance.choice((0, 300, 9000))
+                count_of = chance.choice((1, 1, 40))
+                values = [b"%d/%d/%d " % (number, step, each) + bytes(size) for each in range(count_of)]
+                with suppress(StorageFullError):
+                    act_on(topic, chance, books, values)
+            if filler is not None:
+                filler.unlink()
+            flush_all(topic, books)
+            found = found_in(topic)
+            assert len(set(found.values())) == len(found), "a record is in twice"
+            books.settle(found)
+            for partition in topic.partitions:
+                if len(partition.segments) > 5:
+                    partition.writer().drop_before(partition.segments[-2].base_offset)
+            if chance.random() < 0.3:
+                filler = fill(point)
+                for partition in range(4):
+                    with suppress(StorageFullError):
+                        append_one(topic, books, b"at the end %d/%d" % (number, partition), partition)
+                with suppress(StorageFullError), books.told():
+                    topic.close()
+                filler.unlink()
+                topic = Topic.open(path)
+                books.settle(found_in(topic))
+        topic.close()
+    assert books.named > 10
+    count("G14", accounted_records=books.accounted, named_by_an_error=books.named, untold=0)
+
+
+def flush_all(topic: Topic, books: Books) -> None:
+    """Flush until there is nothing left to be told."""
+    told = True
+    while told:
+        told = False
+        try:
+            with books.told():
+                topic.flush()
+        except StorageFullError:
+            told = True
+
+
+def append_one(topic: Topic, books: Books, value: bytes, partition: int, *, sync: bool = False) -> None:
+    try:
+        offset = topic.append(value, partition=partition, sync=sync).offset
+    except LogError as error:
+        books.failed(error, [value])
+        raise
+    books.returned([OffsetRange(partition, range(offset, offset + 1))], [value])
+
+
+def act_on(topic: Topic, chance: random.Random, books: Books, values: list[bytes]) -> None:
+    """Append the records in some way, and those that are not in once more; or flush or roll."""
+    way = chance.choice(("single", "single", "many", "keys", "flush", "roll"))
+    partition = chance.randrange(4)
+    if way == "single":
+        append_one(topic, books, values[0], partition, sync=chance.random() < 0.2)
+        return
+    if way in ("flush", "roll"):
+        with books.told():
+            topic.flush() if way == "flush" else topic.partition(partition).roll()
+        return
+    keys = [chance.choice((b"a", b"b", b"c")) for _ in values]
+    try:
+        append_many(topic, books, values, keys if way == "keys" else None, partition)
+    except StorageFullError as error:
+        left = error.not_appended
+        again = [keys[index] for index in left] if way == "keys" else None
+        append_many(topic, books, [values[index] for index in left], again, partition)
+
+
+def append_many(
+    topic: Topic, books: Books, values: list[bytes], keys: list[bytes] | None, partition: int
+) -> None:  # fmt: skip
+    error: LogError | None = None
+    try:
+        ranges = topic.append_many(values, keys=keys, partition=None if keys else partition)
+    except LogError as raised:
+        error, ranges = raised, list(raised.appended)
+    missing = set() if error is None else set(error.not_appended)
+    inside = [index for index in range(len(values)) if index not in missing]
+    for number in range(4):  # those of a partition stand in their order
+        own = [values[index] for index in inside if (by_crc32(keys[index], 4) if keys else partition) == number]
+        books.returned([each for each in ranges if each.partition == number], own)
+    if error is not None:
+        books.raised(error)
+        raise error
 
 
 def reopened_after_failure(
