@@ -479,7 +479,7 @@ class Writer:
         ranges: list[range] = []
         produced: list[tuple[Producer, range]] = []
         try:
-            if self._must_roll(sum(body.length for body, _, _ in batches), append_time):
+            if self._must_roll(sum([body.length for body, _, _ in batches]), append_time):
                 self._roll(append_time)
             active, tail = self._active, self.batch.tail
             for body, parts, producer in batches:
@@ -517,7 +517,7 @@ class Writer:
         if active.began is None:
             active.began = append_time
         if produced:
-            tail = tail._replace(produced=tuple(produced))
+            tail = Tail(*tail[:-1], tuple(produced))
         self.batch = self._open_batch(tail)  # the one assignment by which the writing has happened
         return ranges
 
