@@ -371,12 +371,16 @@ class Writer:
 
     def _bury(self) -> None:
         """If the writer has failed: owe what that takes with it, once."""
-        if self._failure is None or self._buried or self._closed is not None:
+        failure = self._failure
+        if failure is None or self._buried or self._closed is not None:
             return
         batch, durable_end = self.batch, self._watermark.mark.durable_end
         end = batch.tail.end
-        moved = isinstance(self._failure, LogMovedError)
-        error = self._failure.again() if moved else WriterFailedError(self._active.path, self._failure)
+        error: LogError
+        if isinstance(failure, LogMovedError):
+            error = failure.again()
+        else:
+            error = WriterFailedError(self._active.path, failure)
         if batch.values:
             if self._active.ends_at(end):
                 error.lost = (OffsetRange(self.partition, range(end, end + len(batch.values))),)
