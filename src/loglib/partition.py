@@ -209,7 +209,16 @@ class Partition:
         return self.writer().roll()
 
     def retain(self, *, dry_run: bool = False) -> list[Decision]:
-        """Drop what the retention policy gives up; returns the decision for every segment."""
+        """Drop what the retention policy gives up; returns the decision for every segment.
+
+        One pass at a time: a roll, the housekeeping thread and the application may each begin one.
+        """
+        if dry_run:
+            return self._retain(dry_run=True)
+        with self.writer().retaining:
+            return self._retain(dry_run=False)
+
+    def _retain(self, *, dry_run: bool) -> list[Decision]:
         if self._writer is not None:
             self._writer.check_place()
         now = self._clock()
