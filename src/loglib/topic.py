@@ -29,7 +29,17 @@ from types import EllipsisType
 from typing import Any, Literal
 
 from . import description
-from .arguments import HeadersLike, Start, check_columns, check_names, gather_columns, record_columns
+from .arguments import (
+    HeadersLike,
+    Start,
+    binary_column,
+    check_columns,
+    check_names,
+    gather_columns,
+    partition_number,
+    record_columns,
+)
+from .batch import Columns
 from .bulk import BULK_RECORDS
 from .check import CheckReport, verify_description, verify_log
 from .codec import codec_id
@@ -92,6 +102,7 @@ class Topic:
         self._partitioner = partitioner
         self._clock = clock
         self._handles = Handles()
+        self._handles.topic = weakref.ref(self)
         self._flusher: Flusher | None = None
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
@@ -214,6 +225,7 @@ class Topic:
 
     def partition(self, number: int) -> Partition:
         """The partition of that number; `ValueError` if there is none."""
+        number = partition_number(number)
         if not 0 <= number < len(self.partitions):
             raise ValueError(f"{self.path} has partitions 0 to {len(self.partitions) - 1}, not {number}")
         return self.partitions[number]
@@ -297,11 +309,7 @@ class Topic:
             partition = self._choose(count, self.config.batch_bytes).partition
         if partition is None and len(self.partitions) == 1:
             partition = 0
-        if partition is not None:
-            groups = {partition: columns}
-        else:
-            partitioner = self._require_partitioner()
-            groups = spread(columns, len(self.partitions), partitioner, lambda: self._choose().partition)
+        groups = self._spread(columns) if partition is None else {partition: columns}
         self._check_writable()
         return append_groups(
             {self.partition(number): group for number, group in groups.items()}, self.config, producer=producer
@@ -399,6 +407,9 @@ class Topic:
     def close(self) -> None:
         """End the readers, flush, and release the locks. Released also when the flush fails.
 
+        A reader that is in use and would have ended by itself, at its end or after its timeout, raises
+        `LogClosedError`; one that follows for ever just ends.
+
         When an interrupt ends it, it may be called again, and goes on. In a signal handler that has
         come in the middle of another call on this topic, it returns at once and leaves the rest to a
         thread, since that call holds what closing needs; the interpreter waits for the thread.
@@ -415,7 +426,7 @@ class Topic:
         self._sticky = None
         if self._flusher is not None:
             self._flusher.stop()
-        self._handles.close_readers()
+        self._handles.end_readers()
         failure: Exception | None = None
         for partition in self.partitions:
             try:
@@ -519,6 +530,18 @@ class Topic:
         if not 0 <= number < len(self.partitions):
             raise ValueError(f"the partitioner chose partition {number} of {len(self.partitions)}")
         return number
+
+    def _spread(self, columns: Columns) -> dict[int, Columns]:
+        """The records of each partition, by their keys."""
+        partitioner, count = self._require_partitioner(), len(self.partitions)
+        try:
+            return spread(columns, count, partitioner, lambda: self._choose().partition)
+        except (TypeError, BufferError):  # of a key that is no bytes, or of the partitioner itself
+            assert columns.keys is not None
+            keys = binary_column("key", columns.keys)
+            if keys is columns.keys:
+                raise
+            return spread(columns._replace(keys=keys), count, partitioner, lambda: self._choose().partition)
 
     def _writer_of(self, number: int) -> Writer:
         """The writer of a partition, which this process must be able to own."""

@@ -25,7 +25,7 @@ from datetime import timedelta
 from itertools import repeat
 from typing import Any, Literal
 
-from ..arguments import Start, parse_start
+from ..arguments import Start, check_count, check_timeout, parse_start, partition_number
 from ..config import microseconds
 from ..errors import ForkedHandleError, LogClosedError, OffsetOutOfRangeError, StaleGenerationError
 from ..log import Log
@@ -87,6 +87,8 @@ class Group:
         self._on_revoke = on_revoke
         self._restart = on_out_of_range == "start"
         self._closed: LogClosedError | None = None
+        self._why = ""  # it is closed, if a topic of it is
+        self._topics: list[object] = []  # which close themselves when nobody refers to them
         self._using = threading.Lock()  # held while files are in use, so that close() from elsewhere knows
         self._user = 0  # the thread that holds it
         self._progress = Progress(place)
@@ -156,8 +158,7 @@ class Group:
 
         They count as handled with the next call of `poll`, `follow` or `batches`, or when committed.
         """
-        if max_records < 1:
-            raise ValueError(f"max_records must be at least 1, not {max_records}")
+        check_count("max_records", max_records)
         self._check_open()
         run = self._next(timeout, "polled", max_records)
         if run is None:
@@ -190,6 +191,7 @@ class Group:
 
     def _next(self, timeout: float | None, way: Way, most: int | None = None) -> Run | None:
         """The next records, as soon as there are any; None after `timeout` seconds of nothing."""
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         found = None
         try:
@@ -202,6 +204,8 @@ class Group:
             # The topic was closed, and its groups with it, while this thread was reading.
         if isinstance(self._closed, ForkedHandleError):
             raise self._closed
+        if self._why and timeout is not None:  # or it would look as if no more records had come
+            raise LogClosedError(self._why)
         return found if self._closed is None else None
 
     def _find(self, deadline: float | None, way: Way, most: int | None) -> Run | None:
@@ -463,7 +467,7 @@ class Group:
         return partition.partition
 
     def _partition(self, key: Any) -> TopicPartition:
-        partition = TopicPartition(self._place.topics[0], key)
+        partition = TopicPartition(self._place.topics[0], partition_number(key))
         if partition not in self._place.logs:
             raise ValueError(f"group {self.name} has no partition {key!r}")
         return partition
@@ -476,6 +480,16 @@ class Group:
     @property
     def closed(self) -> bool:
         return self._closed is not None
+
+    def keep(self, topic: object) -> None:
+        """Refer to the topic, which closes itself when nobody does."""
+        self._topics.append(topic)
+
+    def end(self, why: str) -> None:
+        """Close, because a topic is closed: a loop that would have ended after its timeout tells so."""
+        if self._closed is None:
+            self._why = why
+        self.close()
 
     def close(self) -> None:
         """Commit what is handled, give the partitions up and leave the group; ends an iteration in any thread."""
