@@ -12,7 +12,7 @@ PACKAGE = SOURCE / "loglib"
 
 # From the ground up. A module may import only from layers below its own.
 LAYERS = [
-    {"config", "errors"},
+    {"config", "errors", "unique"},
     {"files", "heap", "turn", "index", "wait", "jumps"},
     {"directory"},
     {"batch", "codec", "lock", "mounts"},

@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from .errors import LogClosedError, LogError, StorageIOError
+from .unique import Unique
 from .writer import Writer
 
 __all__ = ["Flusher"]
 
 
-class Flusher:
+class Flusher(Unique):
     """Flushes when the interval is over or a writer asks, and calls `housekeeping` every so often."""
 
     def __init__(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from .errors import LogClosedError
+from .unique import Unique
 from .writer import Timer, Writer
 
 __all__ = ["Handles"]
@@ -33,7 +34,7 @@ class Closable(Protocol):
 Tracked = TypeVar("Tracked", bound=Closable)
 
 
-class Handles:
+class Handles(Unique):
     """What one topic has open."""
 
     def __init__(self) -> None:

@@ -29,6 +29,7 @@ from .recovery import Recovery
 from .retention import Decision, Space, decide
 from .segment import Identity, SegmentInfo
 from .transfer import read_frame, send
+from .unique import Unique
 from .writer import Writer
 
 __all__ = ["Partition", "append_groups"]
@@ -38,7 +39,7 @@ __all__ = ["Partition", "append_groups"]
 _CLOCK_JUMP_US = 60 * 60 * 1_000_000
 
 
-class Partition:
+class Partition(Unique):
     """One partition of a topic; made by `Topic`, never directly."""
 
     def __init__(

@@ -32,6 +32,7 @@ from .arguments import Start, Time, check_count, check_timeout, parse_start, par
 from .errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
 from .log import LOOK_S, Cursor, Log
 from .records import Batch, Damage, Record
+from .unique import Unique
 from .wait import Waiter
 
 __all__ = ["OnGap", "Reader", "StartLike", "watch"]
@@ -44,7 +45,7 @@ _FOR_EVER = 1 << 63
 _RECORDS_AT_ONCE = 512  # made into objects at once: more do not fit the processor's cache, and cost half as much again
 
 
-class Reader:
+class Reader(Unique):
     """An iterable of `Record`s over some partitions; made by `read` and `follow`.
 
     Iterating goes on from the present position, so a second loop continues the first. Where the log is

@@ -18,12 +18,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from .unique import Unique
+
 __all__ = ["Turn"]
 
 T = TypeVar("T")
 
 
-class Turn:
+class Turn(Unique):
     """See above. `take` may be called from any thread, but not from within an action."""
 
     def __init__(self) -> None:

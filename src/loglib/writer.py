@@ -64,6 +64,7 @@ from .segment import (
     segment_name,
 )
 from .turn import Turn
+from .unique import Unique
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkWriter
 
@@ -92,7 +93,7 @@ class Timer(Protocol):
         """A flush is due now."""
 
 
-class Writer:
+class Writer(Unique):
     """The one writer of a partition; holds its lock file from construction to `close`.
 
     Construction recovers the partition (see recovery.py) and raises `LockedError` or

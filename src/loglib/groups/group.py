@@ -30,6 +30,7 @@ from ..config import microseconds
 from ..errors import ForkedHandleError, LogClosedError, OffsetOutOfRangeError, StaleGenerationError
 from ..log import Log
 from ..records import Batch, Record
+from ..unique import Unique
 from .assignment import STRATEGIES, TopicPartition
 from .lag import Lag, measure_lag
 from .members import Membership, live_members, new_member_name
@@ -56,7 +57,7 @@ _COMMIT_AFTER_S = 0.1
 _POLLED_RECORDS = 512
 
 
-class Group:
+class Group(Unique):
     """One member of a consumer group on one topic; made by `Topic.group`, and a context manager."""
 
     def __init__(
