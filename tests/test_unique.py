@@ -20,7 +20,7 @@ from test_layers import modules
 
 Open = Callable[..., Topic]
 
-WAYS = [copy.copy, copy.deepcopy, pickle.dumps, lambda one: copy.deepcopy({"among": [others for others in (1, one)]})]
+WAYS = [copy.copy, copy.deepcopy, pickle.dumps, lambda one: copy.deepcopy({"among": [1, one]})]
 
 
 def all_that_is_open(topic: Topic, reading: Topic) -> list[Any]:
