@@ -74,6 +74,7 @@ __all__ = ["Topic"]
 
 logger = logging.getLogger("loglib")
 
+_LAST = -100  # among the exit functions of `multiprocessing`, whose own go down to -5: others may append still
 _HOUSEKEEPING_S = 60.0  # retention and rolling by age are matters of hours: once a minute is soon enough
 
 
@@ -475,6 +476,7 @@ class Topic:
             self.close()
             raise
         _open_topics.add(self)
+        _close_topics_of_a_worker()
 
     def _own_all(self) -> None:
         """Take the locks of all partitions."""
@@ -603,7 +605,22 @@ def _close_topics() -> None:
         raise failure
 
 
+_told: set[int] = set()  # this process's id, once multiprocessing knows of its topics
+
+
+def _close_topics_of_a_worker() -> None:
+    """The same for a worker of `multiprocessing`, which leaves by `os._exit` and calls its own exit functions alone.
+
+    It need not be imported for that: a worker has done so, and in any other process `atexit` does it.
+    """
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and os.getpid() not in _told:
+        util.Finalize(None, _close_topics, exitpriority=_LAST)
+        _told.add(os.getpid())
+
+
 def _abandon_topics() -> None:
+    _told.clear()  # a worker forgets its parent's exit functions
     for topic in list(_open_topics):
         topic.abandon_in_child()
     _open_topics.clear()
