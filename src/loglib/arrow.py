@@ -153,14 +153,32 @@ def _numbers(type_: pa.DataType, numbers: np.ndarray[Any, Any]) -> pa.Array:
     return pa.Array.from_buffers(type_, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-# Columns that are the same for batch after batch; arrays do not change, so batches may share them.
+# Columns that are the same for batch after batch; arrays do not change, so batches may share them. Those of large
+# batches are made anew, which their records outweigh: 6 MiB are kept in all.
+_KEPT_MOST = 1 << 14  # records
+
+
+def _nulls(type_: pa.DataType, count: int) -> pa.Array:
+    return (_kept_nulls if count <= _KEPT_MOST else _made_nulls)(type_, count)
+
+
+def _partition_column(partition: int, count: int) -> pa.Array:
+    return (_kept_partition if count <= _KEPT_MOST else _made_partition)(partition, count)
 
 
 @lru_cache(maxsize=16)
-def _nulls(type_: pa.DataType, count: int) -> pa.Array:
+def _kept_nulls(type_: pa.DataType, count: int) -> pa.Array:
+    return _made_nulls(type_, count)
+
+
+def _made_nulls(type_: pa.DataType, count: int) -> pa.Array:
     return pa.nulls(count, type_)
 
 
 @lru_cache(maxsize=64)
-def _partition_column(partition: int, count: int) -> pa.Array:
+def _kept_partition(partition: int, count: int) -> pa.Array:
+    return _made_partition(partition, count)
+
+
+def _made_partition(partition: int, count: int) -> pa.Array:
     return _numbers(pa.int32(), np.full(count, partition, np.int32))
