@@ -67,13 +67,6 @@ def test_columns_can_be_picked_in_any_order() -> None:
         found.to_arrow(["nothing"])
 
 
-def test_unknown_column_is_refused_by_the_view() -> None:
-    header = header_of(encoded(PLAIN))
-    view = arrow._View(header, memoryview(encoded(PLAIN))[112:], layout(header))
-    with pytest.raises(ValueError, match="no column 'nothing'"):
-        view.column("nothing", 0)
-
-
 def test_keys_and_values_are_not_copied(tmp_path: Path) -> None:
     (found,) = read_back(write_segment(tmp_path, chained([Columns([b"v" * 1000] * 50, [b"k" * 100] * 50)])))
     memory = np.frombuffer(found._data, np.uint8)

@@ -827,6 +827,23 @@ def test_reader_of_a_closed_log_says_so_unless_it_was_closed_itself(open_topic: 
         reader.poll()
 
 
+def test_reader_that_has_come_to_an_end_inside_a_batch_tells_that_end(open_topic: Open) -> None:
+    """Whoever goes on from there misses nothing: the rest of the batch was read with what stands before it."""
+    topic = open_topic()
+    fill(topic, 10)
+    fill(topic, 10)
+    for end in (4, topic.partition(0).high_watermark - 100):
+        offsets = [record.offset for record in topic.read()]
+        end = next(offset for offset in offsets if offset >= min(end, offsets[-1]))
+        for reader in (topic.read(end=end), topic.read(end=end)):
+            seen = [record.offset for record in reader]
+            assert reader.tell() == {0: end}
+            assert seen + [record.offset for record in topic.read(reader.tell())] == offsets
+            reader.seek("begin")
+            assert [offset for batch in reader.batches() for offset in batch.offsets] == seen
+            assert reader.tell() == {0: end}
+
+
 # --- the reader and its topic ------------------------------------------------------------------------
 
 

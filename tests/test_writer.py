@@ -810,6 +810,19 @@ def segments_of_one_record(topic: Topic, count: int, clock: Any = None, step: ti
         topic.partition(0).roll()
 
 
+def test_segment_may_be_filled_to_the_byte(open_topic: Open, path: Path) -> None:
+    """`segment_bytes` is the most that a segment holds, and a batch that fills it does not need another."""
+    value = b"x" * 2000
+    with open_topic(path / "probe") as topic:
+        topic.append(value, sync=True)
+        size = topic.partition(0).high_watermark
+    for limit, expected in ((3 * size - 1, [2, 2, 2]), (3 * size, [3, 3]), (3 * size + 1, [3, 3])):
+        with open_topic(path / f"of-{limit}", segment_bytes=limit) as topic:
+            for _ in range(6):
+                topic.append(value, sync=True)
+            assert [each.size_bytes for each in topic.partition(0).segments] == [count * size for count in expected]
+
+
 def test_log_start_is_durable_before_the_first_file_goes(open_topic: Open) -> None:
     files = RecordingFiles()
     topic = open_topic(files=files, retention=Retention(age=None, bytes=0))

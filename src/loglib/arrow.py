@@ -48,6 +48,12 @@ def record_batch(
     if columns is None:
         columns, schema = _NAMES, SCHEMA
     else:
+        if isinstance(columns, str):
+            raise TypeError(f"columns must be names in a list, not {columns!r}")
+        columns = list(columns)
+        unknown = [name for name in columns if name not in _NAMES]
+        if unknown:
+            raise ValueError(f"no column {unknown[0]!r}; there are {SCHEMA.names}")
         schema = pa.schema([SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([view.column(name, partition) for name in columns], schema=schema)
 
@@ -76,10 +82,8 @@ class _View:
                 return _numbers(pa.int64(), np.arange(first, first + count, dtype=np.int64))
             case "timestamp":
                 return self._timestamps()
-            case "headers":
-                return self._headers()
             case _:
-                raise ValueError(f"no column {name!r}; there are {SCHEMA.names}")
+                return self._headers()
 
     def _keys(self) -> pa.Array:
         at = self._at

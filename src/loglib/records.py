@@ -176,6 +176,8 @@ class Batch:
 
     def between(self, start_offset: int, end_offset: int) -> Batch:
         """The part of the batch whose offsets lie in [start_offset, end_offset), over the same memory."""
+        if type(start_offset) is not int or type(end_offset) is not int:
+            raise TypeError(f"offsets are whole numbers, not {start_offset!r} and {end_offset!r}")
         base = self.header.base_offset
         part = Batch(self.partition, self.header, self._data, self._body_at, self._source)
         part._first = min(max(start_offset - base, self._first), self._stop)

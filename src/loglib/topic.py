@@ -32,14 +32,13 @@ from . import description
 from .arguments import (
     HeadersLike,
     Start,
-    binary_column,
     check_columns,
     check_names,
     gather_columns,
     partition_number,
     record_columns,
+    topic_path,
 )
-from .batch import Columns
 from .bulk import BULK_RECORDS
 from .check import CheckReport, verify_description, verify_log
 from .codec import codec_id
@@ -151,6 +150,8 @@ class Topic:
         """
         if mode not in ("a", "r"):
             raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
+        if not (partitioner is None or partitioner == "crc32" or callable(partitioner)):
+            raise ValueError(f'partitioner must be "crc32" or a function, not {partitioner!r}')
         given: dict[str, Any] = {
             "partitions": partitions, "flush": flush, "retention": retention, "segment_bytes": segment_bytes,
             "compression": compression, "durability": durability, "batch_bytes": batch_bytes,
@@ -160,8 +161,7 @@ class Topic:
         given = {name: value for name, value in given.items() if value is not None}
         if segment_age is not ...:
             given["segment_age"] = segment_age
-        absolute = os.path.abspath(os.fspath(path))
-        check_names(os.path.basename(absolute))
+        absolute = topic_path(path)
         described = description.read(files, absolute)
         if described is None:
             if mode == "r":
@@ -189,7 +189,7 @@ class Topic:
         for name in ("partitions", "partitioner"):
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
-        absolute = os.path.abspath(os.fspath(path))
+        absolute = topic_path(path)
         with cls.open(absolute, files=files) as topic, Directory.open(files, absolute) as directory:
             config = replace(topic.config, **policies)
             if not all(each.writer().is_in(directory) for each in topic.partitions):  # whose locks are held meanwhile
@@ -275,8 +275,8 @@ class Topic:
         columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self.config.max_record_bytes)
         if partition is not None:
             writer = self._writer_of(partition)
-        elif key is not None:
-            writer = self._writer_of(self._partition_of(key))
+        elif columns.keys is not None and columns.keys[0] is not None:  # bytes by now, whatever was given
+            writer = self._writer_of(self._partition_of(columns.keys[0]))
         else:
             writer = self._choose(1, size)
         return Position(writer.partition, writer.append(columns, size, sync=sync).start)
@@ -310,7 +310,11 @@ class Topic:
             partition = self._choose(count, self.config.batch_bytes).partition
         if partition is None and len(self.partitions) == 1:
             partition = 0
-        groups = self._spread(columns) if partition is None else {partition: columns}
+        if partition is not None:
+            groups = {partition: columns}
+        else:
+            partitioner = self._require_partitioner()
+            groups = spread(columns, len(self.partitions), partitioner, lambda: self._choose().partition)
         self._check_writable()
         return append_groups(
             {self.partition(number): group for number, group in groups.items()}, self.config, producer=producer
@@ -532,18 +536,6 @@ class Topic:
         if not 0 <= number < len(self.partitions):
             raise ValueError(f"the partitioner chose partition {number} of {len(self.partitions)}")
         return number
-
-    def _spread(self, columns: Columns) -> dict[int, Columns]:
-        """The records of each partition, by their keys."""
-        partitioner, count = self._require_partitioner(), len(self.partitions)
-        try:
-            return spread(columns, count, partitioner, lambda: self._choose().partition)
-        except (TypeError, BufferError):  # of a key that is no bytes, or of the partitioner itself
-            assert columns.keys is not None
-            keys = binary_column("key", columns.keys)
-            if keys is columns.keys:
-                raise
-            return spread(columns._replace(keys=keys), count, partitioner, lambda: self._choose().partition)
 
     def _writer_of(self, number: int) -> Writer:
         """The writer of a partition, which this process must be able to own."""

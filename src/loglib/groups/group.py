@@ -14,6 +14,7 @@ Threads: a group belongs to one thread, but for `close`, which may come from any
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -590,9 +591,10 @@ def _commit_interval(policy: CommitPolicy) -> float | None:
         return None
     if policy == "after":
         return _COMMIT_AFTER_S
-    if isinstance(policy, (str, bool)) or microseconds(policy) <= 0:
+    seconds: Any = policy.total_seconds() if isinstance(policy, timedelta) else policy
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds < math.inf:
         raise ValueError(f'commit must be "after", "manual" or an interval above 0, not {policy!r}')
-    return microseconds(policy) / 1_000_000
+    return microseconds(seconds) / 1_000_000
 
 
 _live_groups: weakref.WeakSet[Group] = weakref.WeakSet()
