@@ -69,8 +69,8 @@ class Flusher(Unique):
     def _advance(self, flush_at: float) -> None:
         with self._lock:
             if flush_at < self._flush_at:
+                self._changed.notify()  # first: an interrupt in it leaves the time, and the next call tells once more
                 self._flush_at = flush_at
-                self._changed.notify()
 
     def _run(self) -> None:
         housekeeping_at = time.monotonic() + self._every
