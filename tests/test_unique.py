@@ -13,6 +13,7 @@ import pytest
 
 from conftest import needs_proc, open_files, values_of
 from loglib import Topic
+from loglib.directory import Directory
 from loglib.files import REAL
 from loglib.groups.held import HeldFile
 from loglib.wait import Waiter
@@ -47,7 +48,8 @@ def test_what_holds_files_refuses_to_be_copied_and_reads_on(way: Callable[[Any],
     topic.append_many([b"%d" % number for number in range(10)])
     topic.flush()
     reading = open_topic(mode="r")
-    everything = [*all_that_is_open(topic, reading), HeldFile(REAL, f"{topic.path}/held", 0o600)]
+    directory = Directory.open(REAL, topic.path)
+    everything = [*all_that_is_open(topic, reading), HeldFile(REAL, f"{topic.path}/held", 0o600), directory]
     before = open_files()
     for each in everything:
         with pytest.raises(TypeError, match="cannot be (copied or )?pickled"):
@@ -58,6 +60,7 @@ def test_what_holds_files_refuses_to_be_copied_and_reads_on(way: Callable[[Any],
     assert [record.value for record in reader] == [b"%d" % number for number in range(2, 10)]
     assert len(list(group.follow(timeout=0.01))) == 0
     group.close()
+    directory.close()
     topic.append(b"later", sync=True)
     assert values_of(reading)[-1] == b"later"
 
