@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -22,13 +26,26 @@ from loglib.arguments import (
     gather_columns,
     header_pairs,
     parse_start,
+    partition_number,
+    partition_numbers,
     record_columns,
     record_sizes,
     timestamp_us,
 )
 from loglib.batch import Columns
+from loglib.reader import Reader
 
 MAX = (1 << 63) - 1
+
+
+@pytest.fixture
+def topic(open_topic: Any) -> Topic:
+    """Two partitions, ten records in each."""
+    made: Topic = open_topic(partitions=2)
+    for number in range(20):
+        made.append(b"%d" % number, partition=number % 2)
+    made.flush()
+    return made
 
 
 # --- start ----------------------------------------------------------------------------------------------
@@ -286,3 +303,193 @@ def test_large_records_of_one_key_do_not_make_one_batch_far_too_large(tmp_path: 
         topic.append_many([bytes(10_000)] * 50 + [b""] * 5000, keys=[large] * 50 + [small] * 5000)
         topic.flush()
         assert max(batch.header.length for batch in topic.partition(0).batches()) < 3 * 10_000
+
+
+def test_what_is_no_iterable_is_named() -> None:
+    for name, columns in {
+        "values": (5, None, None, None), "keys": ([b"x"], 5, None, None), "timestamps": ([b"x"], None, 5, None),
+        "headers": ([b"x"], None, None, 5),
+    }.items():  # fmt: skip
+        with pytest.raises(TypeError, match=f"{name} must be an iterable"):
+            gather_columns(*columns)  # type: ignore[arg-type]
+
+    def broken() -> Any:
+        yield b"x"
+        raise TypeError("an error of its own")
+
+    with pytest.raises(TypeError, match="of its own"):
+        gather_columns(broken(), None, None, None)
+
+
+# --- keys, partitions, counts and times that callers may pass --------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 3000])
+@pytest.mark.parametrize("key", ["abc", 5, 1.5, ["k"]])
+def test_key_that_is_no_bytes_is_refused_with_advice_and_appends_nothing(key: Any, count: int, topic: Topic) -> None:
+    """It ended in whatever the CRC of it raised."""
+    ends = [each.log_end_offset for each in topic.partitions]
+    for call in (
+        lambda: topic.append(b"x", key),
+        lambda: topic.append_many([b"x"] * count, keys=[b"k"] * (count - 1) + [key]),
+        lambda: topic.append_many([b"x"] * count, keys=[b"k"] * (count - 1) + [key], timestamps=[0] * count),
+    ):
+        with pytest.raises(TypeError, match="key must be bytes"):
+            call()
+    assert [each.log_end_offset for each in topic.partitions] == ends
+
+
+STRIDED = memoryview(b"a-b-c-")[::2]
+
+
+@pytest.mark.parametrize("key", [bytearray(b"abc"), memoryview(b"abc"), STRIDED, memoryview(b"cba")[::-1]])
+def test_key_of_another_kind_of_bytes_goes_where_its_bytes_go(key: Any, topic: Topic) -> None:
+    """A strided view ended in BufferError, and a partitioner of one's own was given what is no bytes."""
+    expected = topic.append(b"x", b"abc").partition
+    assert topic.append(b"x", key).partition == expected
+    for count in (2, 3000):
+        for more in ({}, {"timestamps": [0] * count}):
+            (found,) = topic.append_many([b"x"] * count, keys=[key] * count, **more)
+            assert found.partition == expected
+    topic.flush()
+    assert {each.key for each in topic.partition(expected).read() if each.key is not None} == {b"abc"}
+
+
+def test_own_partitioner_is_given_bytes(tmp_path: Path) -> None:
+    given: list[Any] = []
+
+    def first(key: bytes, _: int) -> int:
+        given.append(key)
+        return 0
+
+    with Topic.open(tmp_path / "own", partitions=2, partitioner=first) as topic:
+        topic.append(b"x", bytearray(b"abc"))  # type: ignore[arg-type]
+        topic.append_many([b"x"] * 2, keys=[STRIDED, b"abc"])  # type: ignore[list-item]
+    assert given == [b"abc"] * 3 and {type(each) for each in given} == {bytes}
+
+
+@pytest.mark.parametrize("partitioner", ["murmur2", 5, ""])
+def test_partitioner_that_is_unknown_is_refused_before_a_topic_is_made(partitioner: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='"crc32" or a function'):
+        Topic.open(tmp_path / "topic", partitioner=partitioner)
+    assert not (tmp_path / "topic").exists()
+
+
+class Whole:
+    """As the whole numbers of other libraries are."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+def test_partition_may_be_named_as_json_names_it(topic: Topic) -> None:
+    assert partition_numbers({"0": 5, Whole(1): 6}) == {0: 5, 1: 6}
+    assert topic.partition("1") is topic.partition(Whole(1)) is topic.partitions[1]  # type: ignore[arg-type]
+    for wrong in (True, 1.0, "x", "-1", "", None, b"0", "\u0661"):
+        with pytest.raises(TypeError, match="named by its number"):
+            partition_number(wrong)
+        if wrong is not None:
+            with pytest.raises(TypeError, match="named by its number"):
+                topic.append(b"x", partition=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="named twice"):
+        partition_numbers({0: 1, "0": 2})
+
+
+def test_positions_go_to_json_and_back(topic: Topic) -> None:
+    """It said: no partition 0 here; there are [0]."""
+    reader = topic.read()
+    reader.poll(max_records=7)
+    told = json.loads(json.dumps(reader.tell()))
+    rest = list(reader)
+    assert len(rest) == 13
+    reader.seek(told)
+    assert sorted(reader) == sorted(rest) == sorted(topic.read(told))
+    assert list(topic.read(told, end=told)) == []
+    with pytest.raises(TypeError, match="named by its number"):
+        reader.seek({"x": 0})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="no partition 7 here"):
+        reader.seek({"7": 0})  # type: ignore[dict-item]
+
+
+def wrong_calls(reader: Reader) -> list[Callable[[], object]]:
+    """Calls with a count or a time-out that is none."""
+    counts: list[Any] = [0, -3, 1.5, "3", True, float("nan")]
+    times: list[Any] = ["3", True, float("nan"), timedelta(seconds=1), []]
+    calls: list[Callable[[], object]] = []
+    for each in counts:
+        calls += [partial(reader.take, each), partial(reader.poll, max_records=each)]
+        calls += [partial(reader.poll, max_bytes=each)]
+    return calls + [partial(reader.poll, timeout=each) for each in times]
+
+
+def test_count_or_timeout_that_makes_no_sense_is_refused_and_moves_nothing(topic: Topic) -> None:
+    """take(-3) moved the reader back, and a time-out that is not a number waited for ever."""
+    reader = topic.read()
+    reader.poll(max_records=3)
+    told = reader.tell()
+    for call in wrong_calls(reader):
+        with pytest.raises((TypeError, ValueError), match="must be"):
+            call()
+        assert reader.tell() == told
+    assert len(list(reader)) == 17
+    for wrong in (float("nan"), "1", True):
+        for follow in (topic.follow, topic.partition(0).follow):
+            with pytest.raises((TypeError, ValueError), match="timeout must be a number of seconds"):
+                follow("begin", timeout=wrong)  # type: ignore[operator]
+    assert len(list(topic.follow("begin", timeout=-1.0))) == 20  # as one that is over
+    for start, most in ((1.5, 10), (True, 10), (0, 0), (0, 1.5), (0, None)):
+        with pytest.raises((TypeError, ValueError), match="must be"):
+            topic.partition(0).transfer(None, start, most)  # type: ignore[arg-type]
+
+
+def test_group_refuses_what_makes_no_sense(topic: Topic) -> None:
+    for wrong in (None, True, 0, -1, float("nan"), float("inf"), "often", timedelta(0)):
+        with pytest.raises(ValueError, match="commit must be"):
+            topic.group("etl", commit=wrong)  # type: ignore[arg-type]
+    for wrong in (None, 5, b"etl"):
+        with pytest.raises(TypeError, match="a name must be a str"):
+            topic.group(wrong)  # type: ignore[arg-type]
+    with topic.group("etl", commit=timedelta(seconds=1)) as group:
+        for call in (
+            lambda: group.poll(max_records=0), lambda: group.poll(max_records=1.5),  # type: ignore[arg-type]
+            lambda: group.poll(timeout=float("nan")), lambda: next(group.follow(timeout=float("nan"))),
+            lambda: next(group.batches(timeout="1")),  # type: ignore[arg-type]
+        ):  # fmt: skip
+            with pytest.raises((TypeError, ValueError), match="must be"):
+                call()
+        assert len(group.poll()) + len(group.poll()) == 20
+
+
+def test_poll_without_limits_returns_one_batch(topic: Topic) -> None:
+    """It returned 512 records of it."""
+    topic.append_many([b"x"] * 3000, partition=0)
+    topic.flush()
+    reader = topic.partition(0).read()
+    assert [len(polled) for polled in iter(reader.poll, [])] == [10, 3000]
+    reader = topic.partition(0).read()
+    assert len(list(zip(reader, range(20), strict=False))) == 20
+    assert len(reader.poll()) == 2989  # the rest of it: the loop has taken one more
+
+
+def test_offsets_of_a_part_and_names_of_columns_are_checked(topic: Topic) -> None:
+    batch = next(topic.batches())
+    for start, end in ((0.0, 5), (0, None), ("0", 5), (True, 5)):
+        with pytest.raises(TypeError, match="offsets are whole numbers"):
+            batch.between(start, end)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="names in a list"):
+        batch.to_arrow("value")
+    with pytest.raises(ValueError, match="no column 'x'"):
+        batch.to_arrow(["value", "x"])
+
+
+def test_path_of_a_topic_is_a_path(tmp_path: Path) -> None:
+    """The empty one meant the current directory."""
+    with pytest.raises(ValueError, match="empty"):
+        Topic.open("")
+    with pytest.raises(TypeError):
+        Topic.open(None)  # type: ignore[arg-type]
+    Topic.open(os.fsencode(tmp_path / "topic")).close()  # type: ignore[arg-type]
+    assert (tmp_path / "topic" / "topic.json").exists()

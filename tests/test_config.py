@@ -16,15 +16,17 @@ from loglib.config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH, microseconds
 NAN = float("nan")
 WRONG: list[tuple[type, str, list[Any]]] = [
     (FlushPolicy, "messages", [0, -1, 1.5, 1e4, True]),
-    (FlushPolicy, "interval", [0, -0.1, NAN]),
+    (FlushPolicy, "interval", [0, -0.1, NAN, float("inf"), True, "1", timedelta(seconds=1)]),
     (FlushPolicy, "bytes", [0, -1, 1e6]),
-    (Retention, "age", [timedelta(0), timedelta(seconds=-1)]),
+    (Retention, "age", [timedelta(0), timedelta(seconds=-1), 7, "7d"]),
     (Retention, "bytes", [-1, 1e9]),
-    (Retention, "keep_free", [-0.1, 1, 2.0, NAN]),
+    (Retention, "keep_free", [-0.1, 1, 2.0, NAN, "0.1", None, True]),
+    (TopicConfig, "flush", [5, None, "often", {"messages": 1}]),
+    (TopicConfig, "retention", [7, None, timedelta(days=7), {}]),
     (TopicConfig, "partitions", [0, -1, 10_001, 1.0, True, "8"]),
     (TopicConfig, "segment_bytes", [0, 4095, 1e9]),
-    (TopicConfig, "segment_age", [timedelta(0), timedelta(-1)]),
-    (TopicConfig, "producer_expiry", [timedelta(0), timedelta(-1)]),
+    (TopicConfig, "segment_age", [timedelta(0), timedelta(-1), 3600, "1h"]),
+    (TopicConfig, "producer_expiry", [timedelta(0), timedelta(-1), 3600, "1h"]),
     (TopicConfig, "compression", ["gzip", "", None, 1]),
     (TopicConfig, "durability", ["memory", "", None]),
     (TopicConfig, "batch_bytes", [0, MAX_BATCH_BYTES // 2 + 1, 1e6]),
@@ -43,6 +45,19 @@ CASES = [
 def test_value_that_makes_no_sense_is_refused_by_name(policy: type, name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         policy(**{name: value})
+
+
+def test_policy_of_another_type_leaves_the_description_of_a_topic_alone(tmp_path: Any) -> None:
+    """It was written to topic.json, after which nobody could open the topic any more."""
+    Topic.open(tmp_path / "topic").close()
+    for wrong in ({"flush": 5}, {"retention": 7}, {"segment_age": 3600}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Topic.reconfigure(tmp_path / "topic", **wrong)
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Topic.open(tmp_path / "new", **wrong)  # type: ignore[arg-type]
+    with Topic.open(tmp_path / "topic") as topic:
+        assert topic.config == TopicConfig()
+    Topic.open(tmp_path / "new").close()
 
 
 def test_float_is_refused_when_the_topic_is_opened_and_not_at_the_first_append(tmp_path: Any) -> None:

@@ -65,6 +65,22 @@ def test_writers_that_were_closed_meanwhile_are_passed_over(writer: Writer) -> N
     flusher.stop()
 
 
+def test_interrupted_touch_does_not_silence_the_next(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time was set and the thread not told: what was appended then waited for the housekeeping, for a minute."""
+    flusher = start(writer, interval=0.001)
+
+    def interrupted() -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(flusher._changed, "notify", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        flusher.touch()
+    flusher.touch()
+    assert writer.flushed.acquire(timeout=30)
+    flusher.stop()
+
+
 def test_touch_flushes_within_the_interval_and_kick_at_once(writer: Writer) -> None:
     flusher = start(writer, interval=0.001)
     for _ in range(3):

@@ -1,6 +1,7 @@
 """Groups: members share the partitions, each group gets everything, and what is committed was handled."""
 
 import errno
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -956,6 +957,51 @@ def test_group_that_nobody_closed_is_warned_of_and_lets_go(topic: Topic) -> None
         del group
     with topic.group("etl", member="lost") as group:
         assert group.poll() != [] and group.assignment == [0]
+
+
+@pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_group_keeps_its_topics_open(mode: Any, topic: Topic, path: Path) -> None:
+    """A topic that nobody else referred to was collected, and so closed: its group looked like one without records."""
+    topic.close()
+    assert numbers(Topic.open(path, mode=mode).group("first").follow(timeout=0.01)) == list(range(10))
+    assert sum(map(len, Topic.open(path, mode=mode).group("second").batches(timeout=0.01))) == 10
+    shown = list(loglib.group([Topic.open(path, mode=mode)], "third").follow(timeout=0.01))
+    assert numbers(record for _, record in shown) == list(range(10))
+    Topic.open(path).close()  # nobody refers to it any more: its locks are free
+
+
+@pytest.mark.parametrize("follow", [lambda group: group.follow(timeout=60), lambda group: group.batches(timeout=60)])
+def test_loop_of_a_group_whose_topic_is_closed_is_no_finished_log(
+    follow: Callable[[Group], Iterator[Any]], topic: Topic
+) -> None:
+    group = topic.group("etl")
+    with pytest.raises(LogClosedError, match="open the topic again"):
+        for _ in follow(group):
+            topic.close()
+    for call in (group.poll, lambda: next(follow(group))):
+        with pytest.raises(LogClosedError):
+            call()
+
+
+def test_loop_without_a_timeout_just_ends_when_the_topic_is_closed(topic: Topic) -> None:
+    """It has no other end, and so its end says it."""
+    group = topic.group("etl")
+    for _ in group.follow():
+        topic.close()
+    assert group.closed and list(group.follow()) == []
+
+
+def test_positions_of_a_group_go_to_json_and_back(topic: Topic) -> None:
+    with topic.group("etl") as group:
+        assert take(group, 4) == [0, 1, 2, 3]
+        told = json.loads(json.dumps(group.tell()))
+        assert rest(group) == list(range(3, 10))
+        group.seek(told)
+        assert rest(group) == list(range(3, 10))
+        for unknown in ("x", 1.5, True, None):
+            with pytest.raises(TypeError, match="named by its number"):
+                group.seek({unknown: 0})
 
 
 @needs_proc

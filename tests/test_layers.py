@@ -12,14 +12,14 @@ PACKAGE = SOURCE / "loglib"
 
 # From the ground up. A module may import only from layers below its own.
 LAYERS = [
-    {"config", "errors"},
+    {"config", "errors", "unique"},
     {"files", "heap", "turn", "index", "wait", "jumps"},
     {"directory"},
     {"batch", "codec", "lock", "mounts"},
-    {"records", "watermark", "arrow", "partitioner"},
+    {"records", "watermark", "arrow"},
     {"segment", "arguments"},
     {"search"},
-    {"recovery", "retention", "description", "producers"},
+    {"recovery", "retention", "description", "producers", "partitioner"},
     {"log", "open_batch", "active", "bulk"},
     {"writer", "reader", "transfer", "check"},
     {"flusher", "handles"},

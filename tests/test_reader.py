@@ -1,5 +1,6 @@
 """Readers: where they start, how far they go, what wakes them, and what ends them."""
 
+import gc
 import logging
 import os
 import resource
@@ -14,7 +15,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from builders import forged
-from conftest import NOW, SECOND, Clock, needs_proc, needs_root, open_files, run_python, start_python, tree, values_of
+from conftest import (
+    NOW,
+    QUIET,
+    SECOND,
+    Clock,
+    needs_proc,
+    needs_root,
+    open_files,
+    run_python,
+    start_python,
+    tree,
+    values_of,
+)
 from loglib import (
     CorruptLogError,
     FlushPolicy,
@@ -800,13 +813,177 @@ def test_reader_of_a_closed_log_says_so_unless_it_was_closed_itself(open_topic: 
     topic = Topic.open(path, mode="r", files=files)
     reader = topic.follow("begin")
     files.armed = True
-    assert reader.poll(timeout=60) == [] and reader.closed
+    assert list(reader) == [] and reader.closed
+    topic = Topic.open(path, mode="r", files=files)
+    reader = topic.follow("begin")
+    files.armed = True
+    with pytest.raises(LogClosedError, match="open the topic again"):
+        reader.poll(timeout=60)
     topic = Topic.open(path, mode="r")
     reader = topic.follow("begin")
     for partition in topic.partitions:
         partition.log.close()
     with pytest.raises(LogClosedError):
         reader.poll()
+
+
+def test_reader_that_has_come_to_an_end_inside_a_batch_tells_that_end(open_topic: Open) -> None:
+    """Whoever goes on from there misses nothing: the rest of the batch was read with what stands before it."""
+    topic = open_topic()
+    fill(topic, 10)
+    fill(topic, 10)
+    for end in (4, topic.partition(0).high_watermark - 100):
+        offsets = [record.offset for record in topic.read()]
+        end = next(offset for offset in offsets if offset >= min(end, offsets[-1]))
+        for reader in (topic.read(end=end), topic.read(end=end)):
+            seen = [record.offset for record in reader]
+            assert reader.tell() == {0: end}
+            assert seen + [record.offset for record in topic.read(reader.tell())] == offsets
+            reader.seek("begin")
+            assert [offset for batch in reader.batches() for offset in batch.offsets] == seen
+            assert reader.tell() == {0: end}
+
+
+# --- the reader and its topic ------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_reader_keeps_its_topic_open(mode: Any, path: Path) -> None:
+    """The topic was collected, and so closed: the reader looked like one of an empty log."""
+    with Topic.open(path, **QUIET) as topic:
+        topic.append_many([b"%d" % number for number in range(5000)])
+
+    assert len(list(Topic.open(path, mode=mode).read())) == 5000
+    assert sum(map(len, Topic.open(path, mode=mode).batches())) == 5000
+    assert sum(map(len, Topic.open(path, mode=mode).read().batches())) == 5000
+    assert len(list(Topic.open(path, mode=mode).follow("begin", timeout=0.001))) == 5000
+    topic = Topic.open(path, mode=mode)
+    reader, batches = topic.partition(0).read(), topic.partition(0).batches()
+    del topic
+    gc.collect()
+    assert (len(list(reader)), sum(map(len, batches))) == (5000, 5000)
+    del reader, batches
+    Topic.open(path).close()  # nobody refers to it any more: its locks are free
+
+
+@pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")
+def test_partition_of_a_collected_topic_is_closed_and_says_so(path: Path) -> None:
+    partition = Topic.open(path, **QUIET).partition(0)
+    for call in (partition.read, partition.follow, partition.batches, lambda: partition.append(b"x")):
+        with pytest.raises(LogClosedError, match="open the topic again"):
+            call()
+
+
+def closed_after(topic: Topic, items: Any, count: int) -> list[Any]:
+    """What comes of the items, whose topic is closed after the first of them."""
+    got = []
+    for item in items:
+        got.append(item)
+        if len(got) == count:
+            topic.close()
+    return got
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+@pytest.mark.parametrize(
+    "items",
+    [
+        lambda topic: topic.read(),
+        lambda topic: topic.partition(0).read(),
+        lambda topic: topic.read().batches(),
+        lambda topic: topic.batches(),
+        lambda topic: topic.follow("begin", timeout=60),
+        lambda topic: topic.follow("begin", timeout=60).batches(),
+    ],
+    ids=["read", "partition", "read-batches", "batches", "follow", "follow-batches"],
+)
+def test_reading_that_is_cut_short_by_a_close_is_no_finished_log(
+    items: Callable[[Topic], Any], mode: str, open_topic: Open
+) -> None:
+    """A loop whose topic was closed elsewhere ended at 100 of 5,000 records, and nothing said so."""
+    with open_topic(batch_records=100) as topic:
+        for number in range(1000):
+            topic.append(b"%d" % number)
+    topic = open_topic(mode=mode)
+    with pytest.raises(LogClosedError, match="open the topic again, and read on from {0: "):
+        closed_after(topic, items(topic), 3)
+
+
+def test_cut_reader_tells_where_to_read_on(open_topic: Open) -> None:
+    """It had forgotten records that were made and not handed out, and told of the place behind them."""
+    topic = open_topic(batch_records=300)
+    fill(topic, 1000)
+    readers = [topic.read(), topic.read()]
+    seen = [[next(iter(reader)).value for _ in range(450)] for reader in readers]
+    readers[0].close()
+    topic.close()
+    topic = open_topic(mode="r")
+    for reader, values in zip(readers, seen, strict=True):
+        assert values + values_of(topic, reader.tell()) == [b"%d" % number for number in range(1000)]
+        reader.close()
+        assert values + values_of(topic, reader.tell()) == [b"%d" % number for number in range(1000)]
+
+
+def test_reader_at_its_end_does_not_mind_that_its_topic_is_closed(open_topic: Open) -> None:
+    topic = open_topic(batch_records=10)
+    positions = fill(topic, 30)
+    finished, bounded, fresh = topic.read(), topic.read(end=positions[15]), topic.read()
+    assert len(list(finished)) == 30 and len(list(bounded)) == 15
+    topic.close()
+    for reader in (finished, bounded):
+        assert list(reader) == list(reader.batches()) == []
+    for call in (lambda: list(fresh), lambda: list(fresh.batches()), fresh.poll, fresh.take):
+        with pytest.raises(LogClosedError, match="open the topic again"):
+            call()
+
+
+def test_follower_without_a_timeout_just_ends_when_its_topic_is_closed(open_topic: Open) -> None:
+    """It has no other end, and so its end says it."""
+    topic = open_topic()
+    fill(topic, 30)
+    assert len(closed_after(topic, topic.follow("begin"), 3)) == 3
+
+
+def test_reader_that_its_user_closed_just_ends(open_topic: Open) -> None:
+    topic = open_topic()
+    fill(topic, 30)
+    readers = [topic.read(), topic.follow("begin", timeout=60)]
+    for reader in readers:
+        for _ in reader:
+            reader.close()
+    topic.close()
+    for reader in readers:
+        assert list(reader) == list(reader.batches()) == []
+
+
+@pytest.mark.parametrize("start", ["begin", "-1h", timedelta(hours=1)])
+def test_start_that_is_no_offset_is_looked_for_again_when_retention_drops_it(start: Any, open_topic: Open) -> None:
+    """Nobody asked for an offset, and yet it was out of range: between its finding and its use the log start moved."""
+    topic = open_topic()
+    for number in range(6):
+        topic.append(b"%d" % number, sync=True)
+        topic.partition(0).roll()
+    bases = [each.base_offset for each in topic.partition(0).segments]
+    log, writer = topic.partition(0).log, topic.partition(0).writer()
+    resolve, to_drop = log.resolve, [bases[1], bases[3]]
+
+    def overtaken(*arguments: Any, **keywords: Any) -> int:
+        offset = resolve(*arguments, **keywords)
+        if to_drop and arguments[0] != "end":
+            writer.drop_before(to_drop.pop(0))
+        return offset
+
+    log.resolve = overtaken  # type: ignore[method-assign]
+    assert [record.value for record in topic.read(start)] == [b"3", b"4", b"5"]
+    reader = topic.read()
+    to_drop[:] = [bases[4]]
+    reader.seek(start)
+    assert [record.value for record in reader] == [b"4", b"5"]
+    with pytest.raises(OffsetOutOfRangeError):
+        topic.read(bases[2])
+    with pytest.raises(OffsetOutOfRangeError):
+        reader.seek(bases[2])
 
 
 # --- damage ------------------------------------------------------------------------------------------

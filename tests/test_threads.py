@@ -209,6 +209,43 @@ def test_flushing_rolling_and_retention_at_once_lose_only_what_was_to_go(open_to
         assert set(kept) <= set(followed)
 
 
+def test_log_start_never_moves_back_while_all_lists_and_drops(path: Path) -> None:
+    """Every roll begins a retention pass, and every start by time lists the directory: see test_writer.py."""
+
+    class Slowly(UnsyncedFiles):
+        def unlink(self, path: str) -> None:
+            time.sleep(0.001)  # others have their turn between the new log start and the last file's going
+            super().unlink(path)
+
+    policies = QUIET | {"retention": Retention(age=None, bytes=3 * 4096), "flush": FlushPolicy(5, None, None)}
+    topic = Topic.open(path, files=Slowly(), segment_bytes=4096, batch_records=1, **policies)
+    partition, done = topic.partition(0), threading.Event()
+    starts: list[int] = []
+
+    def append() -> None:
+        for _ in range(300):
+            topic.append(b"x" * 700)
+
+    def keep_on(action: Callable[[], object]) -> None:
+        while not done.is_set():
+            action()
+
+    appenders, others = Crew(), Crew()
+    actions = [lambda: topic.read("-1h"), topic.retain, lambda: starts.append(partition.log_start_offset)]
+    for action in [*actions, actions[0], actions[1]]:
+        others.start(keep_on, action)
+    for _ in range(3):
+        appenders.start(append)
+    appenders.join()
+    done.set()
+    others.join()
+    assert starts == sorted(starts) and starts[-1] > 0
+    assert min(int(each.stem) for each in (path / "0000").glob("*.log")) == partition.log_start_offset
+    topic.close()
+    with Topic.open(path, files=UnsyncedFiles()) as topic:
+        assert topic.partition(0).check().records == len(list(topic.read())) > 0
+
+
 def seek_to_begin(reader: Reader, partition: int) -> None:
     while True:
         try:

@@ -17,11 +17,12 @@ from .errors import LogMovedError
 from .files import Buffer, Files
 from .recovery import rewrite
 from .segment import HEADER_BYTES
+from .unique import Unique
 
 __all__ = ["ActiveSegment"]
 
 
-class ActiveSegment:
+class ActiveSegment(Unique):
     """An open segment file and what its writer must know of it."""
 
     def __init__(self, files: Files, fd: int, path: str, base_offset: int, *, began: int | None = None) -> None:

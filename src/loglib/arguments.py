@@ -7,10 +7,13 @@ whole microseconds, a tuple of pairs, or one of the forms of `Start`. Everything
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from operator import index
+from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
 from .batch import Columns, Headers
 from .config import microseconds
@@ -21,16 +24,24 @@ __all__ = [
     "HeadersLike",
     "Start",
     "Time",
+    "binary_column",
     "check_columns",
+    "check_count",
     "check_names",
+    "check_timeout",
     "gather_columns",
     "parse_start",
+    "partition_number",
+    "partition_numbers",
     "record_columns",
     "record_sizes",
+    "topic_path",
 ]
 
 Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, an age, or "-15m"
 HeadersLike = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
+
+T = TypeVar("T")
 
 _AGE = re.compile(r"-(\d{1,18}(?:\.\d{1,18})?)(us|ms|s|m|h|d|w)")
 _UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6, "w": 604800 * 10**6}
@@ -65,8 +76,55 @@ def parse_start(start: Start, *, now_us: int) -> str | int | Time:
 def check_names(*names: str) -> None:
     """Refuse names that could leave a directory or that some file system cannot hold."""
     for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"a name must be a str, not {name!r}")
         if not _SAFE_NAME.fullmatch(name) or name in (".", ".."):
             raise ValueError(f"{name!r} is not a name of 1 to 249 letters, digits, dots, dashes and underscores")
+
+
+def topic_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a topic's directory, whose name must be one that `check_names` accepts."""
+    given = os.fsdecode(path)
+    if not given:
+        raise ValueError("the path of a topic is empty; give its directory")
+    absolute = os.path.abspath(given)
+    check_names(os.path.basename(absolute))
+    return absolute
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuse what is no whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if index(value) < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def check_timeout(timeout: Any) -> None:
+    """Refuse what is no number of seconds. None waits for ever; zero, and what is below it, does not wait."""
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
+    if math.isnan(timeout):
+        raise ValueError("timeout must be a number of seconds or None, not nan")
+
+
+def partition_number(given: Any) -> int:
+    """The number of a partition; as a name in JSON, which has no numbers there, in digits."""
+    if isinstance(given, str) and given.isascii() and given.isdigit():
+        return int(given)
+    if isinstance(given, bool) or not isinstance(given, SupportsIndex):
+        raise TypeError(f"a partition is named by its number, not {given!r}")
+    return index(given)
+
+
+def partition_numbers(given: Mapping[Any, T]) -> dict[int, T]:
+    """What a mapping says of some partitions, by number."""
+    by_number = {partition_number(each): value for each, value in given.items()}
+    if len(by_number) < len(given):
+        raise ValueError(f"a partition is named twice in {sorted(map(str, given))}")
+    return by_number
 
 
 def record_columns(
@@ -98,7 +156,9 @@ def gather_columns(
     value_column = _sequence("value", values)
     key_column = None if keys is None else _sequence("key", keys)
     time_column = None if timestamps is None else _time_column(timestamps)
-    header_column = None if headers is None else [() if each is None else header_pairs(each) for each in headers]
+    header_column = None if headers is None else [
+        () if each is None else header_pairs(each) for each in _listed("headers", headers)
+    ]  # fmt: skip
     count = len(value_column)
     for name, column in (("keys", key_column), ("timestamps", time_column), ("headers", header_column)):
         if column is not None and len(column) != count:
@@ -111,8 +171,8 @@ def check_columns(columns: Columns, *, limit_bytes: int, first: int = 0) -> tupl
 
     Each record is held against the limit; `first` is the number of the first one, for errors to name.
     """
-    values, value_bytes = _binary_column("value", columns.values)
-    keys, key_bytes = (None, 0) if columns.keys is None else _binary_column("key", columns.keys)
+    values, value_bytes = _sized_column("value", columns.values)
+    keys, key_bytes = (None, 0) if columns.keys is None else _sized_column("key", columns.keys)
     columns = Columns(values, keys, columns.timestamps, columns.headers)
     size = value_bytes + key_bytes + sum(map(_headers_bytes, columns.headers or ()))
     if size > limit_bytes:  # only then can a single record be too large
@@ -145,7 +205,10 @@ def timestamp_us(timestamp: Any) -> int:
 
 def header_pairs(headers: HeadersLike) -> Headers:
     """Headers as a tuple of (name, bytes) pairs."""
-    pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
+    pairs: Any = headers.items() if isinstance(headers, Mapping) else headers
+    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+        raise TypeError(f"headers must map str to bytes, or be (str, bytes) pairs; found {headers!r}")
+    pairs = tuple(pairs)
     for pair in pairs:
         match pair:
             case (str() as name, bytes()):
@@ -168,18 +231,34 @@ def _binary(what: str, item: Any) -> bytes | None:
 def _sequence(what: str, items: Iterable[Any]) -> Sequence[Any]:
     if isinstance(items, (bytes, bytearray, memoryview, str)):
         raise TypeError(f"{what}s must be an iterable of bytes, not one {type(items).__name__}; use append() for one")
-    return items if isinstance(items, list | tuple) else list(items)
+    return items if isinstance(items, list | tuple) else _listed(f"{what}s", items)
 
 
-def _binary_column(what: str, column: Sequence[Any]) -> tuple[Sequence[bytes | None], int]:
-    if list(map(type, column)).count(bytes) != len(column):
-        column = [_binary(what, item) for item in column]
-        return column, sum(len(item) for item in column if item is not None)
-    return column, sum(map(len, column))
+def _listed(what: str, items: Any) -> list[Any]:
+    try:
+        return list(items)
+    except TypeError:
+        if hasattr(items, "__iter__"):  # then it is an error of its own
+            raise
+        raise TypeError(f"{what} must be an iterable, with one for each value, not {items!r}") from None
+
+
+def binary_column(what: str, column: Sequence[Any]) -> Sequence[bytes | None]:
+    """The column of bytes and nulls; the very one given, if it is that already."""
+    if list(map(type, column)).count(bytes) == len(column):
+        return column
+    return [_binary(what, item) for item in column]
+
+
+def _sized_column(what: str, column: Sequence[Any]) -> tuple[Sequence[bytes | None], int]:
+    checked = binary_column(what, column)
+    if checked is column:
+        return column, sum(map(len, column))
+    return checked, sum(len(item) for item in checked if item is not None)
 
 
 def _time_column(timestamps: Iterable[Any]) -> list[int]:
-    column = list(timestamps)
+    column = _listed("timestamps", timestamps)
     if list(map(type, column)).count(int) != len(column) or (column and not _fit(column)):
         column = [timestamp_us(each) for each in column]
     return column

@@ -48,6 +48,12 @@ def record_batch(
     if columns is None:
         columns, schema = _NAMES, SCHEMA
     else:
+        if isinstance(columns, str):
+            raise TypeError(f"columns must be names in a list, not {columns!r}")
+        columns = list(columns)
+        unknown = [name for name in columns if name not in _NAMES]
+        if unknown:
+            raise ValueError(f"no column {unknown[0]!r}; there are {SCHEMA.names}")
         schema = pa.schema([SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([view.column(name, partition) for name in columns], schema=schema)
 
@@ -76,10 +82,8 @@ class _View:
                 return _numbers(pa.int64(), np.arange(first, first + count, dtype=np.int64))
             case "timestamp":
                 return self._timestamps()
-            case "headers":
-                return self._headers()
             case _:
-                raise ValueError(f"no column {name!r}; there are {SCHEMA.names}")
+                return self._headers()
 
     def _keys(self) -> pa.Array:
         at = self._at
@@ -153,14 +157,32 @@ def _numbers(type_: pa.DataType, numbers: np.ndarray[Any, Any]) -> pa.Array:
     return pa.Array.from_buffers(type_, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-# Columns that are the same for batch after batch; arrays do not change, so batches may share them.
+# Columns that are the same for batch after batch; arrays do not change, so batches may share them. Those of large
+# batches are made anew, which their records outweigh: 6 MiB are kept in all.
+_KEPT_MOST = 1 << 14  # records
+
+
+def _nulls(type_: pa.DataType, count: int) -> pa.Array:
+    return (_kept_nulls if count <= _KEPT_MOST else _made_nulls)(type_, count)
+
+
+def _partition_column(partition: int, count: int) -> pa.Array:
+    return (_kept_partition if count <= _KEPT_MOST else _made_partition)(partition, count)
 
 
 @lru_cache(maxsize=16)
-def _nulls(type_: pa.DataType, count: int) -> pa.Array:
+def _kept_nulls(type_: pa.DataType, count: int) -> pa.Array:
+    return _made_nulls(type_, count)
+
+
+def _made_nulls(type_: pa.DataType, count: int) -> pa.Array:
     return pa.nulls(count, type_)
 
 
 @lru_cache(maxsize=64)
-def _partition_column(partition: int, count: int) -> pa.Array:
+def _kept_partition(partition: int, count: int) -> pa.Array:
+    return _made_partition(partition, count)
+
+
+def _made_partition(partition: int, count: int) -> pa.Array:
     return _numbers(pa.int32(), np.full(count, partition, np.int32))

@@ -101,6 +101,7 @@ assert HEADER_BYTES == 128
 
 # Joined at once: above half a mebibyte the bytes fall out of the processor's cache before they are written.
 _PIECE_BYTES = 256 << 10
+_KEPT_MOST = 1 << 16  # items of an offsets column that is kept for the next batch: 4 MiB are kept in all
 _MOST_PIECES = 400  # of a column; the system takes 1,024 in one write
 
 Headers = tuple[tuple[str, bytes], ...]  # of one record: pairs, in order, names may repeat
@@ -380,9 +381,17 @@ def _joined(items: Sequence[bytes], size_bytes: int) -> list[bytes]:
     return [b"".join(items[start : start + step]) for start in range(0, len(items), step)]
 
 
-@lru_cache(maxsize=16)
 def uniform_offsets(size: int, count: int) -> bytes:
     """The offsets column of `count` items of one size each: records of fixed size are common."""
+    return _kept_offsets(size, count) if count <= _KEPT_MOST else _made_offsets(size, count)
+
+
+@lru_cache(maxsize=16)
+def _kept_offsets(size: int, count: int) -> bytes:
+    return _made_offsets(size, count)
+
+
+def _made_offsets(size: int, count: int) -> bytes:
     return pack(f"<{count + 1}i", *range(0, size * count + 1, size)) if size else bytes(4 * (count + 1))
 
 

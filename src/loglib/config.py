@@ -6,6 +6,7 @@ a clock or a disk. Durations are given as seconds or `timedelta` and kept as who
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
@@ -41,6 +42,14 @@ def _require_whole(policy: object, *names: str) -> None:
         _require(value is None or type(value) is int, f"{type(policy).__name__}.{name}", value, "a whole number")
 
 
+def _require_duration(name: str, value: object) -> None:
+    _require(value is None or isinstance(value, timedelta), name, value, "a timedelta")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
     """When appended records become durable and visible: at whichever limit is reached first.
@@ -60,7 +69,9 @@ class FlushPolicy:
     def __post_init__(self) -> None:
         _require_whole(self, "messages", "bytes")
         _require(self.messages is None or self.messages >= 1, "FlushPolicy.messages", self.messages, "at least 1")
-        _require(self.interval is None or self.interval > 0, "FlushPolicy.interval", self.interval, "above 0 seconds")
+        interval = self.interval
+        _require(interval is None or _is_number(interval), "FlushPolicy.interval", interval, "a number of seconds")
+        _require(interval is None or interval > 0, "FlushPolicy.interval", interval, "above 0 seconds")
         _require(self.bytes is None or self.bytes >= 1, "FlushPolicy.bytes", self.bytes, "at least 1")
 
 
@@ -79,8 +90,10 @@ class Retention:
 
     def __post_init__(self) -> None:
         _require_whole(self, "bytes")
+        _require_duration("Retention.age", self.age)
         _require(self.age is None or self.age > timedelta(0), "Retention.age", self.age, "above zero")
         _require(self.bytes is None or self.bytes >= 0, "Retention.bytes", self.bytes, "at least 0")
+        _require(_is_number(self.keep_free), "Retention.keep_free", self.keep_free, "a part from 0 up to 1")
         _require(0 <= self.keep_free < 1, "Retention.keep_free", self.keep_free, "a part from 0 up to 1")
 
 
@@ -103,6 +116,10 @@ class TopicConfig:
     producer_expiry: timedelta | None = timedelta(days=7)  # how long a silent producer's last number is remembered
 
     def __post_init__(self) -> None:
+        _require(isinstance(self.flush, FlushPolicy), "flush", self.flush, "a FlushPolicy")
+        _require(isinstance(self.retention, Retention), "retention", self.retention, "a Retention")
+        _require_duration("segment_age", self.segment_age)
+        _require_duration("producer_expiry", self.producer_expiry)
         _require_whole(
             self, "partitions", "segment_bytes", "batch_bytes", "batch_records", "max_record_bytes", "permissions"
         )

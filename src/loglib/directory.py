@@ -15,11 +15,12 @@ from __future__ import annotations
 import os
 
 from .files import Files
+from .unique import Unique
 
 __all__ = ["Directory"]
 
 
-class Directory:
+class Directory(Unique):
     """An open directory. Whoever has opened it closes it; it may be a lock's, which closes it itself."""
 
     def __init__(self, files: Files, path: str, fd: int) -> None:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .errors import LogClosedError, LogError, StorageIOError
+from .unique import Unique
 from .writer import Writer
 
 __all__ = ["Flusher", "from_background"]
@@ -38,7 +39,7 @@ def from_background(error: BaseException, path: str, doing: str) -> LogError:
     return told
 
 
-class Flusher:
+class Flusher(Unique):
     """Flushes when the interval is over or a writer asks, and calls `housekeeping` every so often."""
 
     def __init__(
@@ -86,8 +87,8 @@ class Flusher:
     def _advance(self, flush_at: float) -> None:
         with self._lock:
             if flush_at < self._flush_at:
+                self._changed.notify()  # first: an interrupt in it leaves the time, and the next call tells once more
                 self._flush_at = flush_at
-                self._changed.notify()
 
     def _run(self) -> None:
         while not self._stopped:

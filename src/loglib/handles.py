@@ -2,7 +2,7 @@
 
 Invariant: once `closed` is set no writer is added. The topic, its partitions and its background thread
 all refer to the handles, and the handles refer to none of them: a topic that nobody refers to can be
-collected, and closes itself then.
+collected, and closes itself then. Its readers refer to it: it stays open for as long as one of them is used.
 
 Threads: safe for all; `opening` is held while a writer is made.
 """
@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from .errors import LogClosedError
+from .unique import Unique
 from .writer import Timer, Writer
 
 __all__ = ["Handles"]
@@ -22,17 +24,22 @@ __all__ = ["Handles"]
 class Closable(Protocol):
     """A reader or a member of a group."""
 
-    def close(self) -> None: ...
+    def keep(self, topic: object) -> None:
+        """Refer to the topic, which closes itself when nobody does."""
+
+    def end(self, why: str) -> None:
+        """Close, because the topic is closed."""
 
 
 Tracked = TypeVar("Tracked", bound=Closable)
 
 
-class Handles:
+class Handles(Unique):
     """What one topic has open."""
 
     def __init__(self) -> None:
         self.opening = threading.Lock()
+        self.topic: Callable[[], object] = lambda: None  # a weak reference to it
         self.closed: LogClosedError | None = None
         self.timer: Timer | None = None  # for the writers to come
         self.writers: list[Writer] = []
@@ -54,14 +61,16 @@ class Handles:
         self.writers.append(writer)
 
     def track(self, reader: Tracked) -> Tracked:
-        """Remember the reader, or member of a group, for as long as somebody has it."""
+        """Remember the reader, or member of a group, for as long as somebody has it, and have it keep the topic."""
         self._readers[id(reader)] = reader
+        reader.keep(self.topic())
         return reader
 
-    def close_readers(self) -> None:
+    def end_readers(self) -> None:
+        """Tell them that the topic is closed."""
         references = self._readers.valuerefs()  # a copy made in C: other threads may add readers meanwhile
         for reader in filter(None, (reference() for reference in references)):
-            reader.close()
+            reader.end(str(self.closed))
 
     def abandon_in_child(self, why: LogClosedError) -> None:
         """After a fork: all of it is the parent's."""

@@ -2,7 +2,8 @@
 
 Invariant: the segment that holds an offset is the one with the largest base at or below it. Nothing
 of this is on disk: the file names are. A listing of the directory never replaces what is newer than
-its beginning, be it another thread's listing or a change by the writer.
+its beginning, be it another thread's listing or a change by the writer. What was dropped does not come
+back by a listing that finds its file still there.
 
 Threads: safe for all. Whoever searches has a snapshot that nobody changes, and takes no lock; a
 change puts a new snapshot in its place. Changes share one lock, which a fork waits for: a child would
@@ -28,6 +29,7 @@ class SegmentIndex:
 
     def __init__(self, bases: Iterable[int] = ()) -> None:
         self._bases: SortedList[int] = SortedList(bases)
+        self._start = 0  # bases below this are dropped, whatever a listing finds
         self._begun = 0  # changes and listings, counted as they begin
         self._newest = 0  # which of them the snapshot is of
 
@@ -57,13 +59,16 @@ class SegmentIndex:
             bases.add(base_offset)
             self._put(bases)
 
-    def remove(self, bases: Iterable[int]) -> None:
-        gone = set(bases)
+    def drop_before(self, base_offset: int) -> None:
+        """Forget the bases below `base_offset` for good: their files are about to go, but may be listed yet."""
         with _changing:
-            self._put(SortedList(base for base in self._bases if base not in gone))
+            self._start = max(self._start, base_offset)
+            self._put(self._kept(self._bases))
 
     def replace(self, bases: Iterable[int]) -> None:
+        """Take over what opening for writing has found, which is all that there is."""
         with _changing:
+            self._start = 0
             self._put(SortedList(bases))
 
     def refresh(self, listing: Callable[[], Iterable[int]]) -> None:
@@ -71,10 +76,13 @@ class SegmentIndex:
         with _changing:
             self._begun += 1
             number = self._begun
-        bases = SortedList(listing())
+        bases = list(listing())
         with _changing:
             if number > self._newest:
-                self._bases, self._newest = bases, number
+                self._bases, self._newest = self._kept(bases), number
+
+    def _kept(self, bases: Iterable[int]) -> SortedList[int]:
+        return SortedList(base for base in bases if base >= self._start)
 
     def _put(self, bases: SortedList[int]) -> None:
         self._begun += 1

@@ -25,6 +25,7 @@ from operator import call
 from .directory import Directory
 from .errors import LockedError, printable
 from .files import Files
+from .unique import Unique
 
 __all__ = ["NAME", "Lock", "acquire"]
 
@@ -34,7 +35,7 @@ _changing = threading.RLock()  # so that a signal handler may fork
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
-class Lock:
+class Lock(Unique):
     """A lock that this process holds, until it is released or nobody refers to it any more."""
 
     def __init__(self, directory: Directory) -> None:

@@ -50,6 +50,7 @@ from .segment import (
     read_segment_header,
     segment_name,
 )
+from .unique import Unique
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkReader
 
@@ -82,7 +83,7 @@ class LiveWriter(Protocol):
         """Raise if its files are not where readers look."""
 
 
-class Log:
+class Log(Unique):
     """The readable range of one partition directory."""
 
     def __init__(self, files: Files, directory: str, identity: Identity) -> None:
@@ -405,7 +406,7 @@ class Log:
         return os.path.join(self.directory, segment_name(base))
 
 
-class Cursor:
+class Cursor(Unique):
     """A place in a log, and reading on from it, block by block."""
 
     def __init__(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from .arguments import HeadersLike, check_columns, gather_columns, record_columns
+from .arguments import HeadersLike, check_columns, check_count, gather_columns, record_columns
 from .batch import NO_PRODUCER, Columns, Producer, encode_body
 from .bulk import BULK_RECORDS, chunks, encode_all
 from .check import CheckReport, check_log, verify_log
@@ -30,6 +30,7 @@ from .recovery import Recovery
 from .retention import Decision, Space, decide
 from .segment import Identity, SegmentInfo
 from .transfer import read_frame, send
+from .unique import Unique
 from .writer import Writer
 
 __all__ = ["Partition", "append_groups", "parse_producer"]
@@ -39,7 +40,7 @@ __all__ = ["Partition", "append_groups", "parse_producer"]
 _CLOCK_JUMP_US = 60 * 60 * 1_000_000
 
 
-class Partition:
+class Partition(Unique):
     """One partition of a topic; made by `Topic`, never directly."""
 
     def __init__(
@@ -220,6 +221,9 @@ class Partition:
         The bytes go from the page cache to the target by `os.sendfile`; `receive` takes them. Sends
         whole batches up to `max_bytes`, but at least one; nothing if `start` is the high watermark.
         """
+        check_count("max_bytes", max_bytes)
+        if type(start) is not int:
+            raise TypeError(f"start must be an offset, not {start!r}")
         return send(self._log, to, start, max_bytes=max_bytes)
 
     def check(self) -> CheckReport:
@@ -237,7 +241,16 @@ class Partition:
         return self.writer().roll()
 
     def retain(self, *, dry_run: bool = False) -> list[Decision]:
-        """Drop what the retention policy gives up; returns the decision for every segment."""
+        """Drop what the retention policy gives up; returns the decision for every segment.
+
+        One pass at a time: a roll, the housekeeping thread and the application may each begin one.
+        """
+        if dry_run:
+            return self._retain(dry_run=True)
+        with self.writer().retaining:
+            return self._retain(dry_run=False)
+
+    def _retain(self, *, dry_run: bool) -> list[Decision]:
         if self._writer is not None:
             self._writer.check_place()
         now = self._clock()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
+from .arguments import binary_column
 from .batch import Columns
 
 __all__ = ["Partitioner", "by_crc32", "spread"]
@@ -26,13 +27,13 @@ def spread(
     columns: Columns, partitions: int, partitioner: Partitioner, keyless: Callable[[], int]
 ) -> dict[int, Columns]:
     """The records of each partition, in their order; those with a null key go where `keyless` says."""
-    keys = columns.keys
-    assert keys is not None
+    assert columns.keys is not None
     if partitioner is by_crc32 and columns.timestamps is None and columns.headers is None:
         try:
-            return _spread_pairs(columns.values, keys, partitions)
-        except TypeError:  # a null key has no CRC: rare enough to find out this way
+            return _spread_pairs(columns.values, columns.keys, partitions)
+        except (TypeError, BufferError):  # a null key has no CRC, nor has what is no bytes: rare enough to find out so
             pass
+    keys = binary_column("key", columns.keys)
     elsewhere = keyless() if None in keys else 0
     targets = [elsewhere if key is None else _checked(partitioner(key, partitions), partitions) for key in keys]
     values = _split(columns.values, targets, partitions)

@@ -7,6 +7,10 @@ Order holds within a partition; partitions take turns, a block each.
 A batch stays the reader's until all of it is handed out, and what has been is noted in one step, so
 that an interrupt in any line (Ctrl-C) costs no record: whoever goes on with the reader gets the next one.
 
+A reader refers to its topic, which closes itself when nobody refers to it: what is being read stays open.
+Whoever closes a reader ends its iteration. Where the topic is closed, an iteration that would have ended by
+itself raises `LogClosedError`, or it would look as if all had been read; one that follows for ever just ends.
+
 Threads: a reader belongs to one thread, but for `close`, which may come from any and ends the
 iteration there.
 """
@@ -24,10 +28,11 @@ from functools import partial
 from operator import length_hint
 from typing import Literal
 
-from .arguments import Start, parse_start
-from .errors import CorruptLogError, LogClosedError, LogError
-from .log import LOOK_S, Log
+from .arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers
+from .errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
+from .log import LOOK_S, Cursor, Log
 from .records import Batch, Damage, Record
+from .unique import Unique
 from .wait import Waiter
 
 __all__ = ["OnGap", "Reader", "StartLike", "watch"]
@@ -40,7 +45,7 @@ _FOR_EVER = 1 << 63
 _RECORDS_AT_ONCE = 512  # made into objects at once: more do not fit the processor's cache, and cost half as much again
 
 
-class Reader:
+class Reader(Unique):
     """An iterable of `Record`s over some partitions; made by `read` and `follow`.
 
     Iterating goes on from the present position, so a second loop continues the first. Where the log is
@@ -61,6 +66,7 @@ class Reader:
     ) -> None:
         if on_gap not in ("raise", "skip"):
             raise ValueError(f'on_gap must be "raise" or "skip", not {on_gap!r}')
+        check_timeout(timeout)
         self.gaps: list[Damage] = []  # passed over so far, in the order in which they were met
         self._skip = on_gap == "skip"
         self._logs = {log.partition: log for log in logs}
@@ -68,6 +74,8 @@ class Reader:
         self._follow = follow
         self._timeout = timeout
         self._closed = False
+        self._why = ""  # it is closed, if its topic is
+        self._topic: object = None
         self._reading = threading.Lock()  # held while files are in use, so that close() knows
         self._waiter: Waiter | None = None
         self._watching = (0, 0)  # the process that the waiter is of, and how often the logs had been restored then
@@ -76,15 +84,13 @@ class Reader:
         self._made = 0  # the records up to this offset are made,
         self._records: list[Record] = []  # these last,
         self._rest: Iterator[Record] = iter(self._records)  # and of these, those are still to come
+        self._left: list[Record] = []  # but these never will: they were still to come when the reader was closed
         self._ends = dict.fromkeys(self._logs, _FOR_EVER)
         if not follow:
-            self._ends = self._offsets("end" if end is None else end, others="end")
-        offsets = self._offsets(start, others="begin")
-        on_damage = partial(_note, self.gaps) if self._skip else None
-        self._cursors = {
-            partition: self._logs[partition].cursor(offset, on_damage=on_damage)
-            for partition, offset in offsets.items()
-        }
+            ends = self._starts("end" if end is None else end, others="end")
+            self._ends = {each: self._logs[each].resolve(ends[each], past_damage=self._skip) for each in ends}
+        starts = self._starts(start, others="begin")
+        self._cursors = {partition: self._cursor(partition, each) for partition, each in starts.items()}
         self._turns = deque(self._cursors)
 
     def __enter__(self) -> Reader:
@@ -96,6 +102,7 @@ class Reader:
     def __iter__(self) -> Iterator[Record]:
         while self._have_records(self._timeout):
             yield from self._rest
+        self._check_not_cut_short()
 
     def batches(self) -> Iterator[Batch]:
         """The same as whole columns. What was handed out in part comes as the rest of its batch."""
@@ -104,6 +111,7 @@ class Reader:
             self._unmake()
             self._batch, self._made = batch, batch.offsets.stop
             yield part
+        self._check_not_cut_short()
 
     def poll(
         self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: float | None = 0.0
@@ -113,8 +121,10 @@ class Reader:
         Waits up to `timeout` seconds (None: for ever) for the first one, and returns an empty list
         if none comes. Without limits it returns one batch.
         """
-        if max_records is not None and max_records < 1:
-            raise ValueError(f"max_records must be at least 1, not {max_records}")
+        for name, limit in (("max_records", max_records), ("max_bytes", max_bytes)):
+            if limit is not None:
+                check_count(name, limit)
+        check_timeout(timeout)
         self._check_open()
         before = self.tell()
         polled: list[Record] = []
@@ -127,17 +137,21 @@ class Reader:
                         room -= len(record.value or b"") + len(record.key or b"")
                     if len(polled) == max_records or (room is not None and room <= 0):
                         return polled
-                if max_records is None and max_bytes is None:
+                if max_records is None and max_bytes is None and self._is_made():
                     break
         except BaseException:  # an interrupt: the caller does not get what is polled
             now = self.tell()
             with suppress(LogError):
                 self.seek({partition: offset for partition, offset in before.items() if offset != now[partition]})
             raise
+        if not polled and self._why and not self._is_at_end():
+            self._check_open()
         return polled
 
     def take(self, most: int | None = None) -> Batch | None:
         """The next records of one partition, as columns, if there are any just now: up to `most`, or a batch."""
+        if most is not None:
+            check_count("most", most)
         self._check_open()
         batch = self._first(0.0)
         if batch is None:
@@ -162,8 +176,10 @@ class Reader:
     def seek(self, start: StartLike) -> None:
         """Go to a start. A mapping moves the partitions that it names and leaves the others."""
         self._check_open()
-        for partition, offset in self._offsets(start).items():
-            self._cursors[partition].seek(offset)
+        cursors = {partition: self._cursor(partition, each) for partition, each in self._starts(start).items()}
+        for partition, cursor in cursors.items():  # all or none: a start that cannot be found has raised by now
+            self._cursors[partition].close()
+            self._cursors[partition] = cursor
             self._forget(partition)
 
     def lag_bytes(self) -> dict[int, int]:
@@ -178,7 +194,7 @@ class Reader:
     def close(self) -> None:
         """End the iteration, also one that waits in another thread."""
         self._closed = True
-        self._records.clear()  # a list iterator ends with its list, also one that a loop holds
+        self._left.extend(self._rest)  # in C, where nobody comes between: the loop that has the iterator ends
         if (waiter := self._waiter) is not None:
             waiter.wake()
         if self._reading.acquire(blocking=False):  # otherwise the thread that is reading cleans up
@@ -187,28 +203,61 @@ class Reader:
             finally:
                 self._reading.release()
 
-    # --- inside ----------------------------------------------------------------------------------
+    # --- the topic -------------------------------------------------------------------------------
 
-    def _offsets(self, start: StartLike, *, others: str | None = None) -> dict[int, int]:
-        """By partition; those that a mapping leaves out go to `others`, or are left out here as well."""
-        now = self._clock()
-        if isinstance(start, Mapping):
-            unknown = [partition for partition in start if partition not in self._logs]
-            if unknown:
-                raise ValueError(f"no partition {unknown[0]} here; there are {sorted(self._logs)}")
-            starts = {} if others is None else dict.fromkeys(self._logs, parse_start(others, now_us=now))
-            starts |= {partition: parse_start(each, now_us=now) for partition, each in start.items()}
-        else:
-            parsed = parse_start(start, now_us=now)
-            if isinstance(parsed, int) and len(self._logs) > 1:
-                raise ValueError(f"offset {parsed} means another record in each partition; give {{partition: offset}}")
-            starts = dict.fromkeys(self._logs, parsed)
-        skip = self._skip
-        return {partition: self._logs[partition].resolve(each, past_damage=skip) for partition, each in starts.items()}
+    def keep(self, topic: object) -> None:
+        """Refer to the topic, which closes itself when nobody does."""
+        self._topic = topic
+
+    def end(self, why: str) -> None:
+        """Close, because the topic is closed: an iteration that is not at its end tells so."""
+        if not self._closed:
+            self._why = why
+        self.close()
+
+    def _check_not_cut_short(self) -> None:
+        """Raise where the topic was closed before the iteration ended by itself."""
+        ends_by_itself = not self._follow or self._timeout is not None
+        if self._why and ends_by_itself and not self._is_at_end():
+            raise LogClosedError(f"{self._why}, and read on from {self.tell()}")
+
+    def _is_at_end(self) -> bool:
+        return all(offset >= self._ends[partition] for partition, offset in self.tell().items())
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LogClosedError("this reader is closed; read or follow again")
+            raise LogClosedError(self._why or "this reader is closed; read or follow again")
+
+    # --- places ----------------------------------------------------------------------------------
+
+    def _starts(self, start: StartLike, *, others: str | None = None) -> dict[int, str | int | Time]:
+        """By partition; those that a mapping leaves out go to `others`, or are left out here as well."""
+        now = self._clock()
+        if isinstance(start, Mapping):
+            by_partition = partition_numbers(start)
+            unknown = [partition for partition in by_partition if partition not in self._logs]
+            if unknown:
+                raise ValueError(f"no partition {unknown[0]} here; there are {sorted(self._logs)}")
+            starts = {} if others is None else dict.fromkeys(self._logs, parse_start(others, now_us=now))
+            return starts | {partition: parse_start(each, now_us=now) for partition, each in by_partition.items()}
+        parsed = parse_start(start, now_us=now)
+        if isinstance(parsed, int) and len(self._logs) > 1:
+            raise ValueError(f"offset {parsed} means another record in each partition; give {{partition: offset}}")
+        return dict.fromkeys(self._logs, parsed)
+
+    def _cursor(self, partition: int, start: str | int | Time) -> Cursor:
+        """A cursor at the start. Retention may overtake what is no offset, which nobody has asked for: look again."""
+        log = self._logs[partition]
+        on_damage = partial(_note, self.gaps) if self._skip else None
+        while True:
+            offset = start if isinstance(start, int) else log.resolve(start, past_damage=self._skip)
+            try:
+                return log.cursor(offset, on_damage=on_damage)
+            except OffsetOutOfRangeError:
+                if isinstance(start, int):
+                    raise
+
+    # --- records ---------------------------------------------------------------------------------
 
     def _forget(self, partition: int) -> None:
         """Drop what was read ahead of the partition; the others, which may be past finding again, keep theirs."""
@@ -245,7 +294,13 @@ class Reader:
 
     def _next_in(self, batch: Batch) -> int:
         """The offset of the next record to be handed out of a batch that has been read; its end, if there is none."""
-        return self._made - length_hint(self._rest) if batch is self._batch else batch.offsets.start
+        if batch is not self._batch:
+            return batch.offsets.start
+        return self._made - length_hint(self._rest) - len(self._left)
+
+    def _is_made(self) -> bool:
+        """Whether all records of the batch being handed out are made."""
+        return self._batch is None or self._made >= self._batch.offsets.stop
 
     def _unmake(self) -> None:
         """Forget the records that are made and not handed out, so that they will be made again."""

@@ -20,7 +20,7 @@ from operator import sub
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .batch import HEADER_BYTES, BadBatch, Header, Headers, Layout, layout, uniform_offsets
+from .batch import HEADER_BYTES, BadBatch, Columns, Header, Headers, Layout, encode_body, layout, uniform_offsets
 from .errors import CorruptLogError, OffsetRange
 
 if TYPE_CHECKING:
@@ -103,6 +103,13 @@ class Source(NamedTuple):
     file_position: int
 
 
+# What a header says of the body that it stands before.
+_OF_A_BODY = (
+    "body_crc", "codec", "flags", "stored_bytes", "value_bytes", "key_bytes", "header_bytes", "base_timestamp",
+    "max_timestamp",
+)  # fmt: skip
+
+
 class Batch:
     """Consecutive records of one partition as columns, decoded from one stored batch when asked for.
 
@@ -132,11 +139,38 @@ class Batch:
     def __len__(self) -> int:
         return self._stop - self._first
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What it shows, and not the block that it was read in, nor the rest of its batch.
+
+        A part becomes a batch of its own; its header says of the records what is true of these.
+        """
+        if len(self) == self.header.record_count:
+            body = self._data[self._body_at : self._body_at + self._layout.end]
+            return Batch, (self.partition, self.header, body, 0, self._source)
+        header, body = self._as_stored()
+        return Batch, (self.partition, header, body, 0, self._source)
+
+    def _as_stored(self) -> tuple[Header, bytes]:
+        """A header and a body of these records alone."""
+        at, offsets = self._layout, self.offsets
+        facts: dict[str, Any] = {
+            "base_offset": offsets.start, "record_count": len(self), "length": self.next_offset - offsets.start,
+        }  # fmt: skip
+        if not len(self):
+            return self.header._replace(**facts | dict.fromkeys(_OF_A_BODY, 0)), bytes(8)
+        keys = self.keys if at.key_offsets >= 0 else None
+        headers = self.headers if at.header_counts >= 0 else None
+        body = encode_body(Columns(self.values, keys, self.timestamps, headers), codec=0)
+        facts |= {name: getattr(body, name) for name in _OF_A_BODY}
+        return self.header._replace(**facts), b"".join(body.parts)
+
     def __repr__(self) -> str:
         return f"<Batch partition={self.partition} offsets={self.offsets} next_offset={self.next_offset}>"
 
     def between(self, start_offset: int, end_offset: int) -> Batch:
         """The part of the batch whose offsets lie in [start_offset, end_offset), over the same memory."""
+        if type(start_offset) is not int or type(end_offset) is not int:
+            raise TypeError(f"offsets are whole numbers, not {start_offset!r} and {end_offset!r}")
         base = self.header.base_offset
         part = Batch(self.partition, self.header, self._data, self._body_at, self._source)
         part._first = min(max(start_offset - base, self._first), self._stop)

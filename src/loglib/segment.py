@@ -61,6 +61,7 @@ from .directory import Directory
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import Files
 from .records import Batch, Source
+from .unique import Unique
 
 __all__ = [
     "HEADER_BYTES",
@@ -305,7 +306,7 @@ def read_segment_header(
         files.close(fd)
 
 
-class SegmentReader:
+class SegmentReader(Unique):
     """An open segment: batches and headers by offset. search.py finds those whose offset is not known.
 
     With `base_offset`, as the file's name has it, the header is not read, and there is no `header`: for

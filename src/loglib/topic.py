@@ -30,7 +30,16 @@ from types import EllipsisType
 from typing import Any, Literal
 
 from . import description
-from .arguments import HeadersLike, Start, check_columns, check_names, gather_columns, record_columns
+from .arguments import (
+    HeadersLike,
+    Start,
+    check_columns,
+    check_names,
+    gather_columns,
+    partition_number,
+    record_columns,
+    topic_path,
+)
 from .batch import Columns
 from .bulk import BULK_RECORDS
 from .check import CheckReport, verify_description, verify_log
@@ -68,6 +77,7 @@ __all__ = ["Topic"]
 
 logger = logging.getLogger("loglib")
 
+_LAST = -100  # among the exit functions of `multiprocessing`, whose own go down to -5: others may append still
 _HOUSEKEEPING_S = 60.0  # retention and rolling by age are matters of hours: once a minute is soon enough
 
 
@@ -96,6 +106,7 @@ class Topic:
         self._partitioner = partitioner
         self._clock = clock
         self._handles = Handles()
+        self._handles.topic = weakref.ref(self)
         self._flusher: Flusher | None = None
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
@@ -146,6 +157,8 @@ class Topic:
         """
         if mode not in ("a", "r"):
             raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
+        if not (partitioner is None or partitioner == "crc32" or callable(partitioner)):
+            raise ValueError(f'partitioner must be "crc32" or a function, not {partitioner!r}')
         given: dict[str, Any] = {
             "partitions": partitions, "flush": flush, "retention": retention, "segment_bytes": segment_bytes,
             "compression": compression, "durability": durability, "batch_bytes": batch_bytes,
@@ -157,8 +170,7 @@ class Topic:
             given["segment_age"] = segment_age
         if producer_expiry is not ...:
             given["producer_expiry"] = producer_expiry
-        absolute = os.path.abspath(os.fspath(path))
-        check_names(os.path.basename(absolute))
+        absolute = topic_path(path)
         described = description.read(files, absolute)
         if described is None:
             if mode == "r":
@@ -186,7 +198,7 @@ class Topic:
         for name in ("partitions", "partitioner"):
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
-        absolute = os.path.abspath(os.fspath(path))
+        absolute = topic_path(path)
         with cls.open(absolute, files=files) as topic, Directory.open(files, absolute) as directory:
             config = replace(topic.config, **policies)
             if not all(each.writer().is_in(directory) for each in topic.partitions):  # whose locks are held meanwhile
@@ -223,6 +235,7 @@ class Topic:
 
     def partition(self, number: int) -> Partition:
         """The partition of that number; `ValueError` if there is none."""
+        number = partition_number(number)
         if not 0 <= number < len(self.partitions):
             raise ValueError(f"{self.path} has partitions 0 to {len(self.partitions) - 1}, not {number}")
         return self.partitions[number]
@@ -271,8 +284,8 @@ class Topic:
         columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self.config.max_record_bytes)
         if partition is not None:
             writer = self._writer_of(partition)
-        elif key is not None:
-            writer = self._writer_of(self._partition_of(key))
+        elif columns.keys is not None and columns.keys[0] is not None:  # bytes by now, whatever was given
+            writer = self._writer_of(self._partition_of(columns.keys[0]))
         else:
             writer = self._choose(1, size)
         return Position(writer.partition, writer.append(columns, size, sync=sync).start)
@@ -442,6 +455,9 @@ class Topic:
     def close(self) -> None:
         """End the readers, flush, and release the locks. Released also when the flush fails.
 
+        A reader that is in use and would have ended by itself, at its end or after its timeout, raises
+        `LogClosedError`; one that follows for ever just ends.
+
         When an interrupt ends it, it may be called again, and goes on. In a signal handler that has
         come in the middle of another call on this topic, it returns at once and leaves the rest to a
         thread, since that call holds what closing needs; the interpreter waits for the thread.
@@ -458,7 +474,7 @@ class Topic:
         self._sticky = None
         if self._flusher is not None:
             self._flusher.stop()
-        self._handles.close_readers()
+        self._handles.end_readers()
         unforeseen: Exception | None = None  # no memory, say: the partition is still open, and may be closed again
         for partition in self.partitions:
             try:
@@ -511,6 +527,7 @@ class Topic:
             self.close()
             raise
         _open_topics.add(self)
+        _close_topics_of_a_worker()
 
     def _own_all(self) -> None:
         """Take the locks of all partitions."""
@@ -634,7 +651,22 @@ def _close_topics() -> None:
         raise together(failures)
 
 
+_told: set[int] = set()  # this process's id, once multiprocessing knows of its topics
+
+
+def _close_topics_of_a_worker() -> None:
+    """The same for a worker of `multiprocessing`, which leaves by `os._exit` and calls its own exit functions alone.
+
+    It need not be imported for that: a worker has done so, and in any other process `atexit` does it.
+    """
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and os.getpid() not in _told:
+        util.Finalize(None, _close_topics, exitpriority=_LAST)
+        _told.add(os.getpid())
+
+
 def _abandon_topics() -> None:
+    _told.clear()  # a worker forgets its parent's exit functions
     for topic in list(_open_topics):
         topic.abandon_in_child()
     _open_topics.clear()

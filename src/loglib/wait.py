@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
+from .unique import Unique
+
 __all__ = ["Waiter"]
 
 _IN_MODIFY = 0x2
@@ -33,7 +35,7 @@ _FD_SETSIZE = 1024
 _LONGEST_WAIT_S = 86_400.0  # poll() takes 24 days at most; waking once a day for nothing costs nothing
 
 
-class _Descriptors:
+class _Descriptors(Unique):
     """The open files of a waiter, closed when nobody refers to them: another thread may be writing to one."""
 
     def __init__(self) -> None:
@@ -47,7 +49,7 @@ class _Descriptors:
         deque(map(os.close, fds), maxlen=0)  # in C, where no interrupt comes between one and the next
 
 
-class Waiter:
+class Waiter(Unique):
     """Waits for writes to files, or for `wake`."""
 
     def __init__(self, paths: Iterable[str], *, use_inotify: bool = True) -> None:

@@ -41,6 +41,7 @@ from .config import MAX_OFFSET
 from .directory import Directory
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .files import Files
+from .unique import Unique
 
 __all__ = ["NAME", "Mark", "WatermarkReader", "WatermarkWriter", "broken_slots", "encode_new"]
 
@@ -78,7 +79,7 @@ class Mark(NamedTuple):
         return cls(sequence, log_start, end, end, 0, 0, tail, 0, 0, 0, 0, tail)
 
 
-class WatermarkWriter:
+class WatermarkWriter(Unique):
     """Publishes marks, each into the slot that the one before did not use."""
 
     def __init__(self, files: Files, path: str, salt: int, last: Mark, *, within: Directory | None = None) -> None:
@@ -112,7 +113,7 @@ class WatermarkWriter:
         self._files.close(self._fd)
 
 
-class WatermarkReader:
+class WatermarkReader(Unique):
     """Reads the current mark with one pread; keeps the file open between polls."""
 
     def __init__(self, files: Files, path: str, salt: int) -> None:

@@ -15,7 +15,9 @@ are moved, removed or changed by somebody else (`LogMovedError`), which each wri
 
 Threads: any number may append and flush. `lock` guards the open batch and the active segment and is
 held while a batch is written, never while waiting for a flush. `_turn` is held over fdatasync:
-whoever has it syncs for all that wait for it (group commit). Order: _turn, lock, _mark_lock.
+whoever has it syncs for all that wait for it (group commit). `retaining` is held by whoever decides what
+retention drops, so that no pass acts on what another has dropped meanwhile. Order: retaining, _turn, lock,
+_mark_lock.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ from .segment import (
     write_producers,
 )
 from .turn import Turn
+from .unique import Unique
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkWriter
 
@@ -98,7 +101,7 @@ class Timer(Protocol):
         """A flush is due now."""
 
 
-class Writer:
+class Writer(Unique):
     """The one writer of a partition; holds its lock file from construction to `close`.
 
     Construction recovers the partition (see recovery.py) and raises `LockedError` or
@@ -130,6 +133,7 @@ class Writer:
         self.lock = threading.Lock()
         self._turn = Turn()
         self._mark_lock = threading.Lock()
+        self.retaining = threading.RLock()  # for who decides what to drop; taken before all others
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
         self._flushed_records = 0
         self._asked = (0, 0)  # records and end of the log when a flush was last asked for
@@ -376,11 +380,7 @@ class Writer:
             return
         batch, durable_end = self.batch, self._watermark.mark.durable_end
         end = batch.tail.end
-        error: LogError
-        if isinstance(failure, LogMovedError):
-            error = failure.again()
-        else:
-            error = WriterFailedError(self._active.path, failure)
+        error: LogError = failure.again() if isinstance(failure, LogMovedError) else WriterFailedError(self._active.path, failure)
         if batch.values:
             if self._active.ends_at(end):
                 error.lost = (OffsetRange(self.partition, range(end, end + len(batch.values))),)
@@ -709,10 +709,8 @@ class Writer:
         except OSError as error:
             self._poison(error)
 
-    def _publish(
-        self, *, flushed: Tail | None = None, durable: Tail | None = None, log_start: int | None = None
-    ) -> None:
-        """Let readers see what lies before `flushed`. Never moves a published end back."""
+    def _publish(self, *, flushed: Tail | None = None, durable: Tail | None = None, log_start: int = 0) -> None:
+        """Let readers see what lies before `flushed`. Never moves a published end or start back."""
         with self._mark_lock:
             last = self._watermark.mark
             flushed_end, flushed_tail = last.flushed_end, last.flushed_tail
@@ -722,7 +720,7 @@ class Writer:
             if durable is not None and durable.end >= durable_end:
                 durable_end, durable_tail = durable.end, durable.last_batch
             mark = Mark(
-                last.sequence + 1, last.log_start_offset if log_start is None else log_start,
+                last.sequence + 1, max(last.log_start_offset, log_start),
                 flushed_end, durable_end, self._epoch, self._nonce, flushed_tail,
                 last.applied_txn, last.held_txn, last.held_from, last.promised_epoch, durable_tail,
             )  # fmt: skip
@@ -832,19 +830,20 @@ class Writer:
         with self.lock:
             self.check_usable()
         dropped = [base for base in self._index.bases() if base < base_offset]
-        if base_offset > self._active.base_offset or not dropped:
-            return []
+        log_start = self._watermark.mark.log_start_offset
+        if not log_start <= base_offset <= self._active.base_offset or not dropped:
+            return []  # below the log start: decided before another pass dropped more
         self._publish(log_start=base_offset)
         self._sync_watermark()
         self._publish()  # into the other slot: if either rots, the other knows
         self._sync_watermark()  # before a file goes: a torn write may leave either slot alone
-        self._index.remove(dropped)
         names = [segment_name(base) for base in dropped]
         for name in names + [producers_name(base) for base in dropped if base in self._with_file]:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # a pass that an interrupt or a failure ended got so far
                 self._place.unlink(name)
         self._with_file.difference_update(dropped)
         self._place.sync()
+        self._index.drop_before(base_offset)  # at last: what a pass has left, the next one still knows
         return list(map(self._path, names))
 
     # --- end -----------------------------------------------------------------------------------------
@@ -914,6 +913,7 @@ class Writer:
         self._turn = Turn()
         self._mark_lock = threading.Lock()
         self.batch.owed = None
+        self.retaining = threading.RLock()
         self._release(ForkedHandleError(self.directory, parent_pid))
 
     def _path(self, name: str) -> str:

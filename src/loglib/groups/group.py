@@ -14,6 +14,7 @@ Threads: a group belongs to one thread, but for `close`, which may come from any
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -25,11 +26,12 @@ from datetime import timedelta
 from itertools import repeat
 from typing import Any, Literal
 
-from ..arguments import Start, parse_start
+from ..arguments import Start, check_count, check_timeout, parse_start, partition_number
 from ..config import microseconds
 from ..errors import ForkedHandleError, LogClosedError, OffsetOutOfRangeError, StaleGenerationError
 from ..log import Log
 from ..records import Batch, Record
+from ..unique import Unique
 from .assignment import STRATEGIES, TopicPartition
 from .lag import Lag, measure_lag
 from .members import Membership, live_members, new_member_name
@@ -56,7 +58,7 @@ _COMMIT_AFTER_S = 0.1
 _POLLED_RECORDS = 512
 
 
-class Group:
+class Group(Unique):
     """One member of a consumer group on one topic; made by `Topic.group`, and a context manager."""
 
     def __init__(
@@ -87,6 +89,8 @@ class Group:
         self._on_revoke = on_revoke
         self._restart = on_out_of_range == "start"
         self._closed: LogClosedError | None = None
+        self._why = ""  # it is closed, if a topic of it is
+        self._topics: list[object] = []  # which close themselves when nobody refers to them
         self._using = threading.Lock()  # held while files are in use, so that close() from elsewhere knows
         self._user = 0  # the thread that holds it
         self._progress = Progress(place)
@@ -156,8 +160,7 @@ class Group:
 
         They count as handled with the next call of `poll`, `follow` or `batches`, or when committed.
         """
-        if max_records < 1:
-            raise ValueError(f"max_records must be at least 1, not {max_records}")
+        check_count("max_records", max_records)
         self._check_open()
         run = self._next(timeout, "polled", max_records)
         if run is None:
@@ -190,6 +193,7 @@ class Group:
 
     def _next(self, timeout: float | None, way: Way, most: int | None = None) -> Run | None:
         """The next records, as soon as there are any; None after `timeout` seconds of nothing."""
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         found = None
         try:
@@ -202,6 +206,8 @@ class Group:
             # The topic was closed, and its groups with it, while this thread was reading.
         if isinstance(self._closed, ForkedHandleError):
             raise self._closed
+        if self._why and timeout is not None:  # or it would look as if no more records had come
+            raise LogClosedError(self._why)
         return found if self._closed is None else None
 
     def _find(self, deadline: float | None, way: Way, most: int | None) -> Run | None:
@@ -463,7 +469,7 @@ class Group:
         return partition.partition
 
     def _partition(self, key: Any) -> TopicPartition:
-        partition = TopicPartition(self._place.topics[0], key)
+        partition = TopicPartition(self._place.topics[0], partition_number(key))
         if partition not in self._place.logs:
             raise ValueError(f"group {self.name} has no partition {key!r}")
         return partition
@@ -476,6 +482,16 @@ class Group:
     @property
     def closed(self) -> bool:
         return self._closed is not None
+
+    def keep(self, topic: object) -> None:
+        """Refer to the topic, which closes itself when nobody does."""
+        self._topics.append(topic)
+
+    def end(self, why: str) -> None:
+        """Close, because a topic is closed: a loop that would have ended after its timeout tells so."""
+        if self._closed is None:
+            self._why = why
+        self.close()
 
     def close(self) -> None:
         """Commit what is handled, give the partitions up and leave the group; ends an iteration in any thread."""
@@ -575,9 +591,10 @@ def _commit_interval(policy: CommitPolicy) -> float | None:
         return None
     if policy == "after":
         return _COMMIT_AFTER_S
-    if isinstance(policy, (str, bool)) or microseconds(policy) <= 0:
+    seconds: Any = policy.total_seconds() if isinstance(policy, timedelta) else policy
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds < math.inf:
         raise ValueError(f'commit must be "after", "manual" or an interval above 0, not {policy!r}')
-    return microseconds(policy) / 1_000_000
+    return microseconds(seconds) / 1_000_000
 
 
 _live_groups: weakref.WeakSet[Group] = weakref.WeakSet()

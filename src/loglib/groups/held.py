@@ -14,13 +14,14 @@ from itertools import starmap
 from operator import call, length_hint
 
 from ..files import Files
+from ..unique import Unique
 
 __all__ = ["MOST_BYTES", "HeldFile"]
 
 MOST_BYTES = 4096  # of text
 
 
-class HeldFile:
+class HeldFile(Unique):
     """A small file, open and perhaps locked, until `release`."""
 
     __slots__ = ("_close", "_fd", "_files", "_path")

@@ -23,6 +23,7 @@ from contextlib import suppress
 from ..arguments import check_names
 from ..errors import LockedError
 from ..files import Files
+from ..unique import Unique
 from .held import HeldFile
 
 __all__ = ["Membership", "live_members", "new_member_name"]
@@ -38,7 +39,7 @@ def new_member_name() -> str:
     return f"{host}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
-class Membership:
+class Membership(Unique):
     """This process's place in a group, from construction to `leave`."""
 
     def __init__(self, files: Files, directory: str, name: str, topics: list[str], permissions: int) -> None:

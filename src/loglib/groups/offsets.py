@@ -47,6 +47,7 @@ from ..log import Cursor, Log
 from ..recovery import Tail, list_segments, tail_at
 from ..search import jumps_at
 from ..segment import HEADER_BYTES, Identity, SegmentReader, segment_name
+from ..unique import Unique
 from ..watermark import NAME as WATERMARK
 from ..watermark import Mark, WatermarkWriter
 from ..writer import Writer
@@ -78,7 +79,7 @@ def offsets_identity(log_id: bytes, group: str) -> Identity:
     return Identity.of(log_id, 0x8000_0000 | crc32c(group.encode()) & 0x7FFF_FFFF)
 
 
-class OffsetLog:
+class OffsetLog(Unique):
     """The committed offsets of one group."""
 
     def __init__(

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..files import Files
+from ..unique import Unique
 from .assignment import TopicPartition
 from .held import MOST_BYTES, HeldFile
 
@@ -37,7 +38,7 @@ class Owner(NamedTuple):
 NOBODY = Owner(None, 0, 0)
 
 
-class Ownership:
+class Ownership(Unique):
     """The partitions that one member owns."""
 
     def __init__(self, files: Files, directory: str, member: str, permissions: int) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from ..reader import Reader, watch
+from ..unique import Unique
 from ..wait import Waiter
 from .assignment import TopicPartition
 from .place import Place
@@ -21,7 +22,7 @@ __all__ = ["Progress"]
 _LONGEST_RUN = 8192  # records
 
 
-class Progress:
+class Progress(Unique):
     """What one member of a group reads; who owns what, and what is committed, is the group's own matter."""
 
     def __init__(self, place: Place) -> None:
