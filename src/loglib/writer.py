@@ -380,7 +380,9 @@ class Writer(Unique):
             return
         batch, durable_end = self.batch, self._watermark.mark.durable_end
         end = batch.tail.end
-        error: LogError = failure.again() if isinstance(failure, LogMovedError) else WriterFailedError(self._active.path, failure)
+        error: LogError = WriterFailedError(self._active.path, failure)
+        if isinstance(failure, LogMovedError):
+            error = failure.again()
         if batch.values:
             if self._active.ends_at(end):
                 error.lost = (OffsetRange(self.partition, range(end, end + len(batch.values))),)
