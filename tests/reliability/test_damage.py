@@ -24,11 +24,13 @@ from typing import Any, NamedTuple
 import counts
 import pytest
 
+from builders import BODY_AT
 from conftest import NOW, QUIET, Clock
 from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Record, Topic, description
 from loglib.config import TopicConfig
 from loglib.log import Cursor
 from loglib.records import Damage
+from loglib.search import after_damage, around
 from loglib.segment import HEADER_BYTES, SegmentReader
 from loglib.testing import MemoryFiles
 from loglib.watermark import SECOND_SLOT, SLOT_BYTES, newest
@@ -66,7 +68,7 @@ class Lab:
         self.topic = Topic.open(TOPIC, mode="r", files=self.files, clock=self.clock)
         self.log = self.topic.partition(0).log
         self.mark = self.log.mark()
-        self.end = self.mark.flushed_end
+        self.end, self.last = self.mark.flushed_end, self.mark.flushed_tail
         self.records = list(self.topic.read())
         self.batches = [
             Stored(batch.header, body_of(batch), batch.header.base_offset, batch.header.next_offset)
@@ -103,7 +105,7 @@ class Lab:
         with self._open() as topic:
             for share in (0.5, 0.7, 1):
                 room = SEGMENT_BYTES - HEADER_BYTES - topic.partition(0).log_end_offset
-                topic.append(rng.randbytes(int(share * room) // 8 * 8 - 120), sync=True)
+                topic.append(rng.randbytes(int(share * room) // 8 * 8 - BODY_AT - 8), sync=True)
 
     def description(self) -> tuple[bytes, TopicConfig]:
         described = description.read(self.files, TOPIC)
@@ -146,7 +148,7 @@ def body_of(batch: Any) -> bytes:
     header = batch.header
     if header.codec:
         return bytes(batch._data)
-    return bytes(batch._data[batch._body_at : batch._body_at + header.length - 112])
+    return bytes(batch._data[batch._body_at : batch._body_at + header.length - BODY_AT])
 
 
 def same(found: object, expected: object, what: str) -> None:
@@ -170,7 +172,8 @@ def check_batch(where: Lab, bad: Stored, at: int, what: str) -> None:
         assert error.path == SEGMENT and first <= error.file_position <= max(at, first + 4), what
     else:
         raise AssertionError(f"not noticed: {what}")
-    assert where.segment.behind_damage(bad.start, where.end) == bad.stop, what
+    assert after_damage(where.segment, bad.start, where.end, where.last) == bad.stop, what
+    assert around(where.segment, bad.start, where.last, where.end)[1] == bad.start, what
 
 
 def check_neighbours(where: Lab, index: int, what: str) -> None:
@@ -427,7 +430,7 @@ def test_writer_that_meets_damage_below_the_end_touches_nothing(watermark: str) 
     where = lab()
     refused = 0
     for index, each in enumerate(where.batches):
-        for at in (0, 5, 60, 112, each.stop - each.start - 1):
+        for at in (0, 5, 60, BODY_AT, each.stop - each.start - 1):
             file_position = HEADER_BYTES + each.start + at
             where.patch(SEGMENT, file_position, bytes([where.whole[SEGMENT][file_position] ^ 0x10]))
             if watermark == "lost":
