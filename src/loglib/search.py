@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from .batch import HEADER_BYTES, MAGIC, Header, crc32c
 from .config import MAX_BATCH_BYTES
-from .errors import CorruptLogError
+from .errors import CorruptLogError, UnsupportedFormatError
 from .jumps import Jumps
 from .segment import SegmentReader
 
@@ -270,8 +270,9 @@ def _linked_to(segment: SegmentReader, offset: int, limit: int) -> int | None:
 
 def _end_of_chain(segment: SegmentReader, header: Header, limit: int) -> Header:
     """The last of the batches from this one on that are linked to each other."""
-    for each in proven_headers(segment, header.base_offset, limit):
-        header = each
+    with suppress(UnsupportedFormatError):  # by what may be no batch at all
+        for each in proven_headers(segment, header.base_offset, limit):
+            header = each
     return header
 
 
@@ -283,7 +284,9 @@ def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Heade
         while 0 <= at < _WINDOW:
             named = window[at + 16 : at + 24]
             if named == (start + at).to_bytes(8, "little") and not (start + at) & 7:
-                header = _whole(segment, start + at)
+                header = None
+                with suppress(UnsupportedFormatError):  # a record may say that it is of a version to come
+                    header = _whole(segment, start + at)
                 if header is not None and header.next_offset <= stop:
                     yield header
             at = window.find(MAGIC, at + 1)

@@ -18,7 +18,10 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).resolve().parents[2] / ".reliability" / "counts.jsonl"
-NEVER = ("lost", "phantoms", "refused", "undetected", "wrong", "survived")  # what must be 0 in every goal
+# What must be 0 in every goal.
+NEVER = (
+    "lost", "phantoms", "refused", "undetected", "wrong", "survived", "invented", "hidden", "falsely_damaged",
+)  # fmt: skip
 
 GOALS = {
     "G1": "crash states",
@@ -33,6 +36,7 @@ GOALS = {
     "G10": "model",
     "G12": "writers at once",
     "G13": "consumer groups",
+    "G14": "hostile payloads",
 }
 
 
