@@ -14,13 +14,15 @@ from __future__ import annotations
 import io
 import json
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Any, NamedTuple
 
 from builders import IDENTITY, LOG_ID, NOW, a_mark, encoded
 from loglib import LogError, codec, description, transfer
+from loglib import search as search_of
 from loglib.arguments import check_names
 from loglib.batch import (
     HEADERS,
@@ -28,6 +30,7 @@ from loglib.batch import (
     NULL_KEYS,
     NULL_VALUES,
     TIMESTAMPS,
+    VERSION,
     BadBatch,
     Columns,
     Header,
@@ -40,9 +43,18 @@ from loglib.batch import (
 )
 from loglib.config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, TopicConfig
 from loglib.files import Files
+from loglib.jumps import added
 from loglib.producers import Producers
 from loglib.records import Batch, Source
-from loglib.segment import HEADER_BYTES, SegmentHeader, first_segment, parse_segment_name, segment_name
+from loglib.segment import (
+    HEADER_BYTES,
+    MAX_PRODUCERS,
+    SegmentHeader,
+    SegmentReader,
+    first_segment,
+    parse_segment_name,
+    segment_name,
+)
 from loglib.watermark import SECOND_SLOT, SLOT_BYTES, encode_new, newest
 
 Draw = Callable[[], float]
@@ -52,7 +64,7 @@ HERE = Source("hostile", 0)
 
 # What lengths, counts and offsets are wrong by.
 WILD = (
-    0, 1, 2, 3, 7, 8, 9, 15, 16, 63, 64, 100, 111, 112, 113, 120, 127, 128, 255, 256, 4095, 4096, 4097, 65535, 65536,
+    0, 1, 2, 3, 7, 8, 9, 15, 16, 63, 64, 100, 127, 128, 129, 136, 255, 256, 4095, 4096, 4097, 65535, 65536,
     (1 << 20) - 1, 1 << 20, 1 << 24, (1 << 24) + 1, 1 << 25, 1 << 26, 1 << 29, (1 << 30) - 8, 1 << 30, (1 << 30) + 8,
     (1 << 31) - 8, (1 << 31) - 1, 1 << 31, (1 << 32) - 8, (1 << 32) - 1, 1 << 32, 1 << 40, (1 << 62), (1 << 63) - 4096,
     (1 << 63) - 1, 1 << 63, (1 << 64) - 8, (1 << 64) - 1,
@@ -94,8 +106,8 @@ def damaged(random: Draw, content: bytes, *, most: int = 4) -> bytearray:
 
 # --- batches ---------------------------------------------------------------------------------------
 
-BATCH = Struct("<4sIIIQQIIBBHIIIIIqqqqQQ")
-_BITS = (0, 0, 32, 32, 64, 64, 32, 32, 8, 8, 16, 32, 32, 32, 32, 32, 64, 64, 64, 64, 64, 64)  # of each field
+BATCH = Struct("<4sIIIQQIIBBHIIIIIqqqqQQIIQ")
+_BITS = (0, 0, 32, 32, 64, 64, 32, 32, 8, 8, 16, *[32] * 5, *[64] * 6, 32, 32, 64)  # of each field
 _SIGNED = range(16, 20)
 
 
@@ -131,7 +143,7 @@ def seal(fields: list[Any], body: bytes | None = None) -> bytes:
 
 def change_fields(random: Draw, fields: list[Any]) -> None:
     for _ in range(1 + int(random() * 3)):
-        index = 2 + int(random() * 20)
+        index = 2 + int(random() * (len(_BITS) - 2))
         number = wild(random, _BITS[index], near=fields[index])
         fields[index] = signed(number, 64) if index in _SIGNED else number
 
@@ -154,7 +166,7 @@ def check_layout(header: Header) -> None:
     assert header.stored_bytes <= header.length - BATCH.size
     assert 0 < at.values <= at.keys <= at.end
     assert at.end <= (MAX_DECOMPRESSED_BYTES if header.codec else header.stored_bytes)
-    assert header.version == 1 and header.next_offset < 1 << 63
+    assert header.version == VERSION and header.next_offset < 1 << 63
 
 
 def any_header(random: Draw) -> Outcome:
@@ -327,8 +339,10 @@ def compressed_body(random: Draw) -> Outcome:
 
 # --- segment header, producers, watermark ----------------------------------------------------------
 
-SEGMENT = Struct("<8sHHI16sIIQQQQIIqq")
-_SEGMENT_BITS = (0, 16, 16, 32, 0, 32, 32, 64, 64, 64, 64, 32, 32, 64, 64)
+SEGMENT = Struct("<8sHHI16sIIQQQQIIqqQQQIIq16sII")
+_SEGMENT_BITS = (0, 16, 16, 32, 0, 32, 32, 64, 64, 64, 64, 32, 32, 64, 64, 64, 64, 64, 32, 32, 64, 0, 32, 32)
+_SEGMENT_SIGNED = (13, 14, 20)
+_SEGMENT_FIELDS = [index for index, bits in enumerate(_SEGMENT_BITS) if bits]
 FIRST_SEGMENT = first_segment(IDENTITY, created=NOW).encode()
 
 
@@ -337,13 +351,13 @@ def segment_header(random: Draw) -> Outcome:
     fields = list(SEGMENT.unpack_from(FIRST_SEGMENT))
     table = b""
     if random() < 0.5:
-        count = int(random() * 6) if random() < 0.9 else 125
+        count = int(random() * 6) if random() < 0.9 else MAX_PRODUCERS
         table = Struct(f"<{4 * count}Q").pack(*[wild(random, 64, near=number) for number in range(4 * count)])
         fields[12] = count
     for _ in range(int(random() * 3)):
-        index = pick(random, (1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
+        index = pick(random, _SEGMENT_FIELDS)
         number = wild(random, _SEGMENT_BITS[index], near=fields[index])
-        fields[index] = signed(number, 64) if index > 12 else number
+        fields[index] = signed(number, 64) if index in _SEGMENT_SIGNED else number
     content = bytearray((SEGMENT.pack(*fields) + table).ljust(HEADER_BYTES, b"\0"))
     if random() < 0.95:
         content[12:16] = crc32c(content[16:], crc32c(content[:12])).to_bytes(4, "little")
@@ -351,14 +365,16 @@ def segment_header(random: Draw) -> Outcome:
         header = SegmentHeader.decode(bytes(content), "hostile")
     except LogError:
         return REFUSED
-    assert len(header.producers) <= 125
+    assert len(header.producers) <= MAX_PRODUCERS
     if header.producers and random() < 0.3:
         producers = Producers(0, header.producers, list)
-        assert len(producers.snapshot()) <= 125
+        assert len(producers.snapshot()) <= MAX_PRODUCERS
     return ACCEPTED
 
 
-SLOT = Struct("<3sBIQQQQI20s")
+SLOT = Struct("<3sBIQQQQIIQQQQI4xQ32s")
+_SLOT_BITS = (0, 8, 0, 64, 64, 64, 64, 32, 32, 64, 64, 64, 64, 32, 64, 0)
+_SLOT_FIELDS = [index for index, bits in enumerate(_SLOT_BITS) if bits]
 
 
 def watermark(random: Draw) -> Outcome:
@@ -368,8 +384,8 @@ def watermark(random: Draw) -> Outcome:
         if random() < 0.7:
             fields = list(SLOT.unpack_from(content, at))
             for _ in range(1 + int(random() * 3)):
-                index = pick(random, (1, 3, 4, 5, 6, 7))
-                fields[index] = wild(random, (0, 8, 0, 64, 64, 64, 64, 32)[index], near=fields[index])
+                index = pick(random, _SLOT_FIELDS)
+                fields[index] = wild(random, _SLOT_BITS[index], near=fields[index])
             slot = bytearray(SLOT.pack(*fields))
             if random() < 0.9:
                 slot[4:8] = crc32c(slot[8:], crc32c(slot[:4], SALT)).to_bytes(4, "little")
@@ -382,7 +398,112 @@ def watermark(random: Draw) -> Outcome:
         return REFUSED
     if mark is not None:
         assert mark.log_start_offset <= mark.durable_end <= mark.flushed_end
+        assert mark.durable_tail <= mark.durable_end and mark.flushed_tail <= mark.flushed_end
     return ACCEPTED
+
+
+# --- finding batches -------------------------------------------------------------------------------
+
+_POINTERS = (3, 4, 15, 22, 24)  # of a batch header's fields: length, base_offset, previous_crc, previous_bytes, jump
+
+
+class Bytes(SegmentReader):
+    """A segment that is nothing but bytes, and counts the headers that are looked at."""
+
+    looks = 0
+
+    def __init__(self, stored: bytes, base_offset: int) -> None:
+        self._fd = -1
+        self.stored, self.base_offset = stored, base_offset
+        self.salt, self.path = SALT, "hostile"
+
+    def end_of_file(self) -> int:
+        return self.base_offset + len(self.stored)
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        assert offset >= self.base_offset, "bytes before the segment are nobody's"
+        at = offset - self.base_offset
+        return self.stored[at : at + max(size_bytes, 0)]
+
+    def header_at(self, offset: int) -> Header:
+        self.looks += 1
+        return super().header_at(offset)
+
+
+def linked_batches(random: Draw, base: int) -> tuple[list[bytes], int]:
+    """Batches as a writer links them, with pointers that lie in some; and how many of these there are."""
+    stored: list[bytes] = []
+    at, previous_crc, previous_bytes, lies = base, 0, int(random() * 3) * 64, 0
+    jumps = None
+    for _ in range(1 + int(random() * 9)):
+        jumps = added(jumps, at)
+        fields, body = pick(random, TEMPLATES)
+        fields = [*fields[:4], at, *fields[5:]]
+        fields[15], fields[22], fields[24] = previous_crc, previous_bytes, jumps.jump_offset
+        if random() < 0.15:
+            index = pick(random, _POINTERS)
+            fields[index] = wild(random, _BITS[index], near=fields[index])
+            lies += 1
+        stored.append(seal(fields, body))
+        previous_crc, previous_bytes = int.from_bytes(stored[-1][4:8], "little"), len(stored[-1])
+        at += previous_bytes
+    return stored, lies
+
+
+def search(random: Draw) -> Outcome:
+    """Pointers that lie, and damage: what is found is there and holds the offset, and it is not looked for for ever."""
+    base = pick(random, (0, 0, 4096, 1 << 40))
+    batches, lies = linked_batches(random, base)
+    starts = list(accumulate(map(len, batches), initial=base))
+    limit, last = starts.pop(), starts[-1]
+    segment = Bytes(b"".join(batches), base)
+    if random() < 0.4:
+        segment.stored = bytes(damaged(random, segment.stored))
+        lies += 1
+    tail: int | None = last
+    if random() < 0.3:
+        lies += 1
+        tail = pick(random, (None, wild(random, 64, near=last)))
+        limit = limit if random() < 0.8 else max(base, wild(random, 62, near=limit))
+    offset = pick(random, starts) + int(random() * 400)
+    looked_for = [
+        lambda: found_around(segment, offset, tail, limit),
+        lambda: search_of.first_reaching(segment, signed(wild(random, 64, near=NOW), 64), tail, limit) is not None,
+        lambda: passed_over(segment, pick(random, starts), tail, limit),
+        lambda: in_order(list(search_of.proven_headers(segment, base, limit))),
+        lambda: in_order(list(search_of.likely_headers(segment, pick(random, starts), segment.end_of_file()))),
+        lambda: search_of.jumps_at(segment, last) is not None,
+    ]
+    try:
+        found = pick(random, looked_for)()
+    except LogError:
+        assert lies, "a sound segment is refused"
+        return REFUSED
+    assert segment.looks < 4000 + len(segment.stored), "it looks without end"
+    if not lies and base <= offset < limit:
+        expected = starts[bisect_right(starts, offset) - 1]
+        assert search_of.around(segment, offset, tail, limit)[1] == expected, "the wrong batch"
+    return Outcome(found)
+
+
+def found_around(segment: Bytes, offset: int, tail: int | None, limit: int) -> bool:
+    header, place = search_of.around(segment, offset, tail, limit)
+    assert place >= segment.base_offset
+    assert header is None or header.base_offset == place <= offset < header.next_offset
+    return header is not None
+
+
+def passed_over(segment: Bytes, start: int, tail: int | None, limit: int) -> bool:
+    if start >= limit:
+        return False
+    place = search_of.after_damage(segment, start, limit, tail)
+    assert start < place <= limit, "reading would not go on"
+    return place < limit
+
+
+def in_order(headers: list[Header]) -> bool:
+    assert all(before.next_offset <= after.base_offset for before, after in pairwise(headers))
+    return bool(headers)
 
 
 # --- topic.json, names -----------------------------------------------------------------------------
@@ -401,7 +522,7 @@ class _OneFile(Files):
 
 
 _ONE_FILE = _OneFile()
-_VALUES = {"format": 1, "log_id": str(uuid.UUID(bytes=LOG_ID))} | TopicConfig().to_json()
+_VALUES = {"format": description.FORMAT, "log_id": str(uuid.UUID(bytes=LOG_ID))} | TopicConfig().to_json()
 _ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 0.5, -0.0, 1e308, float("inf"), float("nan"), 10**30, 1 << 63, "", "1", "none", "zlib",
     "crc32", "..", "\x00", "é", [], [1], {}, {"age": 1}, {"messages": "x"}, {"bytes": -1}, {"keep_free": 2},
@@ -456,7 +577,7 @@ def names(random: Draw) -> Outcome:
 
 # --- transfer --------------------------------------------------------------------------------------
 
-FRAME = Struct("<4sHHIQQ")
+FRAME = Struct("<4sHHIIQQ")
 
 
 def frame(random: Draw) -> bytes:
@@ -469,10 +590,10 @@ def frame(random: Draw) -> bytes:
         batch = seal(fields, body)
     else:
         batch = columns_of_any_kind(random)
-    numbers: list[Any] = [transfer.MAGIC, 1, 0, SALT, 0, len(batch)]
+    numbers: list[Any] = [transfer.MAGIC, transfer.VERSION, transfer.BATCHES, 0, SALT, 0, len(batch)]
     if random() < 0.3:
-        index = 1 + int(random() * 5)
-        numbers[index] = wild(random, (0, 16, 16, 32, 64, 64)[index], near=numbers[index])
+        index = 1 + int(random() * 6)
+        numbers[index] = wild(random, (0, 16, 16, 32, 32, 64, 64)[index], near=numbers[index])
     head = FRAME.pack(*numbers)
     return head + crc32c(head).to_bytes(4, "little") + batch
 
@@ -494,7 +615,7 @@ def transfer_frame(random: Draw) -> Outcome:
 
 # Executions at scale 1: ten million in all, the cheap ones most often.
 TARGETS: dict[Callable[[Draw], Outcome], int] = {
-    batch_header: 4_500_000,
+    batch_header: 4_400_000,
     any_header: 1_500_000,
     names: 500_000,
     watermark: 1_300_000,
@@ -503,5 +624,6 @@ TARGETS: dict[Callable[[Draw], Outcome], int] = {
     batch_columns: 500_000,
     transfer_frame: 250_000,
     topic_description: 200_000,
+    search: 100_000,
     batch_to_arrow: 50_000,
 }

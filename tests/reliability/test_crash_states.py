@@ -144,7 +144,9 @@ class SyncedLate(Recorder):
 
 
 def published_first(writer: Writer, active: Any, end: int) -> None:
-    writer._publish(flushed_end=end, durable_end=end)
+    tail = writer.batch.tail
+    assert tail.end == end
+    writer._publish(flushed=tail, durable=tail)
     _sync(writer, active, end)
 
 

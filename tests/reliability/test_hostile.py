@@ -30,6 +30,7 @@ from conftest import QUIET, Clock, run_python, tree
 from loglib import LogError, Topic
 from loglib.arguments import check_names
 from loglib.config import TopicConfig
+from loglib.jumps import added
 from loglib.records import to_datetime
 from loglib.testing import CrashFS, Image
 from loglib.watermark import encode_new
@@ -87,7 +88,8 @@ TOPIC = "/logs/hostile"
 SEGMENT = f"{TOPIC}/0000/{0:020d}.log"
 WATERMARK = f"{TOPIC}/0000/watermark"
 HEADER_FIELDS = (  # at which byte, and how long
-    (8, 2), (10, 2), (32, 4), (36, 4), (40, 8), (48, 8), (56, 8), (64, 8), (72, 4), (76, 4), (80, 8), (88, 8), (96, 32),
+    (8, 2), (10, 2), (32, 4), (36, 4), (40, 8), (48, 8), (56, 8), (64, 8), (72, 4), (76, 4), (80, 8), (88, 8), (96, 24),
+    (120, 4), (124, 4), (128, 8), (136, 16), (152, 4), (156, 4),
 )  # fmt: skip
 
 
@@ -100,7 +102,8 @@ def description_bytes() -> bytes:
 
 def hostile_tree(random: Draw) -> dict[str, bytes]:
     """A partition written by somebody who knows the format, and whose checksums are all right."""
-    batches, previous = b"", 0
+    batches, previous, last = b"", 0, 0
+    jumps = None
     for _ in range(1 + int(random() * 5)):
         if random() < 0.5:
             fields, body = pick(random, fuzzing.TEMPLATES)
@@ -113,8 +116,10 @@ def hostile_tree(random: Draw) -> dict[str, bytes]:
         if random() < 0.9:
             fields[4] = len(batches)
         if random() < 0.9:
-            fields[15] = previous
+            jumps = added(jumps, len(batches))
+            fields[15], fields[22], fields[24] = previous, len(batches) - last, jumps.jump_offset
         batch = fuzzing.seal(fields, body)
+        last = len(batches)
         batches += batch
         previous = int.from_bytes(batch[4:8], "little")
     header = fuzzing.FIRST_SEGMENT
@@ -126,7 +131,9 @@ def hostile_tree(random: Draw) -> dict[str, bytes]:
         ends = [0, len(batches), len(batches)]
         if random() < 0.3:
             ends[int(random() * 3)] = wild(random, 64, near=len(batches))
-        mark = a_mark(wild(random, 64) if random() < 0.1 else 5, *ends, wild(random, 32) if random() < 0.1 else 1)
+        sequence, epoch = wild(random, 64) if random() < 0.1 else 5, wild(random, 32) if random() < 0.1 else 1
+        tail = wild(random, 64, near=last) if random() < 0.2 else last
+        mark = a_mark(sequence, *ends, epoch, tail=tail)
         tree[WATERMARK] = encode_new(mark, IDENTITY.salt)
     if random() < 0.2:
         tree[f"{TOPIC}/0000/{wild(random, 64):020d}.log"] = tree[SEGMENT]

@@ -17,13 +17,14 @@ import pytest
 from conftest import NOW, QUIET, Clock
 from loglib import CorruptLogError, Record, Topic
 from loglib.testing import CrashFS, Image
+from loglib.watermark import SECOND_SLOT, SLOT_BYTES
 
 pytestmark = pytest.mark.reliability
 
 Tree = dict[str, bytes]
 
 TOPIC = "/logs/clicks"
-BATCH = 128  # of one record of eight bytes
+BATCH = 144  # of one record of eight bytes
 BATCHES = 12  # in each partition, four in a segment
 FORKED = 6  # where the other history begins
 BASES = (0, 4 * BATCH, 8 * BATCH)
@@ -117,7 +118,7 @@ def files_tampered_with() -> Iterator[Case]:
         yield Case(f"{mark} removed", {name: content for name, content in log.items() if name != mark})
         yield Case(f"{mark} of the other partition", log | {mark: log[mirrored]})
         yield Case(f"{mark} of another log", log | {mark: other[mark]})
-        for size in (0, 63, 64, 4096, 4159):
+        for size in (0, SLOT_BYTES - 1, SLOT_BYTES, SECOND_SLOT, SECOND_SLOT + SLOT_BYTES - 1):
             yield Case(f"{mark} cut at {size}", log | {mark: log[mark][:size]})
     swap = {"/0000/": "/0001/", "/0001/": "/0000/"}
     swapped = {name.replace(each, swap[each]): log[name] for each in swap for name in log if each in name}
