@@ -34,6 +34,7 @@ GOALS = {
     "G12": "writers at once",
     "G13": "consumer groups",
     "G14": "accounted records",
+    "G15": "clocks that lie",
 }
 
 
