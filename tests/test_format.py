@@ -44,6 +44,7 @@ from loglib import (
     config,
     description,
     segment,
+    timeline,
 )
 from loglib import transfer as frames
 from loglib import watermark as marks
@@ -150,6 +151,8 @@ STRUCTURES = [
     pytest.param("Producers table entry", segment._PRODUCER, None, id="producer"),
     pytest.param("Watermark slot", marks._SLOT, marks.MAGIC, id="watermark"),
     pytest.param("Frame header", frames._FRAME, frames.MAGIC, id="frame"),
+    pytest.param("Clock header", timeline._HEADER, timeline.MAGIC, id="clock"),
+    pytest.param("Stamp", timeline._STAMP, None, id="stamp"),
 ]
 
 
@@ -180,9 +183,12 @@ def test_names_on_the_page_are_the_names_in_the_code() -> None:
     assert [row.field for row in fields("Watermark slot") if row.field != "zero"][3:] == list(marks.Mark._fields)
 
 
-@pytest.mark.parametrize("module", [batch, segment, marks, frames], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [batch, segment, marks, frames, timeline], ids=lambda module: module.__name__)
 def test_table_in_the_module_is_the_table_on_the_page(module: object) -> None:
-    headings = {batch: "Batch header", segment: "Segment header", marks: "Watermark slot", frames: "Frame header"}
+    headings = {
+        batch: "Batch header", segment: "Segment header", marks: "Watermark slot", frames: "Frame header",
+        timeline: "Clock header",
+    }  # fmt: skip
     stated = re.findall(r"^ *(\d+) +(\d+) +([a-z_]+)\b", str(module.__doc__), re.MULTILINE)
     on_page = [(row.byte, row.size, row.field) for row in fields(headings[module])]
     assert [(int(byte), int(size), name) for byte, size, name in stated] == on_page
@@ -210,6 +216,8 @@ def test_codecs_on_the_page_are_the_codecs_in_the_code() -> None:
 
 def test_versions_on_the_page_are_the_versions_in_the_code() -> None:
     assert [batch.VERSION, segment.VERSION, marks.VERSION, frames.VERSION, description.FORMAT] == [2] * 5
+    assert timeline.VERSION == 1
+    assert [row.meaning for row in fields("Clock header") if row.field == "version"] == ["1"]
     for heading in ("Batch header", "Segment header", "Watermark slot", "Frame header"):
         assert [row.meaning for row in fields(heading) if row.field == "version"] == ["2"]
 

@@ -8,84 +8,117 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import NOW, calm
+from builders import calm
 from loglib import Retention
-from loglib.retention import Space, decide
-from loglib.segment import SegmentInfo
+from loglib.retention import Candidate, Sealed, Space, due, reason_to_keep
+from loglib.timeline import Age
 
 ROOM = Space(1 << 40, 1 << 40)
 HOUR = 3600 * 1_000_000
 KEEP_ALL = Retention(age=None)
 
 
-def segments(*sizes_and_ages: tuple[int, int | None]) -> list[SegmentInfo]:
-    """Segments of these bytes, whose newest record is so many hours old; the last is open."""
-    infos, base = [], 0
-    for number, (size, age) in enumerate(sizes_and_ages):
-        is_open = number == len(sizes_and_ages) - 1
-        last = None if is_open or age is None else NOW - age * HOUR
-        infos.append(SegmentInfo(f"segment {number}", base, base + size, not is_open, NOW - 10**12, last))
+def sealed(*sizes_and_ages: tuple[int, int]) -> list[Sealed]:
+    """Segments of these bytes, so many hours old."""
+    segments, base = [], 0
+    for size, age in sizes_and_ages:
+        segments.append(Sealed(base, base + size, Age(age * HOUR, True, (1, -age))))
         base += size
-    return infos
+    return segments
 
 
-def dropped(infos: list[SegmentInfo], policy: Retention, space: Space = ROOM) -> list[int]:
-    """The numbers of the segments given up."""
-    decisions = decide(3, infos, policy, now_us=NOW, space=space)
-    assert [each.path for each in decisions] == [each.path for each in infos]
-    assert {each.partition for each in decisions} <= {3}
-    return [number for number, each in enumerate(decisions) if each.drop]
+def candidate(segments: list[Sealed], *, open_bytes: int = 10, partition: int = 3) -> Candidate:
+    return Candidate(partition, sum(each.size_bytes for each in segments) + open_bytes, segments)
+
+
+def dropped(segments: list[Sealed], policy: Retention, space: Space = ROOM, *, open_bytes: int = 10) -> int:
+    """How many of the oldest are given up."""
+    found = due([candidate(segments, open_bytes=open_bytes)], policy, space)
+    assert list(found) == [3]
+    return len(found[3])
 
 
 CASES = [
-    pytest.param([(10, 9), (10, 8), (10, 0)], KEEP_ALL, [], id="no-limits"),
-    pytest.param([], Retention(), [], id="no-segments"),
-    pytest.param([(10, 10**6)], Retention(), [], id="the-open-segment-alone"),
-    pytest.param([(10, 9), (10, 8), (10, 1), (10, 0)], Retention(age=timedelta(hours=5)), [0, 1], id="age"),
-    pytest.param([(10, 5), (10, 0)], Retention(age=timedelta(hours=5)), [], id="age-exactly-at-the-limit"),
-    pytest.param([(10, 1), (10, 9), (10, 0)], Retention(age=timedelta(hours=5)), [], id="age-behind-a-younger-one"),
-    pytest.param([(10, None), (10, 9), (10, 0)], Retention(age=timedelta(hours=5)), [], id="age-unknown"),
-    pytest.param([(10, -5), (10, 9), (10, 0)], Retention(age=timedelta(hours=5)), [], id="append-time-in-the-future"),
-    pytest.param([(10, 3), (10, 2), (10, 0)], Retention(age=None, bytes=20), [0], id="bytes"),
-    pytest.param([(10, 3), (10, 2), (10, 0)], Retention(age=None, bytes=30), [], id="bytes-exactly-at-the-limit"),
-    pytest.param([(10, 3), (10, 2), (10, 0)], Retention(age=None, bytes=0), [0, 1], id="bytes-nothing"),
-    pytest.param([(10, None), (10, 2), (10, 0)], Retention(age=None, bytes=0), [], id="bytes-but-age-unknown"),
-    pytest.param([(10, 3), (10, 2), (99, 0)], Retention(age=None, bytes=5), [0, 1], id="bytes-of-the-open-one"),
+    pytest.param([(10, 9), (10, 8)], KEEP_ALL, 0, id="no-limits"),
+    pytest.param([], Retention(), 0, id="the-open-segment-alone"),
+    pytest.param([(10, 9), (10, 8), (10, 1)], Retention(age=timedelta(hours=5)), 2, id="age"),
+    pytest.param([(10, 5)], Retention(age=timedelta(hours=5)), 0, id="age-exactly-at-the-limit"),
+    pytest.param([(10, 3), (10, 2)], Retention(age=None, bytes=20), 1, id="bytes"),
+    pytest.param([(10, 3), (10, 2)], Retention(age=None, bytes=30), 0, id="bytes-exactly-at-the-limit"),
+    pytest.param([(10, 3), (10, 2)], Retention(age=None, bytes=0), 2, id="bytes-nothing"),
+    pytest.param([(10, 0), (10, 0)], Retention(age=timedelta(hours=1), bytes=0), 2, id="bytes-whatever-the-age"),
+    pytest.param([(10, 9), (10, 3), (10, 2)], Retention(age=timedelta(hours=5), bytes=25), 2, id="age-then-bytes"),
 ]
 
 
 @pytest.mark.parametrize(("sizes_and_ages", "policy", "expected"), CASES)
-def test_segments_are_dropped(
-    sizes_and_ages: list[tuple[int, int | None]], policy: Retention, expected: list[int]
-) -> None:
-    assert dropped(segments(*sizes_and_ages), policy) == expected
+def test_segments_are_dropped(sizes_and_ages: list[tuple[int, int]], policy: Retention, expected: int) -> None:
+    assert dropped(sealed(*sizes_and_ages), policy) == expected
 
 
-@pytest.mark.parametrize(
-    ("free", "expected"), [(100, []), (99, [0]), (90, [0]), (89, [0, 1]), (0, [0, 1])], ids=str
-)
-def test_segments_are_dropped_until_enough_is_free(free: int, expected: list[int]) -> None:
-    infos = segments((10, 1), (10, 1), (10, 0))
-    assert dropped(infos, Retention(age=None, keep_free=0.1), Space(free, 1000)) == expected
+def test_bytes_of_the_open_segment_count() -> None:
+    assert dropped(sealed((10, 3), (10, 2)), Retention(age=None, bytes=5), open_bytes=99) == 2
+
+
+@pytest.mark.parametrize(("free", "expected"), [(100, 0), (99, 1), (90, 1), (89, 2), (0, 2)], ids=str)
+def test_segments_are_dropped_until_enough_is_free(free: int, expected: int) -> None:
+    assert dropped(sealed((10, 1), (10, 1)), Retention(age=None, keep_free=0.1), Space(free, 1000)) == expected
+
+
+def test_space_is_freed_by_the_oldest_of_all_partitions() -> None:
+    """And not by those of partition 0, as long as it has any."""
+    partitions = [
+        candidate(sealed((10, 5), (10, 4)), partition=0),
+        candidate(sealed((10, 9), (10, 8), (10, 1)), partition=1),
+        candidate(sealed((10, 7)), partition=2),
+    ]
+    policy = Retention(age=None, keep_free=0.1)
+    found = due(partitions, policy, Space(60, 1000))
+    assert {number: len(reasons) for number, reasons in found.items()} == {0: 1, 1: 2, 2: 1}
+    assert found[1] == ["60 bytes free, 100 are to stay free", "70 bytes free, 100 are to stay free"]
+    everything = due(partitions, policy, Space(0, 10_000))
+    assert {number: len(reasons) for number, reasons in everything.items()} == {0: 2, 1: 3, 2: 1}
+
+
+def test_what_other_limits_free_counts_as_free() -> None:
+    partitions = [candidate(sealed((10, 5)), partition=0), candidate(sealed((10, 90), (10, 8)), partition=1)]
+    found = due(partitions, Retention(age=timedelta(hours=50), keep_free=0.1), Space(90, 1000))
+    assert {number: len(reasons) for number, reasons in found.items()} == {0: 0, 1: 1}
+
+
+def test_no_more_segments_are_looked_at_than_dropped_and_one() -> None:
+    looked_at = 0
+
+    def counted() -> object:
+        nonlocal looked_at
+        for each in sealed(*[(10, 1)] * 1000):
+            looked_at += 1
+            yield each
+
+    policy = Retention(age=timedelta(hours=2), bytes=9000, keep_free=0.1)
+    found = due([Candidate(0, 9_025, counted())], policy, ROOM)  # type: ignore[arg-type]
+    assert (len(found[0]), looked_at) == (3, 4)
 
 
 def test_reasons_are_in_words() -> None:
     policy = Retention(age=timedelta(days=7), bytes=25)
-    infos = segments((10, 24 * 8), (10, 3), (10, 2), (10, 1), (10, 0))
-    reasons = [each.reason for each in decide(0, infos, policy, now_us=NOW, space=ROOM)]
-    assert reasons == [
-        "newest record appended 8.0 days ago, the limit is 7 days, 0:00:00",
+    found = due([candidate(sealed((10, 24 * 8), (10, 3), (10, 2), (10, 1)))], policy, ROOM)
+    assert found[3] == [
+        "sealed 8.0 days ago, the limit is 7 days, 0:00:00",
         "the partition holds 40 bytes, the limit is 25",
         "the partition holds 30 bytes, the limit is 25",
-        "within all limits at 1.0 hours",
-        "an older segment stays",
     ]
-    (alone,) = decide(0, segments((10, 0)), policy, now_us=NOW, space=ROOM)
-    assert (alone.reason, alone.age_us) == ("the segment being written", None)
-    (unknown, _) = decide(0, segments((10, None), (10, 0)), policy, now_us=NOW, space=ROOM)
-    assert unknown.reason == "its age is unknown"
-    (full, _) = decide(0, segments((10, 1), (10, 0)), Retention(keep_free=0.5), now_us=NOW, space=Space(4, 10))
-    assert full.reason == "4 bytes free, 5 are to stay free"
+    exact, bound = Age(HOUR, True, (1, 0)), Age(HOUR, False, (0, 0))
+    minutes = 12 * 60_000_000
+    assert reason_to_keep(None, policy, believed=True, steady_us=0) == "the segment being written"
+    assert reason_to_keep(exact, policy, believed=False, steady_us=0) == "within all limits at 1.0 hours"
+    assert reason_to_keep(bound, KEEP_ALL, believed=False, steady_us=0) == "within all limits at no less than 1.0 hours"
+    assert reason_to_keep(bound, policy, believed=False, steady_us=minutes) == (
+        "at least 1.0 hours old; the clock has run for 12.0 minutes without a jump, and is believed after 60 minutes"
+    )
+    assert reason_to_keep(bound, policy, believed=True, steady_us=minutes) == (
+        "sealed while the clock could not be believed; at least 1.0 hours ago"
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,9 +127,8 @@ def test_reasons_are_in_words() -> None:
      (36 * HOUR, "1.5 days")],
 )  # fmt: skip
 def test_ages_are_in_a_unit_that_suits(age_us: int, words: str) -> None:
-    first, last = segments((10, 0), (10, 0))
-    decision, _ = decide(0, [first._replace(last_append_time=NOW - age_us), last], KEEP_ALL, now_us=NOW, space=ROOM)
-    assert decision.reason == f"within all limits at {words}"
+    reason = reason_to_keep(Age(age_us, True, (1, 0)), KEEP_ALL, believed=True, steady_us=0)
+    assert reason == f"within all limits at {words}"
 
 
 @st.composite
@@ -110,28 +142,33 @@ def policies(draw: st.DrawFn) -> Retention:
 
 @calm
 @given(
-    st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(-2, 12)), min_size=1, max_size=8),
+    st.lists(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=6), min_size=1, max_size=4),
     policies(), st.integers(0, 200), st.integers(0, 200),
 )  # fmt: skip
-def test_decisions_agree_with_trying_every_prefix(
-    sizes_and_ages: list[tuple[int, int | None]], policy: Retention, free: int, total: int
+def test_decisions_agree_with_dropping_one_at_a_time(
+    drawn: list[list[tuple[int, int]]], policy: Retention, free: int, total: int
 ) -> None:
-    infos = segments(*sizes_and_ages)
+    partitions = [sealed(*sorted(each, key=lambda pair: -pair[1])) for each in drawn]
+    candidates = [candidate(each, partition=number) for number, each in enumerate(partitions)]
+    found = due(candidates, policy, Space(free, total))
+    left = [list(each) for each in partitions]
 
-    def demanded(number: int) -> bool:
-        """Whether segment `number` must go once those before it are gone."""
-        info = infos[number]
-        if not info.sealed or info.last_append_time is None:
-            return False
-        left = sum(each.size_bytes for each in infos[number:])
-        gained = sum(each.size_bytes for each in infos[:number])
-        old = policy.age is not None and timedelta(microseconds=NOW - info.last_append_time) > policy.age
-        large = policy.bytes is not None and left > policy.bytes
-        return old or large or free + gained < policy.keep_free * total
+    def drop_one() -> bool:
+        nonlocal free
+        for segments in filter(None, left):
+            old = policy.age is not None and segments[0].age.at_least_us > policy.age // timedelta(microseconds=1)
+            large = policy.bytes is not None and sum(each.size_bytes for each in segments) + 10 > policy.bytes
+            if old or large:
+                free += segments.pop(0).size_bytes
+                return True
+        if free < policy.keep_free * total and any(left):
+            oldest = max(filter(None, left), key=lambda segments: segments[0].age.at_least_us)
+            free += oldest.pop(0).size_bytes
+            return True
+        return False
 
-    prefix = 0
-    while demanded(prefix):
-        prefix += 1
-    found = dropped(infos, policy, Space(free, total))
-    assert found == list(range(prefix))
-    assert len(infos) - 1 not in found, "never the open one"
+    while drop_one():
+        pass
+    assert [len(found[number]) for number in range(len(partitions))] == [
+        len(each) - len(rest) for each, rest in zip(partitions, left, strict=True)
+    ]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from clock_worlds import Machine
 from conftest import MANUAL, NOW, QUIET, SECOND, crash_copy, last_segment, open_files, records_of, tree, values_of
 from interrupts import Interrupter, every_point
 from loglib import (
@@ -122,12 +123,39 @@ def test_timestamp_is_the_events_and_append_time_the_logs(open_topic: Open, cloc
     topic.append(b"old", timestamp=moment)
     topic.append(b"now")
     topic.flush()
-    clock.now -= SECOND  # a clock set back: append times never fall
+    clock.now -= SECOND  # a clock set back: append times never fall, and event times follow it
     topic.append(b"later")
     topic.flush()
     first, second = topic.batches()
     assert first.records()[0].time == moment and first.timestamps[1] == NOW
-    assert first.append_time == second.append_time == NOW and second.timestamps == [NOW]
+    assert first.append_time == second.append_time == NOW and second.timestamps == [NOW - SECOND]
+
+
+def test_one_append_in_2037_dates_none_of_the_records_after_it(open_topic: Open, clock: Any) -> None:
+    topic = open_topic(segment_bytes=4096)
+    year = timedelta(days=365)
+    topic.append(b"before", sync=True)
+    clock.advance(12 * year)
+    topic.append(b"while it was wrong", sync=True)
+    clock.advance(-12 * year)
+    for _ in range(10):
+        clock.advance(timedelta(seconds=1))
+        topic.append(b"x" * 900, sync=True)
+    topic.append_many([b"many"])
+    topic.append(b"with a time", timestamp=NOW)
+    topic.append(b"beside it")
+    topic.close()
+    topic = open_topic()
+    topic.append(b"reopened", sync=True)
+    times = [record.timestamp for record in topic.read()]
+    assert times[2:12] == [NOW + SECOND * number for number in range(1, 11)]
+    assert times[12:] == [clock.now, NOW, clock.now, clock.now]
+    logged = [batch.append_time for batch in topic.batches()]
+    assert logged == sorted(logged), "while the log's own time never falls"
+    late = datetime.fromtimestamp(NOW / 1e6 + 7, UTC)
+    found = next(iter(topic.read(late)))
+    assert found.value == b"while it was wrong", "the first record at or after the time is that of 2037"
+    assert topic.partition(0).check()
 
 
 def test_last_record_of_a_batch_fills_it_exactly(open_topic: Open) -> None:
@@ -354,6 +382,28 @@ def test_segment_rolls_when_its_first_record_is_old(open_topic: Open, clock: Any
     topic.flush()
     assert [s.sealed for s in topic.partition(0).segments] == [True, False]
     assert values_of(topic) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("jump", [timedelta(days=400), -timedelta(days=400)], ids=["forward", "back"])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_jump_of_the_wall_clock_neither_rolls_a_young_segment_nor_keeps_an_old_one(
+    jump: timedelta, reopened: bool, open_topic: Open
+) -> None:
+    machine = Machine()
+    topic = open_topic(segment_age=timedelta(hours=1), clock=machine)
+    topic.append(b"first", sync=True)
+    topic.partition(0).roll()  # so that the header says when, by both clocks
+    topic.append(b"a", sync=True)
+    machine.error_us = jump // timedelta(microseconds=1)
+    if reopened:
+        topic.close()
+        topic = open_topic(clock=machine)
+    machine.true_us += 59 * 60 * SECOND
+    topic.append(b"b", sync=True)
+    assert len(topic.partition(0).segments) == 2
+    machine.true_us += 60 * SECOND
+    topic.append(b"c", sync=True)
+    assert len(topic.partition(0).segments) == 3
 
 
 def test_age_of_a_segment_counts_on_after_reopening(open_topic: Open, clock: Any) -> None:

@@ -30,7 +30,7 @@ class ActiveSegment(Unique):
         self.fd = fd
         self.path = path
         self.base_offset = base_offset
-        self.began = began  # append time of its first batch, in microseconds UTC
+        self.began = began  # when its first batch was written: microseconds since the boot, negative before it
         self.in_doubt = False  # whether the answer to a sync may have been lost
         self.links = 1  # names that the file has had at the last look
         self._reach = 0  # how far into the file writes of ours may have come, finished or not

@@ -79,7 +79,7 @@ class FlushPolicy:
 class Retention:
     """When whole sealed segments are dropped; None (or 0) switches a limit off.
 
-    `age` counts from the time the segment's newest record was *appended*, by the log's clock;
+    `age` counts from the time the segment was sealed, so that its newest record is at least as old;
     `bytes` is the most that one partition keeps; `keep_free` is the part of the file system,
     0 to 1, that must stay free.
     """

@@ -110,11 +110,11 @@ class OpenBatch:
         if plain:
             self.plain_room = max(left, NO_ROOM)
 
-    def columns(self, append_time: int) -> Columns:
-        """What is to be encoded; records without a time of their own get the append time."""
+    def columns(self, now_us: int) -> Columns:
+        """What is to be encoded; records without a time of their own get `now_us`, if others have one."""
         timestamps = self.timestamps
         if timestamps is not None:
-            filled = [append_time if each is None else each for each in timestamps]
+            filled = [now_us if each is None else each for each in timestamps]
             return Columns(self.values, self.keys, filled, self.headers)
         return Columns(self.values, self.keys, None, self.headers)
 

@@ -8,7 +8,6 @@ Threads: safe for all; each reader it gives out belongs to one thread.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -23,21 +22,18 @@ from .errors import LogClosedError, ReadOnlyError, tell_appended, tell_not_appen
 from .files import Files
 from .flusher import from_background
 from .handles import Handles
+from .keeper import Keeper
 from .log import Log
 from .reader import OnGap, Reader, StartLike
 from .records import Batch, OffsetRange, Position
 from .recovery import Recovery
-from .retention import Decision, Space, decide
+from .retention import Decision
 from .segment import Identity, SegmentInfo
 from .transfer import read_frame, send
 from .unique import Unique
 from .writer import Writer
 
 __all__ = ["Partition", "append_groups", "parse_producer"]
-
-# The wall clock may drift from the monotonic one by this much between two retention passes before
-# the pass is left out: a clock set wrong for an hour must not cost a week of data.
-_CLOCK_JUMP_US = 60 * 60 * 1_000_000
 
 
 class Partition(Unique):
@@ -53,6 +49,7 @@ class Partition(Unique):
         writable: bool,
         clock: Callable[[], int],
         handles: Handles,
+        keeper: Keeper,
     ) -> None:
         self.id = identity.partition
         self.path = directory
@@ -64,7 +61,8 @@ class Partition(Unique):
         self._handles = handles
         self._log = Log(files, directory, identity)
         self._writer: Writer | None = None
-        self._clocks_at_retention: tuple[int, int] | None = None
+        self._keeper = keeper
+        keeper.add(self._log)
 
     def __repr__(self) -> str:
         return f"<Partition {self.id} at {self.path!r}>"  # no offsets: a look at the disk may fail
@@ -244,31 +242,20 @@ class Partition(Unique):
 
         One pass at a time: a roll, the housekeeping thread and the application may each begin one.
         """
+        self._handles.check_open()
         if dry_run:
-            return self._retain(dry_run=True)
-        with self.writer().retaining:
-            return self._retain(dry_run=False)
-
-    def _retain(self, *, dry_run: bool) -> list[Decision]:
-        if self._writer is not None:
-            self._writer.check_place()
-        now = self._clock()
-        space = Space(*self._files.free_space(self.path))
-        decisions = decide(self.id, self.segments, self._config.retention, now_us=now, space=space)
-        if dry_run:
-            return decisions
-        if self._clock_jumped(now):
-            return [each._replace(drop=False, reason="the clock has jumped; not now") for each in decisions]
-        kept = [each.base_offset for each in decisions if not each.drop]
-        if len(kept) < len(decisions):
-            self.writer().drop_before(kept[0])
-        return decisions
+            return self._keeper.explain([self.id])
+        self.writer()  # which must be ours
+        return self._keeper.retain([self.id])
 
     def keep_house(self) -> None:
         """What is due by the clock: rolling an old segment, then retention."""
         if self._writer is not None:
             self._in_background(self._roll_if_old)
-            self._in_background(self.retain)
+            self._in_background(self._run_retention)
+
+    def _run_retention(self) -> None:
+        self._keeper.run(self.id)
 
     def _roll_if_old(self) -> None:
         age = self._config.segment_age
@@ -283,13 +270,6 @@ class Partition(Unique):
             return
         except Exception as error:  # noqa: BLE001  Raised by the writer's next call.
             self.writer().raise_soon(from_background(error, self.path, "housekeeping"))
-
-    def _clock_jumped(self, now: int) -> bool:
-        last, self._clocks_at_retention = self._clocks_at_retention, (now, time.monotonic_ns() // 1000)
-        if last is None:
-            return False
-        wall, monotonic = now - last[0], self._clocks_at_retention[1] - last[1]
-        return abs(wall - monotonic) > _CLOCK_JUMP_US
 
     # --- the writer ------------------------------------------------------------------------------
 
@@ -310,7 +290,8 @@ class Partition(Unique):
                 writer = Writer(
                     self._files, self.path, self._identity, self._config, index=self._log.index, clock=self._clock
                 )
-                writer.on_roll = lambda: self._in_background(self.retain)
+                writer.on_roll = lambda: self._in_background(self._run_retention)
+                self._keeper.own(self.id, writer)
                 self._handles.add_writer(writer)
                 self._log.writer = self._writer = writer
             return self._writer

@@ -200,7 +200,7 @@ class Batch:
 
     @property
     def append_time(self) -> int:
-        """When the batch was written, by the log's own clock."""
+        """When the batch was written, by the log's own clock: microseconds UTC that never fall."""
         return self.header.append_time
 
     @property

@@ -1,22 +1,23 @@
 """Retention: which sealed segments are to be dropped, and why. Pure policy, no clock and no disk.
 
-Invariant: what is dropped is a run of the oldest segments, never the open one; a segment whose age
-is unknown is kept, and so is everything after it.
+Invariant: what is dropped is a run of a partition's oldest segments, never the open one; and by age only
+what is proved to be older than the limit (timeline.py).
 
-Age counts from the segment's newest *append* time, which the log's own clock gave: a backfill of
-old events does not vanish on arrival, an event dated in the future pins nothing, and file times,
-which a copy or a restore changes, are not asked.
+Age counts from the moment when a segment was sealed, so that its newest record is at least as old: a backfill
+of old events does not vanish on arrival, an event dated in the future pins nothing, and file times,
+which a copy or a restore changes, are not asked. Limits of bytes know no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .config import Retention, microseconds
-from .segment import SegmentInfo
+from .timeline import BELIEVED_AFTER_US, Age
 
-__all__ = ["Decision", "Space", "decide"]
+__all__ = ["Candidate", "Decision", "Sealed", "Space", "due", "reason_to_keep"]
 
 
 class Space(NamedTuple):
@@ -26,59 +27,101 @@ class Space(NamedTuple):
     total: int
 
 
+class Sealed(NamedTuple):
+    """A sealed segment."""
+
+    base_offset: int
+    end_offset: int
+    age: Age
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end_offset - self.base_offset
+
+
+class Candidate(NamedTuple):
+    """A partition that may give up segments."""
+
+    partition: int
+    kept_bytes: int  # of all its segments, the open one's counted
+    sealed: Iterable[Sealed]  # oldest first; asked only for as many as are looked at
+
+
 class Decision(NamedTuple):
     """What becomes of one segment, and the reason in words."""
 
     partition: int
     base_offset: int
     size_bytes: int
-    age_us: int | None  # since its newest record was appended; None for the open segment
+    age_us: int | None  # since it was sealed, at least; None for the open segment
     drop: bool
     reason: str
     path: str
 
 
-def decide(
-    partition: int, segments: Sequence[SegmentInfo], policy: Retention, *, now_us: int, space: Space
-) -> list[Decision]:
-    """A decision for each segment, oldest first."""
-    decisions: list[Decision] = []
-    kept_bytes = sum(segment.size_bytes for segment in segments)
-    free = space.free
-    keeping = ""  # why the rest stays, once one does
-    for segment in segments:
-        age = None if segment.last_append_time is None else now_us - segment.last_append_time
-        reason = "" if keeping else _reason_to_drop(segment, age, policy, kept_bytes, Space(free, space.total))
-        if reason:
-            kept_bytes -= segment.size_bytes
-            free += segment.size_bytes
-        elif not keeping:
-            keeping = _reason_to_keep(segment, age)
-        decisions.append(
-            Decision(
-                partition, segment.base_offset, segment.size_bytes, age, bool(reason), reason or keeping, segment.path
-            )
-        )
-        keeping = keeping and "an older segment stays"
-    return decisions
+def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dict[int, list[str]]:
+    """For each partition the reasons to drop its oldest segments, one for each that is to go, oldest first.
+
+    Age and bytes are limits of each partition. Space is freed by the oldest segments of all of them.
+    """
+    fronts = [_Front(each) for each in candidates]
+    for front in fronts:
+        while front.oldest is not None and (reason := _beyond_limit(front.oldest, policy, front.kept_bytes)):
+            front.give_up(reason)
+    wanted = round(policy.keep_free * space.total)
+    free = space.free + sum(front.freed_bytes for front in fronts)
+    oldest = [(front.oldest.age.order, front.partition, front) for front in fronts if front.oldest is not None]
+    heapq.heapify(oldest)
+    while oldest and free < policy.keep_free * space.total:
+        *_, front = heapq.heappop(oldest)
+        free += front.give_up(f"{free} bytes free, {wanted} are to stay free")
+        if front.oldest is not None:
+            heapq.heappush(oldest, (front.oldest.age.order, front.partition, front))
+    return {front.partition: front.reasons for front in fronts}
 
 
-def _reason_to_drop(segment: SegmentInfo, age: int | None, policy: Retention, kept_bytes: int, space: Space) -> str:
-    if not segment.sealed or age is None:
-        return ""
-    if policy.age is not None and age > microseconds(policy.age):
-        return f"newest record appended {_words(age)} ago, the limit is {policy.age}"
+def reason_to_keep(age: Age | None, policy: Retention, *, believed: bool, steady_us: int) -> str:
+    """Why the oldest segment that stays does so; no age: it is the open one."""
+    if age is None:
+        return "the segment being written"
+    if age.exact or policy.age is None:
+        return f"within all limits at {'' if age.exact else 'no less than '}{_words(age.at_least_us)}"
+    if believed:
+        return f"sealed while the clock could not be believed; at least {_words(age.at_least_us)} ago"
+    return (
+        f"at least {_words(age.at_least_us)} old; the clock has run for {_words(steady_us)} without a jump, "
+        f"and is believed after {BELIEVED_AFTER_US // 60_000_000} minutes"
+    )
+
+
+class _Front:
+    """The oldest segment of a partition that is left, while others are given up."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.partition = candidate.partition
+        self.kept_bytes = candidate.kept_bytes
+        self.freed_bytes = 0
+        self.reasons: list[str] = []
+        self._sealed: Iterator[Sealed] = iter(candidate.sealed)
+        self.oldest = next(self._sealed, None)
+
+    def give_up(self, reason: str) -> int:
+        """Give up the oldest; returns its bytes."""
+        assert self.oldest is not None
+        size_bytes = self.oldest.size_bytes
+        self.reasons.append(reason)
+        self.kept_bytes -= size_bytes
+        self.freed_bytes += size_bytes
+        self.oldest = next(self._sealed, None)
+        return size_bytes
+
+
+def _beyond_limit(segment: Sealed, policy: Retention, kept_bytes: int) -> str:
+    if policy.age is not None and segment.age.at_least_us > microseconds(policy.age):
+        return f"sealed {_words(segment.age.at_least_us)} ago, the limit is {policy.age}"
     if policy.bytes is not None and kept_bytes > policy.bytes:
         return f"the partition holds {kept_bytes} bytes, the limit is {policy.bytes}"
-    if space.free < policy.keep_free * space.total:
-        return f"{space.free} bytes free, {round(policy.keep_free * space.total)} are to stay free"
     return ""
-
-
-def _reason_to_keep(segment: SegmentInfo, age: int | None) -> str:
-    if not segment.sealed:
-        return "the segment being written"
-    return "its age is unknown" if age is None else f"within all limits at {_words(age)}"
 
 
 def _words(age_us: int) -> str:

@@ -43,6 +43,7 @@ from .arguments import (
 from .batch import Columns
 from .bulk import BULK_RECORDS
 from .check import CheckReport, verify_description, verify_log
+from .clock import SYSTEM, clock_of
 from .codec import codec_id
 from .config import Durability, FlushPolicy, Retention, TopicConfig
 from .directory import Directory
@@ -64,6 +65,7 @@ from .groups import Group, TopicPartition
 from .groups.group import CommitPolicy, OnChange
 from .groups.place import Place
 from .handles import Handles
+from .keeper import Keeper
 from .mounts import network_file_system
 from .partition import Partition, append_groups, parse_producer
 from .partitioner import Partitioner, by_crc32, spread
@@ -71,7 +73,7 @@ from .reader import OnGap, Reader, StartLike
 from .records import Batch, OffsetRange, Position
 from .retention import Decision
 from .segment import Identity
-from .writer import WRITER_DESCRIPTORS, Writer, now_us
+from .writer import WRITER_DESCRIPTORS, Writer
 
 __all__ = ["Topic"]
 
@@ -111,10 +113,11 @@ class Topic:
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
         self._failures: list[Exception] = []  # of partitions that are closed, while others are not
+        self._keeper = Keeper(files, config, clock_of(clock))
         self.partitions = tuple(
             Partition(
                 files, description.partition_directory(path, number), Identity.of(log_id, number), config,
-                writable=mode == "a", clock=clock, handles=self._handles,
+                writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
             )
             for number in range(config.partitions)
         )  # fmt: skip
@@ -142,7 +145,7 @@ class Topic:
         shared: bool = False,
         mode: Literal["a", "r"] = "a",
         files: Files = REAL,
-        clock: Callable[[], int] = now_us,
+        clock: Callable[[], int] = SYSTEM,
     ) -> Topic:
         """Open the topic in directory `path`; with mode="a" make it first if there is none.
 
@@ -154,6 +157,9 @@ class Topic:
         topic, `CorruptLogError` if promised data is damaged. mode="r" takes no lock and writes
         nothing. Raises `FileNotFoundError` for mode="r" where there is no topic, and
         `UnsupportedFormatError` if a newer loglib has made it.
+
+        `clock` is for simulations and tests: a function for the time of day in microseconds UTC, whose
+        time is believed, or a `loglib.clock.Clock`.
         """
         if mode not in ("a", "r"):
             raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
@@ -449,8 +455,9 @@ class Topic:
         self._handles.check_open()
         if not dry_run:
             self._check_writable()
-        partitions = self.partitions if dry_run else [each for each in self.partitions if each.owned]
-        return [decision for each in partitions for decision in each.retain(dry_run=dry_run)]
+        if dry_run:
+            return self._keeper.explain(range(len(self.partitions)))
+        return self._keeper.retain([each.id for each in self.partitions if each.owned])
 
     def close(self) -> None:
         """End the readers, flush, and release the locks. Released also when the flush fails.

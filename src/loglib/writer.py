@@ -15,9 +15,8 @@ are moved, removed or changed by somebody else (`LogMovedError`), which each wri
 
 Threads: any number may append and flush. `lock` guards the open batch and the active segment and is
 held while a batch is written, never while waiting for a flush. `_turn` is held over fdatasync:
-whoever has it syncs for all that wait for it (group commit). `retaining` is held by whoever decides what
-retention drops, so that no pass acts on what another has dropped meanwhile. Order: retaining, _turn, lock,
-_mark_lock.
+whoever has it syncs for all that wait for it (group commit). Order: _turn, lock, _mark_lock; before all
+of them, the lock of a pass of retention (keeper.py).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +33,7 @@ from typing import NoReturn, Protocol
 from . import lock as writer_lock
 from .active import ActiveSegment
 from .batch import NO_PRODUCER, Body, Columns, Header, Producer, encode_body, stamp
+from .clock import SYSTEM, Moment, clock_of
 from .codec import codec_id
 from .config import MAX_BATCH_BYTES, TopicConfig, microseconds
 from .directory import Directory
@@ -67,12 +66,13 @@ from .segment import (
     segment_name,
     write_producers,
 )
+from .timeline import Stamp, began_boottime
 from .turn import Turn
 from .unique import Unique
 from .watermark import NAME as WATERMARK
 from .watermark import Mark, WatermarkWriter
 
-__all__ = ["WRITER_DESCRIPTORS", "Timer", "Writer", "now_us"]
+__all__ = ["WRITER_DESCRIPTORS", "Timer", "Writer"]
 
 WRITER_DESCRIPTORS = 3  # that a writer keeps open: its directory, the segment and the watermark
 
@@ -80,11 +80,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How far a background flush may fall behind the flush policy before appenders flush themselves:
 # back-pressure, and the bound on what a crash can take.
 _LAG_ALLOWED = 4
-
-
-def now_us() -> int:
-    """The wall clock in microseconds UTC."""
-    return time.time_ns() // 1000
 
 
 # A batch to be written: what is to be stamped on it, its bytes, and who wrote it.
@@ -116,7 +111,7 @@ class Writer(Unique):
         config: TopicConfig,
         *,
         index: SegmentIndex,
-        clock: Callable[[], int] = now_us,
+        clock: Callable[[], int] = SYSTEM,
     ) -> None:
         self._files = files
         self.directory = directory
@@ -124,16 +119,16 @@ class Writer(Unique):
         self._config = config
         self._codec = codec_id(config.compression)
         self._index = index
-        self._clock = clock
+        self._clock = clock_of(clock)
         self.partition = identity.partition
         self._takes_any_size = config.max_record_bytes >= config.batch_bytes
         self.timer: Timer | None = None
         self.on_roll: Callable[[], object] | None = None
+        self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock is to be believed, if known
         self._listeners: tuple[weakref.ref[Wakeable], ...] = ()
         self.lock = threading.Lock()
         self._turn = Turn()
         self._mark_lock = threading.Lock()
-        self.retaining = threading.RLock()  # for who decides what to drop; taken before all others
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
         self._flushed_records = 0
         self._asked = (0, 0)  # records and end of the log when a flush was last asked for
@@ -160,10 +155,12 @@ class Writer(Unique):
         self._epoch = max(mark.writer_epoch, tail.writer_epoch) + 1
         self._nonce = int.from_bytes(self._files.random_bytes(4), "little")
         header = recovered.headers[max(recovered.headers)]
+        # Of the segments found and made, oldest first, for retention, which takes them out.
+        self.stamps = deque(Stamp.of(each) for each in recovered.headers.values())
         self._producers = Producers(self.partition, recovered.producers, lambda: self._headers_with_producers(tail))
         self._with_file = {base for base, each in recovered.headers.items() if each.more_producers}
         path = self._path(segment_name(header.base_offset))
-        began = self._first_append_time(path, header.base_offset) if tail.end > header.base_offset else None
+        began = self._began(path, header) if tail.end > header.base_offset else None
         with ExitStack() as opened:
             self._watermark = WatermarkWriter(
                 self._files, self._path(WATERMARK), self._identity.salt, mark, within=self._place
@@ -177,9 +174,10 @@ class Writer(Unique):
             self._watermark.sync()
             opened.pop_all()
 
-    def _first_append_time(self, path: str, base_offset: int) -> int:
+    def _began(self, path: str, header: SegmentHeader) -> int:
         with SegmentReader(self._files, path, self._identity, within=self._place) as reader:
-            return reader.header_at(base_offset).append_time
+            first = reader.header_at(header.base_offset)
+        return began_boottime(Stamp.of(header), first.append_time, self._clock.moment())
 
     def _headers_with_producers(self, tail: Tail) -> Iterator[Header]:
         """The headers of the batches that were in the segment when it was opened, if any names a producer."""
@@ -188,6 +186,11 @@ class Writer(Unique):
                 yield from reader.headers(self._active.base_offset, tail.end)
 
     # --- what others may know ------------------------------------------------------------------
+
+    @property
+    def place(self) -> Directory:
+        """The partition's directory, open."""
+        return self._place
 
     @property
     def flushed_end(self) -> int:
@@ -282,10 +285,9 @@ class Writer(Unique):
                 if body.length > MAX_BATCH_BYTES:
                     raise RecordTooLargeError("the batch", body.length, MAX_BATCH_BYTES)
                 self._seal()
-                append_time = self._next_append_time()
                 if self.timer is not None:
                     self.timer.touch()
-                offsets = self._write(body, body.parts, append_time, producer)
+                offsets = self._write(body, body.parts, self._clock.moment(), producer)
                 due = self._ask_if_due()
             self._after_append(offsets[-1], due=due)
         except BaseException as error:
@@ -312,7 +314,7 @@ class Writer(Unique):
                 if self.timer is not None:
                     self.timer.touch()
                 for part in self._parts(batches):
-                    ranges += self._write_together(part, self._next_append_time())
+                    ranges += self._write_together(part, self._clock.moment())
                 end = self.batch.tail.end
                 due = self._ask_if_due()
             self._after_append(ranges[-1][-1], due=due)
@@ -465,31 +467,35 @@ class Writer(Unique):
         limit, due = self._config.batch_bytes, self._config.flush.bytes
         return limit if due is None else min(limit, due - self._unflushed()[1] % due)
 
-    def _next_append_time(self) -> int:
-        return max(self._clock(), self.batch.tail.append_time)
-
     def _seal(self) -> None:
         """Write the open batch, if it has records."""
         batch = self.batch
         if batch.values:
-            append_time = self._next_append_time()
-            body = encode_body(batch.columns(append_time), codec=self._codec)
-            self._write(body, body.parts, append_time, NO_PRODUCER)
+            now = self._clock.moment()
+            body = encode_body(batch.columns(now.wall_us), codec=self._codec)
+            self._write(body, body.parts, now, NO_PRODUCER)
 
-    def _write(self, body: Body, parts: Sequence[Buffer], append_time: int, producer: Producer) -> range:
-        """Write one batch at the tail and move the tail; returns its records' offsets."""
-        return self._write_together([(body, parts, producer)], append_time)[0]
+    def _write(self, body: Body, parts: Sequence[Buffer], now: Moment, producer: Producer) -> range:
+        """Write one batch at the tail and move the tail; returns its records' offsets.
 
-    def _write_together(self, batches: Sequence[_New], append_time: int) -> list[range]:
+        The append time never falls. The records' own times do with the clock: what was appended while the
+        clock was wrong must not date what comes after it.
+        """
+        if body.base_timestamp is None:
+            body = body._replace(base_timestamp=now.wall_us, max_timestamp=now.wall_us)
+        return self._write_together([(body, parts, producer)], now)[0]
+
+    def _write_together(self, batches: Sequence[_New], now: Moment) -> list[range]:
         """Write batches at the tail, all or none of them, and move the tail; returns their records' offsets."""
         ranges: list[range] = []
         produced: list[tuple[Producer, range]] = []
         try:
-            if self._must_roll(sum([body.length for body, _, _ in batches]), append_time):
-                self._roll(append_time)
+            if self._must_roll(sum([body.length for body, _, _ in batches]), now):
+                self._roll(now)
             active, tail = self._active, self.batch.tail
+            append_time = max(now.wall_us, tail.append_time)
             for body, parts, producer in batches:
-                latest = append_time if body.max_timestamp is None else body.max_timestamp
+                latest = now.wall_us if body.max_timestamp is None else body.max_timestamp
                 running_max = max(tail.running_max_timestamp, latest)
                 first = tail.end == active.base_offset  # of its segment: what is known of the one before ends here
                 in_segment = producer != NO_PRODUCER or (tail.producers_in_segment and not first)
@@ -521,7 +527,7 @@ class Writer(Unique):
             self._cut_back(error, undo=len(ranges) > 0)
         self._note_producer()
         if active.began is None:
-            active.began = append_time
+            active.began = now.boottime_us
         if produced:
             tail = Tail(*tail[:-1], tuple(produced))
         self.batch = self._open_batch(tail)  # the one assignment by which the writing has happened
@@ -568,7 +574,7 @@ class Writer(Unique):
         following.owe(failure)
         self.batch = following
 
-    def _must_roll(self, length: int, now: int) -> bool:
+    def _must_roll(self, length: int, now: Moment) -> bool:
         end = self.batch.tail.end
         used = end - self._active.base_offset
         if used == 0:
@@ -578,9 +584,9 @@ class Writer(Unique):
         if used + length > self._config.segment_bytes:
             return True
         age, began = self._config.segment_age, self._active.began
-        return age is not None and began is not None and now - began >= microseconds(age)
+        return age is not None and began is not None and now.boottime_us - began >= microseconds(age)
 
-    def _roll(self, now: int) -> None:
+    def _roll(self, now: Moment) -> None:
         """Seal the active segment and begin the next. Synced: both files, the watermark, the name."""
         old, tail = self._active, self.batch.tail
         old.cut_back(tail.end)  # an interrupted write may have left something
@@ -589,25 +595,28 @@ class Writer(Unique):
         self._sync_watermark()
         self._note_producer()
         expiry = self._config.producer_expiry
-        if expiry is None or tail.end == self._begun_segment:  # what was begun must be written the same again
-            producers = self._producers.snapshot()
-        else:
-            producers = self._producers.snapshot(silent_since_us=now - microseconds(expiry))
+        since = None if expiry is None else now.wall_us - microseconds(expiry)
+        if tail.end == self._begun_segment or not self.believes(now):
+            # What was begun must be written the same again. And by a clock that is ahead all would be forgotten.
+            since = None
+        producers = self._producers.snapshot(silent_since_us=since)
         table, more_producers, more_producers_crc = write_producers(
             self._place, tail.end, producers, self._config.permissions
         )
         if more_producers:
             self._with_file.add(tail.end)
         header = SegmentHeader(
-            self._identity.log_id, self.partition, self._epoch, tail.end, now,
+            self._identity.log_id, self.partition, self._epoch, tail.end, max(now.wall_us, 0),
             old.base_offset, tail.end - old.base_offset, tail.previous_crc,
             tail.append_time, tail.running_max_timestamp,
             writer_nonce=self._nonce, previous_batch_bytes=tail.end - tail.last_batch,
+            created_boottime=now.boottime_us, boot_id=now.boot_id,
             more_producers=more_producers, more_producers_crc=more_producers_crc, producers=table,
         )  # fmt: skip
         self._begun_segment = tail.end
         fd = create_segment(self._place, header, self._config.permissions)
         self._index.add(tail.end)
+        self.stamps.append(Stamp.of(header))
         self._active = ActiveSegment(self._files, fd, self._path(segment_name(tail.end)), tail.end)
         self._retired.append(old.fd)
         self._rolled = True
@@ -624,10 +633,10 @@ class Writer(Unique):
         with self.lock:
             self.check_usable()
             self._seal()
-            now = self._next_append_time()
+            now, began = self._clock.moment(), self._active.began
             if self.batch.tail.end == self._active.base_offset:
                 return False
-            if older_than_us is not None and now - (self._active.began or now) < older_than_us:
+            if older_than_us is not None and (began is None or now.boottime_us - began < older_than_us):
                 return False
             try:
                 self._roll(now)
@@ -915,7 +924,6 @@ class Writer(Unique):
         self._turn = Turn()
         self._mark_lock = threading.Lock()
         self.batch.owed = None
-        self.retaining = threading.RLock()
         self._release(ForkedHandleError(self.directory, parent_pid))
 
     def _path(self, name: str) -> str:

@@ -38,6 +38,8 @@ GOALS = {
     "G12": "writers at once",
     "G13": "consumer groups",
     "G14": "accounted records",
+    "G15": "moved directories",
+    "G16": "clocks that lie",
     "G17": "hostile payloads",
 }
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ..writer import now_us
+from ..clock import SYSTEM
 from .columns import arrow_schema, default_schema
 from .options import parse
 from .plan import Split, plan
@@ -33,7 +33,7 @@ __all__ = ["BatchReader", "schema_of"]
 
 def schema_of(given: Mapping[str, str]) -> StructType:
     """The schema without a user's own. Checks options and path, so that `load()` reports mistakes in them."""
-    options = parse(given, now_us=now_us())
+    options = parse(given, now_us=SYSTEM())
     find_topics(options.paths)
     return default_schema(options)
 
@@ -42,7 +42,7 @@ class BatchReader(DataSourceReader):
     """Reads the records that were there when it was planned."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        self._options = parse(given, now_us=now_us())
+        self._options = parse(given, now_us=SYSTEM())
         self._schema = arrow_schema(schema)
         columns = self._options.columns
         if columns is not None and list(columns) != self._schema.names:

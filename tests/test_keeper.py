@@ -1,0 +1,421 @@
+"""keeper.py: passes of retention that a wrong clock does not mislead, and that cost nothing when nothing is due."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import calm
+from clock_worlds import DAY, HOUR, Machine, live
+from conftest import MANUAL, SECOND, Clock, values_of
+from loglib import Retention, Topic, UnsupportedFormatError
+from loglib.batch import crc32c
+from loglib.files import REAL
+from loglib.segment import Identity
+from loglib.testing import FaultyFiles, MemoryFiles, RecordingFiles, UnsyncedFiles
+from loglib.timeline import decode
+
+Open = Callable[..., Topic]
+WEEK = Retention(age=timedelta(days=7))
+MINUTE = 60 * SECOND
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def days(topic: Topic, machine: Machine, count: int) -> None:
+    """A segment each day, and a pass each half day."""
+    for number in range(count):
+        topic.append(b"day %d" % number, sync=True)
+        topic.partition(0).roll()
+        for _ in range(2):
+            topic.retain()
+            machine.true_us += DAY // 2
+
+
+def dropped(topic: Topic) -> int:
+    return sum(each.drop for each in topic.retain())
+
+
+# --- a clock that lies ---------------------------------------------------------------------------------------
+
+
+def test_clock_thirty_days_ahead_drops_nothing_in_any_pass(open_topic: Open, machine: Machine) -> None:
+    topic = open_topic(retention=WEEK, files=UnsyncedFiles(), clock=machine)
+    days(topic, machine, 6)
+    machine.error_us = 30 * DAY
+    for _ in range(60):
+        assert not dropped(topic)
+        machine.true_us += MINUTE
+    machine.error_us = 0
+    assert not dropped(topic)
+    assert len(values_of(topic)) == 6
+
+
+def test_first_pass_of_a_fresh_process_with_a_wrong_clock_drops_nothing(open_topic: Open, machine: Machine) -> None:
+    with open_topic(retention=WEEK, files=UnsyncedFiles(), clock=machine) as topic:
+        days(topic, machine, 6)
+    machine.error_us = 30 * DAY
+    for _ in range(3):
+        with open_topic(clock=machine) as topic:
+            assert not dropped(topic) and not dropped(topic)
+        machine.true_us += 20 * MINUTE
+
+
+def test_wrong_clock_after_a_restart_drops_nothing_and_the_right_one_does(open_topic: Open, machine: Machine) -> None:
+    with open_topic(retention=WEEK, files=UnsyncedFiles(), clock=machine) as topic:
+        days(topic, machine, 6)
+    machine.restart()
+    machine.error_us = 30 * DAY
+    with open_topic(clock=machine) as topic:
+        for _ in range(60):
+            assert not dropped(topic)
+            machine.true_us += MINUTE
+        machine.error_us = 0
+        machine.true_us += 4 * DAY
+        assert not dropped(topic), "a clock that has just jumped is not believed"
+        (first, *_) = topic.retain(dry_run=True)
+        assert first.reason == (
+            "at least 4.0 days old; the clock has run for 0.0 seconds without a jump, and is believed after 60 minutes"
+        )
+        machine.true_us += 12 * MINUTE
+        (first, *_) = topic.retain(dry_run=True)
+        assert "the clock has run for 12.0 minutes without a jump" in first.reason
+        machine.true_us += 49 * MINUTE
+        assert dropped(topic) == 4, "sealed at days 0 to 3; now is day 10 and two hours"
+
+
+def test_limits_of_bytes_hold_while_the_clock_is_not_believed(open_topic: Open, machine: Machine) -> None:
+    with open_topic(retention=Retention(age=timedelta(days=7), bytes=0), clock=machine) as topic:
+        topic.append(b"x", sync=True)
+        topic.partition(0).roll()
+    machine.restart()
+    machine.error_us = -30 * DAY
+    with open_topic(clock=machine) as topic:
+        assert dropped(topic) == 1
+
+
+def test_age_of_seconds_works_at_once(open_topic: Open, machine: Machine) -> None:
+    topic = open_topic(retention=Retention(age=timedelta(seconds=10)), clock=machine)
+    topic.append(b"x", sync=True)
+    topic.partition(0).roll()
+    machine.true_us += 10 * SECOND
+    assert not dropped(topic)
+    machine.true_us += 1
+    assert dropped(topic) == 1
+
+
+@calm
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_worlds_of_lying_clocks(chance: random.Random, lies: bool) -> None:
+    """Retention drops nothing that the right clock would keep, and with a right clock all that is due."""
+    live(chance, steps=40, lies=lies)
+
+
+def test_clock_that_is_ahead_at_a_roll_forgets_no_producer(open_topic: Open, machine: Machine) -> None:
+    """Or else the retry of a call would be appended a second time."""
+    topic = open_topic(retention=WEEK, producer_expiry=timedelta(days=2), files=UnsyncedFiles(), clock=machine)
+    partition = topic.partition(0)
+
+    def roll() -> None:
+        topic.retain()
+        topic.append(b"x", sync=True)
+        partition.roll()
+
+    partition.append_many([b"a"], producer=("p", 1))
+    machine.true_us += 2 * HOUR
+    for error in (30 * DAY, 0, 30 * DAY, 0):
+        machine.error_us = error
+        machine.true_us += 10 * MINUTE
+        roll()
+    assert partition.last_sequence("p") == 1
+    machine.true_us += 3 * DAY
+    roll()
+    roll()
+    assert partition.last_sequence("p") is None, "a clock that has run for an hour without a jump is believed"
+
+
+def test_system_clock_is_used_and_believed_by_the_time_since_boot(path: Path) -> None:
+    policy = Retention(age=timedelta(milliseconds=1))
+    with Topic.open(path, retention=policy, flush=MANUAL) as topic:
+        topic.append(b"x", sync=True)
+        topic.partition(0).roll()
+        while not dropped(topic):
+            threading.Event().wait(0.001)
+        assert values_of(topic) == []
+
+
+# --- the file `clock` ----------------------------------------------------------------------------------------
+
+
+def clock_file(path: Path) -> Path:
+    return path / "0000" / "clock"
+
+
+def test_file_is_written_twice_a_boot_and_says_what_was_seen(open_topic: Open, path: Path, machine: Machine) -> None:
+    files = RecordingFiles(UnsyncedFiles())
+    topic = open_topic(retention=WEEK, files=files, clock=machine)
+    assert not clock_file(path).exists()
+    for _ in range(200):
+        topic.retain()
+        machine.true_us += MINUTE
+    writes = [call for call in files.calls if call.name == "rename" and call.file == "clock.tmp"]
+    assert len(writes) == 2, "the first look, and the one that proves an hour without a jump"
+    stamps = decode(clock_file(path).read_bytes(), Identity.of(topic.log_id, 0).salt)
+    assert [each.boottime_us // MINUTE for each in stamps] == [0, 61]
+    assert not (path / "0000" / "clock.tmp").exists()
+
+
+@pytest.mark.parametrize("policy", [Retention(age=None), Retention(age=None, bytes=100)], ids=["none", "bytes"])
+def test_no_file_is_written_where_age_is_no_limit(
+    policy: Retention, open_topic: Open, path: Path, machine: Machine
+) -> None:
+    topic = open_topic(retention=policy, clock=machine)
+    topic.retain()
+    assert not clock_file(path).exists()
+
+
+def test_dry_run_and_reader_write_nothing(open_topic: Open, path: Path, machine: Machine) -> None:
+    topic = open_topic(retention=WEEK, clock=machine)
+    topic.append(b"x", sync=True)
+    topic.partition(0).roll()
+    with Topic.open(path, mode="r", clock=machine) as reading:
+        for each in (topic, reading, topic.partition(0), reading.partition(0)):
+            assert [decision.drop for decision in each.retain(dry_run=True)] == [False, False]
+    assert not clock_file(path).exists()
+
+
+def without(content: bytes) -> None:
+    return None
+
+
+def damaged(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize("spoil", [without, damaged, lambda content: b""], ids=["lost", "damaged", "empty"])
+def test_file_that_is_lost_costs_a_wait_and_no_data(
+    spoil: Callable[[bytes], bytes | None], open_topic: Open, path: Path, machine: Machine,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    with open_topic(retention=WEEK, files=UnsyncedFiles(), clock=machine) as topic:
+        topic.append(b"x", sync=True)
+        topic.partition(0).roll()
+        topic.retain()
+        machine.true_us += DAY
+        topic.retain()
+    machine.true_us += 20 * DAY
+    machine.restart()
+    spoilt = spoil(clock_file(path).read_bytes())
+    clock_file(path).unlink()
+    if spoilt is not None:
+        clock_file(path).write_bytes(spoilt)
+    with open_topic(clock=machine) as topic, caplog.at_level(logging.WARNING, "loglib"):
+        assert not dropped(topic)
+        assert ("retention by age begins to look at the clock anew" in caplog.text) == (spoilt is not None)
+        machine.true_us += HOUR + SECOND
+        assert not dropped(topic)
+        assert "sealed while the clock could not be believed; at least 1.0 hours ago" in topic.retain()[0].reason
+        machine.true_us += 7 * DAY
+        assert dropped(topic) == 1
+
+
+def test_file_of_a_newer_version_is_refused(open_topic: Open, path: Path, machine: Machine) -> None:
+    with open_topic(retention=WEEK, clock=machine) as topic:
+        topic.retain()
+        salt = Identity.of(topic.log_id, 0).salt
+    content = bytearray(clock_file(path).read_bytes())
+    content[8] = 9
+    content[12:16] = crc32c(content[16:], crc32c(content[:12], salt)).to_bytes(4, "little")
+    clock_file(path).write_bytes(content)
+    topic = open_topic(clock=machine)
+    with pytest.raises(UnsupportedFormatError, match="clock version"):
+        topic.retain()
+
+
+@pytest.mark.parametrize("name", ["create", "pwritev", "datasync", "rename"])
+def test_file_that_cannot_be_written_stands_in_nobodys_way(
+    name: str, open_topic: Open, path: Path, machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(FaultyFiles):
+        def before(self, call: Any) -> None:
+            if call.file in ("clock", "clock.tmp"):
+                super().before(call)
+
+    files = Full(name, every=True, armed=False)
+    topic = open_topic(retention=Retention(age=timedelta(days=7), bytes=0), files=files, clock=machine)
+    topic.append(b"x", sync=True)
+    topic.partition(0).roll()
+    files.armed = True
+    with caplog.at_level(logging.WARNING, "loglib"):
+        assert dropped(topic) == 1
+    assert "retention by age may wait longer after a restart" in caplog.text and files.failed == 1
+    files.armed = False
+    machine.true_us += 2 * HOUR
+    topic.retain()
+    assert clock_file(path).exists(), "the next news is written all the same"
+    assert not (path / "0000" / "clock.tmp").exists()
+
+
+# --- passes --------------------------------------------------------------------------------------------------
+
+
+def test_roll_with_nothing_due_costs_the_same_with_ten_segments_as_with_hundreds() -> None:
+    """In lines of the library that are run, and in calls to the system."""
+    policy = Retention(age=timedelta(days=7), bytes=1 << 40, keep_free=0.001)
+    costs = []
+    for count in (10, 300):
+        files = RecordingFiles(MemoryFiles())
+        lines = 0
+
+        def counted(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+            nonlocal lines
+            lines += event == "line"
+            return counted if Path(frame.f_code.co_filename).parent.name == "loglib" else None
+
+        with Topic.open(
+            "/topic", files=files, clock=Machine(), retention=policy, flush=MANUAL, segment_age=None,
+            segment_bytes=4096, batch_records=1,
+        ) as topic:  # fmt: skip
+            for _ in range(count):
+                topic.append(b"x" * 3000)
+            before = len(files.calls)
+            tracing = sys.gettrace()
+            sys.settrace(counted)
+            try:
+                topic.append(b"x" * 3000)
+            finally:
+                sys.settrace(tracing)
+            costs.append((lines, [call.name for call in files.calls[before:]]))
+            assert len(topic.partition(0).segments) == count
+    (few, calls), (many, same_calls) = costs
+    assert calls == same_calls and "listdir" not in calls and "statvfs" in calls
+    assert 100 < few == many
+
+
+def tight(free: int) -> type[UnsyncedFiles]:
+    class Tight(UnsyncedFiles):
+        def free_space(self, path: str) -> tuple[int, int]:
+            return free, 10_000
+
+    return Tight
+
+
+def test_space_is_freed_by_the_oldest_segment_of_all_partitions(open_topic: Open, clock: Clock) -> None:
+    policy = Retention(age=None, keep_free=0.11)
+    topic = open_topic(retention=policy, files=tight(1000)(), partitions=3)
+    for number in (2, 1, 0, 0, 1, 2):
+        topic.append(b"x", partition=number, sync=True)
+        topic.partition(number).roll()
+        clock.now += SECOND
+    explained = topic.retain(dry_run=True)
+    assert topic.retain() == explained
+    assert [each.partition for each in explained if each.drop] == [2]
+    assert [len(each.segments) for each in topic.partitions] == [3, 3, 2]
+    topic.partition(0).retain()
+    assert [len(each.segments) for each in topic.partitions] == [3, 3, 2], "1 is to go next, and nobody asked for it"
+    topic.append(b"x" * 100, partition=0, sync=True)
+    topic.partition(0).keep_house()
+    assert [len(each.segments) for each in topic.partitions] == [3, 2, 2], "in the background all are seen to"
+
+
+def test_failure_in_one_partition_leaves_the_others_their_retention(open_topic: Open) -> None:
+    class NoRemoval(FaultyFiles):
+        def before(self, call: Any) -> None:
+            if "/0000/" in call.path and call.file.endswith(".log"):
+                super().before(call)
+
+    topic = open_topic(retention=Retention(age=None, bytes=0), files=NoRemoval("unlink"), partitions=2)
+    for number in (0, 1):
+        topic.append(b"x", partition=number, sync=True)
+        topic.partition(number).roll()
+    with pytest.raises(OSError, match="Input/output"):
+        topic.retain()
+    assert len(topic.partition(1).segments) == 1
+
+
+def test_pass_that_nobody_asked_for_is_left_out_beside_another(open_topic: Open) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(UnsyncedFiles):
+        def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+            inside.set()
+            assert go_on.wait(60)
+            super().unlink(path, dir_fd=dir_fd)
+
+    topic = open_topic(retention=Retention(age=None, bytes=0), files=Slow(), partitions=2)
+    for number in (0, 1):
+        topic.append(b"x", partition=number, sync=True)
+        topic.partition(number).roll()
+    thread = threading.Thread(target=topic.partition(0).retain)
+    thread.start()
+    assert inside.wait(60)
+    topic.partition(1).keep_house()
+    assert len(topic.partition(1).segments) == 2
+    go_on.set()
+    thread.join()
+    topic.partition(1).keep_house()
+    assert [len(each.segments) for each in topic.partitions] == [1, 1]
+
+
+def test_retention_of_a_shared_topic_is_for_what_this_process_writes(open_topic: Open, machine: Machine) -> None:
+    policy = Retention(age=timedelta(hours=2))
+    first = open_topic(retention=policy, partitions=2, shared=True, clock=machine)
+    second = open_topic(shared=True, clock=machine)
+    assert first.retain() == []
+    assert len(first.retain(dry_run=True)) == 2
+    for number, topic in enumerate([first, second]):
+        topic.append(b"x", partition=number, sync=True)
+        topic.partition(number).roll()
+    machine.true_us += 2 * HOUR + 1
+    for topic in (first, second):
+        assert [each.drop for each in topic.retain(dry_run=True)] == [True, False] * 2, "all is explained"
+    assert [each.partition for each in first.retain() if each.drop] == [0]
+    assert [len(each.segments) for each in second.partitions] == [1, 2]
+
+
+def test_partition_that_another_process_has_written_meanwhile_is_seen_anew(open_topic: Open, machine: Machine) -> None:
+    policy = Retention(age=timedelta(hours=2))
+    topic = open_topic(retention=policy, shared=True, clock=machine)
+    other = open_topic(shared=True, clock=machine)
+    assert len(topic.retain(dry_run=True)) == 1
+    other.append(b"x", sync=True)
+    other.partition(0).roll()
+    other.close()
+    machine.restart()
+    machine.true_us += HOUR
+    topic.append(b"y", sync=True)
+    machine.true_us += HOUR
+    assert [each.age_us for each in topic.retain()] == [0, None], "the first look of this boot comes after the sealing"
+    machine.true_us += 2 * HOUR + 1
+    assert dropped(topic) == 1
+
+
+def test_retention_in_a_reader_meets_no_files_that_retention_has_dropped(open_topic: Open, path: Path) -> None:
+    topic = open_topic(retention=Retention(age=None, bytes=0), files=UnsyncedFiles())
+    for number in range(3):
+        topic.append(b"%d" % number, sync=True)
+        topic.partition(0).roll()
+
+    class Overtaken(UnsyncedFiles):
+        def open(self, name: str, flags: int, permissions: int = 0o777) -> int:
+            if name.endswith(".log"):
+                topic.retain()
+            return REAL.open(name, flags, permissions)
+
+    with Topic.open(path, mode="r", files=Overtaken()) as reading:
+        decisions = reading.retain(dry_run=True)
+    assert not decisions[-1].drop
