@@ -25,7 +25,9 @@ from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Observer", "Waiter"]
+__all__ = ["REPLACED", "Observer", "Waiter"]
+
+REPLACED = "/"  # among the names that have changed, which no file has
 
 _IN_MODIFY = 0x2
 _IN_REPLACED = 0x4 | 0x400 | 0x800  # attributes, as that a name has gone; the file removed; the file moved
@@ -191,7 +193,10 @@ class Observer:
             self._libc.inotify_rm_watch(descriptors.inotify, watch)
 
     def changed(self) -> dict[Hashable, set[str]]:
-        """What has changed since the last call, by key: of directories, the names in it; empty: any may have."""
+        """What has changed since the last call, by key: of directories, the names in it; empty: any may have.
+
+        `REPLACED` is among the names of a file that was moved, removed, or put in the place of another.
+        """
         found: dict[Hashable, set[str]] = {}
         while self._rung:
             found[self._rung.popitem()[0]] = set()
@@ -266,6 +271,7 @@ class Observer:
             key, path, observed = known
             found.setdefault(key, set()).add(os.fsdecode(name))
             if mask & (_IN_REPLACED | _IN_IGNORED):  # observe what has the path now
+                found[key].add(REPLACED)
                 self.forget(key)
                 self._add(key, path, observed)
 
