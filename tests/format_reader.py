@@ -51,6 +51,23 @@ def read_partition(path: Path, log_id: bytes, number: int) -> list[tuple]:
     return records
 
 
+def read_group(path: Path, group: str) -> dict[tuple[str, int], tuple]:
+    """(offset, meta, member, time, history) of the commit that counts, by (topic, partition)."""
+    log_id = uuid.UUID(json.loads((path / "topic.json").read_bytes())["log_id"]).bytes
+    logs = [each for each in (path / "groups" / group / "offsets").iterdir() if not each.name.startswith(".")]
+    assert logs, "no log of commits"
+    best: dict[tuple[str, int], tuple] = {}
+    for log in logs:
+        number = 1 << 31 | crc32c(f"{group}/{log.name}".encode()) & 0x7FFFFFFF
+        for _, time, member, value, _ in read_partition(log, log_id, number):
+            for topic, facts in json.loads(value).items():
+                for partition, (offset, generation, count, history, meta) in facts["partitions"].items():
+                    key, order = (topic, int(partition)), (generation, count)
+                    if key not in best or order > best[key][0]:
+                        best[key] = order, (offset, meta, member.decode(), time, history, facts["log_id"])
+    return {key: commit for key, (_, commit) in best.items() if commit[0] is not None}
+
+
 def read_watermark(data: bytes, salt: bytes) -> tuple[int, int]:
     marks = []
     for slot in (data[:128], data[4096:4224]):

@@ -1,15 +1,19 @@
 """Administration: what is done to a group from outside, with nobody running or to a member that hangs."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import loglib
 from conftest import SECOND, Clock, needs_proc, open_files
 from loglib import GroupBusyError, LogError, OffsetOutOfRangeError, Topic, evict_member, reset_group
-from loglib.groups import Move, administration
-from loglib.groups.owners import Ownership
+from loglib.files import REAL
+from loglib.groups import Move, TopicPartition, administration
+from loglib.groups.held import HeldFile
+from loglib.groups.owners import Ownership, evict_owner
 
 Opener = Callable[..., Topic]
 
@@ -166,3 +170,68 @@ def test_evicting_a_member_that_leaves_meanwhile_harms_nobody(topic: Topic, monk
     monkeypatch.setattr(administration, "live_members", left_meanwhile)
     assert evict_member(topic, "etl", "leaving") == []
     assert consume(topic) == list(range(10))
+
+
+def test_member_of_a_group_on_several_topics_is_evicted_from_all(
+    open_topic: Opener, topic: Topic, tmp_path: Path
+) -> None:
+    views = open_topic(tmp_path / "views", partitions=2)
+    topics = [topic, views]
+    for given, expected in (
+        (topic, [0, 1]), (topics, [("topic", 0), ("topic", 1), ("views", 0), ("views", 1)]),
+    ):  # fmt: skip
+        with loglib.group(topics, "etl", member="hung", commit="manual") as hung:
+            assert hung.poll() != []
+            assert evict_member(given, "etl", "hung") == expected  # type: ignore[arg-type]
+            with loglib.group(topics, "etl", member="other", commit="manual") as other:
+                assert len(list(other.follow(timeout=0.0))) == 10
+                assert len(other.assignment) == 4
+            with pytest.raises(LogError, match="has no member hung"):
+                evict_member(given, "etl", "hung")  # type: ignore[arg-type]
+
+
+def test_member_that_hangs_before_it_has_signed_what_it_took_can_be_evicted(topic: Topic, path: Path) -> None:
+    owners = path / "groups/etl/owners"
+    texts = ("", '{"member": null, "generation": 3, "pid": 1}', '{"member": "dead", "generation": 3, "pid": 1}')
+    for signed_before in texts:
+        with topic.group("etl", member="hung") as hung, topic.group("etl", member="healthy") as healthy:
+            (owners / "topic-0").unlink(missing_ok=True)
+            (owners / "topic-0").write_text(signed_before)
+            unsigned = HeldFile(REAL, str(owners / "topic-0"), 0o600)
+            assert unsigned.try_lock()
+            healthy_file = HeldFile(REAL, str(owners / "topic-1"), 0o600)
+            assert healthy_file.try_lock()
+            healthy_file.replace(b'{"member": "healthy", "generation": 5, "pid": 1}')
+            assert evict_member(topic, "etl", "hung") == [0]
+            assert not unsigned.is_named() and healthy_file.is_named()
+            unsigned.abandon()
+            healthy_file.abandon()
+            assert healthy.members == ["healthy"] and hung.assignment == []
+
+
+def test_member_that_signs_in_time_is_not_taken_for_the_one_that_hangs(
+    topic: Topic, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with topic.group("etl", member="hung"), topic.group("etl", member="quick"):
+        file = HeldFile(REAL, str(path / "groups/etl/owners/topic-0"), 0o600)
+        assert file.try_lock()
+        signed = b'{"member": "quick", "generation": 5, "pid": 1}'
+        monkeypatch.setattr(administration.time, "sleep", lambda _: file.replace(signed))
+        assert evict_member(topic, "etl", "hung") == []
+        assert file.is_named()
+        file.abandon()
+
+
+def test_eviction_that_was_cut_can_be_gone_on_with(topic: Topic, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with topic.group("etl", member="hung") as hung:
+        assert hung.poll() != []
+
+        def cut(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(administration, "evict_owner", cut)
+            evict_member(topic, "etl", "hung")
+        assert os.listdir(path / "groups/etl/members") == []
+        assert evict_member(topic, "etl", "hung") == [0, 1]
+        evict_owner(REAL, str(path / "groups/etl/owners"), TopicPartition("topic", 0), 0o600)

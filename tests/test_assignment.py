@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from builders import calm
 from loglib import TopicPartition
-from loglib.groups.assignment import STRATEGIES, Assignment, Strategy, assign_range, assign_sticky
+from loglib.groups.assignment import STRATEGIES, Assignment, Strategy, assign, assign_range, assign_sticky
 
 PARTITIONS = st.builds(TopicPartition, st.sampled_from(["a", "b", "a-1"]), st.integers(0, 9))
 NAMES = st.text("abxyz-0", min_size=1, max_size=3)
@@ -122,3 +122,17 @@ def test_sticky_moves_only_what_a_new_member_gets() -> None:
 
 def test_partition_reads_as_in_its_files() -> None:
     assert str(TopicPartition("a-1", 12)) == "a-1-12"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_each_partition_goes_to_a_member_that_reads_its_topic(strategy: Strategy) -> None:
+    partitions = [TopicPartition(topic, number) for topic in "ABC" for number in range(6)]
+    readers = {"m1": ("A",), "m2": ("A", "B"), "m3": ("A", "B"), "joining": ()}
+    found = assign(strategy, partitions[:12], readers, {})
+    assert sorted(each for share in found.values() for each in share) == partitions[:12]
+    assert all(each.topic in readers[name] for name, share in found.items() for each in share)
+    assert [len([each for each in found[name] if each.topic == "A"]) for name in readers] == [2, 2, 2, 0]
+    assert [len([each for each in found[name] if each.topic == "B"]) for name in readers] == [0, 3, 3, 0]
+    of_one = assign(strategy, partitions[:6], readers, {})  # as m1 computes it, which does not know B
+    assert of_one["m1"] == found["m1"]
+    assert assign(strategy, partitions[12:], readers, {}) == {name: [] for name in readers}

@@ -67,6 +67,21 @@ CASES = [
     ),
     (errors.LogMovedError("t", "was removed"), {"kept": None}, "t was removed; open the topic again"),
     (
+        errors.GroupMismatchError("etl", "a", "range", "sticky"),
+        {"group": "etl", "member": "a", "given": "range", "found": "sticky"},
+        "group etl: member a has strategy='sticky', this one 'range'",
+    ),
+    (
+        errors.GroupElsewhereError(Path("groups/etl"), "etl", "clicks"),
+        {"path": "groups/etl", "group": "etl", "topic": "clicks"},
+        "group etl is kept with topic clicks, as groups/etl says",
+    ),
+    (
+        errors.LogReplacedError("etl", "clicks-3", 128, "it is another"),
+        {"group": "etl", "partition": "clicks-3", "offset": 128, "differs": "it is another"},
+        "clicks-3 is not the log of which offset 128 was committed: it is another; choose a place",
+    ),
+    (
         errors.StaleGenerationError("etl", "a", "clicks-3"),
         {"group": "etl", "member": "a", "partition": "clicks-3"},
         "member a no longer owns clicks-3",

@@ -30,7 +30,7 @@ from builders import (
     resealed_segment,
     resealed_slot,
 )
-from format_reader import crc32c, read_topic
+from format_reader import crc32c, read_group, read_topic
 from loglib import (
     CorruptLogError,
     FlushPolicy,
@@ -38,17 +38,21 @@ from loglib import (
     Retention,
     Topic,
     TopicConfig,
+    TopicPartition,
     UnsupportedFormatError,
     batch,
     codec,
     config,
     description,
+    group,
     segment,
     timeline,
 )
 from loglib import transfer as frames
 from loglib import watermark as marks
 from loglib.files import REAL
+from loglib.groups.held import MOST_BYTES
+from loglib.groups.offsets import history_at
 from make_golden import GOLDEN, TOPICS, write_frames, write_topic
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "format.md").read_text("utf-8")
@@ -106,6 +110,56 @@ def test_reader_written_from_the_page_reads_after_retention(tmp_path: Path) -> N
         expected = [record.offset for record in topic.read()]
     assert start > 0
     assert [record[0] for record in read_topic(tmp_path / "topic")[0]] == expected
+
+
+def test_reader_written_from_the_page_reads_what_a_group_has_committed(tmp_path: Path) -> None:
+    with (
+        Topic.open(tmp_path / "clicks", partitions=3, flush=FlushPolicy(interval=None)) as clicks,
+        Topic.open(tmp_path / "views", flush=FlushPolicy(interval=None)) as views,
+    ):
+        for number in range(40):
+            clicks.append_many([b"%d" % number] * 4, partition=number % 2)
+            views.append(b"%d" % number)
+            clicks.flush()
+            views.flush()
+        for member in ("one", "two", "three"):
+            with group([clicks, views], "etl", member=member, commit="manual") as joined:
+                for _ in range(40):
+                    records = joined.poll(max_records=3)
+                    joined.commit(records[-1], meta=f"{member} ü")
+        with group([clicks, views], "etl", commit="manual") as joined:
+            joined.poll()  # it owns all, and has committed nothing
+            expected = joined.committed()
+            histories = {each: history_at(joined._place.logs[each], expected[each].offset) for each in expected}
+        log_ids = {each.name: each.log_id.hex() for each in (clicks, views)}
+    found = read_group(tmp_path / "clicks", "etl")
+    assert found == {
+        (topic, number): (
+            each.offset, each.meta, each.member, each.timestamp, histories[TopicPartition(topic, number)],
+            log_ids[topic],
+        )
+        for (topic, number), each in expected.items()
+    }  # fmt: skip
+    assert {("clicks", 0), ("views", 0)} <= set(found) and ("clicks", 2) not in found
+    assert json.loads((tmp_path / "views/groups/etl").read_text("utf-8")) == {"topic": "clicks"}
+
+
+def test_files_of_a_group_are_those_on_the_page(tmp_path: Path) -> None:
+    with Topic.open(tmp_path / "clicks") as clicks:
+        clicks.append(b"x", sync=True)
+        with clicks.group("etl", member="m") as joined:
+            assert len(joined.poll()) == 1
+            place = tmp_path / "clicks/groups/etl"
+            names = {f"`{each.relative_to(place).parts[0]}/" for each in place.rglob("*")}
+            assert names == {re.match(r"`\w+/", row[0])[0] for row in table("Groups")}  # type: ignore[index]
+            facts = {
+                "members": json.loads((place / "members/m").read_bytes()),
+                "owners": json.loads((place / "owners/clicks-0").read_bytes()),
+            }
+    for where, values in facts.items():
+        stated = [row[0].strip("`") for row in table("Members and owners") if row[1] in (where, "both")]
+        assert sorted(values) == sorted(stated)
+    assert MOST_BYTES == 65_536
 
 
 @settings(calm, max_examples=100)

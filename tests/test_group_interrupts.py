@@ -25,8 +25,8 @@ HANDLED = 3  # of the ten records in partition 0
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What finds a lock that somebody has left behind says so, and does not wait for it."""
     monkeypatch.setattr(members, "_JOIN_TRIES", 3)
-    monkeypatch.setattr(offsets, "_LOCK_TIMEOUT_S", 0.2)
-    for name in ("_LOOK_S", "_CLAIM_S", "_COMMIT_AFTER_S"):
+    monkeypatch.setattr(offsets, "_OPEN_TRIES", 3)
+    for name in ("_LOOK_S", "_COMMIT_AFTER_S"):
         monkeypatch.setattr(group_module, name, 0.0)
 
 

@@ -3,9 +3,13 @@
 import errno
 import json
 import os
+import shutil
+import signal
+import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,24 +17,33 @@ from typing import Any
 import pytest
 
 import loglib
-from conftest import SECOND, Clock, needs_proc, open_files, run_python
+from conftest import QUIET, SECOND, Clock, crash_copy, needs_proc, needs_root, open_files, run_python
 from loglib import (
     CorruptLogError,
     ForkedHandleError,
     Group,
+    GroupElsewhereError,
+    GroupMismatchError,
     InvalidOffsetError,
     LockedError,
     LogClosedError,
+    LogError,
+    LogReplacedError,
     OffsetOutOfRangeError,
     Record,
     StaleGenerationError,
+    StorageIOError,
     Topic,
     TopicPartition,
 )
+from loglib import wait as wait_module
+from loglib.files import REAL
 from loglib.groups import group as group_module
 from loglib.groups import members as members_module
+from loglib.groups import progress as progress_module
+from loglib.groups.owners import evict_owner
 from loglib.groups.run import Run
-from loglib.testing import Call, FaultyFiles, WatchedFiles
+from loglib.testing import Call, FaultyFiles, RecordingFiles, WatchedFiles
 from test_fork import in_child
 
 Opener = Callable[..., Topic]
@@ -39,7 +52,7 @@ Opener = Callable[..., Topic]
 @pytest.fixture(autouse=True)
 def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members look at each other whenever they are asked for records: nothing depends on the time of day."""
-    for name in ("_LOOK_S", "_CLAIM_S", "_COMMIT_AFTER_S"):
+    for name in ("_LOOK_S", "_COMMIT_AFTER_S"):
         monkeypatch.setattr(group_module, name, 0.0)
 
 
@@ -258,9 +271,10 @@ def test_members_file_and_directories_say_who_and_where(topic: Topic, path: Path
     with topic.group("etl", member="web-1") as group:
         assert group.poll() != []
         names = sorted(str(each.relative_to(path / "groups" / "etl")) for each in (path / "groups" / "etl").rglob("*"))
+        (log,) = (path / "groups" / "etl" / "offsets").iterdir()
         assert names == [
-            "members", "members/web-1", "offsets", "offsets/0000000000000000000.log".replace("0" * 19, "0" * 20),
-            "offsets/lock", "offsets/watermark", "owners", "owners/topic-0",
+            "members", "members/web-1", "offsets", f"offsets/{log.name}", f"offsets/{log.name}/{'0' * 20}.log",
+            f"offsets/{log.name}/lock", f"offsets/{log.name}/watermark", "owners", "owners/topic-0",
         ]  # fmt: skip
         assert repr(group) == "<Group 'etl' member='web-1'>"
     assert repr(group) == "<Group 'etl' member='web-1' closed>"
@@ -774,7 +788,7 @@ def test_other_answers_to_a_lost_place_are_refused(topic: Topic, value: Any) -> 
 def test_damaged_offsets_are_an_error_and_never_a_new_group(topic: Topic, path: Path) -> None:
     with topic.group("etl") as group:
         assert len(rest(group)) == 10
-    segment = max((path / "groups/etl/offsets").glob("*.log"))
+    segment = max((path / "groups/etl/offsets").glob("*/*.log"))
     raw = bytearray(segment.read_bytes())
     raw[4096 + 70] ^= 1
     segment.write_bytes(raw)
@@ -1227,3 +1241,595 @@ def test_member_that_is_evicted_while_it_waits_can_be_closed(topic: Topic) -> No
         loglib.evict_member(topic, "etl", "hung")
     with topic.group("etl") as group:
         assert rest(group) == []
+
+
+# --- another log at the place of the one committed to ---------------------------------------------------
+
+
+def test_topic_deleted_and_made_again_is_not_read_from_where_the_old_one_was_left(
+    open_topic: Opener, tmp_path: Path
+) -> None:
+    clicks, views = open_topic(tmp_path / "clicks", partitions=1), open_topic(tmp_path / "views", partitions=1)
+    fill(views, 100)
+    with loglib.group([clicks, views], "etl") as group:
+        assert len(list(group.follow(timeout=0.0))) == 100
+    views.close()
+    shutil.rmtree(tmp_path / "views")
+    views = open_topic(tmp_path / "views", partitions=1)
+    fill(views, 150, first=1000)
+    with loglib.group([clicks, views], "etl") as group:
+        assert group.lag(messages=True)["views", 0].messages == 150
+        for _ in range(2):
+            with pytest.raises(LogReplacedError, match="views-0 is not the log of which offset") as caught:
+                group.poll()
+        assert caught.value.partition == "views-0" and group.assignment == []
+    with loglib.group([clicks, views], "etl", on_out_of_range="start") as group:
+        assert [int(record.value) for _, record in group.follow(timeout=0.0)] == list(range(1000, 1150))
+    with loglib.group([clicks, views], "etl") as group:
+        assert group.poll() == []
+
+
+def test_partition_restored_from_a_backup_and_grown_on_is_not_read_from_the_old_place(
+    open_topic: Opener, topic: Topic, path: Path, tmp_path: Path
+) -> None:
+    topic.flush()
+    backup = crash_copy(path / "0000", tmp_path / "backup")
+    fill(topic, 10, first=10)
+    with topic.group("etl") as group:
+        assert len(rest(group)) == 20
+    topic.close()
+    crash_copy(backup, path / "0000")
+    topic = open_topic()
+    fill(topic, 30, first=100)
+    with topic.group("etl") as group, pytest.raises(LogReplacedError, match="had CRC"):
+        group.poll()
+    loglib.reset_group(topic, "etl", {0: next_offset(topic, 9)})
+    with topic.group("etl") as group:
+        assert rest(group) == list(range(100, 130))
+
+
+def test_backup_with_all_that_was_committed_is_read_on(open_topic: Opener, topic: Topic, path: Path) -> None:
+    with topic.group("etl") as group:
+        for record in group.follow(timeout=0.0):  # in the midst of a batch, at its border, at the end
+            if record.value == b"6":
+                break
+    topic.close()
+    backup = crash_copy(path / "0000", path.parent / "backup")
+    topic = open_topic()
+    fill(topic, 10, first=10)
+    topic.close()
+    crash_copy(backup, path / "0000")
+    topic = open_topic()
+    fill(topic, 2, first=100)
+    with topic.group("etl") as group:
+        assert rest(group) == [6, 7, 8, 9, 100, 101]
+
+
+def test_commit_in_the_midst_of_a_batch_is_gone_on_from(open_topic: Opener) -> None:
+    topic = open_topic(partitions=1)
+    topic.append_many([b"%d" % number for number in range(10)])
+    topic.flush()
+    with topic.group("etl") as group:
+        assert take(group, 4) == [0, 1, 2, 3]
+    with topic.group("etl") as group:
+        assert rest(group) == [3, 4, 5, 6, 7, 8, 9]
+
+
+# --- settings that differ -------------------------------------------------------------------------------
+
+
+def test_member_with_another_strategy_is_refused_by_name(topic: Topic) -> None:
+    with topic.group("etl", member="web-1"):
+        with pytest.raises(GroupMismatchError, match="member web-1 has strategy='range', this one 'sticky'"):
+            topic.group("etl", strategy="sticky")
+        with topic.group("etl") as other:
+            assert other.members == sorted([other.member, "web-1"])
+    with topic.group("etl", strategy="sticky") as group:
+        assert rest(group) == list(range(10))
+
+
+@pytest.mark.parametrize("strategy", ["range", "sticky"])
+def test_members_with_other_topics_leave_no_partition_without_an_owner(
+    open_topic: Opener, tmp_path: Path, strategy: Any
+) -> None:
+    clicks, views = (open_topic(tmp_path / name, partitions=4) for name in ("clicks", "views"))
+    with ExitStack() as stack:
+        old = [stack.enter_context(clicks.group("etl", member=f"b{n}", strategy=strategy)) for n in range(2)]
+        rebalance(*old)
+        both = [clicks, views]
+        new = [stack.enter_context(loglib.group(both, "etl", member=f"a{n}", strategy=strategy)) for n in range(2)]
+        rebalance(*old, *new)
+        rebalance(*old, *new)
+        owned = [("clicks", number) for each in old for number in each.assignment]
+        owned += [tuple(each) for member in new for each in member.assignment]
+        assert sorted(owned) == [(name, number) for name in ("clicks", "views") for number in range(4)]
+
+
+def test_group_of_several_topics_is_found_from_any_of_them_or_refused_by_name(
+    two_topics: tuple[Topic, Topic], tmp_path: Path
+) -> None:
+    clicks, views = two_topics
+    with loglib.group([clicks, views], "etl") as group:
+        assert group.poll() != []
+    asked: list[Callable[[], Any]] = [
+        lambda: views.group("etl"), lambda: loglib.reset_group(views, "etl", "begin"),
+        lambda: loglib.reset_group(views, "etl", "begin", dry_run=True),
+        lambda: loglib.evict_member(views, "etl", "web"), lambda: loglib.group([views, clicks], "etl"),
+    ]  # fmt: skip
+    for call in asked:
+        with pytest.raises(GroupElsewhereError, match="group etl is kept with topic clicks") as caught:
+            call()
+        assert caught.value.topic == "clicks" and caught.value.path == str(tmp_path / "views/groups/etl")
+    with views.group("audit") as group:
+        assert rest(group) == [0, 1, 2]
+    with pytest.raises(GroupElsewhereError, match="group audit is kept with topic views"):
+        loglib.group([clicks, views], "audit")
+    (tmp_path / "views/groups/etl").write_text("{")
+    with pytest.raises(GroupElsewhereError, match="with topic another"):
+        views.group("etl")
+
+
+def test_reset_of_a_group_on_several_topics_moves_all_of_them(two_topics: tuple[Topic, Topic]) -> None:
+    with loglib.group(two_topics, "etl") as group:
+        assert len(list(group.follow(timeout=0.0))) == 9
+    moves = loglib.reset_group(two_topics, "etl", {("views", 0): 0})
+    assert list(moves) == [TopicPartition("views", 0)]
+    with loglib.group(two_topics, "etl") as group:
+        found = [(name, int(record.value)) for name, record in group.follow(timeout=0.0)]
+        assert found == [("views", number) for number in range(3)]
+    assert len(loglib.reset_group(two_topics, "etl", "begin")) == 3
+    with loglib.group(two_topics, "etl") as group:
+        assert len(list(group.follow(timeout=0.0))) == 9
+
+
+def test_place_that_cannot_be_told_in_another_topics_directory_is_reported(
+    two_topics: tuple[Topic, Topic], caplog: pytest.LogCaptureFixture
+) -> None:
+    clicks, views = two_topics
+    place = clicks.place("etl", two_topics)
+    with pytest.raises(OSError, match="No space"):
+        place._replace(files=FaultyFiles("rename", at=4, error=errno.ENOSPC)).make()
+
+    class ReadOnly(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "create" and str(views.path) in call.path:
+                raise OSError(errno.EROFS, "Read-only file system")
+
+    place._replace(files=ReadOnly()).make()
+    assert "cannot say that group etl is with topic clicks" in caplog.text
+
+
+# --- calls in the midst of others -----------------------------------------------------------------------
+
+
+def test_commit_in_a_signal_handler_is_an_error_at_once_or_works(topic: Topic) -> None:
+    """At whatever instruction of another commit: nothing of it is lost, and nothing is written elsewhere."""
+
+    class Interrupting(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if busy:
+                busy.clear()
+                with pytest.raises(LogError, match="in the middle of another call"):
+                    group.commit({0: next_offset(topic, 8)})
+                refused.append(call.name)
+
+    busy: list[int] = []
+    refused: list[str] = []
+    files = Interrupting()
+    with Topic.open(topic.path, mode="r", files=files) as reading, reading.group("etl", commit="manual") as group:
+        assert len(rest(group)) == 10
+        for number in range(6):
+            busy.append(number)
+            group.commit({0: next_offset(topic, number)})
+            assert committed_number(group) == number
+        assert len(refused) == 6 and not busy
+        for call in (group.poll, lambda: next(group.follow()), group.lag, lambda: group.seek("begin")):
+            asked: list[bool] = []
+
+            def handler(*_: Any, call: Any = call, asked: Any = asked) -> None:
+                with pytest.raises(LogError, match="in the middle of another call"):
+                    call()
+                asked.append(True)
+
+            with monkeypatched(files, "before", handler):
+                group.commit({0: 0})
+            assert asked
+
+
+@contextmanager
+def monkeypatched(files: Any, name: str, function: Callable[..., None]) -> Iterator[None]:
+    """Have a method called once in place of its own."""
+    original = getattr(files, name)
+
+    def once(*arguments: Any) -> None:
+        setattr(files, name, original)
+        function(*arguments)
+
+    setattr(files, name, once)
+    try:
+        yield
+    finally:
+        setattr(files, name, original)
+
+
+def test_close_in_the_midst_of_a_call_closes_when_that_returns(topic: Topic) -> None:
+    class Closing(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "datasync" and closing:
+                closing.clear()
+                group.close()
+
+    closing: list[bool] = []
+    with Topic.open(topic.path, mode="r", files=Closing()) as reading:
+        group = reading.group("etl", commit="manual")
+        assert len(rest(group)) == 10
+        closing.append(True)
+        group.commit()
+        assert group.closed and group.assignment == []
+    with topic.group("etl") as group:
+        assert rest(group) == []
+
+
+def test_listener_that_asks_for_records_is_refused(topic: Topic) -> None:
+    group = topic.group("etl", on_assign=lambda _: group.poll())
+    with group, pytest.raises(LogError, match="in a listener nothing that gives records"):
+        group.poll()
+
+
+def test_listener_that_raised_is_told_again_before_any_record(topic: Topic) -> None:
+    told: list[Any] = []
+
+    def seek_after_a_failure(partitions: list[int]) -> None:
+        told.append(partitions)
+        if len(told) < 3:
+            raise RuntimeError("not yet")
+        group.seek(dict.fromkeys(partitions, next_offset(topic, 7)))
+
+    with topic.group("etl", on_assign=seek_after_a_failure) as group:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="not yet"):
+                group.poll()
+        assert rest(group) == [8, 9]
+        assert told == [[0]] * 3
+
+
+def test_commit_after_the_place_was_lost_says_so_until_records_are_asked_for(open_topic: Opener, path: Path) -> None:
+    topic = open_topic(partitions=2)
+    group = topic.group("etl", member="hung", commit="manual")
+    rebalance(group)
+    os.replace(path / "groups/etl/owners/topic-0", path / "groups/etl/owners/aside")
+    with pytest.raises(StaleGenerationError, match="topic-0"):
+        group.poll()
+    for _ in range(2):
+        with pytest.raises(StaleGenerationError, match="topic-0"):
+            group.commit()
+    assert group.poll() == []
+    group.commit()
+    loglib.evict_member(topic, "etl", "hung")
+    with pytest.raises(StaleGenerationError, match="was evicted"):
+        group.commit()
+    with pytest.raises(StaleGenerationError, match="was evicted"):
+        group.poll()
+    with pytest.raises(StaleGenerationError, match="was evicted"):
+        group.commit()
+    group.close()
+
+
+@pytest.mark.parametrize("meta", [None, 5, b"x"])
+def test_meta_that_is_no_text_is_refused(topic: Topic, meta: Any) -> None:
+    with topic.group("etl") as group:
+        assert take(group, 1) == [0]
+        with pytest.raises(TypeError, match="meta must be text"):
+            group.commit(meta=meta)
+        assert group.committed() == {}
+
+
+def test_meta_of_the_last_commit_outlives_its_owner(topic: Topic, clock: Clock) -> None:
+    with topic.group("etl", commit="manual", member="m") as group:
+        assert take(group, 3) == [0, 1, 2]
+        group.commit(meta="page 7")
+        before = group.committed()[0]
+    clock.now += SECOND
+    with topic.group("etl", commit="manual") as group:
+        assert group.poll() != []
+        assert group.committed()[0] == before._replace(generation=2)
+
+
+# --- files and descriptors ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+def test_running_out_of_descriptors_says_so_and_leaves_nothing_owned(topic: Topic, error: int) -> None:
+    files = FaultyFiles("create", error=error, armed=False)
+    with Topic.open(topic.path, mode="r", files=files) as reading, reading.group("etl") as group:
+        files.armed = True
+        with pytest.raises(StorageIOError, match="claiming 1 partitions, each with an open file; raise the limit"):
+            group.poll()
+        assert group.assignment == [] and files.failed == 1
+        assert rest(group) == list(range(10))
+
+
+@needs_proc
+def test_descriptors_are_one_for_each_partition_and_some(path: Path) -> None:
+    """A thousand partitions would be two or three thousand files otherwise, which is more than a process may open."""
+    program = """
+        import os, resource, sys
+        from loglib import FlushPolicy, StorageIOError, Topic
+        with Topic.open(sys.argv[1], partitions=150, durability="os", shared=True) as topic:
+            pass
+        for number in range(0, 150, 7):
+            with Topic.open(sys.argv[1], shared=True) as topic:
+                topic.append(b"%d" % number, partition=number, sync=True)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (270, 270))
+        with Topic.open(sys.argv[1], mode="r") as topic:
+            with topic.group("etl") as group:
+                print(sorted(int(record.value) for record in group.follow(timeout=0.0)) == list(range(0, 150, 7)))
+                print(len(group.assignment), 150 < len(os.listdir("/proc/self/fd")) < 150 + 80)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (100, 270))
+            with topic.group("etl") as group:
+                for _ in range(2):
+                    try:
+                        group.poll()
+                    except StorageIOError as error:
+                        print(group.assignment, "raise the limit (ulimit -n)" in str(error))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (270, 270))
+            with topic.group("etl") as group:
+                print(group.poll(), len(group.assignment))
+    """
+    assert run_python(program, path).splitlines() == ["True", "150 True", "[] True", "[] True", "[] 150"]
+
+
+def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members look at each other when something is reported, and not again for a minute."""
+    monkeypatch.setattr(group_module, "_LOOK_S", 60.0)
+
+
+def test_member_that_waits_for_a_busy_one_is_told_when_that_gives_up(
+    open_topic: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rare_looks(monkeypatch)
+    topic = open_topic(partitions=2)
+    fill(topic, 2)
+    with topic.group("etl", member="a") as busy, ExitStack() as stack:
+        assert numbers(busy.poll(timeout=10)) == [0]
+        waiting = stack.enter_context(topic.group("etl", member="b"))
+        looks: list[int] = []
+        look = waiting._membership.live
+        monkeypatch.setattr(waiting._membership, "live", lambda: [looks.append(1), look()][1])
+        assert waiting.poll(timeout=1.0) == [] and waiting.assignment == []
+        assert 0 < len(looks) <= 2 * len(group_module._LOOKS_S)  # and not one each 2 ms
+        giving_up = threading.Timer(0.2, rest, [busy])
+        giving_up.start()
+        assert numbers(waiting.poll(timeout=30)) == [1]
+        giving_up.join()
+        assert (busy.assignment, waiting.assignment) == ([0], [1])
+
+
+@pytest.mark.parametrize("strategy", ["range", "sticky"])
+def test_idle_member_is_told_when_others_come_and_go_and_die(
+    open_topic: Opener, monkeypatch: pytest.MonkeyPatch, strategy: Any
+) -> None:
+    rare_looks(monkeypatch)
+    topic = open_topic(partitions=4)
+    with topic.group("etl", member="a", strategy=strategy) as idle:
+        asked = threading.Event()
+
+        def follow() -> None:
+            with pytest.raises(StaleGenerationError):
+                for _ in idle.follow():
+                    asked.set()
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        wait_for(lambda: idle.assignment == [0, 1, 2, 3])
+        with topic.group("etl", member="b", strategy=strategy) as other:
+            wait_for(lambda: other.poll(timeout=0.01) == [] and len(other.assignment) == 2)
+            assert len(idle.assignment) == 2
+        wait_for(lambda: len(idle.assignment) == 4)
+        dying = topic.group("etl", member="c", strategy=strategy)
+        wait_for(lambda: dying.poll(timeout=0.01) == [] and len(dying.assignment) == 2)
+        die(dying)
+        wait_for(lambda: len(idle.assignment) == 4)
+        fill(topic, 1)
+        assert asked.wait(30)
+        loglib.evict_member(topic, "etl", "a")
+        thread.join(30)
+        assert not thread.is_alive()
+        with pytest.raises(StaleGenerationError, match="was evicted"):
+            idle.poll()
+        assert idle.assignment == []
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_evicted_owner_is_told_at_once(open_topic: Opener, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rare_looks(monkeypatch)
+    topic = open_topic(partitions=2)
+    with topic.group("etl", member="a") as group:
+        assert group.poll(timeout=0.4) == []
+        evict_owner(REAL, str(path / "groups/etl/owners"), TopicPartition("topic", 1), 0o600)
+        with pytest.raises(StaleGenerationError, match="topic-1"):
+            group.poll(timeout=30)
+
+
+@pytest.mark.parametrize("strategy", ["range", "sticky"])
+def test_group_without_reports_of_the_system_works_all_the_same(
+    open_topic: Opener, monkeypatch: pytest.MonkeyPatch, strategy: Any
+) -> None:
+    monkeypatch.setattr(wait_module.sys, "platform", "plan9")
+    monkeypatch.setattr(group_module, "_LOOK_S", 2.0)
+    topic = open_topic(partitions=2)
+    with topic.group("etl", member="a", strategy=strategy) as a, topic.group("etl", member="b", strategy=strategy) as b:
+        assert not a._observer.reports
+        wait_for(lambda: a.poll() == b.poll() == [] and a.assignment == [0] and b.assignment == [1])
+        fill(topic, 2)
+        assert (numbers(a.poll(timeout=30)), numbers(b.poll(timeout=30))) == ([0], [1])
+        threading.Timer(0.05, fill, [topic, 1], {"first": 2}).start()
+        assert numbers(a.poll(timeout=30)) == [2]
+
+
+def test_many_idle_partitions_are_not_looked_at(open_topic: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "_MOST_OPEN", 2)
+    rare_looks(monkeypatch)
+    topic = open_topic(partitions=20)
+    files = RecordingFiles()
+    with Topic.open(topic.path, mode="r", files=files) as reading, reading.group("etl") as group:
+        assert group.poll(timeout=0.5) == []
+        files.calls.clear()
+        assert group.poll(timeout=0.5) == []
+        assert files.calls == []
+        fill(topic, 60)
+        assert sorted(rest(group)) == list(range(60))
+        fill(topic, 1, first=60)
+        files.calls.clear()
+        assert numbers(group.poll(timeout=30)) == [60]
+        assert {call.path.split("/")[-2] for call in files.calls if call.name == "open_read"} <= {"0000"}
+
+
+# --- other users ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared_path(tmp_path: Path) -> Path:
+    """Where processes of all users may come."""
+    for each in (tmp_path, *tmp_path.parents):
+        if each.is_relative_to("/tmp") and each != Path("/tmp"):
+            each.chmod(0o755)
+    return tmp_path / "topic"
+
+
+def as_user(uid: int, action: Callable[[], None]) -> Callable[[], None]:
+    def act() -> None:
+        os.setgid(1000)
+        os.setuid(uid)
+        action()
+
+    return act
+
+
+@needs_root
+def test_process_of_another_user_does_not_end_the_work_of_a_consumer(shared_path: Path) -> None:
+    def own() -> None:
+        with Topic.open(shared_path, partitions=2, **QUIET) as topic:
+            fill(topic, 2)
+            with topic.group("etl", member="healthy") as group:
+                assert sorted(rest(group)) == [0, 1]
+
+                def root() -> None:
+                    with Topic.open(shared_path, mode="r") as reading:
+                        intruder = reading.group("etl", member="root")
+                        assert set(intruder.lag()) == {0, 1} and rest(intruder) == []
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+                child = os.fork()
+                if not child:
+                    os.setresuid(0, 0, 0)
+                    root()
+                deadline = time.monotonic() + 30
+                fill(topic, 2, first=2)
+                seen: list[int] = []
+                while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+                    seen += numbers(group.poll(timeout=0.01))
+                seen += rest(group)
+                assert set(seen) <= {2, 3} and group.members == ["healthy"]  # root may have handled the others
+                fill(topic, 2, first=4)
+                wait_for(lambda: group.poll() is not None and group.assignment == [0, 1])
+                assert {each.offset for each in group.committed().values()} != {0}
+
+    def unprivileged() -> None:
+        os.setgid(1000)
+        os.setresuid(1000, 1000, 0)  # so that a child may be root again
+        own()
+
+    shared_path.parent.chmod(0o777)
+    assert in_child(unprivileged) == 0
+
+
+@needs_root
+def test_members_of_several_users_take_over_from_each_other(shared_path: Path) -> None:
+    shared_path.parent.chmod(0o777)
+    with Topic.open(shared_path, partitions=1, permissions=0o666, **QUIET) as topic:
+        fill(topic, 4)
+
+    def handle_one_and_die() -> None:
+        with Topic.open(shared_path, mode="r") as topic:
+            group = topic.group("etl", member="worker")
+            (record,) = group.poll(max_records=1)
+            group.commit(record)
+            assert record.value == b"%d" % (os.getuid() % 10)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    old = os.umask(0o077)
+    try:
+        for uid in (1000, 1001, 1002):
+            assert in_child(as_user(uid, handle_one_and_die)) == -signal.SIGKILL
+    finally:
+        os.umask(old)
+    with Topic.open(shared_path, mode="r") as topic, topic.group("etl", member="worker") as group:
+        assert rest(group) == [3]
+
+
+@needs_root
+def test_members_of_a_topic_with_narrow_permissions_follow_each_other(shared_path: Path) -> None:
+    """root's commits count for the topic's own user, who may read and not write what root has left."""
+    shared_path.parent.chmod(0o777)
+
+    def handle(number: int) -> Callable[[], None]:
+        def act() -> None:
+            with Topic.open(shared_path, mode="r") as topic:
+                group = topic.group("etl", member="worker")
+                (record,) = group.poll(max_records=1)
+                group.commit(record)
+                assert record.value == b"%d" % number
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return act
+
+    def make() -> None:
+        with Topic.open(shared_path, partitions=1, **QUIET) as topic:
+            fill(topic, 4)
+
+    assert in_child(as_user(1000, make)) == 0
+    for number, uid in enumerate((1000, 0, 1000, 0)):
+        assert in_child(as_user(uid, handle(number))) == -signal.SIGKILL, number
+
+
+@needs_root
+def test_process_without_rights_is_refused_and_disturbs_nobody(shared_path: Path) -> None:
+    with Topic.open(shared_path, partitions=1, permissions=0o644, **QUIET) as topic, topic.group("etl") as group:
+        fill(topic, 1)
+
+        def intrude() -> None:
+            with Topic.open(shared_path, mode="r") as reading, pytest.raises(PermissionError):
+                reading.group("etl")
+
+        assert in_child(as_user(1001, intrude)) == 0
+        assert rest(group) == [0]
+
+
+@pytest.mark.parametrize("umask", [0, 0o077])
+@pytest.mark.parametrize("permissions", [0o600, 0o660])
+def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int, permissions: int) -> None:
+    old = os.umask(umask)
+    try:
+        with Topic.open(tmp_path / "data/here/topic", partitions=1, permissions=permissions, **QUIET) as topic:
+            fill(topic, 2)
+            with topic.group("etl", member="m") as group:
+                assert rest(group) == [0, 1]
+                modes = {
+                    str(each.relative_to(tmp_path)): stat.S_IMODE(each.stat().st_mode) for each in tmp_path.rglob("*")
+                }
+    finally:
+        os.umask(old)
+    directory = permissions | (permissions & 0o444) >> 2
+    for name, mode in modes.items():
+        inside = name.partition("groups/etl/")[2]
+        file, tree = permissions, directory
+        if "/" in inside:  # guarded by the directory above, and to be read by all who come in
+            file, tree = permissions | 0o444, directory | 0o555
+        assert mode == (tree if (tmp_path / name).is_dir() or name.endswith("offsets") else file), name

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from conftest import needs_proc, open_files
-from loglib import LockedError
+from loglib import GroupMismatchError, LockedError
 from loglib.files import REAL
 from loglib.groups import members
-from loglib.groups.members import Membership, live_members, new_member_name
+from loglib.groups.members import Member, Membership, live_members, new_member_name
 from loglib.testing import Call, WatchedFiles
 
 
-def join(directory: Path, name: str, **facts: object) -> Membership:
-    return Membership(REAL, str(directory), name, ["clicks"], 0o600)
+def join(directory: Path, name: str, *, topics: tuple[str, ...] = ("clicks",), strategy: str = "range") -> Membership:
+    return Membership(REAL, str(directory), name, topics, 0o600, strategy=strategy)
 
 
 def live(directory: Path) -> list[str]:
-    return live_members(REAL, str(directory))
+    return list(live_members(REAL, str(directory)))
 
 
 def test_member_is_there_from_joining_to_leaving(tmp_path: Path) -> None:
@@ -41,7 +41,90 @@ def test_file_of_a_member_can_be_read_by_a_person(tmp_path: Path) -> None:
     member.leave()
     assert text.endswith("}\n")
     assert facts["pid"] == os.getpid() and facts["host"] == os.uname().nodename and facts["topics"] == ["clicks"]
-    assert facts["since"].endswith("Z")
+    assert facts["since"].endswith("Z") and facts["strategy"] == "range"
+
+
+def test_members_know_what_others_read_and_how_they_share(tmp_path: Path) -> None:
+    one, two = join(tmp_path, "a"), join(tmp_path, "b", topics=("clicks", "views"), strategy="sticky")
+    expected = {"a": Member(("clicks",), "range"), "b": Member(("clicks", "views"), "sticky")}
+    assert one.live() == two.live() == live_members(REAL, str(tmp_path)) == expected
+    for member, other, found in ((one, "b", "sticky"), (two, "a", "range")):
+        with pytest.raises(GroupMismatchError, match=f"member {other} has strategy='{found}'") as caught:
+            member.check_strategy("etl")
+        assert caught.value.member == other
+    two.leave()
+    one.check_strategy("etl")
+    one.leave()
+
+
+TEXTS = {"empty": b"", "half": b'{"pid": 1, "topi', "no object": b"5", "none": b'{"topics": null, "strategy": "range"}'}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_member_that_has_not_said_yet_what_it_reads_reads_nothing(tmp_path: Path, text: bytes) -> None:
+    member = join(tmp_path, "a")
+    (tmp_path / "a").write_bytes(text)
+    assert live_members(REAL, str(tmp_path)) == {"a": Member((), None)}
+    member.leave()
+
+
+def test_looks_at_once_do_not_take_each_other_for_members(tmp_path: Path) -> None:
+    class Looking(WatchedFiles):
+        def after(self, call: Call, result: Any) -> Any:
+            if call.name == "flock" and not seen:
+                seen.append(live(tmp_path))
+            return result
+
+    seen: list[list[str]] = []
+    (tmp_path / "dead").write_text("{}")
+    assert live_members(Looking(), str(tmp_path)) == {} and seen == [[]]
+
+
+def test_dead_members_file_that_may_not_be_removed_is_in_nobodys_way(tmp_path: Path) -> None:
+    class Refusing(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "unlink":
+                raise PermissionError(1, "Operation not permitted")
+
+    (tmp_path / "dead").write_text("{}")
+    assert live_members(Refusing(), str(tmp_path)) == {}
+    assert os.listdir(tmp_path) == ["dead"]
+
+
+def test_file_that_may_not_be_read_is_a_members_and_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "open_read":
+                raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "a").write_text("{}")
+    for _ in range(2):
+        assert live_members(Refusing(), str(tmp_path)) == {"a": Member()}
+    assert [record.getMessage() for record in caplog.records if str(tmp_path) in record.getMessage()] == [
+        f"{tmp_path / 'a'} may not be read: it counts as a member that lives, though it may be dead"
+    ]
+
+
+@pytest.mark.parametrize("may_remove", [True, False])
+def test_name_of_a_dead_member_of_another_user_can_be_taken(tmp_path: Path, may_remove: bool) -> None:
+    class Others(WatchedFiles):
+        """The file is another user's: it may be read, and not written."""
+
+        def before(self, call: Call) -> None:
+            refused = ("open_write", "create") if may_remove else ("open_write", "create", "unlink")
+            if call.name in refused and (tmp_path / "web-1").exists() and call.name != "create":
+                raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "web-1").write_text("{}")
+    if may_remove:
+        member = Membership(Others(), str(tmp_path), "web-1", [], 0o600)
+        assert member.is_valid()
+        member.abandon()
+    else:
+        with pytest.raises(PermissionError):
+            Membership(Others(), str(tmp_path), "web-1", [], 0o600)
 
 
 def test_what_a_dead_member_has_left_is_removed(tmp_path: Path) -> None:
@@ -52,7 +135,7 @@ def test_what_a_dead_member_has_left_is_removed(tmp_path: Path) -> None:
 
 def test_own_lock_is_not_tried(tmp_path: Path) -> None:
     (tmp_path / "me").touch()  # which nobody holds: a look at it would remove it
-    assert live_members(REAL, str(tmp_path), known="me") == ["me"]
+    assert list(live_members(REAL, str(tmp_path), known="me")) == ["me"]
 
 
 def test_second_member_of_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,11 +177,11 @@ def test_file_removed_by_a_look_before_it_was_locked_is_made_again(
 def test_file_that_is_gone_when_it_is_looked_at_is_no_member(tmp_path: Path) -> None:
     class Racing(WatchedFiles):
         def before(self, call: Call) -> None:
-            if call.name == "open_write":
+            if call.name == "open_read":
                 (tmp_path / "a").unlink(missing_ok=True)
 
     (tmp_path / "a").touch()
-    assert live_members(Racing(), str(tmp_path)) == []
+    assert live_members(Racing(), str(tmp_path)) == {}
 
 
 def test_evicted_member_does_not_remove_its_successor(tmp_path: Path) -> None:
@@ -172,5 +255,5 @@ def test_file_that_was_replaced_while_it_was_looked_at_is_left_alone(tmp_path: P
                 (tmp_path / "dead").write_text("alive")
 
     (tmp_path / "dead").write_text("{}")
-    assert live_members(Replacing(), str(tmp_path)) == []
+    assert live_members(Replacing(), str(tmp_path)) == {}
     assert (tmp_path / "dead").read_text() == "alive"

@@ -1,5 +1,6 @@
 """Owners: one for each partition, in a generation of its own, for as long as it holds the file."""
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 import pytest
 
 from conftest import needs_proc, open_files
-from loglib import TopicPartition
+from loglib import LockedError, TopicPartition
 from loglib.files import REAL
-from loglib.groups.owners import Owner, Ownership, evict_owner, read_owner
-from loglib.testing import Call, WatchedFiles
+from loglib.groups import owners
+from loglib.groups.owners import Owner, Ownership, evict_owner, holder_of, owned_partitions, read_owner, replace_owner
+from loglib.testing import Call, RecordingFiles, WatchedFiles
 
 FIRST, SECOND = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
 
@@ -105,7 +107,7 @@ def test_topic_of_the_longest_name_can_be_evicted(tmp_path: Path) -> None:
 def test_partition_evicted_while_it_is_claimed_is_not_owned(tmp_path: Path) -> None:
     class Racing(WatchedFiles):
         def after(self, call: Call, result: Any) -> Any:
-            if call.name == "flock" and not raced:
+            if call.name == "flock" and call.arguments[0] & fcntl.LOCK_EX and not raced:
                 raced.append(call.path)
                 evict_owner(REAL, str(tmp_path), FIRST, 0o600)
             return result
@@ -114,6 +116,83 @@ def test_partition_evicted_while_it_is_claimed_is_not_owned(tmp_path: Path) -> N
     late = Ownership(Racing(), str(tmp_path), "late", 0o600)
     assert not late.claim(FIRST, at_least=0)
     assert late.owned() == []
+
+
+def test_member_evicted_before_it_has_said_who_it_is_has_not_claimed(tmp_path: Path) -> None:
+    class Racing(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "pwritev":
+                evict_owner(REAL, str(tmp_path), FIRST, 0o600)
+
+    late, other = Ownership(Racing(), str(tmp_path), "late", 0o600), ownership(tmp_path, "other")
+    assert not late.claim(FIRST, at_least=0)
+    assert late.owned() == [] and other.claim(FIRST, at_least=0)
+    other.release([FIRST])
+
+
+def test_claim_of_what_another_holds_opens_nothing_for_writing(tmp_path: Path) -> None:
+    """To close what was open for writing would wake all who wait, who would try, and wake each other for ever."""
+    files = RecordingFiles()
+    one, waiting = ownership(tmp_path, "one"), Ownership(files, str(tmp_path), "two", 0o600)
+    one.claim(FIRST, at_least=0)
+    files.calls.clear()
+    assert not waiting.claim(FIRST, at_least=0) and not waiting.is_free(FIRST)
+    assert files.count("open_write", "create", "pwritev") == 0
+    one.release([FIRST])
+    assert waiting.is_free(FIRST)
+
+
+def test_partition_of_another_users_past_can_be_claimed(tmp_path: Path) -> None:
+    class Others(WatchedFiles):
+        """The file is another user's: it may be read, and not written."""
+
+        def before(self, call: Call) -> None:
+            if call.name == "open_write" and (tmp_path / "clicks-0").stat().st_ino == theirs:
+                raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "clicks-0").write_text('{"member": "root", "generation": 7, "pid": 1}')
+    theirs = (tmp_path / "clicks-0").stat().st_ino
+    member = Ownership(Others(), str(tmp_path), "one", 0o600)
+    assert member.claim(FIRST, at_least=0) and member.generation(FIRST) == 9
+    assert os.listdir(tmp_path) == ["clicks-0"]
+    assert not replace_owner(REAL, str(tmp_path), "clicks-0", 0o600)  # it is held
+    member.release([FIRST])
+
+
+def test_partition_that_another_user_takes_just_then_is_not_claimed(tmp_path: Path) -> None:
+    class Racing(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "open_write":
+                other.claim(FIRST, at_least=0)
+                raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "clicks-0").write_text("{}")
+    other = ownership(tmp_path, "other")
+    assert not Ownership(Racing(), str(tmp_path), "one", 0o600).claim(FIRST, at_least=0)
+    other.release([FIRST])
+
+
+def test_two_who_evict_at_once_give_no_generation_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "_LOCK_TIMEOUT_S", 0.01)
+    fd = REAL.open_directory(str(tmp_path))
+    assert REAL.try_lock(fd)
+    with pytest.raises(LockedError, match="whoever evicts a member"):
+        evict_owner(REAL, str(tmp_path), FIRST, 0o600)
+    REAL.close(fd)
+    evict_owner(REAL, str(tmp_path), FIRST, 0o600)
+    assert owner(tmp_path).generation == 1
+
+
+def test_partitions_that_had_owners_are_known_by_their_files(tmp_path: Path) -> None:
+    for name in ("clicks-1", "a-b-12", "clicks-0", ".x.tmp", "aside", "clicks-", "-1", "clicks-x"):
+        (tmp_path / name).touch()
+    assert owned_partitions(REAL, str(tmp_path)) == [("a-b", 12), ("clicks", 0), ("clicks", 1)]
+    assert holder_of(REAL, str(tmp_path), FIRST) is None
+    member = ownership(tmp_path, "one")
+    member.claim(FIRST, at_least=0)
+    assert holder_of(REAL, str(tmp_path), FIRST) == Owner("one", 1, os.getpid())
+    assert (member.claimed(FIRST), member.claimed(SECOND)) == (1, None)
+    member.release([FIRST])
 
 
 def test_abandoned_partitions_keep_their_text(tmp_path: Path) -> None:

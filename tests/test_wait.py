@@ -4,12 +4,14 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from conftest import needs_proc, open_files
-from loglib.wait import Waiter
+from conftest import needs_proc, open_files, start_python
+from loglib import wait
+from loglib.wait import Observer, Waiter
 
 
 @pytest.fixture
@@ -172,3 +174,175 @@ def test_wakes_and_closes_of_many_threads_never_write_elsewhere(tmp_path: Path) 
         each.join()
     for waiter in waiters:
         waiter.close()
+
+
+# --- what has changed ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def observer() -> Iterator[Observer]:
+    observer = Observer()
+    yield observer
+    observer.close()
+
+
+def test_observer_says_which_file_was_written_and_what_became_of_a_directory(
+    tmp_path: Path, file: Path, observer: Observer
+) -> None:
+    (tmp_path / "members").mkdir()
+    observer.observe_file(("clicks", 0), str(file))
+    observer.observe_directory("members", str(tmp_path / "members"))
+    assert observer.reports and observer.changed() == {}
+    file.write_bytes(b"1")
+    assert observer.changed() == {("clicks", 0): {""}}
+    (tmp_path / "members" / "a").write_bytes(b"x")
+    (tmp_path / "members" / "b").touch()
+    assert observer.changed() == {"members": {"a", "b"}}
+    (tmp_path / "members" / "a").read_bytes()
+    assert observer.changed() == {}
+    (tmp_path / "members" / "a").rename(tmp_path / "members" / "c")
+    (tmp_path / "members" / "b").unlink()
+    assert observer.changed() == {"members": {"b", "c"}}
+    observer.forget("members")
+    observer.forget("members")
+    (tmp_path / "members" / "d").touch()
+    assert observer.changed() == {}
+
+
+def test_observer_hears_of_a_process_that_dies_with_a_file_open(tmp_path: Path, observer: Observer) -> None:
+    observer.observe_directory("members", str(tmp_path))
+    holder = start_python("import sys, time; file = open(sys.argv[1], 'w'); print(1); time.sleep(60)", tmp_path / "a")
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    observer.changed()
+    holder.kill()
+    observer.wait(30)
+    assert observer.changed() == {"members": {"a"}}
+    holder.communicate()
+
+
+def test_observer_goes_on_with_the_file_that_takes_the_place_of_another(
+    tmp_path: Path, file: Path, observer: Observer
+) -> None:
+    observer.observe_file("it", str(file))
+    (tmp_path / "new").write_bytes(b"1")
+    (tmp_path / "new").rename(file)
+    assert "it" in observer.changed()
+    observer.changed()
+    file.write_bytes(b"2")
+    assert observer.changed() == {"it": {""}}
+
+
+def test_observer_wait_ends_by_wake_change_and_time(file: Path, observer: Observer) -> None:
+    observer.observe_file("it", str(file))
+    threading.Timer(0.02, observer.wake).start()
+    observer.wait(60)
+    assert observer.changed() == {}
+    threading.Timer(0.02, file.write_bytes, [b"1"]).start()
+    observer.wait(None)
+    assert observer.changed() == {"it": {""}}
+    observer.wait(0.01)
+    observer.changed()
+    bell = observer.bell("it")
+    assert observer.bell("it") is bell
+    for _ in range(100_000):  # more than the pipe holds
+        bell.wake()
+        observer.wake()
+    observer.wait(60)
+    assert observer.changed() == {"it": set()}
+
+
+def test_events_that_were_too_many_count_as_changes_of_everything(
+    tmp_path: Path, file: Path, observer: Observer
+) -> None:
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    observer.observe_file("it", str(file))
+    observer.observe_directory("all", str(tmp_path))
+    for number in range(most // 2 + 10):
+        (tmp_path / str(number % 50)).write_bytes(b"")
+    assert observer.changed() == {"it": set(), "all": set()}
+    assert observer.changed() == {}
+
+
+def test_observer_without_reports_counts_everything_as_changed(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer = Observer(use_inotify=False)
+    observer.observe_file("it", str(file))
+    observer.observe_directory("all", str(tmp_path))
+    assert not observer.reports
+    naps = []
+    for _ in range(40):
+        naps.append(observer._nap)
+        monkeypatch.setattr(wait.time, "monotonic", lambda: 0.0)
+        observer._woken_at = 0.0
+        observer.wait(0.0 if len(naps) > 3 else None)
+        assert observer.changed() == {"it": set(), "all": set()}
+    assert naps == sorted(naps) and naps[-1] == 0.01
+    observer.progressed()
+    assert observer._nap == 0.0001
+    observer.forget("it")
+    assert observer.changed() == {"all": set()}
+    observer.close()
+
+
+def test_observer_without_reports_sleeps_longer_the_longer_a_look_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    observer = Observer(use_inotify=False)
+    slept = []
+
+    class Poll:
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            slept.append(timeout)
+            return []
+
+    observer._poll = Poll()  # type: ignore[assignment]
+    now = iter([10.0, 10.0])
+    monkeypatch.setattr(wait.time, "monotonic", lambda: next(now))
+    observer._woken_at = 9.5
+    observer.wait(None)
+    assert slept == [0.5 * wait._NAP_PER_LOOK * 1000]
+    observer.close()
+
+
+@needs_proc
+def test_observer_falls_back_to_looking_where_the_system_has_no_more_watches(tmp_path: Path, file: Path) -> None:
+    before = open_files()
+    observer = Observer()
+    observer.observe_file("it", str(file))
+    observer.observe_file("none", str(tmp_path / "none"))
+    observer.observe_file("later", str(file))
+    assert not observer.reports
+    assert observer.changed() == {"it": set(), "none": set(), "later": set()}
+    observer.wait(0.0)
+    observer.forget("it")
+    observer.close()
+    del observer
+    assert open_files() == before
+
+
+def test_file_that_is_gone_is_looked_for(file: Path, observer: Observer) -> None:
+    observer.observe_file("it", str(file))
+    file.unlink()
+    assert observer.changed() == observer.changed() == {"it": set()}
+    assert not observer.reports
+
+
+def test_used_up_inotify_instances_leave_an_observer_that_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait, "_inotify", lambda _: None)
+    observer = Observer()
+    assert not observer.reports
+    observer.close()
+
+
+@needs_proc
+def test_closed_observer_is_quiet(file: Path) -> None:
+    before = open_files()
+    observer = Observer()
+    observer.observe_file("it", str(file))
+    observer.close()
+    observer.wait(60)
+    observer.wake()
+    observer.forget("it")
+    observer.observe_file("other", str(file))
+    assert observer.changed() == {}
+    assert open_files() == before

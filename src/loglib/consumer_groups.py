@@ -31,23 +31,37 @@ def group(topics: Sequence[Topic], name: str, **options: Any) -> TopicsGroup:
 
 
 def reset_group(
-    topic: Topic, name: str, start: Start | Mapping[int, Start], *, dry_run: bool = False
-) -> dict[int, Move]:
+    topic: Topic | Sequence[Topic], name: str, start: Start | Mapping[Any, Start], *, dry_run: bool = False
+) -> dict[Any, Move]:
     """Move a group's committed offsets to a start, while it has no members; returns where from and to.
 
-    With `dry_run` nothing is committed. Raises `GroupBusyError` if the group has members.
+    Of a group on several topics, give these in the group's order, and partitions as `TopicPartition`s; the
+    first alone stands for its own partitions. With `dry_run` nothing is committed. Raises `GroupBusyError`
+    if the group has members, and `GroupElsewhereError` if it is kept with another topic.
     """
+    topics, several = _given(topic)
     if isinstance(start, Mapping):
-        start_of: Any = {TopicPartition(topic.name, topic.partition(number).id): each for number, each in start.items()}
+        of_one = topics[0]
+        start_of: Any = {
+            TopicPartition(*key) if several else TopicPartition(of_one.name, of_one.partition(key).id): each
+            for key, each in start.items()
+        }
     else:
         start_of = start
-    moves = administration.reset(topic.place(name), start_of, dry_run=dry_run)
-    return {each.partition: move for each, move in moves.items()}
+    moves = administration.reset(topics[0].place(name, topics), start_of, dry_run=dry_run)
+    return {each if several else each.partition: move for each, move in moves.items()}
 
 
-def evict_member(topic: Topic, name: str, member: str) -> list[int]:
-    """Take the partitions of a member that hangs away from it; returns them. Others claim them at once.
+def evict_member(topic: Topic | Sequence[Topic], name: str, member: str) -> list[Any]:
+    """Take the partitions of a member that hangs away from it, of all topics. Others claim them at once.
 
-    The member gets `StaleGenerationError` when it next asks for records or commits.
+    Returns the partitions: of one topic their numbers, of several given all, as `TopicPartition`s. The
+    member gets `StaleGenerationError` when it next asks for records or commits.
     """
-    return [each.partition for each in administration.evict(topic.place(name), member)]
+    topics, several = _given(topic)
+    taken = administration.evict(topics[0].place(name, topics), member)
+    return [*taken] if several else [each.partition for each in taken if each.topic == topics[0].name]
+
+
+def _given(topic: Topic | Sequence[Topic]) -> tuple[Sequence[Topic], bool]:
+    return ([topic], False) if isinstance(topic, Topic) else (topic, True)

@@ -92,7 +92,7 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
         raise LogError(f"{path} holds files but no {NAME}; a topic is made in a new or an empty directory")
     codec_id(config.compression)
     parent, name = os.path.split(path)
-    files.make_directories(parent)
+    files.make_directories(parent, config.permissions)
     log_id = uuid.uuid4().bytes
     aside = os.path.join(parent, f".{name}.{log_id.hex()}.tmp")
     if put_in_place(files, aside, path, lambda: _build(files, aside, log_id, config, now=now)):

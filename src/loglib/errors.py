@@ -30,11 +30,14 @@ __all__ = [
     "CorruptLogError",
     "ForkedHandleError",
     "GroupBusyError",
+    "GroupElsewhereError",
+    "GroupMismatchError",
     "InvalidOffsetError",
     "LockedError",
     "LogClosedError",
     "LogError",
     "LogMovedError",
+    "LogReplacedError",
     "MissingCodecError",
     "OffsetOutOfRangeError",
     "OffsetRange",
@@ -263,6 +266,56 @@ class GroupBusyError(LogError):
         self.group = group
         self.members = members
         super().__init__(f"group {group} is in use by {', '.join(members)}; stop its members first")
+
+
+class GroupMismatchError(LogError):
+    """Another member of the group shares partitions out in another way. Join with the same strategy.
+
+    Attributes: `group`, `member` that differs, the strategy `given` here and the one `found` there.
+    """
+
+    def __init__(self, group: str, member: str, given: str, found: str) -> None:
+        self.group = group
+        self.member = member
+        self.given = given
+        self.found = found
+        super().__init__(
+            f"group {group}: member {member} has strategy={found!r}, this one {given!r}: "
+            "between them partitions would be left out; all members need the same"
+        )
+
+
+class GroupElsewhereError(LogError):
+    """The group is kept with another topic. Name that one first. Attributes: `path`, `group`, `topic`."""
+
+    def __init__(self, path: str | os.PathLike[str], group: str, topic: str) -> None:
+        self.path = os.fspath(path)
+        self.group = group
+        self.topic = topic
+        super().__init__(
+            f"group {group} is kept with topic {topic}, as {self.path} says: give all its topics, that one first, "
+            "or choose another name; remove the file if that group is no more"
+        )
+
+
+class LogReplacedError(LogError):
+    """The log is not the one that the group has committed to: made anew, or restored and grown on.
+
+    Where the group would go on, another record stands than the one it had come to. Check what the topic
+    is, then choose a place with `reset_group`, or join with `on_out_of_range="start"`.
+
+    Attributes: `group`, `partition` as `<topic>-<partition>`, `offset` committed, and what `differs`.
+    """
+
+    def __init__(self, group: str, partition: str, offset: int, differs: str) -> None:
+        self.group = group
+        self.partition = partition
+        self.offset = offset
+        self.differs = differs
+        super().__init__(
+            f"group {group}: {partition} is not the log of which offset {offset} was committed: {differs}; "
+            "choose a place with reset_group(), or join with on_out_of_range='start'"
+        )
 
 
 class ReadOnlyError(LogError):

@@ -133,15 +133,25 @@ class Files:
         return self._open_regular(path, os.O_RDWR, dir_fd=dir_fd)
 
     def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
-        """Create a file for reading and writing; `FileExistsError` if exclusive and present."""
-        flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if exclusive else 0)
-        fd = self._open_regular(path, flags, permissions, dir_fd=dir_fd)
-        if exclusive:
+        """Create a file for reading and writing, with just these permissions.
+
+        A file that is present is opened as it is; if `exclusive`, that is `FileExistsError`.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        while True:
             try:
-                self.fchmod(fd, permissions)  # the umask would narrow what the owner of the topic asked for
-            except BaseException:
-                self.close(fd)
-                raise
+                fd = self._open_regular(path, flags, permissions, dir_fd=dir_fd)
+                break
+            except FileExistsError:
+                if exclusive:
+                    raise
+            with suppress(FileNotFoundError):  # removed between the two calls
+                return self.open_write(path, dir_fd=dir_fd)
+        try:
+            self.fchmod(fd, permissions)  # the umask would narrow what the owner of the topic asked for
+        except BaseException:
+            self.close(fd)
+            raise
         return fd
 
     def _open_regular(self, path: str, flags: int, permissions: int = 0o600, *, dir_fd: int | None = None) -> int:
@@ -247,10 +257,14 @@ class Files:
             start += len(block)
             at += len(block)
 
-    def try_lock(self, fd: int) -> bool:
-        """Take the exclusive flock of the open file if nobody has it; never waits."""
+    def try_lock(self, fd: int, *, shared: bool = False) -> bool:
+        """Take the exclusive flock of the open file if nobody has it; never waits.
+
+        With `shared`, one that others may share: who only looks whether a file is held does not
+        seem to hold it himself. Both need the file to be open, if only for reading.
+        """
         try:
-            self.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
@@ -300,15 +314,18 @@ class Files:
         self.mkdir(path, 0o700)
         self.chmod(path, permissions | (permissions & 0o444) >> 2)
 
-    def make_directories(self, path: str) -> None:
-        """Create the directory and those above it that are missing. Synced, each name in its parent."""
+    def make_directories(self, path: str, permissions: int = 0o600) -> None:
+        """Create the directory and those above it that are missing, as `make_directory` does.
+
+        Synced, each name in its parent.
+        """
         missing = []
         while not self._is_directory(path):
             missing.append(path)
             path = os.path.dirname(path)
         for each in reversed(missing):
             with suppress(FileExistsError):
-                self.mkdir(each)
+                self.make_directory(each, permissions)
             self.sync_directory(os.path.dirname(each))
 
     def _is_directory(self, path: str) -> bool:

@@ -110,6 +110,10 @@ class Log(Unique):
         self._closed = True
         self._watermark = None
 
+    def rest(self) -> None:
+        """Close the watermark until somebody asks again: who has thousands of logs keeps few of them open."""
+        self._watermark = None
+
     # --- range ---------------------------------------------------------------------------------
 
     def mark(self) -> Mark:

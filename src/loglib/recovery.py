@@ -47,7 +47,8 @@ from .watermark import MOST_BYTES, Mark, encode_new, newest
 from .watermark import NAME as WATERMARK
 
 __all__ = [
-    "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "proven_end", "recover", "tail_at",
+    "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "measure", "proven_end", "recover",
+    "tail_at",
 ]  # fmt: skip
 
 logger = logging.getLogger("loglib")
@@ -165,7 +166,7 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     if mark is not None and first != mark.log_start_offset:
         raise CorruptLogError(directory.path, 0, f"a first segment at {first}", f"one at {mark.log_start_offset}")
     with SegmentReader(files, directory.path_of(segment_name(last)), identity, within=directory) as reader:
-        durable_end, tail = _measure(reader, mark)
+        durable_end, tail = measure(reader, mark)
         valid_end = tail.end
         torn_bytes = reader.end_of_file() - valid_end
     if max(tail.writer_epoch, mark.writer_epoch if mark else 0) == _LAST_EPOCH:
@@ -240,7 +241,7 @@ def _read_mark(directory: Directory, identity: Identity) -> Mark | None:
     return newest(directory.read_whole(WATERMARK, MOST_BYTES), identity.salt, directory.path_of(WATERMARK))
 
 
-def _measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
+def measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
     """D of the last segment and the tail at p, as the module's table defines them; `CorruptLogError` if p < D."""
     end_of_file = reader.end_of_file()
     durable_end, last_batch = proven_end(reader) if mark is None else (mark.durable_end, mark.durable_tail)

@@ -511,7 +511,10 @@ class Topic:
         self._handles.check_open()
         logs = {TopicPartition(each.name, one.id): one.log for each in topics or [self] for one in each.partitions}
         durability, permissions = self.config.durability, self.config.permissions
-        return Place(self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock)
+        return Place(
+            self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock,
+            tuple(each.path for each in topics if each is not self),
+        )  # fmt: skip
 
     # --- inside ----------------------------------------------------------------------------------
 

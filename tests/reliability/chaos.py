@@ -7,7 +7,6 @@ who was killed when, `faults` finds whatever a group must never do; a mutant of 
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -24,10 +23,15 @@ from described import Value, decode
 from processes import fork, wait
 
 from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic, evict_member
+from loglib.files import REAL
 from loglib.groups import TopicPartition
-from loglib.groups.offsets import OffsetLog
+from loglib.groups.offsets import Offsets, _parse, offsets_identity
+from loglib.log import Cursor, Log
+from loglib.recovery import list_segments
+from loglib.segment import HEADER_BYTES
 
 GROUP = "chaos"
+KEPT = ".kept"  # logs of commits that a member has folded
 PRODUCED_AT_ONCE = 20  # records to each
 PARTITIONS_AT_ONCE = 8  # of so many random partitions,
 PRODUCED_EVERY_S = 0.02
@@ -262,7 +266,7 @@ class Chaos:
         with Topic.open(self.path, mode="r") as topic:
             ends = {each.id: each.high_watermark for each in topic.partitions if each.high_watermark}
             self._wait(
-                lambda: {number: commit[0] for number, commit in self._last_commits(topic).items()} == ends,
+                lambda: self._last_commits(topic) == ends,
                 "not everything was handled",
             )
 
@@ -297,29 +301,52 @@ class Chaos:
 
     # --- what was committed --------------------------------------------------------------------------------
 
-    def _last_commits(self, topic: Topic) -> dict[int, tuple[int, int]]:
-        last: dict[int, tuple[int, int]] = {}
-        for commit in self.commits(topic):
-            if commit.generation >= last.get(commit.partition, (0, 0))[1]:
-                last[commit.partition] = commit.offset, commit.generation
-        return last
-
-    def commits(self, topic: Topic) -> Iterator[Line]:
-        """Every commit there ever was, in the order of the log, as lines of evidence that are dated from 1970 on."""
-        offsets: OffsetLog = topic.place(GROUP).offsets()
+    def _last_commits(self, topic: Topic) -> dict[int, int]:
+        """The offset committed of each partition, as a member sees it."""
+        offsets = topic.place(GROUP).offsets()
         try:
-            log = offsets._log
-            mark = log.mark()
-            cursor = log.cursor(mark.log_start_offset, mark=mark)
-            while batches := cursor.read(mark.flushed_end):
-                for record in (record for batch in batches for record in batch.records()):
-                    for name, (offset, generation, _) in json.loads(record.value or b"").items():
-                        pid = int((record.key or b"m0")[1:])
-                        yield Line(
-                            record.timestamp * 1000, "committed", pid, int(name.rpartition("-")[2]), generation, offset
-                        )
+            return {partition.partition: commit.offset for partition, commit in offsets.commits().items()}
         finally:
             offsets.close()
+
+    def commits(self, topic: Topic) -> Iterator[Line]:
+        """Every commit there ever was, in the order of time, as lines of evidence that are dated from 1970 on.
+
+        What a new owner, or a member that folds a log, has carried on is no commit of its own.
+        """
+        place = topic.place(GROUP)
+        found: dict[tuple[int, int, int, int], Line] = {}
+        for log in (Path(place.path) / "offsets").iterdir():
+            if log.name.endswith(".tmp"):  # of a member that was killed while it made one
+                continue
+            name = log.name.removeprefix(".").removesuffix(KEPT)
+            for entries in _entries(Log(REAL, str(log), offsets_identity(place.log_id, GROUP, name))):
+                for (_, partition), each in entries.items():
+                    if each.offset is not None:
+                        pid, time_ns = int(each.member[1:]), each.timestamp * 1000
+                        line = Line(time_ns, "committed", pid, partition, each.generation, each.offset)
+                        key = partition, pid, time_ns, each.offset
+                        found[key] = min(line, found.get(key, line))
+        yield from sorted(found.values())
+
+
+def keep(offsets: Offsets, name: str) -> None:
+    """In place of removing a log of commits: they are what the group is judged by."""
+    os.rename(offsets._path(name), offsets._path(f".{name}{KEPT}"))
+
+
+def _entries(log: Log) -> Iterator[dict[TopicPartition, Any]]:
+    """What a log says, record by record; above its watermark as well, as far as there are whole batches."""
+    segments = list_segments(REAL, log.directory)
+    end = max(segments) + segments[max(segments)] - HEADER_BYTES
+    cursor = Cursor(log, min(segments), on_damage=lambda _: None)
+    try:
+        while batches := cursor.read(end):
+            for batch in batches:
+                for record in batch.records():
+                    yield _parse(record.value or b"", record.key or b"", record.timestamp, log.directory, record.offset)
+    finally:
+        cursor.close()
 
 
 # --- what must hold ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from chaos import Chaos, Evidence, faults, takeovers_ms
+from chaos import Chaos, Evidence, faults, keep, takeovers_ms
 from counts import count, scale
 from processes import fork, together, wait
 
@@ -29,7 +29,7 @@ from loglib import Topic
 from loglib.files import Files
 from loglib.groups import offsets as offsets_module
 from loglib.groups.group import Group
-from loglib.groups.offsets import OffsetLog
+from loglib.groups.offsets import Entry, Offsets
 from loglib.groups.owners import Ownership
 
 pytestmark = [pytest.mark.reliability, pytest.mark.timeout(0)]
@@ -49,8 +49,10 @@ SHAPES = {
 
 @contextmanager
 def chaos(directory: Path, seed: int, **shape: Any) -> Iterator[Chaos]:
-    """A group in chaos, of which nothing stays. Its commits are not compacted: they are what it is judged by."""
-    with mock.patch.object(offsets_module, "_COMPACT_BYTES", 1 << 40):  # for the members as well, which are forked
+    """A group in chaos, of which nothing stays. Its commits all stay so long: they are what it is judged by."""
+    with ExitStack() as patched:  # for the members as well, which are forked
+        patched.enter_context(mock.patch.object(offsets_module, "_COMPACT_BYTES", 1 << 40))
+        patched.enter_context(mock.patch.object(Offsets, "_remove", keep))
         found = Chaos(directory, seed, **shape)
         try:
             yield found
@@ -198,7 +200,7 @@ def commit_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def take_no_owner_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoLocks(Files):
-        def try_lock(self, fd: int) -> bool:
+        def try_lock(self, fd: int, *, shared: bool = False) -> bool:
             return True
 
     original = Ownership.__init__
@@ -210,19 +212,23 @@ def take_no_owner_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def release_before_committing(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, commit = Ownership.release, OffsetLog.commit
+    original = Ownership.release
 
     def give_up(self: Group, partitions: list[Any]) -> None:
         if partitions:
             held = {each: self._ownership.generation(each) or 0 for each in partitions}
-            self._on_revoke([self._key(each) for each in partitions])
+            self._call(self._on_revoke, partitions)
             original(self._ownership, partitions)
-            from loglib.groups import Commit
-
-            handled = self._progress.handled
-            late = {each: Commit(handled[each], "", held[each]) for each in partitions if each in handled}
+            handled, now = self._progress.handled, self._place.clock()
+            late = {
+                each: Entry(
+                    handled[each], held[each], self._place.log_id, self._progress.history(each, handled[each]), "",
+                    self.member, now,
+                )
+                for each in partitions if each in handled
+            }  # fmt: skip
             if late:
-                commit(self._offsets, late, member=self.member, fence=lambda: None)
+                self._offsets.commit(late, fence=lambda: None)
             self._progress.drop(partitions)
 
     monkeypatch.setattr(Group, "_give_up", give_up)

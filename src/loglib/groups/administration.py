@@ -6,6 +6,7 @@ Invariant: offsets move only while nobody reads; a member that is evicted can co
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
@@ -14,11 +15,13 @@ from ..arguments import Start
 from ..errors import GroupBusyError, LogError
 from .assignment import TopicPartition
 from .members import Membership, live_members
-from .offsets import Commit, OffsetLog
-from .owners import Ownership, evict_owner, read_owner
+from .offsets import Entry, Offsets, history_at
+from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
 from .place import Place
 
 __all__ = ["Move", "evict", "reset"]
+
+_SIGNING_S = 0.05  # between taking an owner's file and writing who one is: some microseconds
 
 
 class Move(NamedTuple):
@@ -32,9 +35,10 @@ def reset(place: Place, start: Start | Mapping[TopicPartition, Start], *, dry_ru
     """Commit a start for all partitions, or those that a mapping names, while the group has no members.
 
     Raises `GroupBusyError` if it has; with `dry_run` nothing is committed, and members do not matter.
+    `GroupElsewhereError` if the group is kept with another topic.
     """
     after = place.resolve(start, place.logs)
-    if dry_run and not place.exists():
+    if not place.exists() and dry_run:
         return {each: Move(None, offset) for each, offset in after.items()}
     place.make()
     offsets = place.offsets()
@@ -48,34 +52,59 @@ def reset(place: Place, start: Start | Mapping[TopicPartition, Start], *, dry_ru
         offsets.close()
 
 
-def _commit(place: Place, offsets: OffsetLog, moves: Mapping[TopicPartition, Move]) -> None:
+def _commit(place: Place, offsets: Offsets, moves: Mapping[TopicPartition, Move]) -> None:
     """As a member that owns what it moves: whoever joins meanwhile waits, and then starts there."""
     if members := live_members(place.files, place.members):
-        raise GroupBusyError(place.name, members)
+        raise GroupBusyError(place.name, list(members))
     name = f"reset-{os.getpid()}-{os.urandom(4).hex()}"
     with ExitStack() as held:
-        membership = Membership(place.files, place.members, name, place.topics, place.permissions)
+        membership = Membership(place.files, place.members, name, [], place.permissions)
         held.callback(membership.leave)
         ownership = Ownership(place.files, place.owners, name, place.permissions)
         held.callback(lambda: ownership.release(ownership.owned()))
-        before = offsets.commits()
+        before = offsets.entries()
         for partition in moves:
-            if not ownership.claim(partition, at_least=before.get(partition, Commit(0)).generation):
+            if not ownership.claim(partition, at_least=before[partition].generation if partition in before else 0):
                 raise GroupBusyError(place.name, [read_owner(place.files, place.owners, partition).member or "another"])
-        commits = {each: Commit(move.after, "reset", ownership.generation(each) or 0) for each, move in moves.items()}
-        offsets.commit(commits, member=name, fence=lambda: None)
+        entries: dict[TopicPartition, Entry] = {}
+        for each, move in moves.items():
+            log, generation = place.logs[each], ownership.claimed(each) or 0
+            history = history_at(log, move.after)
+            log.rest()
+            entries[each] = Entry(
+                move.after, generation, log.identity.log_id, history, "reset", name, place.clock()
+            )  # fmt: skip
+        offsets.commit(entries, fence=lambda: None)
 
 
 def evict(place: Place, member: str) -> list[TopicPartition]:
-    """Take a member's place and partitions from it, hung as it may be; returns the partitions.
+    """Take a member's place and partitions from it, hung as it may be; returns the partitions, of all topics.
 
-    It learns of it when it next asks for records or commits: `StaleGenerationError`.
+    It learns of it when it next asks for records or commits: `StaleGenerationError`. What is held by one who
+    has not said who he is, for longer than that takes, is the member's as well.
     """
-    if not place.exists() or member not in live_members(place.files, place.members):
+    files, directory = place.files, place.owners
+    live = live_members(files, place.members) if place.exists() else {}
+    was_live = live.pop(member, None) is not None
+    if was_live:
+        with suppress(FileNotFoundError):
+            files.unlink(os.path.join(place.members, member))
+    owned: set[TopicPartition] = set()
+    unsigned: set[TopicPartition] = set()
+    for partition in owned_partitions(files, directory) if place.exists() else []:
+        holder = holder_of(files, directory, partition)
+        if holder is not None and holder.member == member:
+            owned.add(partition)
+        elif holder is not None and holder.member not in live:
+            unsigned.add(partition)
+    if not was_live and not owned:
         raise LogError(f"group {place.name} has no member {member}")
-    with suppress(FileNotFoundError):
-        place.files.unlink(os.path.join(place.members, member))
-    owned = [each for each in place.logs if read_owner(place.files, place.owners, each).member == member]
+    if unsigned:
+        time.sleep(_SIGNING_S)
+        for partition in unsigned:
+            holder = holder_of(files, directory, partition)
+            if holder is not None and holder.member not in live_members(files, place.members):
+                owned.add(partition)
     for partition in owned:
-        evict_owner(place.files, place.owners, partition, place.permissions)
+        evict_owner(files, directory, partition, place.permissions)
     return sorted(owned)

@@ -1,16 +1,17 @@
 """Assignment: which member of a group owns which partition, computed alike by every member.
 
 Invariant: pure functions of their arguments. Every partition goes to exactly one member, no member
-has two more than another, and the order in which partitions and members are given does not matter:
-members that see the same facts agree without talking to each other.
+has two more than another that reads the same topics, and the order in which partitions and members are
+given does not matter: members that see the same facts agree without talking to each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-__all__ = ["STRATEGIES", "Assignment", "Strategy", "TopicPartition", "assign_range", "assign_sticky"]
+__all__ = ["STRATEGIES", "Assignment", "Strategy", "TopicPartition", "assign", "assign_range", "assign_sticky"]
 
 
 class TopicPartition(NamedTuple):
@@ -32,6 +33,32 @@ class Strategy(Protocol):
     def __call__(
         self, partitions: Iterable[TopicPartition], members: Iterable[str], owners: Mapping[TopicPartition, str]
     ) -> Assignment: ...
+
+
+def assign(
+    strategy: Strategy,
+    partitions: Iterable[TopicPartition],
+    readers: Mapping[str, Collection[str]],
+    owners: Mapping[TopicPartition, str],
+) -> Assignment:
+    """Share partitions out among the members that read their topics; `readers` has each member's topics.
+
+    Topics that the same members read are shared out together, the others apart: so a member need know
+    nothing of topics that it does not read.
+    """
+    alike: dict[tuple[str, ...], list[TopicPartition]] = defaultdict(list)
+    names = sorted(readers)
+    of_topic: dict[str, tuple[str, ...]] = {}
+    for partition in partitions:
+        topic = partition.topic
+        if topic not in of_topic:
+            of_topic[topic] = tuple(name for name in names if topic in readers[name])
+        alike[of_topic[topic]].append(partition)
+    shares: Assignment = {name: [] for name in names}
+    for members, of_them in alike.items():
+        for name, share in strategy(of_them, members, owners).items():
+            shares[name] += share
+    return {name: sorted(share) for name, share in shares.items()}
 
 
 def assign_range(

@@ -6,14 +6,19 @@ its owner alone (owners.py), from the last commit on.
 
 All members do the same, each on its own: look who is there (members.py), compute who should own what
 (assignment.py), give up what they should not, and claim what they should as soon as it is free. This
-happens while records are asked for, at most every `_LOOK_S` seconds: a member that is busy with a record
-keeps its partitions until it comes back, however long that takes.
+happens while records are asked for: a member that is busy with a record keeps its partitions until it
+comes back, however long that takes. It happens when the system reports that a member's or an owner's
+file was made, removed, or closed, which it is when its process dies; a few times then, since a lock goes a
+moment after its file is closed; and rarely without a report.
 
 Threads: a group belongs to one thread, but for `close`, which may come from any and ends the iteration.
+What comes in the middle of a call, as from a signal handler, is refused, but for `close`. Only `on_assign`
+and `on_revoke` may call back, and may ask for no records.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import threading
@@ -21,21 +26,30 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from ..arguments import Start, check_count, check_timeout, parse_start, partition_number
 from ..config import microseconds
-from ..errors import ForkedHandleError, LogClosedError, OffsetOutOfRangeError, StaleGenerationError
+from ..errors import (
+    ForkedHandleError,
+    LogClosedError,
+    LogError,
+    LogReplacedError,
+    OffsetOutOfRangeError,
+    StaleGenerationError,
+    StorageIOError,
+)
 from ..log import Log
 from ..records import Batch, Record
 from ..unique import Unique
-from .assignment import STRATEGIES, TopicPartition
+from ..wait import Observer
+from .assignment import STRATEGIES, TopicPartition, assign
 from .lag import Lag, measure_lag
-from .members import Membership, live_members, new_member_name
-from .offsets import Commit
+from .members import Member, Membership, new_member_name
+from .offsets import Commit, Entry, history_at
 from .owners import Ownership, read_owner
 from .place import Place
 from .progress import Progress
@@ -46,16 +60,23 @@ __all__ = ["CommitPolicy", "Group", "OnChange", "TopicsGroup"]
 CommitPolicy = str | float | timedelta  # "after", "manual", or an interval
 OnChange = Callable[[list[Any]], object]
 
-# How often members look at each other: a join or a death is noticed within twice this, at some 0.1 % of a CPU.
-_LOOK_S = 0.05
-# And look at the owners, though nobody has come or gone: one may have acted on what it saw before the others did.
-_ARRANGE_S = 1.0
-# And while a partition that is due to this member is still another's.
-_CLAIM_S = 0.002
+# How often members look at each other though nothing was reported: it costs some 0.1 % of a CPU.
+_LOOK_S = 2.0
+# At each so many of them it makes sure that it still holds what it owns, of which eviction would have been reported.
+_LOOKS_A_CHECK = 5
+# How often where the system reports nothing.
+_UNTOLD_LOOK_S = 0.05
+# And compute who should own what, though nobody has come or gone.
+_ARRANGE_S = 10.0
+# Looks after a report. Who dies lets locks go after the report, and one file after the other.
+_LOOKS_S = (0.0, 0.001, 0.004, 0.016, 0.064, 0.25)
+# How often a member that is never out of records asks what was reported.
+_ASK_S = 0.01
 # With commit="after": records that are handled are committed at most this much later.
 _COMMIT_AFTER_S = 0.1
 # Polled at once, unless more are asked for.
 _POLLED_RECORDS = 512
+_MEMBERS, _OWNERS = "members", "owners"  # as the observer calls these directories
 
 
 class Group(Unique):
@@ -84,31 +105,45 @@ class Group(Unique):
         self._commit_every = _commit_interval(commit)
         self._place = place
         self._start = start
-        self._assign = STRATEGIES[strategy]
+        self._strategy = strategy
         self._on_assign = on_assign
         self._on_revoke = on_revoke
         self._restart = on_out_of_range == "start"
         self._closed: LogClosedError | None = None
         self._why = ""  # it is closed, if a topic of it is
         self._topics: list[object] = []  # which close themselves when nobody refers to them
-        self._using = threading.Lock()  # held while files are in use, so that close() from elsewhere knows
-        self._user = 0  # the thread that holds it
-        self._progress = Progress(place)
-        self._live: list[str] = []
+        self._using = threading.RLock()  # held while files are in use, so that close() from elsewhere knows
+        self._working = threading.Lock()  # held as well, so that a call in the middle of another knows
+        self._calling = False  # on_assign or on_revoke, which may call back
+        self._live: dict[str, Member] = {}
         self._revoking = False  # and the caller is told
         self._waiting = False  # for a partition that another member has still to give up
-        self._look_at = 0.0
         self._unsettled = False  # somebody has not yet what is due
+        self._lost: StaleGenerationError | None = None  # since records were last asked for
+        self._untold: list[TopicPartition] = []  # claimed, and on_assign has not returned
+        self._look_at = 0.0
+        self._looks = iter(_LOOKS_S)
+        self._ask_at = 0.0
+        self._check_at = 0.0
+        self._looked = False
         self._arrange_at = 0.0
         self._commit_at = 0.0
         place.make()
-        self._offsets = place.offsets()
         self.member = new_member_name() if member is None else member
-        try:
-            self._membership = Membership(place.files, place.members, self.member, place.topics, place.permissions)
-        except BaseException:
-            self._offsets.close()
-            raise
+        with ExitStack() as made:
+            self._offsets = place.offsets()
+            made.callback(self._offsets.close)
+            self._observer = Observer(use_inotify=place.files.real)
+            made.callback(self._observer.close)
+            self._observer.observe_directory(_MEMBERS, place.members)
+            self._observer.observe_directory(_OWNERS, place.owners)
+            self._membership = Membership(
+                place.files, place.members, self.member, place.topics, place.permissions, strategy=strategy
+            )
+            made.callback(self._membership.leave)
+            self._membership.check_strategy(place.name)
+            made.pop_all()
+        self._progress = Progress(place, self._observer)
         self._ownership = Ownership(place.files, place.owners, self.member, place.permissions)
         self._left = False
         _live_groups.add(self)
@@ -125,7 +160,7 @@ class Group(Unique):
             self._left = True
             self._ownership.abandon()
             self._membership.abandon()
-            self._offsets.close()
+            self._offsets.abandon()
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
@@ -198,7 +233,7 @@ class Group(Unique):
         deadline = None if timeout is None else time.monotonic() + timeout
         found = None
         try:
-            with self._use():
+            with self._use(asking=True):
                 self._progress.settle()
                 found = self._find(deadline, way, most)
         except LogClosedError:
@@ -212,10 +247,15 @@ class Group(Unique):
         return found if self._closed is None else None
 
     def _find(self, deadline: float | None, way: Way, most: int | None) -> Run | None:
+        asked = False  # since the last wait
         while self._closed is None:
             now = time.monotonic()
+            if now >= self._ask_at:
+                self._ask(now)
+                asked = True
             if now >= self._look_at:
                 self._look(now)
+            self._tell_assigned()
             self._commit_if_due(now)
             try:
                 run = self._progress.take(way, most)
@@ -227,6 +267,9 @@ class Group(Unique):
                 continue
             if run is not None:
                 return run
+            if not asked:
+                self._ask_at = 0.0
+                continue
             if deadline is not None and now >= deadline:
                 return None
             until = [self._look_at]
@@ -234,8 +277,33 @@ class Group(Unique):
                 until.append(deadline)
             if self._progress.handled and self._commit_every is not None:
                 until.append(self._commit_at)
-            self._progress.wait(max(0.0, min(until) - now))
+            self._observer.wait(max(0.0, min(until) - now))
+            self._ask_at, asked = 0.0, False
         return None
+
+    def _ask(self, now: float) -> None:
+        """Heed what was reported."""
+        changes = self._observer.changed()
+        if changes:
+            self._progress.changed(changes)
+            if _OWNERS in changes:
+                self._heed_owners(now, changes[_OWNERS])
+            if _MEMBERS in changes and self._observer.reports:
+                self._look_soon(now)
+        self._ask_at = now + _ASK_S
+
+    def _heed_owners(self, now: float, names: set[str]) -> None:
+        if not self._observer.reports:
+            return
+        if self._waiting or self._strategy == "sticky" or not names:
+            self._look_soon(now)
+        for each in self._ownership.owned():
+            if str(each) in names and self._ownership.generation(each) is None:
+                self._look_at = self._check_at = now
+
+    def _look_soon(self, now: float) -> None:
+        self._looks = iter(_LOOKS_S)
+        self._look_at = min(self._look_at, now + next(self._looks, _LOOK_S))
 
     def _start_again(self, partitions: list[TopicPartition]) -> None:
         """Go to where a group without a commit begins."""
@@ -253,8 +321,9 @@ class Group(Unique):
         """Go to a start in all partitions owned, or in those that a mapping names; committed like any progress."""
         with self._use():
             self._check_open()
-            if not self._look_at:  # nobody has asked for records, and so nothing is owned yet
+            if not self._looked:  # nobody has asked for records, and so nothing is owned yet
                 self._look(time.monotonic())
+                self._tell_assigned()
             named = {self._partition(key): each for key, each in start.items()} if isinstance(start, Mapping) else None
             for partition in named or ():
                 self._require_owner(partition)
@@ -289,31 +358,42 @@ class Group(Unique):
         `what` is a record, which is then handled, and so is all before it; a mapping of partitions to
         the offsets to read next; or None: everything handed out so far, but for a record whose loop
         was left. `meta` is kept with it, for whoever asks `committed()`. Raises `StaleGenerationError`
-        if a partition is no longer this member's, and `OffsetOutOfRangeError` or `InvalidOffsetError`
-        for what is no place in the log.
+        if a partition is no longer this member's, or after that error until records are asked for again;
+        `OffsetOutOfRangeError` or `InvalidOffsetError` for what is no place in the log; and `LogError` in
+        a signal handler that has come in the middle of another call.
         """
+        if not isinstance(meta, str):
+            raise TypeError(f"meta must be text, not {meta!r}")
         with self._use():
             self._check_open()
+            if self._lost is not None:
+                raise StaleGenerationError(self.name, self.member, self._lost.partition)
             offsets = self._asked(what)
+            if not offsets and not self._membership.is_valid():
+                raise StaleGenerationError(self.name, self.member)
             self._commit(offsets, meta)
             self._progress.committed_by_hand(offsets)
 
     def committed(self) -> dict[Any, Commit]:
         """The last commit for each partition that has any, whoever made it."""
-        commits = self._commits()
-        return self._by_key({each: commit for each, commit in commits.items() if each in self._place.logs})
+        found = {each: entry.commit() for each, entry in self._entries().items() if each in self._place.logs}
+        return self._by_key({each: commit for each, commit in found.items() if commit is not None})
 
     def lag(self, *, messages: bool = False) -> dict[Any, Lag]:
         """How far the group is behind, by partition, whoever owns it: from the last commit to the flushed end.
 
         `messages=True` counts records as well, by reading the header of every batch between.
         """
-        commits = self._commits()
+        entries = self._entries()
         found: dict[TopicPartition, Lag] = {}
         for partition, log in self._place.logs.items():
-            commit = commits.get(partition)
-            offset = self._first(log) if commit is None else commit.offset
+            entry = entries.get(partition)
+            if entry is None or entry.offset is None or entry.log_id != log.identity.log_id:
+                offset = self._first(log)
+            else:
+                offset = entry.offset
             found[partition] = measure_lag(log, offset, now_us=self._place.clock(), messages=messages)
+            log.rest()
         return self._by_key(found)
 
     @property
@@ -324,7 +404,7 @@ class Group(Unique):
     @property
     def members(self) -> list[str]:
         """The names of all members, this one's among them."""
-        return live_members(self._place.files, self._place.members, known=self.member)
+        return sorted(self._membership.live())
 
     def _asked(self, what: Any) -> dict[TopicPartition, int]:
         if what is None:
@@ -339,10 +419,10 @@ class Group(Unique):
             raise TypeError(f"commit() takes a record or a mapping of partitions to offsets, not {what!r}")
         return what, self._partition(what.partition)
 
-    def _commits(self) -> dict[TopicPartition, Commit]:
+    def _entries(self) -> dict[TopicPartition, Entry]:
         with self._use():
             self._check_open()
-            return self._offsets.commits()
+            return self._offsets.entries()
 
     def _commit_if_due(self, now: float) -> None:
         if self._commit_every is not None and self._progress.handled and now >= self._commit_at:
@@ -352,15 +432,24 @@ class Group(Unique):
     def _commit(self, offsets: Mapping[TopicPartition, int], meta: str = "") -> None:
         if not offsets:
             return
-        generations = {partition: self._require_owner(partition) for partition in offsets}
-        commits = {each: Commit(offset, meta, generations[each]) for each, offset in offsets.items()}
+        now = self._place.clock()
+        entries: dict[TopicPartition, Entry] = {}
+        for partition, offset in offsets.items():
+            generation = self._ownership.claimed(partition)
+            if generation is None:
+                raise StaleGenerationError(self.name, self.member, str(partition))
+            history = self._progress.history(partition, offset)
+            log_id = self._place.logs[partition].identity.log_id
+            entries[partition] = Entry(offset, generation, log_id, history, meta, self.member, now)
+        self._write(entries)
+        self._progress.committed(offsets)
 
+    def _write(self, entries: Mapping[TopicPartition, Entry]) -> None:
         def fence() -> None:
-            for partition in offsets:
+            for partition in entries:
                 self._require_owner(partition)
 
-        self._offsets.commit(commits, member=self.member, fence=fence)
-        self._progress.committed(offsets)
+        self._offsets.commit(entries, fence=fence)
 
     def _require_owner(self, partition: TopicPartition) -> int:
         generation = self._ownership.generation(partition)
@@ -372,31 +461,44 @@ class Group(Unique):
 
     def _look(self, now: float) -> None:
         """See who is in the group, and give up and claim what follows from it."""
-        place = self._place
+        self._looked = True
         if not self._membership.is_valid():
             self._lose(self._ownership.owned())
-            raise StaleGenerationError(self.name, self.member)
-        lost = [each for each in self._ownership.owned() if self._ownership.generation(each) is None]
-        if lost:
-            self._lose(lost)
-            raise StaleGenerationError(self.name, self.member, str(lost[0]))
-        live = live_members(place.files, place.members, known=self.member)
-        if live != self._live or self._unsettled or now >= self._arrange_at:
+        if now >= self._check_at:
+            lost = [each for each in self._ownership.owned() if self._ownership.generation(each) is None]
+            if lost:
+                self._lose(lost, str(lost[0]))
+            self._check_at = now + _LOOKS_A_CHECK * _LOOK_S
+        self._lost = None
+        live = self._membership.live()
+        if live != self._live or self._waiting or self._unsettled or now >= self._arrange_at:
             self._arrange(live)
             self._arrange_at = now + _ARRANGE_S
-        self._look_at = now + (_CLAIM_S if self._waiting else _LOOK_S)
+        self._look_at = now + self._until_next_look()
 
-    def _arrange(self, live: list[str]) -> None:
+    def _until_next_look(self) -> float:
+        soon = next(self._looks, None)
+        if soon is not None:
+            return min(soon, _LOOK_S)
+        self._offsets.fold()
+        return _LOOK_S if self._observer.reports else min(_UNTOLD_LOOK_S, _LOOK_S)
+
+    def _arrange(self, live: dict[str, Member]) -> None:
         place, owned = self._place, self._ownership.owned()
-        owners = {each: read_owner(place.files, place.owners, each).member or "" for each in place.logs}
-        assignment = self._assign(place.logs, live, owners)
+        owners: dict[TopicPartition, str] = {}
+        if self._strategy == "sticky":
+            owners = {each: read_owner(place.files, place.owners, each).member or "" for each in place.logs}
+        readers = {name: member.topics for name, member in live.items()}
+        assignment = assign(STRATEGIES[self._strategy], place.logs, readers, owners)
         due = assignment[self.member]
         self._give_up([each for each in owned if each not in due])
         self._claim([each for each in due if each not in owned])
         self._live = live
         self._waiting = self._ownership.owned() != due
         # Others may have computed with other owners than these: it is over when all have what is due to them.
-        self._unsettled = owners != {each: name for name, share in assignment.items() for each in share}
+        self._unsettled = bool(owners) and owners != {
+            each: name for name, share in assignment.items() for each in share
+        }
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:
         if not partitions:
@@ -404,64 +506,111 @@ class Group(Unique):
         try:
             if self._on_revoke is not None:
                 self._revoking = True
-                self._on_revoke([self._key(each) for each in partitions])
+                self._call(self._on_revoke, partitions)
             if self._commit_every is not None:
                 handled = self._progress.handled
                 self._commit({each: handled[each] for each in partitions if each in handled})
         finally:
             self._revoking = False
-            self._progress.drop(partitions)
-            self._ownership.release(partitions)
+            self._let_go(partitions)
+
+    def _let_go(self, partitions: Iterable[TopicPartition]) -> None:
+        partitions = list(partitions)
+        self._untold = [each for each in self._untold if each not in partitions]
+        self._progress.drop(partitions)
+        self._ownership.release(each for each in partitions if self._ownership.claimed(each) is not None)
 
     def _claim(self, partitions: list[TopicPartition]) -> None:
+        partitions = [each for each in partitions if self._ownership.is_free(each)]
         if not partitions:
             return
-        commits = self._offsets.commits()
         try:
+            entries = self._offsets.entries()
             claimed = [
                 each for each in partitions
-                if self._ownership.claim(each, at_least=commits.get(each, Commit(0)).generation)
+                if self._ownership.claim(each, at_least=entries[each].generation if each in entries else 0)
             ]  # fmt: skip
             if not claimed:
                 return
-            commits = self._offsets.commits()  # what the owner before has committed last
-            starts = {each: self._starting(each, commits.get(each)) for each in claimed}
-            # A start that is no commit yet becomes one where it could move: whoever comes next must not begin later.
-            self._commit({each: offset for each, offset in starts.items() if self._moves(offset, commits.get(each))})
-            self._progress.add(starts)
-        except BaseException:
-            self._progress.drop(partitions)
-            self._ownership.release(each for each in partitions if each in self._ownership.owned())
+            entries = self._offsets.entries()  # with what the owner before has committed last
+            beginnings = {}
+            for each in claimed:
+                beginnings[each] = self._beginning(each, entries.get(each))
+                self._place.logs[each].rest()  # of a thousand, few have files open at a time
+            # In the new generation: what the owner before may still write, stopped as it was, comes too late.
+            self._write({each: entry for each, (_, entry) in beginnings.items()})
+            self._progress.add({each: offset for each, (offset, _) in beginnings.items()})
+            if self._on_assign is not None:
+                self._untold += claimed
+        except BaseException as error:
+            self._let_go(partitions)
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                doing = f"claiming {len(partitions)} partitions, each with an open file; raise the limit (ulimit -n)"
+                raise StorageIOError(self._place.path, error, doing) from error
             raise
-        if self._on_assign is not None:
-            self._on_assign([self._key(each) for each in claimed])
 
-    def _starting(self, partition: TopicPartition, commit: Commit | None) -> int:
+    def _tell_assigned(self) -> None:
+        """Tell of what was claimed; once more, if the listener raised."""
+        if self._untold and self._on_assign is not None:
+            self._call(self._on_assign, sorted(self._untold))
+            self._untold = []
+
+    def _call(self, listener: OnChange, partitions: Iterable[TopicPartition]) -> None:
+        """Tell a listener, who may call back."""
+        self._calling = True
+        try:
+            listener([self._key(each) for each in partitions])
+        finally:
+            self._calling = False
+
+    def _beginning(self, partition: TopicPartition, entry: Entry | None) -> tuple[int, Entry]:
+        """Where to go on in a partition just claimed, and what to commit of it."""
+        log, generation = self._place.logs[partition], self._ownership.claimed(partition) or 0
+        offset = self._starting(partition, entry)
+        if entry is not None and entry.offset == offset and entry.log_id == log.identity.log_id:
+            return offset, entry._replace(generation=generation)
+        history, committed = 0, None
+        if self._start != "begin" or (entry is not None and entry.offset is not None):
+            # A start that depends on the time is committed: whoever comes next must not begin later.
+            committed, history = offset, history_at(log, offset)
+        log_id, now = log.identity.log_id, self._place.clock()
+        return offset, Entry(committed, generation, log_id, history, "", self.member, now)
+
+    def _starting(self, partition: TopicPartition, entry: Entry | None) -> int:
         log = self._place.logs[partition]
-        if commit is None:
+        if entry is None or entry.offset is None:
             return self._first(log)
         try:
-            return log.resolve(commit.offset)
-        except OffsetOutOfRangeError:
+            self._compare(partition, entry, entry.offset)
+            return entry.offset
+        except (OffsetOutOfRangeError, LogReplacedError):
             if not self._restart:
                 raise
             return self._first(log)
 
-    def _moves(self, offset: int, commit: Commit | None) -> bool:
-        """Whether a start is another than the commit, or, if there is none, one that depends on the time."""
-        return self._start != "begin" if commit is None else commit.offset != offset
+    def _compare(self, partition: TopicPartition, entry: Entry, offset: int) -> None:
+        """`LogReplacedError` if this is not the log that was committed to, as it was."""
+        log = self._place.logs[partition]
+        name, differs = str(partition), ""
+        if entry.log_id != log.identity.log_id:
+            differs = f"that one was {entry.log_id.hex()}, this one is {log.identity.log_id.hex()}"
+        elif (found := history_at(log, offset)) != entry.history:
+            differs = f"the batch before it had CRC {entry.history:08x}, and has {found:08x}"
+        if differs:
+            raise LogReplacedError(self.name, name, offset, differs)
 
     def _first(self, log: Log) -> int:
         """Where a group without a commit begins."""
         return log.resolve(parse_start(self._start, now_us=self._place.clock()))
 
-    def _lose(self, lost: list[TopicPartition]) -> None:
+    def _lose(self, lost: list[TopicPartition], partition: str = "") -> NoReturn:
         """After an eviction: others may read on already."""
-        self._unsettled = True
-        self._progress.drop(lost)
-        self._ownership.release(lost)
+        self._lost = StaleGenerationError(self.name, self.member, partition)
+        self._unsettled, self._live = True, {}
+        self._let_go(lost)
         if lost and self._on_revoke is not None:
-            self._on_revoke([self._key(each) for each in lost])
+            self._call(self._on_revoke, lost)
+        raise self._lost
 
     # --- names ---------------------------------------------------------------------------------------
 
@@ -497,22 +646,32 @@ class Group(Unique):
     def close(self) -> None:
         """Commit what is handled, give the partitions up and leave the group; ends an iteration in any thread."""
         self._closed = self._closed or LogClosedError(f"group {self.name} is closed; join it again")
-        self._progress.wake()
+        self._observer.wake()
         self._finish()
 
     @contextmanager
-    def _use(self) -> Iterator[None]:
-        """Use the files; who closes the group meanwhile, in another thread or a signal handler, leaves it to us."""
-        if self._user == threading.get_ident():  # called from on_assign or on_revoke
-            yield
-            return
+    def _use(self, *, asking: bool = False) -> Iterator[None]:
+        """Use the files; who closes the group meanwhile, in another thread or a signal handler, leaves it to us.
+
+        `LogError` in the middle of another call in this thread, but for a listener that asks for no records.
+        """
         try:
             with self._using:
-                self._user = threading.get_ident()
-                try:
-                    yield
-                finally:
-                    self._user = 0
+                if self._working.locked():
+                    if asking or not self._calling:
+                        raise LogError(
+                            f"group {self.name} is in the middle of another call, which must return first: "
+                            "in a signal handler only close() may be called, in a listener nothing that gives records"
+                        )
+                    self._calling = False
+                    try:
+                        yield
+                    finally:
+                        self._calling = True
+                else:
+                    with self._working:
+                        self._calling = False
+                        yield
         finally:
             if self._closed is not None:
                 self._finish()
@@ -521,10 +680,10 @@ class Group(Unique):
         """Leave the group, unless the files are in use: whoever uses them does it then."""
         if self._using.acquire(blocking=False):
             try:
-                self._user = threading.get_ident()
-                self._release()
+                if not self._working.locked():
+                    with self._working:
+                        self._release()
             finally:
-                self._user = 0
                 self._using.release()
 
     def _release(self) -> None:
@@ -540,13 +699,13 @@ class Group(Unique):
                 self._membership.leave()
             self._offsets.close()
             self._progress.close()
+            self._observer.close()
             self._left = True
             _live_groups.discard(self)
 
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the membership is the parent's, and its locks must not live on in the child."""
-        self._using = threading.Lock()
-        self._user = 0
+        self._using, self._working = threading.RLock(), threading.Lock()
         self._closed = ForkedHandleError(self._place.path, parent_pid)
         self._left = True
         if self._progress.run is not None:  # what is left of it is the parent's
@@ -554,7 +713,7 @@ class Group(Unique):
             self._progress.run = None
         self._ownership.abandon()
         self._membership.abandon()
-        self._offsets.close()
+        self._offsets.abandon()
 
     def _check_open(self) -> None:
         if self._closed is not None and not self._revoking:  # whoever is told of a close may still commit

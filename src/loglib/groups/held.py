@@ -3,6 +3,9 @@
 Invariant: the lock goes with the last reference to the `HeldFile`, if not before: an interrupt between any
 two instructions of its user leaves no lock behind that nobody knows of.
 
+Who may come into the directory may read the file, whatever the topic's permissions: reading is all that it
+takes to see whether it is held. What keeps others out is the directory's mode.
+
 Threads: as its user says.
 """
 
@@ -10,15 +13,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import starmap
 from operator import call, length_hint
 
 from ..files import Files
 from ..unique import Unique
 
-__all__ = ["MOST_BYTES", "HeldFile"]
+__all__ = ["MOST_BYTES", "HeldFile", "look", "readable_by_all"]
 
-MOST_BYTES = 4096  # of text
+MOST_BYTES = 1 << 16  # of text; a member of a thousand topics has some 30 KB
+
+
+def readable_by_all(permissions: int) -> int:
+    """The mode of what other users have to read who may come into its directory."""
+    return permissions | 0o444
 
 
 class HeldFile(Unique):
@@ -31,7 +40,7 @@ class HeldFile(Unique):
         self._files = files
         self._path = path
         self._close: Iterator[tuple[Callable[[int], object], int]] = iter(())
-        self._fd = files.create(path, permissions, exclusive=False)
+        self._fd = files.create(path, readable_by_all(permissions), exclusive=False)
         self._close = iter([(files.close, self._fd)])
 
     def try_lock(self) -> bool:
@@ -63,3 +72,24 @@ class HeldFile(Unique):
 
     def __del__(self) -> None:
         self.release()
+
+
+def look(files: Files, path: str, *, remove: bool = False) -> str | None:
+    """What the file says if somebody holds it; None if nobody does. With `remove` it goes then.
+
+    Takes no right but to read, and leaves no trace that an observer of the directory would see. Raises
+    `PermissionError` where not even that is allowed.
+    """
+    try:
+        fd = files.open_read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        if not files.try_lock(fd, shared=True):
+            return files.read_at(fd, MOST_BYTES, 0).decode(errors="replace").strip()
+        if remove and files.try_lock(fd) and files.same_file(fd, path):
+            with suppress(FileNotFoundError, PermissionError):  # what cannot be removed is in nobody's way
+                files.unlink(path)
+        return None
+    finally:
+        files.close(fd)

@@ -2,12 +2,14 @@
 
 Invariant: a member is in the group exactly as long as it holds the lock of its file. The kernel lets
 the lock go when the process dies, however it dies, so that nobody needs heartbeats, and nobody is
-thrown out for being slow. The text in the file (JSON) is for people, and to say which topics the
-member reads; it decides nothing.
+thrown out for being slow. The text in the file (JSON) says what the member reads and how it shares it
+out; whether the member is there, it does not decide.
 
-    members/<member>     {"pid": 4711, "host": "web-3", "since": "2026-01-31T12:00:00Z", "topics": ["clicks"]}
+    members/<member>     {"pid": 4711, "host": "web-3", "since": "2026-01-31T12:00:00Z", "strategy": "range",
+                          "topics": ["clicks"]}
 
-A file that nobody holds is what a crash has left; the next member that looks removes it.
+A file that nobody holds is what a crash has left; the next member that looks removes it, if it may. A
+file that one may not even read is a member's of which nothing is known.
 
 Threads: a `Membership` belongs to whoever has its group.
 """
@@ -15,22 +17,34 @@ Threads: a `Membership` belongs to whoever has its group.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from ..arguments import check_names
-from ..errors import LockedError
+from ..errors import GroupMismatchError, LockedError
 from ..files import Files
 from ..unique import Unique
-from .held import HeldFile
+from .held import HeldFile, look
 
-__all__ = ["Membership", "live_members", "new_member_name"]
+__all__ = ["Member", "Membership", "live_members", "new_member_name"]
+
+logger = logging.getLogger("loglib")
 
 # A look at who lives takes the lock of a dead member's file for some microseconds.
 _JOIN_TRIES = 200
 _JOIN_NAP_S = 0.005
+
+
+class Member(NamedTuple):
+    """What a member's file says of it."""
+
+    topics: tuple[str, ...] = ()  # that it reads; none as long as it is just joining
+    strategy: str | None = None  # by which it shares partitions out, if it does
 
 
 def new_member_name() -> str:
@@ -42,19 +56,38 @@ def new_member_name() -> str:
 class Membership(Unique):
     """This process's place in a group, from construction to `leave`."""
 
-    def __init__(self, files: Files, directory: str, name: str, topics: list[str], permissions: int) -> None:
+    def __init__(
+        self, files: Files, directory: str, name: str, topics: Sequence[str], permissions: int,
+        *, strategy: str | None = None,
+    ) -> None:  # fmt: skip
         """Join. `LockedError` if a member of that name is in the group."""
         check_names(name)
         self.name = name
+        self.facts = Member(tuple(topics), strategy)
         self._files = files
+        self._directory = directory
         self._path = os.path.join(directory, name)
         self._file = _hold(files, self._path, permissions)
-        facts = {"pid": os.getpid(), "host": os.uname().nodename, "since": _now(), "topics": topics}
-        self._file.replace(json.dumps(facts).encode())
+        facts = {"pid": os.getpid(), "host": os.uname().nodename, "since": _now(), "strategy": strategy}
+        self._file.replace(json.dumps(facts | {"topics": list(topics)}).encode())
 
     def is_valid(self) -> bool:
         """Whether this is still the member of its name: `evict` takes that from it."""
         return self._file.is_named()
+
+    def live(self) -> dict[str, Member]:
+        """All members, by name, this one among them."""
+        found = live_members(self._files, self._directory, known=self.name)
+        return found | {self.name: self.facts}
+
+    def check_strategy(self, group: str) -> None:
+        """`GroupMismatchError` if another member shares partitions out in another way.
+
+        Of two that join at once at least one finds the other: each says what it does before it looks.
+        """
+        for name, member in self.live().items():
+            if member.strategy not in (None, self.facts.strategy):
+                raise GroupMismatchError(group, name, str(self.facts.strategy), str(member.strategy))
 
     def leave(self) -> None:
         """Leave the group: the others see it at their next look."""
@@ -69,42 +102,61 @@ class Membership(Unique):
         self._file.abandon()
 
 
-def live_members(files: Files, directory: str, *, known: str | None = None) -> list[str]:
-    """The names of the members, sorted. `known` is the caller's own, whose lock need not be tried."""
-    names = [
-        name for name in files.listdir(directory) if name == known or _is_held(files, os.path.join(directory, name))
-    ]
-    return sorted(names)
+def live_members(files: Files, directory: str, *, known: str | None = None) -> dict[str, Member]:
+    """The members by name, in order. `known` is the caller's own, whose lock need not be tried."""
+    found: dict[str, Member] = {}
+    for name in sorted(files.listdir(directory)):
+        if name == known:
+            found[name] = Member()
+            continue
+        path = os.path.join(directory, name)
+        try:
+            text = look(files, path, remove=True)
+        except PermissionError:
+            _warn_once(path)
+            text = ""
+        if text is not None:
+            found[name] = _parse(text)
+    return found
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(path: str) -> None:
+    if path not in _warned:
+        _warned.add(path)
+        logger.warning("%s may not be read: it counts as a member that lives, though it may be dead", path)
+
+
+def _parse(text: str) -> Member:
+    """What the file says; a member without topics if that is not yet written."""
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        facts = json.loads(text)
+        topics, strategy = facts["topics"], facts["strategy"]
+        return Member(tuple(map(str, topics)), None if strategy is None else str(strategy))
+    return Member()
 
 
 def _hold(files: Files, path: str, permissions: int) -> HeldFile:
+    holder: str | None = ""
     for _ in range(_JOIN_TRIES):
-        file = HeldFile(files, path, permissions)
-        if file.try_lock():
-            return file
-        holder = file.text()
-        file.abandon()
+        try:
+            file = HeldFile(files, path, permissions)
+        except PermissionError:  # another user's, which goes if it is nobody's any more
+            was_there = files.exists(path)
+            holder = look(files, path, remove=True)
+            if holder is None and (not was_there or files.exists(path)):
+                raise
+        else:
+            if file.try_lock():
+                return file
+            holder = file.text()
+            file.abandon()
         time.sleep(_JOIN_NAP_S)
     raise LockedError(
         path, f"a member of that name: {holder or 'just joining'}", advice="join under another, or after it has left"
     )
-
-
-def _is_held(files: Files, path: str) -> bool:
-    """Whether a process holds the file; removes it if none does."""
-    try:
-        fd = files.open_write(path)
-    except FileNotFoundError:
-        return False
-    try:
-        if not files.try_lock(fd):
-            return True
-        if files.same_file(fd, path):
-            with suppress(FileNotFoundError):
-                files.unlink(path)
-        return False
-    finally:
-        files.close(fd)
 
 
 def _now() -> str:

@@ -1,37 +1,39 @@
-"""Offsets: how far a group has got; one small log for each group, in the format of a partition.
+"""Offsets: how far a group has got; a small log for each member, in the format of a partition.
 
 Invariant: a commit is there as a whole or not at all, and durable when `commit` has returned (with
 durability "disk"). Of the commits for a partition the one of the highest generation counts, and of
-these the last: what a member that has lost the partition writes late changes nothing. Damage is
-`CorruptLogError` and never "no commit yet", and what a crash has left is seen to before the first look:
-a watermark may be older than the commits that were synced.
+these the one of the highest number; a new owner commits in its own generation before it reads, so that
+what a member that has lost the partition writes late changes nothing. Damage is `CorruptLogError` and never "no commit
+yet". What was written and synced counts, although the watermark may be older: reading goes on above
+it, as far as whole batches follow each other.
 
-    offsets/           a partition's directory: segment, watermark, lock; see docs/format.md
-    a record's value   {"<topic>-<partition>": [offset, generation, meta], ...} as JSON
+    offsets/<log>/     a partition's directory: segment, watermark, lock; see docs/format.md
+    a record's value   {"<topic>": {"log_id": "<32 digits>", "partitions": {"<number>":
+                       [offset, generation, number, history, meta], ...}}, ...} as JSON
     its key            the member that committed; its timestamp, when
 
-Any member appends, holding the directory's writer lock for just that long: it looks how far the log
-reaches, writes one batch there and publishes it. Whatever else there is to do (what a crash has left,
-dropping old commits) a real `Writer` does, under the same lock.
+A log has one writer, the member that holds it; so no member waits for another to commit. Who begins to
+commit takes a log that nobody holds, or makes one. What others have left is folded: written to the own
+log, synced, and then removed. A log that is there no more was folded into another: look at all again.
 
-Threads: an `OffsetLog` belongs to whoever has its group.
+Threads: an `Offsets` belongs to whoever has its group.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from .. import codec
-from .. import lock as writer_lock
 from ..arguments import record_sizes
-from ..batch import NO_PRODUCER, Columns, crc32c, encode_body, stamp
+from ..batch import Columns, crc32c
 from ..config import Durability, FlushPolicy, Retention, TopicConfig
+from ..description import make_partition, put_in_place
 from ..errors import (
     CorruptLogError,
     LockedError,
@@ -40,28 +42,27 @@ from ..errors import (
     RecordTooLargeError,
     StorageFullError,
     StorageIOError,
+    WriterFailedError,
 )
 from ..files import Files
-from ..jumps import added
 from ..log import Cursor, Log
-from ..recovery import Tail, list_segments, tail_at
-from ..search import jumps_at
-from ..segment import HEADER_BYTES, Identity, SegmentReader, segment_name
+from ..records import Batch
+from ..recovery import list_segments, measure
+from ..segment import HEADER_BYTES, Identity, SegmentReader, read_segment_header, segment_name
 from ..unique import Unique
-from ..watermark import NAME as WATERMARK
-from ..watermark import Mark, WatermarkWriter
+from ..watermark import Mark
 from ..writer import Writer
 from .assignment import TopicPartition
+from .held import readable_by_all
 
-__all__ = ["Commit", "OffsetLog", "offsets_identity"]
+__all__ = ["Commit", "Entry", "Offsets", "history_at", "make_offsets", "offsets_identity"]
 
 logger = logging.getLogger("loglib")
 
 _COMPACT_BYTES = 1 << 20  # about 10,000 commits: a new owner reads that in some 50 ms
 _MOST_COMMIT_BYTES = 8 << 20  # 10,000 partitions with half a kilobyte of `meta` each
-_LOCK_TIMEOUT_S = 30.0  # a commit takes a millisecond: whoever holds the lock for longer is stopped
-_FIRST_NAP_S = 0.00002
-_LONGEST_NAP_S = 0.002
+_OPEN_TRIES = 100  # another member may take or remove a log just as this one comes for it
+_FOLDED = ".folded"  # what is left of a log whose removal was cut short
 
 
 class Commit(NamedTuple):
@@ -74,19 +75,83 @@ class Commit(NamedTuple):
     timestamp: int = 0  # microseconds UTC
 
 
-def offsets_identity(log_id: bytes, group: str) -> Identity:
-    """The identity of a group's offset log: a partition number that no partition has, drawn from the name."""
-    return Identity.of(log_id, 0x8000_0000 | crc32c(group.encode()) & 0x7FFF_FFFF)
+class Entry(NamedTuple):
+    """What a record says of one partition."""
+
+    offset: int | None  # None: there is an owner, and no commit yet
+    generation: int
+    log_id: bytes  # of the topic
+    history: int  # `history_at` the offset
+    meta: str = ""
+    member: str = ""
+    timestamp: int = 0
+    number: int = 0  # grows with each commit of the same owner
+
+    def commit(self) -> Commit | None:
+        """As others see it."""
+        if self.offset is None:
+            return None
+        return Commit(self.offset, self.meta, self.generation, self.member, self.timestamp)
 
 
-class OffsetLog(Unique):
+Entries = dict[TopicPartition, Entry]
+
+
+def history_at(log: Log, offset: int) -> int:
+    """The CRC of the header of the batch before the offset, or that holds it: it stands for all that came before.
+
+    0 at the beginning of a log. Raises `OffsetOutOfRangeError` and `CorruptLogError` as reading does.
+    """
+    while True:
+        mark = log.mark()
+        if not mark.log_start_offset <= offset <= mark.flushed_end:
+            raise OffsetOutOfRangeError(log.partition, offset, mark.log_start_offset, mark.flushed_end)
+        if offset == mark.log_start_offset == mark.flushed_end:
+            return _history_of_nothing(log, offset)
+        at_end = offset == mark.flushed_end
+        with suppress(OffsetOutOfRangeError):  # retention has dropped more meanwhile
+            header = log.header_around(offset - at_end, mark)
+            return header.previous_crc if header.base_offset == offset else header.header_crc
+
+
+def _history_of_nothing(log: Log, offset: int) -> int:
+    """The same where retention has left one segment without a batch: its header knows."""
+    path = os.path.join(log.directory, segment_name(offset))
+    try:
+        return read_segment_header(log.files, path, log.identity).previous_crc
+    except FileNotFoundError as error:
+        raise CorruptLogError(path, 0, "no file", f"the segment that begins at offset {offset}") from error
+
+
+def offsets_identity(log_id: bytes, group: str, name: str) -> Identity:
+    """The identity of one of a group's logs: a partition number that no partition has, drawn from the names."""
+    return Identity.of(log_id, 0x8000_0000 | crc32c(f"{group}/{name}".encode()) & 0x7FFF_FFFF)
+
+
+def make_offsets(files: Files, directory: str, log_id: bytes, group: str, *, now: int, permissions: int) -> str:
+    """Make an empty log in the directory; returns its name. Synced, the name included."""
+    name = os.urandom(8).hex()
+    aside = os.path.join(directory, f".{name}.tmp")
+    identity, permissions = offsets_identity(log_id, group, name), readable_by_all(permissions)
+
+    def build() -> None:
+        files.make_directory(aside, permissions)
+        make_partition(files, aside, identity, now=now, permissions=permissions)
+
+    put_in_place(files, aside, os.path.join(directory, name), build)
+    files.sync_directory(directory)
+    return name
+
+
+class Offsets(Unique):
     """The committed offsets of one group."""
 
     def __init__(
         self,
         files: Files,
         directory: str,
-        identity: Identity,
+        log_id: bytes,
+        group: str,
         *,
         durability: Durability,
         permissions: int,
@@ -94,276 +159,390 @@ class OffsetLog(Unique):
     ) -> None:
         self._files = files
         self._directory = directory
-        self._identity = identity
+        self._log_id = log_id
+        self._group = group
         self._clock = clock
+        self._permissions = permissions
         self._config = TopicConfig(
             flush=FlushPolicy(messages=None, interval=None, bytes=None),
             retention=Retention(age=None),
             segment_age=None,
             durability=durability,
-            permissions=permissions,
+            permissions=readable_by_all(permissions),
             max_record_bytes=_MOST_COMMIT_BYTES,
         )
-        self._log = Log(files, directory, identity)
-        self._cursor: Cursor | None = None
-        self._commits: dict[TopicPartition, Commit] = {}
-        self._end: _End | None = None
-        self._mended = False
-        self._lock_fd = files.open_directory(directory)  # whose flock is the writer lock
+        self._known: dict[str, _MemberLog] = {}
+        self._own: _MemberLog | None = None  # with a writer
+        self._live_bytes = 0  # of the own log, when it was compacted last
+        self._settled: set[str] = set()  # folded, and not to be removed
+        self._count = 0  # of commits: between two logs of one member, of which one failed, it tells the later
+        self._names()
 
     def close(self) -> None:
-        """Close the files; the lock is held by nobody between two commits."""
-        if self._lock_fd >= 0:
-            fd, self._lock_fd = self._lock_fd, -1
-            self._files.close(fd)
-        self._forget_end()
-        self._forget_cursor()
-        self._log.close()
+        """Close the files; the own log is for whoever wants it next."""
+        own, self._own = self._own, None
+        self._known.clear()
+        if own is not None:
+            own.close()
+
+    def abandon(self) -> None:
+        """Close the files and write nothing: after a fork they are the parent's."""
+        own, self._own = self._own, None
+        self._known.clear()
+        if own is not None:
+            own.abandon()
 
     # --- reading -----------------------------------------------------------------------------------
 
+    def entries(self) -> Entries:
+        """What counts of each partition, as of now."""
+        while True:
+            names = self._names()
+            try:
+                found = [self._read(name) for name in names]
+            except _RemovedError:
+                continue
+            self._known = {name: known for name, known in self._known.items() if name in names}
+            return _merged(found)
+
     def commits(self) -> dict[TopicPartition, Commit]:
         """The last commit for each partition that has any, as of now."""
-        mark = self._log.mark()
-        if not self._mended or not mark.sequence:
-            self._mend()
-            mark = self._log.mark()
-        while True:
-            try:
-                self._read_on(mark)
-                return dict(self._commits)
-            except OffsetOutOfRangeError:  # another member has compacted the log meanwhile
-                mark = self._log.mark()
+        found = {partition: entry.commit() for partition, entry in self.entries().items()}
+        return {partition: commit for partition, commit in found.items() if commit is not None}
 
-    def _read_on(self, mark: Mark) -> None:
-        cursor = self._cursor
-        if cursor is None or cursor.position < mark.log_start_offset:  # what was dropped stands again in what is left
-            self._forget_cursor()
-            self._log.refresh()
-            self._cursor = cursor = self._log.cursor(mark.log_start_offset, mark=mark)
-        while batches := cursor.read(mark.flushed_end):
-            for batch in batches:
-                for record in batch.records():
-                    self._take(record.value or b"", record.key or b"", record.timestamp, batch.header.base_offset)
-
-    def _take(self, value: bytes, member: bytes, timestamp: int, offset: int) -> None:
+    def _names(self) -> list[str]:
+        """The logs; there is one at least, from the making of the group on."""
         try:
-            for name, (position, generation, meta) in json.loads(value).items():
-                topic, _, number = name.rpartition("-")
-                partition = TopicPartition(topic, int(number))
-                if generation >= self._commits.get(partition, Commit(0)).generation:
-                    commit = Commit(int(position), str(meta), int(generation), member.decode(), timestamp)
-                    self._commits[partition] = commit
-        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            found = f"a record at offset {offset} that is no commit ({error})"
-            raise CorruptLogError(self._directory, offset, found, "JSON as docs/format.md has it") from error
+            names = self._files.listdir(self._directory)
+        except FileNotFoundError as error:
+            raise CorruptLogError(self._directory, 0, "no directory", "that of a group's offsets") from error
+        names = sorted(name for name in names if not name.startswith("."))
+        if not names:
+            raise CorruptLogError(self._directory, 0, "no log of committed offsets", "one at least")
+        return names
+
+    def _read(self, name: str) -> Entries:
+        try:
+            known = self._known.get(name)
+            if known is None:
+                known = self._known[name] = self._log(name)
+            return known.entries()
+        except (LogError, OSError):
+            self._known.pop(name, None)
+            if self._files.exists(self._path(name)):
+                raise
+            raise _RemovedError from None
+
+    def _log(self, name: str) -> _MemberLog:
+        return _MemberLog(self._files, self._path(name), offsets_identity(self._log_id, self._group, name))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)
 
     # --- committing --------------------------------------------------------------------------------
 
-    def commit(self, commits: Mapping[TopicPartition, Commit], *, member: str, fence: Callable[[], None]) -> None:
-        """Append the commits as one record. Synced with durability "disk".
+    def commit(self, entries: Mapping[TopicPartition, Entry], *, fence: Callable[[], None]) -> None:
+        """Append the entries as one batch. Synced with durability "disk".
 
-        `fence` is called while no other member can commit, and raises if this one may not.
+        `fence` raises if this member may not commit. It is called before, so that nothing is written then; and
+        behind: what is there before another could claim a partition is seen by that other.
         """
-        columns = _columns({member: commits}, self._clock())
-        _, size = _sized(columns)
+        self._count += 1
+        columns = _columns({each: entry._replace(number=self._count) for each, entry in entries.items()})
+        size = _size(columns)
         if size > _MOST_COMMIT_BYTES:
             raise RecordTooLargeError("the commit", size, _MOST_COMMIT_BYTES)
-        with self._locked():
-            fence()
-            end = self._find_end()
-            if end is not None:
-                end = self._append(end, columns)
-        if end is None:
-            self._mend(columns, fence)
-        elif end.size_bytes() > _COMPACT_BYTES:
-            self._compact()
-
-    def _mend(self, columns: Columns | None = None, fence: Callable[[], None] = lambda: None) -> None:
-        """See to what a crash may have left, and append a commit behind it, if there is one."""
-        with self._locked():
-            mark = self._log.mark()
-            # What was published and not synced, which durability "os" allows, may be gone after a power cut.
-            clean = columns is None and mark.durable_end == mark.flushed_end and self._find_end() is not None
-        if not clean:
-            with self._writer() as writer:
-                fence()
-                if columns is not None:
-                    writer.append(*_sized(columns))
-                    writer.flush()
-            if len(self._log.index.bases()) > 1:  # it was in the middle of compacting
-                self._compact()
-        self._mended = True
-
-    def _find_end(self) -> _End | None:
-        """Where the next batch goes; None if a writer has to see to the log first. The lock is held."""
-        mark, end = self._log.mark(), self._end
-        if end is None or mark != end.mark:
-            self._forget_end()
-            bases = list(list_segments(self._files, self._directory))
-            if bases != [mark.log_start_offset] or not mark.sequence:
-                return None
-            self._end = end = self._open_end(mark)
-        clean = self._files.size(end.fd) == end.file_position()
-        return end if clean else None
-
-    def _open_end(self, mark: Mark) -> _End:
-        path = os.path.join(self._directory, segment_name(mark.log_start_offset))
-        with SegmentReader(self._files, path, self._identity) as reader:
-            tail = tail_at(reader, mark.flushed_end, mark.flushed_tail)
-            tail = tail._replace(jumps=jumps_at(reader, tail.last_batch))
-        with ExitStack() as opened:
-            fd = self._files.open_write(path)
-            opened.callback(self._files.close, fd)
-            name = os.path.join(self._directory, WATERMARK)
-            watermark = WatermarkWriter(self._files, name, self._identity.salt, mark)
-            opened.pop_all()
-        return _End(fd, path, mark.log_start_offset, tail, mark, watermark)
-
-    def _forget_end(self) -> None:
-        end, self._end = self._end, None
-        if end is not None:
-            self._files.close(end.fd)
-            end.watermark.close()
-
-    def _forget_cursor(self) -> None:
-        cursor, self._cursor = self._cursor, None
-        if cursor is not None:
-            cursor.close()
-
-    def _append(self, end: _End, columns: Columns) -> _End:
-        tail, mark = end.tail, end.mark
-        append_time = max(self._clock(), tail.append_time)
-        running_max = max(tail.running_max_timestamp, *columns.timestamps or ())
-        body = encode_body(columns, codec=codec.NONE)
-        jumps = added(tail.jumps, tail.end)
-        header, header_crc = stamp(
-            body,
-            base_offset=tail.end,
-            durable_up_to=mark.durable_end,
-            writer_epoch=mark.writer_epoch,
-            writer_nonce=mark.writer_nonce,
-            previous_crc=tail.previous_crc,
-            previous_bytes=tail.end - tail.last_batch,
-            jump_offset=jumps.jump_offset,
-            append_time=append_time,
-            running_max_timestamp=running_max,
-            producer=NO_PRODUCER,
-            producers_in_segment=False,
-            salt=self._identity.salt,
-        )
-        flushed_end, durable_end = tail.end + body.length, mark.durable_end
+        fence()
+        own = self._own or self._open_own()
         try:
-            self._files.write_all(end.fd, [header, *body.parts], end.file_position())
-            if self._config.durability == "disk":
-                self._files.datasync(end.fd)
-                durable_end = flushed_end
-            durable_tail = tail.end if durable_end == flushed_end else mark.durable_tail
-            mark = mark._replace(
-                sequence=mark.sequence + 1, flushed_end=flushed_end, flushed_tail=tail.end,
-                durable_end=durable_end, durable_tail=durable_tail,
+            own.append(columns, size)
+        except (WriterFailedError, StorageIOError) as error:
+            self._drop(own)
+            reason = OSError(getattr(error, "errno", None) or errno.EIO, str(error))
+            raise StorageIOError(own.directory, reason, "committing offsets") from error
+        fence()
+        if own.size_bytes() > max(_COMPACT_BYTES, 2 * self._live_bytes):
+            self._compact(own)
+
+    def _open_own(self) -> _MemberLog:
+        """Take a log that nobody holds, or make one."""
+        for _ in range(_OPEN_TRIES):
+            for name in self._names():
+                log = self._try_open(name)
+                if log is not None:
+                    self._known[name] = self._own = log
+                    self._live_bytes = 0
+                    return log
+            make_offsets(
+                self._files, self._directory, self._log_id, self._group,
+                now=self._clock(), permissions=self._permissions,
             )  # fmt: skip
-            end.watermark.publish(mark)
-        except BaseException as error:
-            # Bytes above the watermark, if there are any, are for the next commit's writer to judge.
-            self._forget_end()
-            if isinstance(error, OSError) and not isinstance(error, LogError):
-                raise StorageIOError(end.path, error, "committing offsets") from error
-            raise
-        tail = Tail(flushed_end, tail.end, header_crc, append_time, running_max, mark.writer_epoch, jumps)
-        self._end = end = end._replace(tail=tail, mark=mark)
-        return end
+        raise LockedError(self._directory, "other members, all logs of offsets", advice="commit again")
 
-    def _compact(self) -> None:
-        """Begin a new segment with the commits that count, and drop what came before."""
+    def _try_open(self, name: str) -> _MemberLog | None:
         try:
-            with self._writer() as writer:
-                by_member: dict[tuple[str, int], dict[TopicPartition, Commit]] = {}
-                self._read_on(self._log.mark())
-                for partition, commit in self._commits.items():
-                    by_member.setdefault((commit.member, commit.timestamp), {})[partition] = commit
-                writer.roll()
-                for (member, timestamp), commits in by_member.items():
-                    writer.append(*_sized(_columns({member: commits}, timestamp)))
-                writer.flush()
-                writer.drop_before(self._log.index.bases()[-1])
+            log = self._log(name)
+            log.open(self._config, self._clock)
+        except (LockedError, PermissionError):  # its member lives, or was another user's
+            return None
+        except (LogError, OSError):
+            if self._files.exists(self._path(name)):
+                raise
+            return None  # folded just now
+        return log
+
+    def _drop(self, own: _MemberLog) -> None:
+        """Open the own log anew for the next commit, after a failure: that sees to what the failure has left."""
+        self._own = None
+        self._known.pop(os.path.basename(own.directory), None)
+        with suppress(LogError, OSError):
+            own.close()
+
+    def _compact(self, own: _MemberLog) -> None:
+        """Begin a new segment with what counts of the own log, and drop what came before."""
+        try:
+            counting = self.entries()
+            mine = {each: entry for each, entry in own.entries().items() if entry == counting[each]}
+            self._live_bytes = own.begin_anew(_columns(mine))
         except (StorageFullError, LockedError) as error:  # the commit itself is safe; the next one tries again
             logger.warning("%s: the committed offsets stay as long as they are: %s", self._directory, error)
 
-    # --- the lock ----------------------------------------------------------------------------------
+    # --- what others have left -----------------------------------------------------------------------
+
+    def fold(self) -> bool:
+        """Write what counts of one log that nobody holds to the own one, and remove it; False if there is none."""
+        if self._own is None:
+            return False
+        for name in self._names():
+            if name not in self._settled and self._known.get(name) is not self._own:
+                with self._held(name) as held:
+                    if held:
+                        try:
+                            self._fold(name, self._own)
+                        except StorageFullError as error:  # then it stays; what counts of it is read all the same
+                            logger.warning("%s: stays as it is: %s", self._path(name), error)
+                            self._settled.add(name)
+                        return True
+        return False
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the offset log's lock for a moment, and have the kernel drop it if this process dies."""
-        naps = self._naps()
+    def _held(self, name: str) -> Iterator[bool]:
+        """Hold a log's lock, if it is there and nobody has it."""
+        path = self._path(name)
         try:
-            while not self._files.try_lock(self._lock_fd):
-                next(naps)
-            yield
+            fd = self._files.open_directory(path)
+        except (FileNotFoundError, PermissionError):
+            yield False
+            return
+        try:
+            yield self._files.try_lock(fd) and self._files.same_file(fd, path)
         finally:
-            self._files.unlock(self._lock_fd)  # which does nothing where the lock was not to be had
+            self._files.close(fd)
 
-    @contextmanager
-    def _writer(self) -> Iterator[Writer]:
-        """A writer of the offset log, which recovers it first."""
-        self._forget_end()
-        naps = self._naps()
-        writer = None
-        while writer is None:
+    def _fold(self, name: str, own: _MemberLog) -> None:
+        counting, left = self.entries(), self._read(name)
+        mine = own.entries()
+        copied = {each: entry for each, entry in left.items() if entry == counting[each] != mine.get(each)}
+        if copied:
+            columns = _columns(copied)
+            own.append(columns, _size(columns))
+        own.sync()  # whatever the durability: what is removed was durable perhaps
+        self._settled.add(name)
+        with suppress(PermissionError):  # another user's, in a directory where that keeps it; it harms nobody
+            self._remove(name)
+            self._settled.discard(name)
+
+    def _remove(self, name: str) -> None:
+        """Remove a log at once, for all who look, and then what is left of it."""
+        aside = self._path(f".{name}{_FOLDED}")
+        self._files.rename(self._path(name), aside)
+        self._files.sync_directory(self._directory)
+        self._files.remove_tree(aside)
+        for left in self._files.listdir(self._directory):  # by members that died here
+            if left.endswith(_FOLDED):
+                self._files.remove_tree(self._path(left))
+
+
+class _RemovedError(Exception):
+    """A log was folded by another member."""
+
+
+class _MemberLog(Unique):
+    """One log of commits: read by all, written by the member that holds it."""
+
+    def __init__(self, files: Files, directory: str, identity: Identity) -> None:
+        self.directory = directory
+        self._files = files
+        self._identity = identity
+        self._log = Log(files, directory, identity)
+        self._position = 0  # up to here, which was flushed, it is read:
+        self._entries: Entries = {}
+        self._writer: Writer | None = None
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    def entries(self) -> Entries:
+        """What counts of this log, as of now."""
+        while True:
+            mark = self._log.mark()
             try:
-                writer = Writer(
-                    self._files, self._directory, self._identity, self._config,
-                    index=self._log.index, clock=self._clock,
-                )  # fmt: skip
-            except LockedError:
-                next(naps)
+                sure = self._read_sure(mark)
+                return self._entries | self._above(sure, mark)
+            except OffsetOutOfRangeError:  # its member has compacted it meanwhile
+                self._position = 0
+            finally:
+                self._log.rest()
+
+    def _read_sure(self, mark: Mark) -> int:
+        """Read what must be whole; returns up to where."""
+        start = max(self._position, mark.log_start_offset)
         try:
-            yield writer
-        finally:
-            try:
-                writer.close()
-            except BaseException:  # an interrupt, perhaps, after which it goes on: no lock must be left
-                writer.close()
+            self._read_on(start, mark.flushed_end)
+            return mark.flushed_end
+        except CorruptLogError:
+            if mark.durable_end == mark.flushed_end:
                 raise
+        # With durability "os" a power cut leaves less than was flushed.
+        start = max(self._position, mark.log_start_offset)
+        self._read_on(start, mark.durable_end)
+        return max(start, mark.durable_end)
 
-    def _naps(self) -> Iterator[None]:
-        """Waits for whoever has the lock, each longer than the one before; in the end `LockedError`."""
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        nap = _FIRST_NAP_S
-        while time.monotonic() < deadline:
-            time.sleep(nap)
-            nap = min(2 * nap, _LONGEST_NAP_S)
-            yield
-        path = os.path.join(self._directory, writer_lock.NAME)
-        holder = f"another member, for {_LOCK_TIMEOUT_S:.0f} seconds: it may be stopped"
-        raise LockedError(path, holder, advice="let it go on, or end it, and commit again")
+    def _read_on(self, start: int, end: int) -> None:
+        if start >= end:
+            return
+        with _closing(Cursor(self._log, start)) as cursor:
+            while batches := cursor.read(end):
+                for batch in batches:
+                    self._entries = _merged([self._entries, self._parsed(batch)])
+                self._position = cursor.position
 
+    def _above(self, sure: int, mark: Mark) -> Entries:
+        """What was written above that: by a member that is dead, before a power cut, or just now."""
+        segments = list_segments(self._files, self.directory)
+        last = max(segments, default=0)
+        if sure < last or last + segments.get(last, 0) - HEADER_BYTES <= sure:
+            return {}
+        path = os.path.join(self.directory, segment_name(last))
+        with SegmentReader(self._files, path, self._identity) as segment:
+            _, tail = measure(segment, mark if mark.sequence else None)
+        with _closing(Cursor(self._log, sure)) as cursor:
+            return _merged([self._entries, *(self._parsed(batch) for batch in _all_batches(cursor, tail.end))])
 
-class _End(NamedTuple):
-    """The end of the log, open for the next batch."""
+    def _parsed(self, batch: Batch) -> Entries:
+        return _merged(
+            _parse(record.value or b"", record.key or b"", record.timestamp, self.directory, record.offset)
+            for record in batch.records()
+        )
 
-    fd: int
-    path: str
-    base_offset: int
-    tail: Tail
-    mark: Mark
-    watermark: WatermarkWriter
+    # --- writing -----------------------------------------------------------------------------------
+
+    def open(self, config: TopicConfig, clock: Callable[[], int]) -> None:
+        """Hold the log for writing, after recovery. `LockedError` if another member has it."""
+        writer = Writer(self._files, self.directory, self._identity, config, index=self._log.index, clock=clock)
+        self._writer = self._log.writer = writer
+
+    def append(self, columns: Columns, size_bytes: int) -> None:
+        """Append records as one batch; synced with durability "disk"."""
+        assert self._writer is not None
+        self._writer.append(columns, size_bytes)
+        self._writer.flush()
 
     def size_bytes(self) -> int:
-        return self.tail.end - self.base_offset
+        assert self._writer is not None
+        return self._writer.next_offset - self._writer.mark().log_start_offset
 
-    def file_position(self) -> int:
-        return HEADER_BYTES + self.size_bytes()
+    def sync(self) -> None:
+        """Make what was appended durable, with any durability."""
+        path = self._log.segments()[-1].path
+        fd = self._files.open_write(path)
+        try:
+            self._files.datasync(fd)
+        finally:
+            self._files.close(fd)
+
+    def begin_anew(self, columns: Columns) -> int:
+        """Keep these records alone, and return how many bytes of log they take."""
+        assert self._writer is not None
+        self._writer.roll()
+        if columns.values:
+            self._writer.append(columns, _size(columns))
+            self._writer.flush()
+        self._writer.drop_before(self._log.index.bases()[-1])
+        return self.size_bytes()
+
+    def close(self) -> None:
+        """Let the log go."""
+        assert self._writer is not None
+        writer, self._log.writer = self._writer, None
+        try:
+            writer.close()
+        except BaseException:  # an interrupt, perhaps, after which it goes on: no lock must be left
+            writer.close()
+            raise
+
+    def abandon(self) -> None:
+        """Let the log go and write nothing."""
+        assert self._writer is not None
+        with suppress(OSError):  # of a process that is gone
+            self._writer.abandon_in_child(os.getpid())
 
 
-def _columns(commits: Mapping[str, Mapping[TopicPartition, Commit]], timestamp: int) -> Columns:
-    """One record for each member's commits."""
+@contextmanager
+def _closing(cursor: Cursor) -> Iterator[Cursor]:
+    try:
+        yield cursor
+    finally:
+        cursor.close()
+
+
+def _all_batches(cursor: Cursor, end: int) -> Iterator[Batch]:
+    while batches := cursor.read(end):
+        yield from batches
+
+
+def _merged(many: Iterable[Entries]) -> Entries:
+    """Of each partition, the entry of the highest generation, and of these that of the highest number."""
+    merged: Entries = {}
+    for entries in many:
+        for partition, entry in entries.items():
+            other = merged.get(partition)
+            if other is None or (entry.generation, entry.number) >= (other.generation, other.number):
+                merged[partition] = entry
+    return merged
+
+
+def _parse(value: bytes, member: bytes, timestamp: int, directory: str, offset: int) -> Entries:
+    try:
+        found: Entries = {}
+        for topic, facts in json.loads(value).items():
+            log_id = bytes.fromhex(facts["log_id"])
+            for partition, (position, generation, number, history, meta, *_) in facts["partitions"].items():
+                found[TopicPartition(topic, int(partition))] = Entry(
+                    None if position is None else int(position), int(generation), log_id, int(history), str(meta),
+                    member.decode(), timestamp, int(number),
+                )  # fmt: skip
+        return found
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        what = f"a record at offset {offset} that is no commit ({error})"
+        raise CorruptLogError(directory, offset, what, "JSON as docs/format.md has it") from error
+
+
+def _columns(entries: Mapping[TopicPartition, Entry]) -> Columns:
+    """One record for each member and time of committing."""
+    alike: dict[tuple[str, int], dict[str, tuple[str, dict[int, tuple[object, ...]]]]] = defaultdict(dict)
+    for (topic, number), entry in entries.items():
+        of_topic = alike[entry.member, entry.timestamp].setdefault(topic, (entry.log_id.hex(), {}))
+        of_topic[1][number] = entry.offset, entry.generation, entry.number, entry.history, entry.meta
     values = [
-        json.dumps({str(partition): (each.offset, each.generation, each.meta) for partition, each in by.items()})
-        for by in commits.values()
+        json.dumps({topic: {"log_id": log_id, "partitions": facts} for topic, (log_id, facts) in topics.items()})
+        for topics in alike.values()
     ]
-    return Columns([value.encode() for value in values], [name.encode() for name in commits], [timestamp] * len(values))
+    return Columns(
+        [value.encode() for value in values],
+        [member.encode() for member, _ in alike],
+        [timestamp for _, timestamp in alike],
+    )
 
 
-def _sized(columns: Columns) -> tuple[Columns, int]:
-    return columns, sum(record_sizes(columns))
+def _size(columns: Columns) -> int:
+    return sum(record_sizes(columns))

@@ -2,11 +2,13 @@
 
 Invariant: a partition has at most one owner, because a lock has at most one holder. Each new owner
 raises the partition's generation, which stands in the file and goes into every commit; a member that
-has lost its file (`evict` puts another in its place) can neither commit nor read on.
+has lost its file (`evict` puts another in its place) can neither commit nor read on. No two owners of a
+partition have the same generation.
 
     owners/<topic>-<partition>    {"member": "web-3-4711-9f86d081", "generation": 12, "pid": 4711}
 
 Files stay when the owner goes, with `member` null if it went in order: the generation must not fall.
+Whoever puts a file in the place of another holds the flock of the directory meanwhile.
 
 Threads: as members.py.
 """
@@ -15,16 +17,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from ..errors import LockedError
 from ..files import Files
 from ..unique import Unique
 from .assignment import TopicPartition
-from .held import MOST_BYTES, HeldFile
+from .held import MOST_BYTES, HeldFile, look, readable_by_all
 
-__all__ = ["Owner", "Ownership", "evict_owner", "read_owner"]
+__all__ = ["Owner", "Ownership", "evict_owner", "holder_of", "owned_partitions", "read_owner"]
+
+_LOCK_TIMEOUT_S = 30.0  # to replace a file takes a millisecond
+_NAP_S = 0.001
 
 
 class Owner(NamedTuple):
@@ -51,6 +58,14 @@ class Ownership(Unique):
     def owned(self) -> list[TopicPartition]:
         return sorted(self._held)
 
+    def claimed(self, partition: TopicPartition) -> int | None:
+        """The generation in which this member has claimed the partition, evicted or not; None if it has not."""
+        return self._held[partition][1] if partition in self._held else None
+
+    def is_free(self, partition: TopicPartition) -> bool:
+        """Whether nobody holds the partition just now. Wakes nobody, as a claim that fails would."""
+        return look(self._files, os.path.join(self._directory, str(partition))) is None
+
     def generation(self, partition: TopicPartition) -> int | None:
         """The generation in which this member owns the partition; None if it does not, or does no more."""
         file, generation = self._held.get(partition, (None, 0))
@@ -58,12 +73,23 @@ class Ownership(Unique):
 
     def claim(self, partition: TopicPartition, *, at_least: int) -> bool:
         """Become the owner if nobody is, in a generation above all before, `at_least` among them."""
-        file = HeldFile(self._files, os.path.join(self._directory, str(partition)), self._permissions)
+        path = os.path.join(self._directory, str(partition))
+        if not self.is_free(partition):
+            return False
+        try:
+            file = HeldFile(self._files, path, self._permissions)
+        except PermissionError:  # another user's
+            if not replace_owner(self._files, self._directory, str(partition), self._permissions):
+                return False
+            file = HeldFile(self._files, path, self._permissions)
         if not file.try_lock():
             file.abandon()
             return False
         generation = max(_parse(file.text()).generation, at_least) + 1
         file.replace(_text(Owner(self._member, generation, os.getpid())))
+        if not file.is_named():  # evicted as one who hangs: what is here now may be another's
+            file.abandon()
+            return False
         self._held[partition] = file, generation
         return True
 
@@ -85,7 +111,17 @@ class Ownership(Unique):
             file.abandon()
 
 
-def read_owner(files: Files, directory: str, partition: TopicPartition) -> Owner:
+def owned_partitions(files: Files, directory: str) -> list[TopicPartition]:
+    """All partitions that have ever had an owner, of whichever topic."""
+    found = []
+    for name in files.listdir(directory):
+        topic, _, number = name.rpartition("-")
+        if topic and number.isascii() and number.isdigit():
+            found.append(TopicPartition(topic, int(number)))
+    return sorted(found)
+
+
+def read_owner(files: Files, directory: str, partition: TopicPartition | str) -> Owner:
     """Who owns the partition, going by its file: the member may have died since it wrote it."""
     try:
         return _parse(files.read_whole(os.path.join(directory, str(partition)), MOST_BYTES).decode(errors="replace"))
@@ -93,17 +129,56 @@ def read_owner(files: Files, directory: str, partition: TopicPartition) -> Owner
         return NOBODY
 
 
-def evict_owner(files: Files, directory: str, partition: TopicPartition, permissions: int) -> None:
+def holder_of(files: Files, directory: str, partition: TopicPartition | str) -> Owner | None:
+    """What the file says of who holds it just now; None if nobody does."""
+    text = look(files, os.path.join(directory, str(partition)))
+    return None if text is None else _parse(text)
+
+
+def evict_owner(files: Files, directory: str, partition: TopicPartition | str, permissions: int) -> None:
     """Take the partition from its owner, who may be hung: a new file in the place of the one that it holds."""
-    generation = read_owner(files, directory, partition).generation + 1
+    with _replacing(files, directory):
+        _put_anew(files, directory, str(partition), permissions)
+
+
+def replace_owner(files: Files, directory: str, name: str, permissions: int) -> bool:
+    """Put a file that this process may write in the place of one that it may not, if nobody holds that one."""
+    with _replacing(files, directory):
+        if look(files, os.path.join(directory, name)) is not None:
+            return False
+        _put_anew(files, directory, name, permissions)
+        return True
+
+
+def _put_anew(files: Files, directory: str, name: str, permissions: int) -> None:
+    generation = read_owner(files, directory, name).generation + 1
     aside = os.path.join(directory, f".{os.urandom(8).hex()}.tmp")
-    files.write_new(aside, _text(Owner(None, generation, os.getpid())), permissions)
-    files.rename(aside, os.path.join(directory, str(partition)))
+    files.write_new(aside, _text(Owner(None, generation, os.getpid())), readable_by_all(permissions))
+    files.rename(aside, os.path.join(directory, name))
+
+
+@contextmanager
+def _replacing(files: Files, directory: str) -> Iterator[None]:
+    """One at a time: of two files that took the place of one, both owners would have the same generation."""
+    fd = files.open_directory(directory)
+    try:
+        _wait_for(lambda: files.try_lock(fd), directory)
+        yield
+    finally:
+        files.close(fd)
+
+
+def _wait_for(taken: Callable[[], bool], path: str) -> None:
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while not taken():
+        if time.monotonic() > deadline:
+            raise LockedError(path, "whoever evicts a member", advice="let it go on, or end it, and try again")
+        time.sleep(_NAP_S)
 
 
 def _parse(text: str) -> Owner:
     """What the file says; nobody if it is new, or a crash has torn what was written."""
-    with suppress(ValueError, TypeError, KeyError):
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
         facts = json.loads(text)
         return Owner(facts["member"], int(facts["generation"]), int(facts["pid"]))
     return NOBODY

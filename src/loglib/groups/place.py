@@ -1,14 +1,20 @@
 """Place: where a consumer group keeps what it knows, and the logs that it reads.
 
-Invariant: a directory `groups/<name>` that exists is whole: it is built aside, synced, and renamed.
+Invariant: a directory `groups/<name>` that exists is whole: it is built aside, synced, and renamed. A group
+has one directory, however many topics it reads: where the others have theirs, a file says where it is.
 
     groups/<name>/members/     who is in the group: members.py
     groups/<name>/owners/      who owns which partition: owners.py
     groups/<name>/offsets/     how far the group has got: offsets.py
+
+    groups/<name>              in the directories of the other topics: {"topic": "<the first>"}
 """
 
 from __future__ import annotations
 
+import errno
+import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -16,14 +22,19 @@ from typing import NamedTuple
 
 from ..arguments import Start, check_names, parse_start
 from ..config import Durability
-from ..description import make_partition, put_in_place
+from ..description import put_in_place
+from ..errors import GroupElsewhereError
 from ..files import Files
 from ..log import Log
 from .assignment import TopicPartition
-from .offsets import OffsetLog, offsets_identity
+from .held import readable_by_all
+from .offsets import Offsets, make_offsets
 
 __all__ = ["GROUPS", "Place"]
 
+logger = logging.getLogger("loglib")
+
+_MOST_BYTES = 4096  # of a file that says where a group is
 GROUPS = "groups"  # the directory in a topic's
 
 
@@ -38,6 +49,7 @@ class Place(NamedTuple):
     durability: Durability
     permissions: int
     clock: Callable[[], int]  # microseconds UTC
+    other_paths: tuple[str, ...] = ()  # of the other topics
 
     @property
     def path(self) -> str:
@@ -63,38 +75,85 @@ class Place(NamedTuple):
             raise ValueError(f"offset {start} means another record in each partition; give {{partition: offset}}")
         starts = start if isinstance(start, Mapping) else dict.fromkeys(partitions, start)
         now = self.clock()
-        return {each: self.logs[each].resolve(parse_start(start, now_us=now)) for each, start in starts.items()}
+        offsets: dict[TopicPartition, int] = {}
+        for each, start_of_it in starts.items():
+            offsets[each] = self.logs[each].resolve(parse_start(start_of_it, now_us=now))
+            self.logs[each].rest()  # of a thousand, few have files open at a time
+        return offsets
 
     def exists(self) -> bool:
+        """Whether there is such a group here; `GroupElsewhereError` if it is kept with another topic."""
         check_names(self.name)
-        return self.files.exists(self.path)
+        if not self.files.exists(self.path):
+            return False
+        if not self.files.is_directory(self.path):
+            raise GroupElsewhereError(self.path, self.name, _first_topic(self.files, self.path))
+        return True
 
     def make(self) -> None:
         """Make the group's directory if there is none. Synced, its name included, whoever has made it."""
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
         if not self.exists():
-            if not files.exists(parent):
-                with suppress(FileExistsError):  # another member was quicker
-                    files.make_directory(parent, self.permissions)
-            aside = os.path.join(parent, f".{self.name[:200]}.{os.urandom(8).hex()}.tmp")
-            put_in_place(files, aside, self.path, lambda: self._build(aside))
+            self._make_parent(parent)
+            aside = self._aside(parent)
+            if not put_in_place(files, aside, self.path, lambda: self._build(aside)):
+                self.exists()  # what was quicker may be no group
         files.sync_directory(self.topic_path)
         files.sync_directory(parent)
+        for path in self.other_paths:
+            self._point_here(path)
+
+    def _make_parent(self, parent: str) -> None:
+        if not self.files.exists(parent):
+            with suppress(FileExistsError):  # another member was quicker
+                self.files.make_directory(parent, self.permissions)
+
+    def _aside(self, parent: str) -> str:
+        return os.path.join(parent, f".{self.name[:200]}.{os.urandom(8).hex()}.tmp")
 
     def _build(self, aside: str) -> None:
         files = self.files
         files.make_directory(aside, self.permissions)
         for name in ("members", "owners", "offsets"):
             files.make_directory(os.path.join(aside, name), self.permissions)
-        make_partition(
-            files, os.path.join(aside, "offsets"), offsets_identity(self.log_id, self.name),
+        make_offsets(
+            files, os.path.join(aside, "offsets"), self.log_id, self.name,
             now=self.clock(), permissions=self.permissions,
         )  # fmt: skip
         files.sync_directory(aside)
 
-    def offsets(self) -> OffsetLog:
+    def _point_here(self, topic_path: str) -> None:
+        """Say in another topic's directory that the group is here. Synced."""
+        files, parent = self.files, os.path.join(topic_path, GROUPS)
+        path, first = os.path.join(parent, self.name), os.path.basename(self.topic_path)
+        try:
+            if not files.exists(path):
+                self._make_parent(parent)
+                aside = self._aside(parent)
+                files.write_new(aside, json.dumps({"topic": first}).encode(), readable_by_all(self.permissions))
+                with suppress(IsADirectoryError):  # a group of its own was made meanwhile
+                    files.rename(aside, path)
+                files.sync_directory(topic_path)
+                files.sync_directory(parent)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            logger.warning("%s: cannot say that group %s is with topic %s: %s", parent, self.name, first, error)
+            return
+        found = os.path.basename(topic_path) if files.is_directory(path) else _first_topic(files, path)
+        if found != first:
+            raise GroupElsewhereError(path, self.name, found)
+
+    def offsets(self) -> Offsets:
         """The group's committed offsets; to be closed."""
-        return OffsetLog(
-            self.files, os.path.join(self.path, "offsets"), offsets_identity(self.log_id, self.name),
+        return Offsets(
+            self.files, os.path.join(self.path, "offsets"), self.log_id, self.name,
             durability=self.durability, permissions=self.permissions, clock=self.clock,
         )  # fmt: skip
+
+
+def _first_topic(files: Files, path: str) -> str:
+    """The topic with which a group is kept, as the file at its place with another topic says."""
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        return str(json.loads(files.read_whole(path, _MOST_BYTES))["topic"])
+    return "another"

@@ -1,72 +1,88 @@
 """Progress: how far a member has read, handed out and handled each partition that it owns.
 
 Invariant: the positions say where to go on in each partition, for whoever comes after an interrupt as well;
-readers are only the way there, and can be made anew at any time. What is handed out is a run, of which
-there is one at a time; it becomes handled when its receiver comes back for more.
+cursors and blocks are only the way there, and can be made anew at any time. What is handed out is a run, of
+which there is one at a time; it becomes handled when its receiver comes back for more.
+
+A partition that has been read to its end sleeps until the system reports that its watermark was written:
+a thousand of them cost nothing while nothing comes. Files are open for a few, those read last.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+import errno
+from collections import OrderedDict, deque
+from collections.abc import Collection, Hashable, Iterable, Mapping
 
-from ..reader import Reader, watch
+from ..batch import Header
+from ..errors import StorageIOError
+from ..log import Cursor, LiveWriter
+from ..records import Batch
 from ..unique import Unique
-from ..wait import Waiter
+from ..wait import REPLACED, Observer
 from .assignment import TopicPartition
+from .offsets import history_at
 from .place import Place
 from .run import RUN_S, Run, Way
 
 __all__ = ["Progress"]
 
 _LONGEST_RUN = 8192  # records
+_MOST_OPEN = 32  # partitions of which segment and watermark are open: two files each
 
 
 class Progress(Unique):
     """What one member of a group reads; who owns what, and what is committed, is the group's own matter."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, observer: Observer) -> None:
         self.handled: dict[TopicPartition, int] = {}  # and not committed yet: the offset after the last one handled
         self.run: Run | None = None  # being handed out
         self._place = place
+        self._observer = observer  # of the watermarks, by partition
         self._positions: dict[TopicPartition, int] = {}  # behind the run
         self._paused: set[TopicPartition] = set()
         self._by_hand: dict[TopicPartition, int] = {}  # committed by the caller: handled, though its loop ends there
-        self._readers: dict[str, Reader] = {}  # by topic, of what is not paused, at their positions:
-        self._stale = False  # unless they have to be made anew,
-        self._moved: set[TopicPartition] = set()  # or but for these, which have still to be sent there
-        self._turns: deque[str] = deque()  # of topics
-        self._waiter: Waiter | None = None
+        self._headers: dict[TopicPartition, Header] = {}  # of the batch handed out last
+        self._turns: dict[TopicPartition, None] = {}  # that may have more, in order; the others sleep
+        self._blocks: deque[tuple[TopicPartition, Batch]] = deque()  # read, and not handed out to the end
+        self._cursors: OrderedDict[TopicPartition, Cursor] = OrderedDict()  # behind the blocks; the last used is last
+        self._stale = False  # these have to be made anew,
+        self._moved: dict[TopicPartition, None] = {}  # or but these
+        self._heard: dict[TopicPartition, LiveWriter] = {}  # which writers tell of what they publish
         self._run_length = 1
 
     # --- partitions ------------------------------------------------------------------------------
 
     def add(self, starts: Mapping[TopicPartition, int]) -> None:
         """Read these partitions, too."""
-        self._positions.update(starts)
-        self._stale = True
+        for partition, offset in starts.items():
+            if partition not in self._positions:
+                self._observer.observe_file(partition, self._place.logs[partition].watermark_path)
+            self._go_to(partition, offset)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions no more, and forget what was handled of them."""
         for each in partitions:
-            for offsets in (self.handled, self._positions, self._by_hand):
-                offsets.pop(each, None)
+            self._moved[each] = None
+            self._observer.forget(each)
+            for facts in (self.handled, self._positions, self._by_hand, self._headers, self._heard):
+                facts.pop(each, None)
             self._paused.discard(each)
-        self._stale = True
+            self._place.logs[each].rest()
 
     def pause(self, partition: TopicPartition) -> None:
         """Hand out nothing more of this partition."""
         if partition not in self._paused:
             if self.run is not None and self.run.partition == partition:
                 self.run.cut()
+            self._moved[partition] = None
             self._paused.add(partition)
-            self._stale = True
 
     def resume(self, partition: TopicPartition) -> None:
         """Go on where it was paused."""
         if partition in self._paused:
+            self._moved[partition] = None
             self._paused.remove(partition)
-            self._stale = True
 
     def next_offsets(self) -> dict[TopicPartition, int]:
         """The next record to be handed out, by partition."""
@@ -83,32 +99,60 @@ class Progress(Unique):
         if of_run:
             self.run = None
 
+    def history(self, partition: TopicPartition, offset: int) -> int:
+        """What came before the offset, as `history_at` says it; mostly the batch just read knows."""
+        header = self._headers.get(partition)
+        if header is not None and header.base_offset <= offset <= header.next_offset:
+            return header.previous_crc if offset == header.base_offset else header.header_crc
+        return history_at(self._place.logs[partition], offset)
+
     def overtaken(self) -> list[TopicPartition]:
         """The partitions of which retention has dropped what was to come next."""
-        logs = self._place.logs
-        return [each for each, offset in self._positions.items() if offset < logs[each].mark().log_start_offset]
+        found = []
+        for each, offset in self._positions.items():
+            log = self._place.logs[each]
+            if offset < log.mark().log_start_offset:
+                found.append(each)
+            log.rest()
+        return found
 
     # --- records ---------------------------------------------------------------------------------
+
+    def changed(self, changes: Mapping[Hashable, Collection[str]]) -> None:
+        """These have been written to, if they are read here: look at them again.
+
+        Raises `LogMovedError` if a log was moved or removed.
+        """
+        for each, names in changes.items():
+            if isinstance(each, TopicPartition) and each in self._positions:
+                self._turns.setdefault(each)
+                if REPLACED in names:
+                    self._place.logs[each].look()
 
     def take(self, way: Way, most: int | None = None) -> Run | None:
         """The next records, if there are any just now: up to `most`, or up to the end of a batch."""
         if way == "one by one":
             most = self._run_length
         try:
-            self._prepare_readers()
-            for _ in self._readers:
-                topic = self._turns[0]
-                self._turns.rotate(-1)
-                batch = self._readers[topic].take(most)
-                if batch is not None:
-                    partition = TopicPartition(topic, batch.partition)
-                    self.run = Run(partition, batch, way)
-                    self._positions[partition] = batch.next_offset
-                    return self.run
+            self._prepare()
+            if not self._blocks and not self._read():
+                return None
+            partition, batch = self._blocks[0]
+            start, stop = max(batch.offsets.start, self._positions[partition]), batch.offsets.stop
+            part = batch
+            if start > batch.offsets.start or (most is not None and stop - start > most):
+                batch.decode()  # once for all its parts
+                part = batch.between(start, stop if most is None else min(stop, start + most))
+            if part.offsets.stop == stop:
+                self._blocks.popleft()
+                del batch  # nor any reference: the next one is read into memory that the cache still holds
+            self._headers[partition] = part.header
+            self.run = Run(partition, part, way)
+            self._positions[partition] = part.next_offset
+            return self.run
         except BaseException:
-            self._stale = True  # what they have read and not handed over is read once more
+            self._stale = True  # what was read and not handed over is read once more
             raise
-        return None
 
     def leave(self, run: Run, *, came_back: bool) -> None:
         """The receiver of a run has come back for more, or has not: note what is handled, and where to go on."""
@@ -154,54 +198,89 @@ class Progress(Unique):
         """The same, by the caller: it counts as handled, though a loop may still end in it."""
         self._by_hand.update(offsets)
 
-    # --- readers ---------------------------------------------------------------------------------
-
-    def wait(self, timeout: float) -> None:
-        """Until there may be more, or `timeout` seconds are over."""
-        if self._waiter is None:
-            self._waiter = watch(self._place.logs[each] for each in self._positions if each not in self._paused)
-            return  # and look once more: what came before the watch began is not reported
-        self._waiter.wait(timeout)
-
-    def wake(self) -> None:
-        """End a wait in another thread."""
-        if (waiter := self._waiter) is not None:
-            waiter.wake()
+    # --- files -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        if self._waiter is not None:
-            self._waiter.close()
-            self._waiter = None
+        """Close the files; reading opens them again."""
+        self._blocks.clear()
+        while self._cursors:
+            partition, cursor = self._cursors.popitem()
+            cursor.close()
+            self._place.logs[partition].rest()
 
-    def _prepare_readers(self) -> None:
-        """Have a reader for each topic, at the positions."""
+    def _prepare(self) -> None:
+        """Read nothing but what comes next at the positions."""
         if self._stale:
             self.close()
-            by_topic: dict[str, dict[int, int]] = {}
-            for (topic, number), offset in self._positions.items():
-                if (topic, number) not in self._paused:
-                    by_topic.setdefault(topic, {})[number] = offset
-            self._readers = {
-                topic: Reader(
-                    [self._place.logs[TopicPartition(topic, number)] for number in offsets], dict(offsets),
-                    follow=True, timeout=0.0, clock=self._place.clock,
-                )
-                for topic, offsets in by_topic.items()
-            }  # fmt: skip
-            self._turns = deque(self._readers)
-            self._moved.clear()
+            self._turns = dict.fromkeys(self._positions)
             self._stale = False
         while self._moved:
             partition = next(iter(self._moved))
-            self._readers[partition.topic].seek({partition.partition: self._positions[partition]})
-            self._moved.discard(partition)
+            if any(each == partition for each, _ in self._blocks):
+                self._blocks = deque(each for each in self._blocks if each[0] != partition)
+            cursor = self._cursors.pop(partition, None)
+            if cursor is not None:
+                cursor.close()
+            self._turns[partition] = None
+            self._moved.pop(partition, None)
+
+    def _read(self) -> bool:
+        """Read a block of the next partition that has more; False if none has."""
+        while self._turns:
+            partition = next(iter(self._turns))
+            wanted = partition in self._positions and partition not in self._paused
+            batches = self._read_block(partition) if wanted else []
+            del self._turns[partition]
+            if batches:
+                self._turns[partition] = None  # as the last
+                self._blocks.extend((partition, batch) for batch in batches)
+                self._observer.progressed()
+                return True
+        return False
+
+    def _read_block(self, partition: TopicPartition) -> list[Batch]:
+        log = self._place.logs[partition]
+        try:
+            self._listen(partition)
+            cursor = self._cursors.get(partition)
+            end = log.mark().flushed_end
+            if cursor is None and self._positions[partition] == end:
+                return []  # and nothing is opened but the watermark
+            if cursor is None:
+                cursor = log.cursor(self._positions[partition])
+                self._cursors[partition] = cursor
+            return cursor.read(end)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            if not self._cursors:
+                raise StorageIOError(log.directory, error, "opening it to read; raise the limit (ulimit -n)") from error
+            self.close()  # what stands in the way are perhaps the others' files
+            return self._read_block(partition)
+        finally:
+            self._keep_open(partition)
+
+    def _listen(self, partition: TopicPartition) -> None:
+        """Have a writer in this process say when it has published: the system reports that before it is so here."""
+        writer = self._place.logs[partition].writer
+        if writer is not None and writer is not self._heard.get(partition):
+            writer.listen(self._observer.bell(partition))
+            self._heard[partition] = writer
+
+    def _keep_open(self, partition: TopicPartition) -> None:
+        """Close the files of those that were read longest ago, if this makes too many."""
+        if partition in self._cursors:
+            self._cursors.move_to_end(partition)
+        elif len(self._positions) > _MOST_OPEN:
+            self._place.logs[partition].rest()
+        while len(self._cursors) > _MOST_OPEN:
+            other, cursor = self._cursors.popitem(last=False)
+            cursor.close()
+            self._place.logs[other].rest()
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
+        self._moved[partition] = None
         self._positions[partition] = offset
-        if partition not in self._paused:
-            self._moved.add(partition)
 
     def _adapt(self, run: Run) -> None:
         """Make the next runs shorter or longer, by how long this one took."""

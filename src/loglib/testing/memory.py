@@ -33,7 +33,7 @@ _WRITABLE = os.O_WRONLY | os.O_RDWR
 class Node:
     """A file, which has `data`, or a directory, which has `entries`."""
 
-    __slots__ = ("data", "entries", "holder", "links", "mode", "number")
+    __slots__ = ("data", "entries", "holder", "links", "mode", "number", "sharers")
 
     def __init__(self, number: int, mode: int, data: bytes | bytearray, entries: dict[str, Node] | None) -> None:
         self.number = number
@@ -41,7 +41,8 @@ class Node:
         self.data = data  # bytes until the first change: file systems made of one image share them
         self.entries = entries
         self.links = 1  # names that lead here; 0 when it is removed, and perhaps open still
-        self.holder = 0  # the open file that has the lock
+        self.holder = 0  # the open file that has the lock,
+        self.sharers: frozenset[int] = frozenset()  # or those that share it
 
 
 class _Open:
@@ -85,7 +86,7 @@ class MemoryFiles(Files):
         """End the process, as far as files go: its descriptors and its locks are gone, its writes are not."""
         with self._lock:
             for opened in self._open.values():
-                opened.node.holder = 0
+                opened.node.holder, opened.node.sharers = 0, frozenset()
             self._open.clear()
             self._born = self._next_fd
 
@@ -133,8 +134,7 @@ class MemoryFiles(Files):
                 if _FIRST_FD <= fd < self._born:
                     return  # of the killed process: what is left of it here may let go in peace
                 _refuse(errno.EBADF)
-            if opened.node.holder == fd:
-                opened.node.holder = 0
+            _unlock(opened.node, fd)
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
         node = self._opened(fd).node
@@ -196,11 +196,15 @@ class MemoryFiles(Files):
         node = self._opened(fd).node
         with self._lock:
             if operation & fcntl.LOCK_UN:
-                node.holder = 0 if node.holder == fd else node.holder
-            elif node.holder in (0, fd):
-                node.holder = fd
-            else:  # waiting for it would be for ever: its holder is in this process
-                _refuse(errno.EWOULDBLOCK)
+                _unlock(node, fd)
+            elif node.holder not in (0, fd) or (not operation & fcntl.LOCK_SH and node.sharers - {fd}):
+                _refuse(errno.EWOULDBLOCK)  # waiting for it would be for ever: its holder is in this process
+            else:
+                _unlock(node, fd)
+                if operation & fcntl.LOCK_SH:
+                    node.sharers |= {fd}
+                else:
+                    node.holder = fd
 
     # --- system calls: names --------------------------------------------------------------------------
 
@@ -370,6 +374,11 @@ class MemoryFiles(Files):
         _entries(parent)[name] = node
         self._changed(call, path, node, parent=parent.number)
         return node
+
+
+def _unlock(node: Node, fd: int) -> None:
+    node.holder = 0 if node.holder == fd else node.holder
+    node.sharers -= {fd}
 
 
 def _entries(node: Node, path: Any = None) -> dict[str, Node]:
