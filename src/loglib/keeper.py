@@ -28,6 +28,7 @@ from .log import Log
 from .retention import Candidate, Decision, Sealed, Space, due, reason_to_keep
 from .segment import read_segment_header, segment_name
 from .timeline import MOST_BYTES, NAME, Age, Stamp, Timeline, decode, encode
+from .unique import Unique
 from .writer import Writer
 
 __all__ = ["Keeper"]
@@ -35,7 +36,7 @@ __all__ = ["Keeper"]
 logger = logging.getLogger("loglib")
 
 
-class Keeper:
+class Keeper(Unique):
     """Retention over the partitions of one topic."""
 
     def __init__(self, files: Files, config: TopicConfig, clock: Clock) -> None:
