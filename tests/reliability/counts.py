@@ -39,6 +39,7 @@ GOALS = {
     "G13": "consumer groups",
     "G14": "accounted records",
     "G17": "hostile payloads",
+    "G15": "moved directories",
 }
 
 
