@@ -462,9 +462,10 @@ class Cursor(Unique):
                 self._pass_over(error, limit)
 
     def _check_restored(self, limit: int) -> int:
-        """Go on in the files that have been put in place of those that were read, at the same batch; returns the limit.
+        """Go on in the files that have been put in place of those that were read, at the same batch.
 
         The batch there must follow the one read last: a log that was restored may have gone on otherwise.
+        Returns the limit, or the flushed end where no batch of the restored log ends there.
         """
         log, position, restored, mark = self.log, self.position, self.log.restored, self.log.mark()
         self.close()
@@ -479,7 +480,10 @@ class Cursor(Unique):
         if not same:
             raise LogMovedError(log.directory, f"was restored; what was read up to {position} is not in it")
         self._restored = restored
-        return min(limit, mark.flushed_end)
+        with suppress(OffsetOutOfRangeError, InvalidOffsetError):
+            if log.batch_base(limit, mark) == limit:
+                return limit
+        return mark.flushed_end
 
     def _read(self, limit: int) -> list[Batch]:
         looked_again = False

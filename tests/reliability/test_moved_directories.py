@@ -119,7 +119,7 @@ class Round:
                 with Topic.open(self.path, mode="r") as topic:
                     before: tuple[int, int] | None = None
                     for record in topic.follow("begin", timeout=0.3):
-                        begun = True
+                        begun, changes = True, told.changes
                         before = self.check(before, parse(record.value))
                         if told.over:
                             break
@@ -129,9 +129,9 @@ class Round:
                 assert not begun
                 time.sleep(0.01)
             except CorruptLogError:
-                # In the midst of a change the description may be one topic's, and the partition another's; and what
-                # is copied into open files is damage to who reads them.
-                if not told.overwritten and (begun or (changes == told.changes and not changes % 2)):
+                # In the midst of a change the description may be one topic's and the partition another's, or some
+                # files be removed and others not yet; and what is copied into open files is damage to who reads them.
+                if not told.overwritten and changes == told.changes and not changes % 2:
                     raise
                 told.follower_errors += begun
                 time.sleep(0.01)
@@ -171,10 +171,11 @@ class Round:
                 (copy / "0000").rename(path / "0000")
             case _:  # copied back: into the files that are open, while their writer stands still
                 self.copy(copy, writer)
-                before = sum(self.told.acknowledged)
-                self.wait_until(lambda: sum(self.told.acknowledged) > before)  # or nothing would be changed
+                for _ in range(2):  # or nothing would be changed: the first may have been written before the copy
+                    before = sum(self.told.acknowledged)
+                    self.wait_until(lambda: sum(self.told.acknowledged) > before)  # noqa: B023
                 self.told.overwritten = 1
-                os.kill(writer, signal.SIGSTOP)
+                self.stop(writer)
                 self.copy_back(copy)
                 os.kill(writer, signal.SIGCONT)
                 # What it was about to publish may speak of what it has lost: so once more when it has ended.
@@ -195,9 +196,14 @@ class Round:
 
     def copy(self, target: Path, writer: int) -> None:
         """A copy of the topic as it is at one instant."""
-        os.kill(writer, signal.SIGSTOP)
+        self.stop(writer)
         shutil.copytree(self.path, target)
         os.kill(writer, signal.SIGCONT)
+
+    def stop(self, writer: int) -> None:
+        """Stop it, and wait until it stands still."""
+        os.kill(writer, signal.SIGSTOP)
+        os.waitid(os.P_PID, writer, os.WSTOPPED)
 
     def new_name(self) -> Path:
         self.aside += 1
