@@ -61,6 +61,7 @@ logger = logging.getLogger("loglib")
 # One read of the file: a few batches, so that the cost of the call is spread, and still in the L2 cache.
 BLOCK_BYTES = 1 << 20
 LOOK_S = 1.0  # how often to look whether the files are still those that the path names
+_GONE = "was moved or removed, or holds another log now"
 _SWAP_S = 0.2  # how long they may be missing while somebody puts others in their place
 
 
@@ -79,8 +80,8 @@ class LiveWriter(Protocol):
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter, which is not kept alive, after every publication."""
 
-    def check_place(self) -> None:
-        """Raise if its files are not where readers look."""
+    def is_moved(self) -> bool:
+        """Whether its files are not where readers look."""
 
 
 class Log(Unique):
@@ -136,7 +137,8 @@ class Log(Unique):
         self._look_at = time.monotonic() + LOOK_S
         watermark = self._watermark
         if self.writer is not None:
-            self.writer.check_place()
+            if self.writer.is_moved():
+                raise LogMovedError(self.directory, _GONE)
         elif watermark is not None and not watermark.is_named():
             self._go_over(patient=patient)
         else:
@@ -152,7 +154,7 @@ class Log(Unique):
             self.restored += 1
         elif not self._is_here():
             if self._missing or not patient:
-                raise LogMovedError(self.directory, "was moved or removed, or holds another log now")
+                raise LogMovedError(self.directory, _GONE)
             self._missing = True
             self._look_at = time.monotonic() + _SWAP_S
         # Otherwise the watermark alone is gone, and the one that is open says more than there is to be had.
@@ -180,8 +182,11 @@ class Log(Unique):
         bases = self.index.bases()
         if not bases:
             raise CorruptLogError(self.directory, 0, "no segment", "at least one: a partition is made with its first")
-        with self._open(bases[-1]) as reader:
-            end, tail = proven_end(reader)
+        try:
+            with self._open(bases[-1]) as reader:
+                end, tail = proven_end(reader)
+        except FileNotFoundError as error:  # no retention drops the last one
+            raise CorruptLogError(self._path(bases[-1]), 0, "no file", "the last segment") from error
         return Mark.at_rest(0, bases[0], end, tail)
 
     def refresh(self) -> None:

@@ -46,6 +46,7 @@ class Told(ctypes.Structure):
         ("open", ctypes.c_uint64 * (GENERATIONS + 1)),  # whether the writer is at work
         ("found", ctypes.c_uint64 * (GENERATIONS + 1)),  # records of the generation before, when this one began, and 1
         ("said", ctypes.c_uint64 * (GENERATIONS + 1)),  # 1: the writer's files are gone; 2: they are elsewhere
+        ("pause", ctypes.c_uint64),  # 1: the writer is to wait between two calls; 2: it does
         ("overwritten", ctypes.c_uint64),  # whether files were changed that somebody may have open
         ("changes", ctypes.c_uint64),  # of the directory, begun and ended
         ("followed", ctypes.c_uint64),  # the newest generation that the follower has seen a record of, and 1
@@ -107,6 +108,10 @@ class Round:
                         topic.retain()
                     if rng.random() < 0.5:
                         time.sleep(0.002)
+                    if told.pause:
+                        told.pause = 2
+                        while told.pause:
+                            time.sleep(0.001)
         except LogMovedError as error:
             told.said[generation] = 2 if error.kept else 1
 
@@ -169,15 +174,17 @@ class Round:
                 self.copy(copy, writer)
                 (path / "0000").rename(moved)
                 (copy / "0000").rename(path / "0000")
-            case _:  # copied back: into the files that are open, while their writer stands still
+            case _:  # copied back, into the files that are open: between two calls of their writer, since what is
+                # written over in the microseconds between a write and the look before it only readers meet
                 self.copy(copy, writer)
                 for _ in range(2):  # or nothing would be changed: the first may have been written before the copy
                     before = sum(self.told.acknowledged)
                     self.wait_until(lambda: sum(self.told.acknowledged) > before)  # noqa: B023
                 self.told.overwritten = 1
-                self.stop(writer)
+                self.told.pause = 1
+                self.wait_until(lambda: self.told.pause == 2)
                 self.copy_back(copy)
-                os.kill(writer, signal.SIGCONT)
+                self.told.pause = 0
                 # What it was about to publish may speak of what it has lost: so once more when it has ended.
                 self.wait_until(lambda: self.ended(writer))
                 self.copy_back(copy)
