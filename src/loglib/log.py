@@ -61,6 +61,7 @@ logger = logging.getLogger("loglib")
 # One read of the file: a few batches, so that the cost of the call is spread, and still in the L2 cache.
 BLOCK_BYTES = 1 << 20
 LOOK_S = 1.0  # how often to look whether the files are still those that the path names
+_GONE = "was moved or removed, or holds another log now"
 _SWAP_S = 0.2  # how long they may be missing while somebody puts others in their place
 
 
@@ -79,8 +80,8 @@ class LiveWriter(Protocol):
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter, which is not kept alive, after every publication."""
 
-    def check_place(self) -> None:
-        """Raise if its files are not where readers look."""
+    def is_moved(self) -> bool:
+        """Whether its files are not where readers look."""
 
 
 class Log(Unique):
@@ -132,18 +133,22 @@ class Log(Unique):
                 return self._proven_mark()
         return watermark.read() or self._proven_mark()
 
-    def look(self) -> None:
-        """Go over to the watermark that the path names now; `LogMovedError` if the log is no longer there."""
+    def look(self, *, patient: bool = True) -> None:
+        """Go over to the watermark that the path names now; `LogMovedError` if the log is no longer there.
+
+        If patient, it may be missing at one look: somebody may be putting other files in place.
+        """
         self._look_at = time.monotonic() + LOOK_S
         watermark = self._watermark
         if self.writer is not None:
-            self.writer.check_place()
+            if self.writer.is_moved():
+                raise LogMovedError(self.directory, _GONE)
         elif watermark is not None and not watermark.is_named():
-            self._go_over()
+            self._go_over(patient=patient)
         else:
             self._missing = False
 
-    def _go_over(self) -> None:
+    def _go_over(self, *, patient: bool) -> None:
         found: WatermarkReader | None = None
         with suppress(FileNotFoundError, NotADirectoryError):
             found = WatermarkReader(self.files, self.watermark_path, self.identity.salt)
@@ -152,8 +157,8 @@ class Log(Unique):
             self.refresh()
             self.restored += 1
         elif not self._is_here():
-            if self._missing:
-                raise LogMovedError(self.directory, "was moved or removed, or holds another log now")
+            if self._missing or not patient:
+                raise LogMovedError(self.directory, _GONE)
             self._missing = True
             self._look_at = time.monotonic() + _SWAP_S
         # Otherwise the watermark alone is gone, and the one that is open says more than there is to be had.
@@ -181,8 +186,11 @@ class Log(Unique):
         bases = self.index.bases()
         if not bases:
             raise CorruptLogError(self.directory, 0, "no segment", "at least one: a partition is made with its first")
-        with self._open(bases[-1]) as reader:
-            end, tail = proven_end(reader)
+        try:
+            with self._open(bases[-1]) as reader:
+                end, tail = proven_end(reader)
+        except FileNotFoundError as error:  # no retention drops the last one
+            raise CorruptLogError(self._path(bases[-1]), 0, "no file", "the last segment") from error
         return Mark.at_rest(0, bases[0], end, tail)
 
     def refresh(self) -> None:
@@ -449,27 +457,42 @@ class Cursor(Unique):
         has put an older state of the log in place of the one read, `OffsetOutOfRangeError` or, if it has gone
         on from there in another way, `LogMovedError`.
         """
-        if self._restored != self.log.restored:
-            self._check_restored()
         while True:
+            if self._restored != self.log.restored:
+                limit = self._check_restored(limit)
             try:
                 return self._read(limit)
             except CorruptLogError as error:
+                self.log.look(patient=False)  # files that were replaced look like damage
+                if self._restored != self.log.restored:
+                    continue
                 if self._on_damage is None:
                     raise
                 self._pass_over(error, limit)
 
-    def _check_restored(self) -> None:
-        """Go on in the files that have been put in place of those that were read, at the same batch."""
-        log, position, restored = self.log, self.position, self.log.restored
+    def _check_restored(self, limit: int) -> int:
+        """Go on in the files that have been put in place of those that were read, at the same batch.
+
+        The batch there must follow the one read last: a log that was restored may have gone on otherwise.
+        Returns the limit, or the flushed end where no batch of the restored log ends there.
+        """
+        log, position, restored, mark = self.log, self.position, self.log.restored, self.log.mark()
         self.close()
         try:
-            same = log.batch_base(position, log.mark(), past_damage=self._on_damage is not None) == position
+            same = log.batch_base(position, mark, past_damage=self._on_damage is not None) == position
         except InvalidOffsetError:
             same = False
+        if same and position < mark.flushed_end and self._last_read is not None:
+            with log.open_segment(position, past_damage=True) as segment:
+                link = self._link_at(position, segment, mark.flushed_end)
+                same = self._last_read[0] != position or link in (None, self._last_read[1])
         if not same:
-            raise LogMovedError(log.directory, f"was restored; no batch begins at {position} now, where reading was")
+            raise LogMovedError(log.directory, f"was restored; what was read up to {position} is not in it")
         self._restored = restored
+        with suppress(OffsetOutOfRangeError, InvalidOffsetError):
+            if log.batch_base(limit, mark) == limit:
+                return limit
+        return mark.flushed_end
 
     def _read(self, limit: int) -> list[Batch]:
         looked_again = False

@@ -87,7 +87,11 @@ class WatermarkWriter(Unique):
         self._salt = salt
         self._path = path
         self._fd = files.open_write(path) if within is None else within.open_write(NAME)
-        self._identity: tuple[int, int] | None = None  # as `_identity` has it, asked for when it is needed
+        try:
+            self._identity = _identity(files.fstat(self._fd))
+        except BaseException:
+            self.close()
+            raise
         self.mark = last
 
     def publish(self, mark: Mark) -> None:
@@ -102,7 +106,6 @@ class WatermarkWriter(Unique):
 
     def is_named(self) -> bool:
         """Whether the path leads to the open file, which is where readers look. One lstat."""
-        self._identity = self._identity or _identity(self._files.fstat(self._fd))
         return _leads_to(self._files, self._path, self._identity)
 
     def fileno(self) -> int:

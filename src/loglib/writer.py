@@ -216,6 +216,10 @@ class Writer(Unique):
             raise self._failure.again()
         return self._watermark.mark
 
+    def is_moved(self) -> bool:
+        """Whether the paths lead elsewhere. Takes no lock: a reader may ask in a signal handler."""
+        return self._find_moved() is not None
+
     def is_in(self, directory: Directory) -> bool:
         """Whether the partition's directory, which is locked, is one of those in this directory."""
         return self._place.is_at(self.directory, dir_fd=directory.fd)

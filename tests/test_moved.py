@@ -14,6 +14,7 @@ import pytest
 
 from conftest import QUIET, needs_root, open_files, values_of
 from loglib import (
+    CorruptLogError,
     LogClosedError,
     LogMovedError,
     OffsetOutOfRangeError,
@@ -22,7 +23,8 @@ from loglib import (
     Topic,
 )
 from loglib.files import REAL
-from loglib.testing import FaultyFiles, MemoryFiles, UnsyncedFiles
+from loglib.log import Log
+from loglib.testing import Call, FaultyFiles, MemoryFiles, UnsyncedFiles, WatchedFiles
 
 Open = Callable[..., Topic]
 SMALL: dict[str, Any] = {"segment_bytes": 4096, "retention": Retention(age=None, bytes=0)}
@@ -85,6 +87,32 @@ def test_rolls_and_drops_of_a_moved_writer_stay_in_its_own_directory(open_topic:
     with open_topic(moved) as again:
         assert len(values_of(again)) == 123, "what was flushed with the error is in the files that were moved"
         again.partition(0).check()
+
+
+def test_topic_that_is_moved_in_the_midst_of_retention_loses_its_own_segments_and_no_others(
+    open_topic: Open, path: Path
+) -> None:
+    """Between the decision and the removal the same names may be another topic's."""
+    moved = path.with_suffix(".bak")
+    expected: list[bytes] = []
+
+    class Moving(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "unlink" and call.path.endswith(".log") and not moved.exists():
+                path.rename(moved)
+                with Topic.open(path, **QUIET) as new:
+                    expected.extend(fill(new, 60, b"new"))
+
+    old = open_topic(files=Moving(), segment_bytes=4096)
+    kept = fill(old, 30, b"old")
+    last = old.partition(0).segments[-1].base_offset
+    old.partition(0).writer().drop_before(last)
+    with open_topic() as new:
+        assert values_of(new) == expected
+        new.partition(0).check()
+    abandon(old)
+    assert [int(name.stem) for name in (moved / "0000").glob("*.log")] == [last]
+    assert values_of(Topic.open(moved, mode="r")) == kept[-len(values_of(Topic.open(moved, mode="r"))) :]
 
 
 @pytest.mark.parametrize("which", ["topic", "partition", "segment"])
@@ -539,7 +567,7 @@ def test_follower_in_the_writers_process_raises_although_nothing_is_written(open
     reader = topic.follow("begin", timeout=BOUND_S)
     assert [record.value for record in reader.poll(max_records=3)] == values
     shutil.rmtree(path)
-    with pytest.raises(LogMovedError, match="was removed"):
+    with pytest.raises(LogMovedError, match="moved or removed"):
         reader.poll(timeout=BOUND_S)
     abandon(topic)
 
@@ -623,3 +651,32 @@ def test_reader_of_a_watermark_that_fails_to_open_leaves_nothing_open() -> None:
             _ = reading.partition(0).high_watermark
         files.armed = False
         assert memory.open_paths() == []
+
+
+def test_last_segment_that_vanishes_while_the_watermark_is_lost_is_damage(open_topic: Open, path: Path) -> None:
+    """A raw FileNotFoundError, in the midst of a restore."""
+    open_topic().close()
+    segment = next((path / "0000").glob("*.log"))
+
+    class Vanishing(UnsyncedFiles):
+        def open_read(self, at: str) -> int:
+            if at == str(segment):
+                segment.unlink()
+            return super().open_read(at)
+
+    with Topic.open(path, mode="r") as reading:
+        (path / "0000" / "watermark").unlink()
+        log = Log(Vanishing(), str(path / "0000"), reading.partition(0).log.identity)
+        with pytest.raises(CorruptLogError, match="no file"):
+            log.mark()
+
+
+def test_reader_looks_in_a_signal_handler_although_its_thread_is_flushing(open_topic: Open) -> None:
+    """It would wait for the turn that its own thread has."""
+    topic = open_topic()
+    topic.append(b"x", sync=True)
+    log = topic.partition(0).log
+    writer = topic.partition(0).writer()
+    with writer.lock:
+        log.look()
+        assert log.mark().flushed_end > 0
