@@ -16,6 +16,7 @@ from typing import NamedTuple
 from builders import BODY_AT, encoded, header_of
 from loglib import batch
 from loglib.batch import MAGIC, Columns, Header, Producer, crc32c
+from loglib.codec import LZ4
 from loglib.segment import Identity, SegmentHeader
 from loglib.transfer import BATCHES
 from loglib.watermark import Mark, encode_new
@@ -183,11 +184,12 @@ def compressed_forgery(known: Known, number: int, random: Random) -> bytes:
     """
     start = known.base_offset + BODY_AT
     place = start
+    size = 68_000 if number == LZ4 else 140_000  # more than what the codec takes at once
     for turn in range(48):
-        noise, at = random.randbytes(140_000), 70_000 + turn % 8
+        noise, at = random.randbytes(size), size // 2 + turn % 8
         for _ in range(2):
             forged = chain(known, place, BODY_AT + 24, random)
-            value = noise[:at] + forged + noise[at:] + bytes(140_000)
+            value = noise[:at] + forged + noise[at:] + bytes(size)
             body = batch.encode_body(Columns([value]), codec=number)
             found = start + b"".join(bytes(each) for each in body.parts).find(forged[:BODY_AT])
             if found == place:

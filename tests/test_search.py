@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import BODY_AT, IDENTITY, NOW, PLAIN, calm, chained, header_of, stamped, write_segment
+from builders import BODY_AT, IDENTITY, NOW, PLAIN, calm, chained, forged, header_of, stamped, write_segment
 from loglib import batch
 from loglib.batch import Columns, Header
 from loglib.errors import CorruptLogError
@@ -224,7 +224,7 @@ def damage(stored: bytes, header: Header, at: int = 20) -> bytes:
     return stored[:place] + bytes([stored[place] ^ 0x55]) + stored[place + 1 :]
 
 
-@pytest.mark.parametrize("at", [0, 5, 12, 20, 60, 112, 125])
+@pytest.mark.parametrize("at", [0, 5, 12, 15, 20, 36, 39, 44, 47, 60, 112, 125])
 @pytest.mark.parametrize("known", [True, False], ids=["end-known", "end-unknown"])
 def test_damaged_header_costs_its_own_batch_and_no_other(tmp_path: Path, at: int, known: bool) -> None:
     whole = hostile(9, count=24)
@@ -333,6 +333,72 @@ def test_batch_behind_a_damaged_header_is_known_by_its_link(tmp_path: Path) -> N
         for at in (5, 40):  # the CRC itself, or something under it
             with opened(write_segment(new(tmp_path), damage(whole, bad, at))) as segment:
                 assert list(proven_headers(segment, 0, len(whole))) == [each for each in headers if each != bad]
+
+
+def test_batch_is_not_taken_for_the_next_if_the_damaged_header_agrees_with_its_link_in_nothing(tmp_path: Path) -> None:
+    whole = chained([TINY] * 4)
+    first = headers_in(whole)[0]
+    stored = damage(damage(whole, first, 5), first, 40)  # neither the CRC that it states nor that of its bytes
+    with opened(write_segment(tmp_path, stored)) as segment:
+        assert after_damage(segment, 0, len(stored), None) == len(stored)
+        assert after_damage(segment, 0, len(stored), headers_in(whole)[-1].base_offset) == first.next_offset
+
+
+def follower(at: int, before: Header, *, version: int = batch.VERSION) -> bytes:
+    """A batch at an offset that says it follows the one given, as somebody can who has read that one."""
+    body = batch.encode_body(Columns([b"invented"]), codec=0)
+    distance = at - before.base_offset
+    header = stamped(body, at, previous_crc=before.header_crc, previous_bytes=distance, durable_up_to=1 << 40)
+    return forged(header + b"".join(body.parts), version=version)
+
+
+def test_record_of_the_next_batch_that_says_it_follows_a_damaged_one_is_not_taken_for_the_next(tmp_path: Path) -> None:
+    """An invented record was read, where the header of the record's own batch was damaged as well."""
+    place = 144 + 160 + BODY_AT + 8
+    before = headers_in(chained([TINY, PLAIN]))[1]
+    fake = follower(place, before)
+    whole = chained([TINY, PLAIN, Columns([fake]), TINY, TINY])
+    assert whole.find(fake) == place
+    _, first, second, third, last = headers_in(whole)
+    length = (place - first.base_offset).to_bytes(4, "little")
+    lying = whole[: first.base_offset + 12] + length + whole[first.base_offset + 16 :]
+    hollow = whole[: first.base_offset + 44] + b"\xff" * 4 + whole[first.base_offset + 48 :]
+    for stored in (damage(whole, first), damage(whole, first, 5), lying, hollow):
+        with opened(write_segment(new(tmp_path), stored)) as segment:  # the next one is whole
+            assert after_damage(segment, first.base_offset, len(stored), None) == second.base_offset
+            assert list(proven_headers(segment, first.base_offset, len(stored))) == [second, third, last]
+        with opened(write_segment(new(tmp_path), damage(stored, second))) as segment:
+            assert around(segment, place, last.base_offset, len(stored)) == (None, first.base_offset)
+            assert after_damage(segment, first.base_offset, len(stored), last.base_offset) == third.base_offset
+            assert after_damage(segment, first.base_offset, len(stored), None) == len(stored)
+            assert list(proven_headers(segment, first.base_offset, len(stored))) == []
+
+
+def test_record_that_says_it_is_of_a_version_to_come_stops_no_search(tmp_path: Path) -> None:
+    """A log with damage could not be read, nor opened: "batch version 9 is newer than this loglib knows"."""
+    place = 144 + BODY_AT + 8
+    newer = follower(place, headers_in(chained([TINY]))[0], version=9)
+    pair = follower(place + 144, headers_in(chained([TINY]))[0])  # a chain that leads to one
+    pair += follower(place + 288, header_of(pair, place + 144), version=9)
+    whole = chained([TINY, Columns([newer + pair]), TINY, TINY, TINY])
+    assert whole.find(newer + pair) == place
+    _, bad, sound, end, last = headers_in(whole)
+    stored = bytearray(damage(damage(whole, end), last, 20))
+    stored[bad.base_offset : bad.base_offset + BODY_AT] = bytes(BODY_AT)
+    with opened(write_segment(tmp_path, bytes(stored))) as segment:
+        assert list(likely_headers(segment, bad.base_offset, len(stored))) == []
+        assert after_damage(segment, bad.base_offset, last.base_offset, end.base_offset) == sound.base_offset
+        assert around(segment, sound.base_offset, end.base_offset, last.base_offset) == (sound, sound.base_offset)
+
+
+def test_batch_as_long_as_it_has_records_is_known_by_their_number(tmp_path: Path) -> None:
+    whole = chained([TINY, Columns([b""] * 3000), TINY], codec=1)
+    assert [each.length for each in headers_in(whole)][1] == 3000
+    _, bad, last = headers_in(whole)
+    for at in (5, 12, 20, 36, 44):
+        with opened(write_segment(new(tmp_path), damage(whole, bad, at))) as segment:
+            found = after_damage(segment, bad.base_offset, len(whole), None)
+            assert found == (len(whole) if at == 36 else last.base_offset), at
 
 
 def test_body_that_is_damaged_is_passed_over_by_its_header(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ __all__ = ["after_damage", "around", "first_reaching", "jumps_at", "likely_heade
 
 _WINDOW = 1 << 20
 _LINK_AT = 60  # previous_crc in a header
+_LENGTH_AT, _STORED_AT = 12, 44
 _WIPED = {bytes(4), b"\xff" * 4, b""}  # no link: anybody could have put it into a payload
 _MOST_LOOKS = 4096  # at headers, for a way around damage: some ten milliseconds
 
@@ -251,21 +252,49 @@ def _linked_to(segment: SegmentReader, offset: int, limit: int) -> int | None:
     """The batch that says it follows the one at `offset`, whose header is damaged; None if none is found.
 
     Such a one names as its predecessor's CRC either what the damaged header states, or what its other bytes give.
+    It is looked for at one place only, where the damaged one ends by what is left of its header. For a record in
+    the next batch may claim to follow it as well: whoever made that record can have read this header before.
     """
     remains = segment.read(offset, HEADER_BYTES)
     links = {remains[4:8]} - _WIPED
     if len(set(remains[8:])) > len(_WIPED):
         links.add(crc32c(remains[8:], segment.salt).to_bytes(4, "little"))
-    stop = min(limit, offset + MAX_BATCH_BYTES)
-    start = offset + HEADER_BYTES
-    while start < stop:
-        window = segment.read(start, min(_WINDOW, stop - start) + HEADER_BYTES)
-        for at in sorted(each for link in links for each in _places_of(link, window)):
-            header = _whole(segment, start + at) if not (start + at) & 7 else None
-            if header is not None and header.previous_offset == offset and header.next_offset <= limit:
-                return start + at
-        start += _WINDOW
-    return None
+    length = _length_by(remains, segment.salt) if len(remains) == HEADER_BYTES and links else 0
+    if not HEADER_BYTES < length <= min(limit - offset, MAX_BATCH_BYTES) or length & 7:
+        return None
+    header = _whole(segment, offset + length)
+    if header is None or header.previous_offset != offset or header.next_offset > limit:
+        return None
+    return header.base_offset if header.previous_crc.to_bytes(4, "little") in links else None
+
+
+def _length_by(remains: bytes, salt: int) -> int:
+    """The length of a batch by what is left of its header, if two facts agree on it; otherwise 0.
+
+    A batch is as long as its header and its body, or as it has records. With only one of these numbers damaged,
+    the others and the CRC tell which one.
+    """
+    length, count, stored = (int.from_bytes(remains[at : at + 4], "little") for at in (_LENGTH_AT, 36, _STORED_AT))
+    by_body = _aligned(HEADER_BYTES + stored)
+    if length in (by_body, _aligned(count)):
+        return length
+    by_body = max(by_body, _aligned(count))
+    if _has_crc_with(remains, _LENGTH_AT, by_body, salt):
+        return by_body
+    bodies = range(length - HEADER_BYTES, max(length - HEADER_BYTES - 8, -1), -1)
+    return length if any(_has_crc_with(remains, _STORED_AT, each, salt) for each in bodies) else 0
+
+
+def _has_crc_with(remains: bytes, at: int, number: int, salt: int) -> bool:
+    """Whether a header has the CRC that it states once it has this number at this byte."""
+    if number >> 32:
+        return False
+    mended = remains[8:at] + number.to_bytes(4, "little") + remains[at + 4 :]
+    return crc32c(mended, salt) == int.from_bytes(remains[4:8], "little")
+
+
+def _aligned(size: int) -> int:
+    return size + (-size & 7)
 
 
 def _end_of_chain(segment: SegmentReader, header: Header, limit: int) -> Header:
@@ -291,11 +320,3 @@ def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Heade
                     yield header
             at = window.find(MAGIC, at + 1)
         start += _WINDOW
-
-
-def _places_of(link: bytes, window: bytes) -> Iterator[int]:
-    """Where in the window a header may begin that has this link."""
-    at = window.find(link, _LINK_AT)
-    while at >= 0:
-        yield at - _LINK_AT
-        at = window.find(link, at + 1)
