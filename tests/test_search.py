@@ -344,6 +344,20 @@ def test_batch_is_not_taken_for_the_next_if_the_damaged_header_agrees_with_its_l
         assert after_damage(segment, 0, len(stored), headers_in(whole)[-1].base_offset) == first.next_offset
 
 
+def test_headers_that_are_damaged_side_by_side_are_passed_one_after_the_other(tmp_path: Path) -> None:
+    """What lies between them and one that is lost was lost with them."""
+    whole = chained([TINY] * 9)
+    headers = headers_in(whole)
+    stored = bytearray(damage(damage(damage(whole, headers[1]), headers[2], 5), headers[3], 90))
+    stored[headers[6].base_offset : headers[6].base_offset + BODY_AT] = bytes(BODY_AT)
+    with opened(write_segment(tmp_path, bytes(stored))) as segment:
+        for last in (headers[-1].base_offset, None):
+            assert after_damage(segment, headers[1].base_offset, len(stored), last) == headers[2].base_offset
+            for here in headers[4:6]:
+                assert around(segment, here.base_offset, last, len(stored)) == (here, here.base_offset)
+            assert around(segment, headers[2].base_offset, last, len(stored)) == (None, headers[2].base_offset)
+
+
 def follower(at: int, before: Header, *, version: int = batch.VERSION) -> bytes:
     """A batch at an offset that says it follows the one given, as somebody can who has read that one."""
     body = batch.encode_body(Columns([b"invented"]), codec=0)
@@ -368,10 +382,17 @@ def test_record_of_the_next_batch_that_says_it_follows_a_damaged_one_is_not_take
             assert after_damage(segment, first.base_offset, len(stored), None) == second.base_offset
             assert list(proven_headers(segment, first.base_offset, len(stored))) == [second, third, last]
         with opened(write_segment(new(tmp_path), damage(stored, second))) as segment:
-            assert around(segment, place, last.base_offset, len(stored)) == (None, first.base_offset)
-            assert after_damage(segment, first.base_offset, len(stored), last.base_offset) == third.base_offset
-            assert after_damage(segment, first.base_offset, len(stored), None) == len(stored)
-            assert list(proven_headers(segment, first.base_offset, len(stored))) == []
+            found, where = around(segment, place, last.base_offset, len(stored))
+            assert found is None and where == second.base_offset, "the two agree where the second begins"
+            for known in (last.base_offset, None):
+                assert after_damage(segment, first.base_offset, len(stored), known) == second.base_offset
+            assert list(proven_headers(segment, first.base_offset, len(stored))) == [third, last]
+        both = damage(damage(stored, first, 90), second)  # and what is left of the first agrees on nothing
+        with opened(write_segment(new(tmp_path), both)) as segment:
+            assert around(segment, place, last.base_offset, len(stored))[0] is None
+            after = after_damage(segment, first.base_offset, len(stored), last.base_offset)
+            assert after in (second.base_offset, third.base_offset)
+            assert place not in [each.base_offset for each in proven_headers(segment, 0, len(stored))]
 
 
 def test_record_that_says_it_is_of_a_version_to_come_stops_no_search(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def _lowest_above(segment: SegmentReader, offset: int, last: int, limit: int) ->
 
 
 def _linked_to(segment: SegmentReader, offset: int, limit: int) -> int | None:
-    """The batch that says it follows the one at `offset`, whose header is damaged; None if none is found.
+    """Where the batch begins that says it follows the one at `offset`, whose header is damaged; None if none does.
 
     Such a one names as its predecessor's CRC either what the damaged header states, or what its other bytes give.
     It is looked for at one place only, where the damaged one ends by what is left of its header. For a record in
@@ -260,12 +260,14 @@ def _linked_to(segment: SegmentReader, offset: int, limit: int) -> int | None:
     if len(set(remains[8:])) > len(_WIPED):
         links.add(crc32c(remains[8:], segment.salt).to_bytes(4, "little"))
     length = _length_by(remains, segment.salt) if len(remains) == HEADER_BYTES and links else 0
-    if not HEADER_BYTES < length <= min(limit - offset, MAX_BATCH_BYTES) or length & 7:
+    place = offset + length
+    if not HEADER_BYTES < length <= MAX_BATCH_BYTES or length & 7 or place >= limit:
         return None
-    header = _whole(segment, offset + length)
-    if header is None or header.previous_offset != offset or header.next_offset > limit:
+    if segment.read(place + _LINK_AT, 4) not in links:
         return None
-    return header.base_offset if header.previous_crc.to_bytes(4, "little") in links else None
+    header = _whole(segment, place)
+    # If that one is damaged as well, its link still tells that it begins there.
+    return place if header is None or (header.previous_offset == offset and header.next_offset <= limit) else None
 
 
 def _length_by(remains: bytes, salt: int) -> int:

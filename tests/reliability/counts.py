@@ -41,7 +41,6 @@ GOALS = {
     "G15": "moved directories",
     "G16": "clocks that lie",
     "G17": "hostile payloads",
-    "G15": "moved directories",
 }
 
 

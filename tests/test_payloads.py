@@ -1,0 +1,142 @@
+"""Records that hold batches, in a sound log: lookups and readers take them for records, and for nothing else.
+
+Their maker knows the log, and guesses where his record will stand. He makes his batches with the library itself, in
+a log of the same id that has a batch at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from builders import BODY_AT, make_topic
+from conftest import NOW, QUIET, SECOND, last_segment, values_of
+from loglib import InvalidOffsetError, Topic
+from loglib import segment as segments
+from loglib.batch import Header
+from loglib.config import TopicConfig
+from loglib.records import to_datetime
+from loglib.segment import HEADER_BYTES
+from loglib.testing import MemoryFiles
+from spark_logs import scan_rows
+
+VALUE_AT = BODY_AT + 8  # in a batch of one record without a key
+OPENED = QUIET | {"clock": lambda: NOW}
+_numbers = count()
+Forge = Callable[..., bytes]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A topic whose log id everybody knows."""
+    make_topic(tmp_path / "topic", TopicConfig(**QUIET))
+    return tmp_path / "topic"
+
+
+@pytest.fixture
+def forge(tmp_path: Path) -> Forge:
+    """Makes batches for a place in the log, one record each, as the library would write them there."""
+
+    def make(place: int, count: int = 1, *, timestamp: int = NOW, size: int = 32) -> bytes:
+        other = tmp_path / f"other-{next(_numbers)}"
+        make_topic(other, TopicConfig(**QUIET))
+        with Topic.open(other, **OPENED) as topic:
+            if place:
+                topic.append(bytes(place - VALUE_AT), sync=True)
+            assert topic.partition(0).log_end_offset == place
+            for number in range(count):
+                topic.append((b"invented %d" % number).ljust(size), timestamp=timestamp + number, sync=True)
+        return last_segment(other).read_bytes()[HEADER_BYTES + place :]
+
+    return make
+
+
+def attacked(topic: Topic, forge: Forge) -> list[bytes]:
+    """Two records, of which the second holds batches from between their times; returns the values."""
+    topic.append(b"first", timestamp=NOW, sync=True)
+    fakes = forge(topic.partition(0).log_end_offset + VALUE_AT, 40, timestamp=NOW + SECOND)
+    topic.append(fakes, timestamp=NOW + 2 * SECOND, sync=True)
+    return [b"first", fakes]
+
+
+BETWEEN = (NOW + 1, NOW + SECOND, NOW + SECOND + 20, NOW + SECOND + 39, NOW + 2 * SECOND)
+
+
+def test_start_by_time_returned_an_invented_record_and_hid_the_real_one(path: Path, forge: Forge) -> None:
+    with Topic.open(path, clock=lambda: NOW) as topic:
+        _, real = attacked(topic, forge)
+        for start in BETWEEN:
+            assert values_of(topic, to_datetime(start)) == [real]
+
+
+def test_one_more_append_raised_corrupt_log_error_on_a_sound_log(path: Path, forge: Forge) -> None:
+    with Topic.open(path, clock=lambda: NOW) as topic:
+        _, real = attacked(topic, forge)
+        topic.append(b"more", timestamp=NOW + 3 * SECOND, sync=True)
+        for start in BETWEEN:
+            assert values_of(topic, to_datetime(start)) == [real, b"more"]
+        assert values_of(topic, to_datetime(NOW + 2 * SECOND + 1)) == [b"more"]
+
+
+def test_offset_inside_a_record_that_looks_like_a_batch_is_no_records(path: Path, forge: Forge) -> None:
+    with Topic.open(path, clock=lambda: NOW) as topic:
+        place = topic.partition(0).log_end_offset + VALUE_AT
+        topic.append(forge(place, 40), sync=True)
+        after = topic.append(b"after", sync=True)
+        size = VALUE_AT + 32
+        for offset in (place, place + 7 * size, place + 39 * size):
+            with pytest.raises(InvalidOffsetError) as caught:
+                topic.read(offset)
+            assert (caught.value.batch_offsets, caught.value.next_offset) == (range(1), after.offset)
+
+
+def test_spark_counted_152_rows_where_there_were_2(path: Path, forge: Forge) -> None:
+    """Whatever the splits; in this one the value is smaller than that in a real Spark, and the splits are."""
+    with Topic.open(path, clock=lambda: NOW) as topic:
+        fakes = forge(VALUE_AT, 300)
+        topic.append(fakes, sync=True)
+        topic.append(b"last", sync=True)
+        end = topic.partition(0).log_end_offset
+    for split_bytes in (end // 2, end // 3, 4096, 1000, 160):
+        rows = scan_rows(path, split_bytes=split_bytes)
+        assert [row["value"] for row in rows] == [fakes, b"last"], split_bytes
+
+
+def test_value_of_repeated_magics_cost_seconds_of_search() -> None:
+    """Counted: the headers looked at by time, by offset, by opening, and without a watermark; as many as with zeros."""
+    zeros, magics = (looks_at(pattern * (1 << 14)) for pattern in (b"\0\0\0\0", b"\x89LLB"))
+    assert magics == zeros
+    assert max(zeros) < 100
+
+
+def looks_at(value: bytes) -> list[int]:
+    files = MemoryFiles()
+    with Topic.open("/topic", files=files, **OPENED) as topic:
+        for number, each in enumerate((b"small", value, b"small", value, b"small")):
+            last = topic.append(each, timestamp=NOW + number, sync=True)
+    looks, parsed, parse = [], [0], segments.parse_header
+
+    def counting(*arguments: Any, **keywords: Any) -> Header:
+        parsed[0] += 1
+        return parse(*arguments, **keywords)
+
+    for lost in (False, True):
+        if lost:
+            files.unlink("/topic/0000/watermark")
+        for mode, use in (
+            ("r", lambda topic: topic.read(to_datetime(NOW + 2))),
+            ("r", lambda topic: topic.read(last.offset - 40)),
+            ("a", lambda topic: topic.partition(0).writer()),
+        ):
+            before = parsed[0]
+            counted, refused = mock.patch.object(segments, "parse_header", counting), suppress(InvalidOffsetError)
+            with counted, refused, Topic.open("/topic", mode=mode, files=files) as topic:
+                use(topic)
+            looks.append(parsed[0] - before)
+    return looks
