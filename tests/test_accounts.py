@@ -404,6 +404,44 @@ def test_interrupted_flush_and_close_keep_what_they_have_to_tell(open_topic: Ope
             assert values_of(again) == [b"kept"]
 
 
+def test_interrupt_after_memory_ran_out_in_another_partition(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing that such an error names, and so nothing to be told later."""
+    from loglib import writer as writer_module
+
+    encode, raising = writer_module.encode_body, [KeyboardInterrupt(), MemoryError()]
+
+    def encode_or_raise(columns: Any, **keywords: Any) -> Any:
+        if raising:
+            raise raising.pop()
+        return encode(columns, **keywords)
+
+    topic = open_topic(partitions=2)
+    for number in range(2):
+        topic.append(b"%d" % number, partition=number)
+    monkeypatch.setattr(writer_module, "encode_body", encode_or_raise)
+    with pytest.raises(KeyboardInterrupt):
+        topic.flush()
+    topic.flush()
+    assert sorted(values_of(topic)) == [b"0", b"1"]
+
+
+def test_topics_that_are_closed_at_exit_raise_one_error(
+    open_topic: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from loglib import topic as topic_module
+
+    topics = [open_topic(tmp_path / name, files=FullPartitions()) for name in ("a", "b", "c")]
+    monkeypatch.setattr(topic_module, "_open_topics", set(topics))
+    lost = [topic.append(b"x") for topic in topics[:2]]
+    for topic in topics[:2]:
+        topic._files.full = {0}  # type: ignore[attr-defined]
+    with pytest.raises(StorageFullError) as raised:
+        topic_module._close_topics()
+    assert named(raised.value) == lost
+    assert all(topic.closed for topic in topics)
+    topic_module._close_topics()
+
+
 def test_memory_that_runs_out_in_one_partition_stops_no_other(
     open_topic: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

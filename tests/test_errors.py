@@ -171,3 +171,24 @@ def test_error_is_also_what_python_calls_it(child: type, parent: type) -> None:
 def test_storage_error_without_a_number_has_one() -> None:
     assert errors.StorageIOError("a", OSError("odd"), "reading").errno == errno.EIO
     assert errors.StorageFullError("a", OSError("odd")).errno == errno.ENOSPC
+
+
+def test_together_the_most_telling_error_names_all_that_is_lost() -> None:
+    full = naming(errors.StorageFullError("a", FULL), lost=(OffsetRange(0, range(2)),))
+    failed = naming(errors.WriterFailedError("b", BROKEN), in_doubt=(OffsetRange(1, range(3)),))
+    for given in ([full, MemoryError(), failed], [OSError("odd"), failed, full]):
+        for each in (full, failed):
+            each.errors = ()
+        full.lost, failed.lost, failed.in_doubt = (OffsetRange(0, range(2)),), (), (OffsetRange(1, range(3)),)
+        found = errors.together(given)
+        assert found is failed
+        assert (failed.lost, failed.in_doubt) == ((OffsetRange(0, range(2)),), (OffsetRange(1, range(3)),))
+        assert len(failed.errors) == 2 and full in failed.errors
+
+
+def test_together_errors_of_the_system_alone_stay_what_they_are() -> None:
+    first, second = OSError("odd"), MemoryError()
+    assert errors.together([second, first]) is first
+    assert first.__notes__ == ["also: MemoryError()"]
+    alone = errors.LogClosedError("closed")
+    assert errors.together([alone]) is alone and alone.errors == ()
