@@ -213,9 +213,9 @@ def test_log_start_never_moves_back_while_all_lists_and_drops(path: Path) -> Non
     """Every roll begins a retention pass, and every start by time lists the directory: see test_writer.py."""
 
     class Slowly(UnsyncedFiles):
-        def unlink(self, path: str) -> None:
+        def unlink(self, path: str, **within: Any) -> None:
             time.sleep(0.001)  # others have their turn between the new log start and the last file's going
-            super().unlink(path)
+            super().unlink(path, **within)
 
     policies = QUIET | {"retention": Retention(age=None, bytes=3 * 4096), "flush": FlushPolicy(5, None, None)}
     topic = Topic.open(path, files=Slowly(), segment_bytes=4096, batch_records=1, **policies)

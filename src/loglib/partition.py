@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from .arguments import HeadersLike, check_columns, check_count, gather_columns, record_columns
+from .arguments import HeadersLike, check_columns, gather_columns, record_columns
 from .batch import Columns, Producer, encode_body
 from .bulk import BULK_RECORDS, chunks, encode_all
 from .check import CheckReport, check_log, verify_log
@@ -193,9 +193,8 @@ class Partition(Unique):
         The bytes go from the page cache to the target by `os.sendfile`; `receive` takes them. Sends
         whole batches up to `max_bytes`, but at least one; nothing if `start` is the high watermark.
         """
-        check_count("max_bytes", max_bytes)
-        if type(start) is not int:
-            raise TypeError(f"start must be an offset, not {start!r}")
+        if type(start) is not int or type(max_bytes) is not int:
+            raise TypeError(f"an offset and a number of bytes must be whole numbers, not {start!r} and {max_bytes!r}")
         return send(self._log, to, start, max_bytes=max_bytes)
 
     def check(self) -> CheckReport:

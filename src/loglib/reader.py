@@ -48,7 +48,9 @@ _RECORDS_AT_ONCE = 512  # made into objects at once: more do not fit the process
 class Reader(Unique):
     """An iterable of `Record`s over some partitions; made by `read` and `follow`.
 
-    Iterating goes on from the present position, so a second loop continues the first. Where the log is
+    Iterating goes on from the present position, so a second loop continues the first. A reader keeps its
+    topic open. Closing the reader ends the iteration; closing the topic raises `LogClosedError` from an
+    iteration that would have ended by itself, at its end or after its timeout. Where the log is
     damaged it ends with `CorruptLogError`; with `on_gap="skip"` it goes on at the next whole batch, logs
     a warning, and keeps what it has passed over in `gaps`.
     """
@@ -119,7 +121,8 @@ class Reader(Unique):
         """Up to `max_records` records, or the first that together reach `max_bytes` of keys and values.
 
         Waits up to `timeout` seconds (None: for ever) for the first one, and returns an empty list
-        if none comes. Without limits it returns one batch.
+        if none comes. Without limits it returns one batch, or what is left of it. Raises `LogClosedError`
+        if the reader is closed, or its topic before a record came.
         """
         for name, limit in (("max_records", max_records), ("max_bytes", max_bytes)):
             if limit is not None:
@@ -174,7 +177,11 @@ class Reader(Unique):
         return positions
 
     def seek(self, start: StartLike) -> None:
-        """Go to a start. A mapping moves the partitions that it names and leaves the others."""
+        """Go to a start. A mapping moves the partitions that it names and leaves the others.
+
+        What `tell` has given may have been to JSON, where the partitions' numbers became digits. A start
+        that cannot be gone to raises as in `Topic.read`, and moves nothing.
+        """
         self._check_open()
         cursors = {partition: self._cursor(partition, each) for partition, each in self._starts(start).items()}
         for partition, cursor in cursors.items():  # all or none: a start that cannot be found has raised by now

@@ -139,7 +139,8 @@ class Group(Unique):
         A record is handled when the loop asks for the next one, and then committed as the group's
         `commit=` says. One whose loop body raised, or left the loop, is not: this call or another
         member's hands it out again. Raises `StaleGenerationError` if the member was evicted, and
-        `OffsetOutOfRangeError` if the group's place in the log is gone (see `on_out_of_range`).
+        `OffsetOutOfRangeError` if the group's place in the log is gone (see `on_out_of_range`). Closing the
+        group ends the loop; closing its topic raises `LogClosedError` from one with a timeout.
         """
         progress = self._progress
         while (run := self._next(timeout, "one by one")) is not None:
