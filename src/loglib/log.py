@@ -62,6 +62,7 @@ logger = logging.getLogger("loglib")
 BLOCK_BYTES = 1 << 20
 LOOK_S = 1.0  # how often to look whether the files are still those that the path names
 _GONE = "was moved or removed, or holds another log now"
+_NOTHING_FOUND = ((-1, 0, 0), 0)
 _SWAP_S = 0.2  # how long they may be missing while somebody puts others in their place
 
 
@@ -101,7 +102,7 @@ class Log(Unique):
         self._warned = False
         self._closed = False
         # What `batch_base` has found last, and under which mark: one attribute, since threads may share the log.
-        self._found: tuple[tuple[int, int, int], int] = ((-1, 0, 0), 0)
+        self._found = _NOTHING_FOUND
         self._headers: dict[int, SegmentHeader] = {}  # of the segments that `segments` listed last
         self.index = SegmentIndex(list_segments(files, directory))
         keep_blocks()
@@ -259,8 +260,10 @@ class Log(Unique):
         if offset == mark.flushed_end:
             return offset
         found = (offset, mark.sequence, mark.flushed_end)
-        if self._found[0] == found:  # a start is resolved, and then gone to
-            return self._found[1]
+        known, place = self._found
+        if known == found:  # a start is resolved, and then gone to
+            self._found = _NOTHING_FOUND
+            return place
         try:
             header, place = self._around(offset, mark, past_damage=past_damage)
         except CorruptLogError:  # the segment is not there
