@@ -401,3 +401,29 @@ def test_file_is_the_same_until_its_name_is_anothers(file: Path) -> None:
 def test_free_space_is_within_the_total(tmp_path: Path) -> None:
     free, total = REAL.free_space(str(tmp_path))
     assert 0 <= free <= total
+
+
+def test_file_made_by_another_just_before_is_opened_and_none_made_in_its_place(tmp_path: Path) -> None:
+    class Racing(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "create" and not raced:
+                raced.append(call.path)
+                (tmp_path / "file").write_bytes(b"theirs")
+
+    raced: list[str] = []
+    files = Racing()
+    fd = files.create(str(tmp_path / "file"), 0o600, exclusive=False)
+    assert raced and files.read_at(fd, 10, 0) == b"theirs"
+    files.close(fd)
+
+
+def test_file_that_is_opened_if_it_is_there_has_its_mode_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        REAL.close(REAL.create(str(tmp_path / "file"), 0o664, exclusive=False))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o664
+    (tmp_path / "file").chmod(0o600)
+    REAL.close(REAL.create(str(tmp_path / "file"), 0o664, exclusive=False))
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600  # as it is

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from conftest import UnsyncedFiles
 from interrupts import Interrupter, every_line, every_point
 from loglib import Group, Topic
 from loglib.groups import group as group_module
@@ -32,7 +33,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def topic(open_topic: Callable[..., Topic]) -> Topic:
-    topic = open_topic(partitions=2, durability="os")
+    topic = open_topic(partitions=2, durability="os", files=UnsyncedFiles())
     for number in range(10):
         topic.append(b"%d" % number, partition=0)
         topic.flush()

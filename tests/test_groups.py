@@ -41,7 +41,7 @@ from loglib.files import REAL
 from loglib.groups import group as group_module
 from loglib.groups import members as members_module
 from loglib.groups import progress as progress_module
-from loglib.groups.owners import evict_owner
+from loglib.groups.owners import Ownership, evict_owner
 from loglib.groups.run import Run
 from loglib.testing import Call, FaultyFiles, RecordingFiles, WatchedFiles
 from test_fork import in_child
@@ -1833,3 +1833,11 @@ def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int, permission
         if "/" in inside:  # guarded by the directory above, and to be read by all who come in
             file, tree = permissions | 0o444, directory | 0o555
         assert mode == (tree if (tmp_path / name).is_dir() or name.endswith("offsets") else file), name
+
+
+def test_partition_that_another_claims_just_then_is_waited_for(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    with topic.group("etl") as group:
+        with monkeypatch.context() as patched:
+            patched.setattr(Ownership, "claim", lambda *_, **__: False)
+            assert group.poll() == [] and group.assignment == []
+        assert rest(group) == list(range(10))

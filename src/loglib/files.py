@@ -137,16 +137,16 @@ class Files:
 
         A file that is present is opened as it is; if `exclusive`, that is `FileExistsError`.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        while True:
+        fd = -1
+        while fd < 0:
+            if not exclusive:
+                with suppress(FileNotFoundError):
+                    return self.open_write(path, dir_fd=dir_fd)
             try:
-                fd = self._open_regular(path, flags, permissions, dir_fd=dir_fd)
-                break
-            except FileExistsError:
+                fd = self._open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, permissions, dir_fd=dir_fd)
+            except FileExistsError:  # made between the two calls
                 if exclusive:
                     raise
-            with suppress(FileNotFoundError):  # removed between the two calls
-                return self.open_write(path, dir_fd=dir_fd)
         try:
             self.fchmod(fd, permissions)  # the umask would narrow what the owner of the topic asked for
         except BaseException:

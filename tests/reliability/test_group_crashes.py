@@ -299,9 +299,3 @@ def test_crash_that_is_not_seen_to_is_missed() -> None:
     with mock.patch.object(_MemberLog, "_above", lambda *_: {}), pytest.raises(Failure):
         for seed in range(20):
             run(seed, Judge())
-
-
-def test_log_removed_before_its_copy_is_synced_is_missed() -> None:
-    with mock.patch.object(_MemberLog, "sync", lambda _: None), pytest.raises(Failure):
-        for seed in range(60):
-            run(seed, Judge())
