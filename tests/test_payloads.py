@@ -108,6 +108,24 @@ def test_spark_counted_152_rows_where_there_were_2(path: Path, forge: Forge) -> 
         assert [row["value"] for row in rows] == [b"first", fakes], split_bytes
 
 
+def test_record_that_a_crash_left_without_its_header_is_a_torn_tail_whatever_it_holds(path: Path, forge: Forge) -> None:
+    """Batches in it lead to the end of the file, and say that all before was durable; the watermark knows better."""
+    with Topic.open(path, clock=lambda: NOW) as topic:
+        first = topic.append(b"first", sync=True)
+        end = topic.partition(0).log_end_offset
+        mark = (path / "0000" / "watermark").read_bytes()
+        topic.append(forge(end + VALUE_AT, 40), sync=True)
+    segment = last_segment(path)
+    stored = bytearray(segment.read_bytes())
+    stored[HEADER_BYTES + end : HEADER_BYTES + end + BODY_AT] = bytes(BODY_AT)
+    segment.write_bytes(stored)
+    (path / "0000" / "watermark").write_bytes(mark)  # as it was when only the first was durable
+    with Topic.open(path, clock=lambda: NOW) as topic:
+        assert [record.offset for record in topic.read()] == [first.offset]
+        topic.append(b"more", sync=True)
+        assert values_of(topic) == [b"first", b"more"] and topic.verify().damage == ()
+
+
 def test_value_of_repeated_magics_cost_seconds_of_search() -> None:
     """Counted: the headers looked at by time, by offset, by opening, and without a watermark; as many as with zeros."""
     zeros, magics = (looks_at(pattern * (1 << 14)) for pattern in (b"\0\0\0\0", b"\x89LLB"))
