@@ -99,13 +99,31 @@ def test_offset_inside_a_record_that_looks_like_a_batch_is_no_records(path: Path
 def test_spark_counted_152_rows_where_there_were_2(path: Path, forge: Forge) -> None:
     """Whatever the splits; in this one the value is smaller than that in a real Spark, and the splits are."""
     with Topic.open(path, clock=lambda: NOW) as topic:
-        fakes = forge(VALUE_AT, 300)
+        topic.append(b"first", sync=True)
+        fakes = forge(topic.partition(0).log_end_offset + VALUE_AT, 300)
         topic.append(fakes, sync=True)
-        topic.append(b"last", sync=True)
         end = topic.partition(0).log_end_offset
     for split_bytes in (end // 2, end // 3, 4096, 1000, 160):
         rows = scan_rows(path, split_bytes=split_bytes)
-        assert [row["value"] for row in rows] == [fakes, b"last"], split_bytes
+        assert [row["value"] for row in rows] == [b"first", fakes], split_bytes
+
+
+def test_record_that_a_crash_left_without_its_header_is_a_torn_tail_whatever_it_holds(path: Path, forge: Forge) -> None:
+    """Batches in it lead to the end of the file, and say that all before was durable; the watermark knows better."""
+    with Topic.open(path, clock=lambda: NOW) as topic:
+        first = topic.append(b"first", sync=True)
+        end = topic.partition(0).log_end_offset
+        mark = (path / "0000" / "watermark").read_bytes()
+        topic.append(forge(end + VALUE_AT, 40), sync=True)
+    segment = last_segment(path)
+    stored = bytearray(segment.read_bytes())
+    stored[HEADER_BYTES + end : HEADER_BYTES + end + BODY_AT] = bytes(BODY_AT)
+    segment.write_bytes(stored)
+    (path / "0000" / "watermark").write_bytes(mark)  # as it was when only the first was durable
+    with Topic.open(path, clock=lambda: NOW) as topic:
+        assert [record.offset for record in topic.read()] == [first.offset]
+        topic.append(b"more", sync=True)
+        assert values_of(topic) == [b"first", b"more"] and topic.verify().damage == ()
 
 
 def test_value_of_repeated_magics_cost_seconds_of_search() -> None:

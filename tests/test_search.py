@@ -395,6 +395,19 @@ def test_record_of_the_next_batch_that_says_it_follows_a_damaged_one_is_not_take
             assert place not in [each.base_offset for each in proven_headers(segment, 0, len(stored))]
 
 
+def test_batches_in_a_record_that_end_where_it_ends_are_not_read_if_all_around_is_lost(tmp_path: Path) -> None:
+    place = 144 + BODY_AT + 8
+    fake = follower(place, headers_in(chained([TINY]))[0])
+    whole = chained([TINY, Columns([fake]), TINY])
+    _, bad, last = headers_in(whole)
+    assert whole.find(fake) == place and place + len(fake) == last.base_offset
+    stored = bytearray(damage(whole, last))
+    stored[bad.base_offset : place] = bytes(place - bad.base_offset)
+    with opened(write_segment(tmp_path, bytes(stored))) as segment:
+        assert after_damage(segment, bad.base_offset, len(stored), last.base_offset) == len(stored)
+        assert around(segment, place, last.base_offset, len(stored)) == (None, bad.base_offset)
+
+
 def test_record_that_says_it_is_of_a_version_to_come_stops_no_search(tmp_path: Path) -> None:
     """A log with damage could not be read, nor opened: "batch version 9 is newer than this loglib knows"."""
     place = 144 + BODY_AT + 8

@@ -18,8 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import loglib.spark
+from builders import BODY_AT, make_topic
 from conftest import NOW, QUIET, SOURCE, last_segment
 from loglib import Retention, Topic
+from loglib.config import TopicConfig
+from loglib.segment import HEADER_BYTES
 from spark_logs import COLUMNS, Row, all_records, all_rows, in_order, random_topic
 
 pytestmark = pytest.mark.spark
@@ -137,6 +140,26 @@ def test_one_huge_record_among_small_ones(spark: SparkSession, tmp_path: Path) -
         topic.append_many([b"small"] * 1000 + [bytes(40 << 20)] + [b"small"] * 1000)
     lengths = load(spark, tmp_path / "topic", columns="value").select(f.length("value").alias("n"))
     assert lengths.agg(f.count("n"), f.sum("n"), f.max("n")).first()[:] == (2001, 2000 * 5 + (40 << 20), 40 << 20)
+
+
+def test_spark_counted_152_rows_where_there_were_2(spark: SparkSession, tmp_path: Path) -> None:
+    """A value of 19.5 MB with 300 batches in it, each in its right place: the second split began with some of them."""
+    size = 65_000
+    for name in ("topic", "forged"):
+        make_topic(tmp_path / name, TopicConfig(**QUIET))  # two logs with the same id
+    with Topic.open(tmp_path / "topic", clock=lambda: NOW) as topic:
+        topic.append(b"first", sync=True)
+        place = topic.partition(0).log_end_offset + BODY_AT + 8
+        with Topic.open(tmp_path / "forged", clock=lambda: NOW) as forged:
+            forged.append(bytes(place - BODY_AT - 8), sync=True)
+            for _ in range(300):
+                forged.append(bytes(size - BODY_AT - 8), sync=True)
+        fakes = last_segment(tmp_path / "forged").read_bytes()[HEADER_BYTES + place :]
+        assert len(fakes) == 300 * size
+        topic.append(fakes, sync=True)
+    frame = load(spark, tmp_path / "topic")
+    assert frame.count() == 2
+    assert frame.select(f.length("value")).collect() == [(5,), (len(fakes),)]
 
 
 def test_empty_topic_is_an_empty_dataframe(spark: SparkSession, tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ class Log(Unique):
         """
         if not mark.log_start_offset <= offset <= mark.flushed_end:
             raise OffsetOutOfRangeError(self.partition, offset, mark.log_start_offset, mark.flushed_end)
-        if offset == mark.flushed_end:
+        if offset in (mark.log_start_offset, mark.flushed_end):  # where a segment begins, or nothing as yet
             return offset
         found = (offset, mark.sequence, mark.flushed_end)
         known, place = self._found

@@ -12,6 +12,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -402,9 +403,11 @@ def test_damage_beside_forgeries_costs_its_own_batches_and_nothing_is_invented(s
 
 
 def read_damaged(story: Story, random: Random) -> int:
-    tree = dict(story.tree)
+    tree, ends = dict(story.tree), {*story.bases, story.end}
     bad = sorted(random.sample(story.batches, min(len(story.batches), random.choice((1, 1, 1, 2, 3)))))
-    wiped = random.choice([None, *bad])  # one of them: what lies between two, no pointer may lead to
+    # One of them: what lies between two, no pointer may lead to. Nor between one and two at the end of its segment.
+    last_two = any(one.end == other.base and other.end in ends for one, other in pairwise(bad))
+    wiped = None if last_two else random.choice([None, *bad])
     for each in bad:
         hurt(tree, story, each, random, wipe=each is wiped)
     known_by_batch = sorted({each.base for each in story.batches if each not in bad} & {*story.bases[1:]})
