@@ -676,11 +676,7 @@ class Writer(Unique):
         def settled() -> bool:
             return offset < self.flushed_end or (batch is not None and batch.lost is not None)
 
-        try:
-            self._turn.take(self._flush_quietly, unless=settled)
-        except LogClosedError:
-            if not settled():
-                raise  # otherwise closing has flushed it
+        self._turn.take(self._flush_quietly, unless=settled)  # closing may settle it, too: it has a turn like any flush
         if batch is not None and batch.lost is not None:  # the offset may be flushed by now, but with another record
             raise batch.lost.again() from batch.lost.__cause__
         if isinstance(self._failure, LogMovedError):  # another thread's flush has found that, and said it there
