@@ -8,8 +8,7 @@ sealed segment never changes; what there is to say about it stands in the header
     byte size field                  meaning (little-endian)
        0    8  magic                 89 4C 4C 53 45 47 0D 0A
        8    2  version               2
-      10    2  flags                 low byte: a reader must know each bit, and none is known yet; high byte: may
-                                     ignore. 256 CLOCK_IN_DOUBT: `created` may be wrong
+      10    2  flags                 low byte: a reader must know each bit, and none is in use; high byte: may ignore
       12    4  crc                   CRC-32C of bytes 0..11 and 16..4095
       16   16  log_id                of the topic
       32    4  partition
@@ -84,7 +83,6 @@ __all__ = [
 
 MAGIC = b"\x89LLSEG\r\n"
 VERSION = 2
-CLOCK_IN_DOUBT = 0x0100  # a flag that readers may ignore
 _MUST_KNOW = 0x00FF  # flags that they may not
 HEADER_BYTES = 4096
 NO_TIMESTAMP = -(1 << 63)  # running maximum of no timestamps at all
