@@ -32,6 +32,11 @@ class Counting(SegmentReader):
         self.looks += 1
         return super().header_at(offset)
 
+    def headers(self, offset: int, limit: int) -> Iterator[Header]:
+        for header in super().headers(offset, limit):
+            self.looks += 1
+            yield header
+
 
 def opened(path: Path) -> Counting:
     return Counting(REAL, str(path), IDENTITY)

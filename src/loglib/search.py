@@ -6,8 +6,9 @@ points to it (as the one before, or by its jump: jumps.py), or if such a batch e
 look like a batch, however right their checksums are, count for nothing: a record's value can hold them.
 
 A header that is damaged costs what it covers. Searches then go around it: by other pointers, or forwards
-from the last place that counts below it. Behind a damaged header the next batch is known by its link to
-what is left of it: the CRC of a header, which nobody knows before the batch is written.
+from the last place that counts below it. Behind a damaged header the next batch is looked for at one place
+only: where the damaged one ends, if two facts that are left of its header agree on that. And it must be linked
+to what is left: by the CRC of a header, which nobody knows before the batch is written.
 
 Where not even that tells, as with a page of small batches that is gone and the end of the segment with it,
 bytes are searched for chains of batches. Such a chain counts only if it leads to the place of the last batch, and the
@@ -259,10 +260,8 @@ def _linked_to(segment: SegmentReader, offset: int, limit: int) -> int | None:
     the next batch may claim to follow it as well: whoever made that record can have read this header before.
     """
     remains = segment.read(offset, HEADER_BYTES)
-    links = {remains[4:8]} - _WIPED
-    if len(set(remains[8:])) > len(_WIPED):
-        links.add(crc32c(remains[8:], segment.salt).to_bytes(4, "little"))
-    length = _length_by(remains, segment.salt) if len(remains) == HEADER_BYTES and links else 0
+    links = {remains[4:8], crc32c(remains[8:], segment.salt).to_bytes(4, "little")}
+    length = _length_by(remains, segment.salt) if len(remains) == HEADER_BYTES else 0
     place = offset + length
     if not HEADER_BYTES < length <= MAX_BATCH_BYTES or length & 7 or place >= limit:
         return None
