@@ -109,7 +109,8 @@ def test_batch_that_contradicts_the_one_before_is_found(
     assert len(topic.verify().damage) == 1
 
 
-def test_check_that_retention_overtakes_begins_again(open_topic: Open, path: Path) -> None:
+@pytest.mark.parametrize("what", ["check", "verify"])
+def test_check_that_retention_overtakes_begins_again(what: str, open_topic: Open, path: Path) -> None:
     """Never a missing file: the log has moved on, and what there is now is checked."""
     fill(open_topic, retention=Retention(age=None, bytes=0))
     topic = open_topic(files=UnsyncedFiles())
@@ -124,8 +125,30 @@ def test_check_that_retention_overtakes_begins_again(open_topic: Open, path: Pat
             return super().open_read(path)
 
     with Topic.open(path, mode="r", files=Overtaken()) as reading:
-        report = reading.partition(0).check()
-    assert Overtaken.done and report.segments == 1
+        report = getattr(reading.partition(0), what)()
+    assert Overtaken.done and report.segments == 1 and not report.damage
+
+
+def test_damage_that_retention_has_dropped_meanwhile_is_not_reported(open_topic: Open, path: Path) -> None:
+    fill(open_topic, retention=Retention(age=None, bytes=0))
+    spoil(names_of(path)[0], 4096 + 140)
+    topic = open_topic(files=UnsyncedFiles())
+    second = str(names_of(path)[1])
+
+    class Overtaken(UnsyncedFiles):
+        opened = 0
+
+        def open_read(self, path: str) -> int:
+            fd = super().open_read(path)
+            if path == second:
+                Overtaken.opened += 1
+                if self.opened == 2:  # the first time was for its header alone: now all before it has been read
+                    topic.retain()
+            return fd
+
+    with Topic.open(path, mode="r", files=Overtaken()) as reading:
+        report = reading.partition(0).verify()
+    assert Overtaken.opened == 2 and report.segments == 1 and not report.damage
 
 
 def test_file_that_vanishes_without_retention_is_no_reason_to_begin_again(open_topic: Open, path: Path) -> None:

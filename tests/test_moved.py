@@ -343,6 +343,99 @@ def test_directory_that_something_is_mounted_on_is_another(open_topic: Open, pat
         os.system(f"umount {path}")
 
 
+def test_file_in_place_of_a_partition_that_is_being_opened_is_damage(open_topic: Open, path: Path) -> None:
+    open_topic().close()
+
+    class Replacing(UnsyncedFiles):
+        def flock(self, fd: int, operation: int) -> None:
+            if (path / "0000").is_dir():
+                (path / "0000").rename(path / "moved")
+                (path / "0000").write_bytes(b"")
+            REAL.flock(fd, operation)
+
+    with pytest.raises(CorruptLogError, match="a directory, and no link to one"):
+        open_topic(files=Replacing())
+
+
+def test_moved_writer_refuses_all_that_is_asked_of_it(open_topic: Open, path: Path) -> None:
+    topic = open_topic()
+    offset = topic.append(b"x").offset
+    writer = topic.partition(0).writer()
+    path.rename(path.with_suffix(".bak"))
+    with pytest.raises(LogMovedError):
+        topic.flush()
+    for call in (writer.mark, lambda: writer.drop_before(8), topic.flush, lambda: topic.append(b"y")):
+        with pytest.raises(LogMovedError):
+            call()
+    abandon(topic)
+    assert offset == 0
+
+
+def test_flush_that_another_thread_made_into_moved_files_is_told_as_that(
+    open_topic: Open, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is durable when the thread that waited looks, and no reader will find it."""
+    topic = open_topic()
+    offset = topic.append(b"x").offset
+    writer = topic.partition(0).writer()
+    path.rename(path.with_suffix(".bak"))
+    with pytest.raises(LogMovedError):
+        topic.flush()
+    monkeypatch.setattr(writer._turn, "take", lambda *_, **__: None)  # as if it had been another's
+    with pytest.raises(LogMovedError):
+        writer._flush_record(offset)
+    monkeypatch.undo()
+    abandon(topic)
+
+
+def test_look_at_the_segment_that_fails_is_an_error_and_nothing_more(open_topic: Open) -> None:
+    files = FaultyFiles("fstat", armed=False)
+    topic = open_topic(files=files)
+    topic.append(b"x", sync=True)
+    files.armed = True
+    with pytest.raises(StorageIOError, match="looking whether it is still there"):
+        topic.flush()
+    topic.append(b"y", sync=True)
+    assert values_of(topic) == [b"x", b"y"]
+
+
+def test_reader_goes_on_to_its_end_in_a_copy_put_in_place(open_topic: Open, path: Path) -> None:
+    with open_topic(batch_records=1) as topic:
+        values = fill(topic, 5, b"kept")
+    with Topic.open(path, mode="r") as reading:
+        log = reading.partition(0).log
+        reader = reading.read()
+        found = [record.value for record in reader.poll(max_records=1)]
+        shutil.copytree(path, path.with_suffix(".copy"))
+        path.rename(path.with_suffix(".bak"))
+        path.with_suffix(".copy").rename(path)
+        log.look()
+        assert found + [record.value for record in reader] == values
+
+
+def test_reader_of_an_older_state_put_in_place_ends_where_that_ends(open_topic: Open, path: Path) -> None:
+    """The next segment is not there: that is no damage, since the files are others."""
+    with open_topic() as topic:
+        values = fill(topic, 3, b"kept")
+        topic.partition(0).roll()
+    shutil.copytree(path, path.with_suffix(".backup"))
+    with open_topic() as topic:
+        topic.partition(0).roll()
+        fill(topic, 3, b"second")
+        topic.partition(0).roll()
+        fill(topic, 3, b"third")
+    with Topic.open(path, mode="r") as reading:
+        reader = reading.read()
+        found = [record.value for record in reader.poll(max_records=3)]
+        path.rename(path.with_suffix(".bak"))
+        path.with_suffix(".backup").rename(path)
+        try:
+            found += [record.value for record in reader]
+        except OffsetOutOfRangeError as error:
+            assert error.log_end_offset == reading.partition(0).high_watermark
+        assert found[:3] == values
+
+
 def test_partition_that_is_moved_while_it_is_opened_is_refused(open_topic: Open, path: Path) -> None:
     open_topic().close()
 

@@ -1309,3 +1309,15 @@ def test_batch_that_neither_neighbour_knows_is_the_one_left_out(open_topic: Open
 def test_gap_policy_that_there_is_not_is_refused(open_topic: Open) -> None:
     with pytest.raises(ValueError, match='on_gap must be "raise" or "skip"'):
         open_topic().read(on_gap="ignore")  # type: ignore[arg-type]
+
+
+def test_take_gives_columns_and_goes_on_where_it_ended(open_topic: Open) -> None:
+    topic = open_topic()
+    topic.append_many([b"%d" % number for number in range(10)])
+    topic.flush()
+    with topic.read() as reader:
+        first, second = reader.take(4), reader.take()
+        assert first is not None and second is not None
+        assert (first.values, second.values) == ([b"0", b"1", b"2", b"3"], [b"%d" % number for number in range(4, 10)])
+        assert reader.tell() == {0: topic.partition(0).high_watermark}
+        assert reader.take() is None and reader.take(5) is None

@@ -448,6 +448,23 @@ def test_body_that_is_damaged_is_passed_over_by_its_header(tmp_path: Path) -> No
             assert after_damage(segment, bad.base_offset, bad.next_offset - 8, None) == bad.next_offset - 8
 
 
+def test_pointer_to_a_batch_that_is_not_the_one_before_is_damage(tmp_path: Path) -> None:
+    body = batch.encode_body(TINY, codec=0)
+    stored = chained([TINY, TINY])
+    first, second = headers_in(stored)
+    third = stamped(body, 288, previous_crc=second.header_crc, previous_bytes=288, jump_offset=288)
+    stored += third + b"".join(body.parts)
+    with opened(write_segment(tmp_path, stored)) as segment:
+        assert around(segment, 3, 288, len(stored))[0] == first, "found forwards from the base"
+        assert around(segment, 150, 288, len(stored))[0] == second
+        assert first_reaching(segment, 0, 288, len(stored)) == first
+
+
+def test_search_ends_where_the_file_does(tmp_path: Path) -> None:
+    with opened(write_segment(tmp_path, chained([TINY]))) as segment:
+        assert list(likely_headers(segment, 144, 8 << 20)) == []
+
+
 def test_pointers_that_lead_nowhere_are_damage_and_no_search_without_end(tmp_path: Path) -> None:
     body = batch.encode_body(TINY, codec=0)
     first = chained([TINY])

@@ -163,9 +163,8 @@ class Files:
                 fd = self.open(os.path.basename(path), flags | _SAFE, permissions, dir_fd=dir_fd)
         except OSError as error:
             error.filename = path
-            if error.errno not in _NOT_REGULAR:
-                raise
-            if not self.exists(path, dir_fd=dir_fd):  # links may go in circles before they get here
+            # Links may go in circles before they get here.
+            if error.errno not in _NOT_REGULAR or not self.exists(path, dir_fd=dir_fd):
                 raise
             raise CorruptLogError(path, 0, error.strerror or "something else", expected) from error
         try:
