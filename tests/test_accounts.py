@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conftest import crash_copy, open_files, run_python, values_of
+from conftest import NOW, crash_copy, open_files, run_python, values_of
 from loglib import (
     CorruptLogError,
     FlushPolicy,
@@ -27,7 +27,7 @@ from loglib import (
     WriterFailedError,
 )
 from loglib.partitioner import by_crc32
-from loglib.testing import Call, FaultyFiles, UnsyncedFiles, WatchedFiles
+from loglib.testing import Call, CrashFS, FaultyFiles, UnsyncedFiles, WatchedFiles
 
 Open = Callable[..., Topic]
 
@@ -708,3 +708,17 @@ def test_what_is_owed_is_named_by_whatever_is_raised_first(open_topic: Open) -> 
     assert any("before that" in note for note in raised.value.__notes__)
     writer.check_usable = check  # type: ignore[method-assign]
     topic.append(b"x", sync=True)
+
+
+def test_what_a_full_disk_has_left_of_a_batch_is_cut_for_good() -> None:
+    """It lacked nothing but zeros: after a power cut, in a file made longer since, it was whole again."""
+    disk = CrashFS()
+    topic = Topic.open("/topic", files=disk, flush=FlushPolicy(None, None, None), clock=lambda: NOW)
+    topic.append(b"kept", sync=True)
+    disk.capacity = disk.used + 1000
+    topic.append(bytes(5000))
+    with pytest.raises(StorageFullError):
+        topic.flush()
+    assert [each.name for each in disk.operations[-3:]] == ["write", "truncate", "sync"]
+    disk.capacity = None
+    topic.close()

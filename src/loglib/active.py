@@ -52,11 +52,16 @@ class ActiveSegment(Unique):
         except OSError:
             return False
 
-    def cut_back(self, end: int) -> None:
-        """Make the file end at `end`, whatever a write that failed or was interrupted has left behind it."""
+    def cut_back(self, end: int) -> bool:
+        """Make the file end at `end`, whatever a write that failed or was interrupted has left behind it.
+
+        Says whether there was anything. Handed to the system: after a power cut it may be there again.
+        """
         position = self.file_position(end)
         if self.look(position) > position:
             self._files.ftruncate(self.fd, position)
+            return True
+        return False
 
     def look(self, position: int) -> int:
         """The size of the file, which must have a name and end at `position`, or where a write of ours has come to."""

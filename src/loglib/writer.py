@@ -528,7 +528,7 @@ class Writer(Unique):
         except LogMovedError as error:
             self._fail(error)
         except OSError as error:
-            self._cut_back(error, undo=len(ranges) > 0)
+            self._cut_back(error)
         self._note_producer()
         if active.began is None:
             active.began = now.boottime_us
@@ -543,15 +543,15 @@ class Writer(Unique):
         for producer, offsets in tail.produced:
             self._producers.remember(producer, offsets, tail.append_time)
 
-    def _cut_back(self, error: OSError, *, undo: bool = False) -> NoReturn:
+    def _cut_back(self, error: OSError) -> NoReturn:
         """Undo a write that failed: the open batch is lost, the writer stays usable.
 
-        `undo`: whole batches were written as well, which must not be there after a power cut either. Synced then.
+        What is cut must not be there after a power cut either, since an error names it: a batch that lacks nothing but
+        zeros at its end would be whole again once the file is longer. So the cut is synced.
         """
         active, batch = self._active, self.batch
         try:
-            active.cut_back(batch.tail.end)
-            if undo:
+            if active.cut_back(batch.tail.end):
                 self._files.datasync(active.fd)
         except LogMovedError as moved:
             self._fail(moved)
