@@ -145,7 +145,7 @@ def proven_end(reader: SegmentReader) -> tuple[int, int]:
     for header in proven_headers(reader, reader.base_offset, reader.end_of_file()):
         later.append((header.base_offset, header.next_offset))
         end = max(end, header.durable_up_to)
-        while later[0][1] <= end:
+        while later and later[0][1] <= end:
             tail = later.popleft()[0]
     return end, tail
 

@@ -62,7 +62,7 @@ def around(segment: SegmentReader, offset: int, last: int | None, limit: int) ->
                 return header, header.base_offset
             lower.append(header.base_offset)
             break
-        if header.jump_offset <= offset:
+        if segment.base_offset <= header.jump_offset <= offset:
             lower.append(header.jump_offset)
         header = _back(segment, header, above=offset)
     lower.sort()
