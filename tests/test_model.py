@@ -201,7 +201,7 @@ harms = st.lists(
     max_size=3,
 )
 numbers = st.integers(0, 1 << 16)  # of a partition or a record, modulo how many there are
-limits = st.fixed_dictionaries({}, optional={"max_records": st.integers(1, 60), "max_bytes": st.integers(0, 5000)})
+limits = st.fixed_dictionaries({}, optional={"max_records": st.integers(1, 60), "max_bytes": st.integers(1, 5000)})
 flush_policies = st.builds(
     FlushPolicy,
     messages=st.none() | st.integers(1, 50),

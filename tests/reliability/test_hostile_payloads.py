@@ -146,7 +146,6 @@ class Story:
         if appended.offsets.start != base:  # the producer's number was known: a replay
             return
         assert appended.offsets == range(base, base + len(columns.values))
-        last = max(before, *(header.append_time for header in known.headers[-1:])) if known.headers else before
         self.batches.append(
             Stored(
                 base,
@@ -155,7 +154,7 @@ class Story:
                     Record(
                         0,
                         offset,
-                        last if columns.timestamps is None else columns.timestamps[index],
+                        before if columns.timestamps is None else columns.timestamps[index],
                         None if columns.keys is None else columns.keys[index],
                         columns.values[index],
                         () if columns.headers is None else tuple(columns.headers[index]),
