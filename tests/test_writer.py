@@ -1307,3 +1307,28 @@ def test_abandoned_writer_refuses_and_its_files_are_closed(open_topic: Open) -> 
     topic.close()
     assert open_files() == before
     assert values_of(open_topic(mode="r")) == []
+
+
+def test_flush_that_a_roll_overtakes_does_not_move_the_published_end_back(open_topic: Open) -> None:
+    """The roll publishes more than the flush has set out to, while that waits for the disk."""
+
+    class Overtaken(UnsyncedFiles):
+        armed = False
+
+        def datasync(self, fd: int) -> None:
+            if self.armed:
+                self.armed = False
+                other.start()
+                while writer.flushed_end <= 144:  # until the roll has published
+                    threading.Event().wait(0.001)
+            super().datasync(fd)
+
+    files = Overtaken()
+    topic = open_topic(files=files, segment_bytes=4096, batch_bytes=1024)
+    writer = topic.partition(0).writer()
+    other = threading.Thread(target=lambda: [topic.append(b"two"), topic.append_many([bytes(5000)])])
+    topic.append(b"one")
+    files.armed = True
+    topic.flush()
+    assert writer.flushed_end > 144
+    other.join()
