@@ -387,3 +387,23 @@ def test_reader_that_is_interrupted_before_it_moves_on_finds_no_damage(open_topi
     cursor.position = 0  # as an interrupt leaves it that comes before the assignment
     assert [each.offsets for each in cursor.read(end)] == [each.offsets for each in first]
     cursor.close()
+
+
+def test_offset_is_found_though_the_next_segment_tells_nothing_of_the_end_of_this_one(
+    open_topic: Open, path: Path
+) -> None:
+    """Neither its header nor its first batch is whole: the way is forwards, from where the segment begins."""
+    with open_topic() as topic:
+        offsets = [topic.append(b"%d" % number, sync=True).offset for number in range(4)]
+        topic.partition(0).roll()
+        for number in (4, 5):
+            topic.append(b"%d" % number, sync=True)
+    second = last_segment(path)
+    content = bytearray(second.read_bytes())
+    content[50] ^= 1
+    content[4096 + 20] ^= 1
+    second.write_bytes(content)
+    with Topic.open(path, mode="r") as reading:
+        assert next(iter(reading.read(offsets[2]))).value == b"2"
+        reader = reading.read(offsets[1], on_gap="skip")
+        assert [record.value for record in reader] == [b"1", b"2", b"3", b"5"]
