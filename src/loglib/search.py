@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from heapq import heappop, heappush
-from itertools import compress
-from operator import eq
-from struct import unpack_from
+from itertools import repeat
+from struct import pack
 from typing import NoReturn
 
 from .batch import HEADER_BYTES, MAGIC, Header, crc32c
@@ -39,6 +39,7 @@ _WINDOW = 1 << 20
 # Fields of a header.
 _LENGTH_AT, _PLACE_AT, _COUNT_AT, _STORED_AT, _LINK_AT = 12, 16, 36, 44, 60
 _WIPED = {bytes(4), b"\xff" * 4, b""}  # no link: anybody could have put it into a payload
+_NO_DIFFERENCE = bytes(8)
 _MOST_LOOKS = 4096  # at headers, for a way around damage: some ten milliseconds
 
 
@@ -130,20 +131,26 @@ def after_damage(segment: SegmentReader, offset: int, limit: int, last: int | No
     end = last if above is None else above.previous_offset  # the place of another damaged batch
     if end is not None and offset < end < limit:
         link = segment.read(end + _LINK_AT, 4)
-        for candidate in _candidates(segment, offset + 8, end) if link not in _WIPED else ():
-            last_linked = _end_of_chain(segment, candidate, end)
+        for first, last_linked in _chains(segment, offset + 8, end) if link not in _WIPED else ():
             if (last_linked.next_offset, last_linked.header_crc.to_bytes(4, "little")) == (end, link):
-                return candidate.base_offset
+                return first.base_offset
     return stop
 
 
-def proven_headers(segment: SegmentReader, offset: int, limit: int) -> Iterator[Header]:
+def proven_headers(
+    segment: SegmentReader, offset: int, limit: int, walked: set[int] | None = None
+) -> Iterator[Header]:
     """The headers of the batches from `offset` on, past damage, as far as each is linked to the one before.
 
-    `offset` must be a place that counts. For a log whose last batch nothing points to.
+    `offset` must be a place that counts. For a log whose last batch nothing points to. `walked` are places at which
+    to stop, and gets those at which this walk has been.
     """
     before: Header | None = None
     while offset < limit:
+        if walked is not None:
+            if offset in walked:
+                return
+            walked.add(offset)
         header = _whole(segment, offset)
         if header is None:
             linked = _linked_to(segment, offset, limit)
@@ -163,9 +170,9 @@ def likely_headers(segment: SegmentReader, offset: int, limit: int) -> Iterator[
     For the one question whether damage is a torn tail. A record may hold them, if its own header is torn away and
     nothing follows it. So they are a reason to refuse, and never anything to read.
     """
-    for candidate in _candidates(segment, offset + 8, limit):
-        if _end_of_chain(segment, candidate, limit).next_offset == limit:
-            yield from proven_headers(segment, candidate.base_offset, limit)
+    for first, last in _chains(segment, offset + 8, limit):
+        if last.next_offset == limit:
+            yield from proven_headers(segment, first.base_offset, limit)
             return
 
 
@@ -302,12 +309,19 @@ def _aligned(size: int) -> int:
     return size + (-size & 7)
 
 
-def _end_of_chain(segment: SegmentReader, header: Header, limit: int) -> Header:
-    """The last of the batches from this one on that are linked to each other."""
-    with suppress(UnsupportedFormatError):  # by what may be no batch at all
-        for each in proven_headers(segment, header.base_offset, limit):
-            header = each
-    return header
+def _chains(segment: SegmentReader, start: int, limit: int) -> Iterator[tuple[Header, Header]]:
+    """(first, last) of what looks like batches in [start, limit) that are linked to each other.
+
+    No place is walked over twice: a record can hold a chain of thousands, in which each could be the first.
+    A chain that comes to a place of an earlier one has its end there.
+    """
+    walked: set[int] = set()
+    for first in _candidates(segment, start, limit):
+        last = first
+        with suppress(UnsupportedFormatError):  # by what may be no batch at all
+            for last in proven_headers(segment, first.base_offset, limit, walked):
+                pass
+        yield first, last
 
 
 def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Header]:
@@ -315,15 +329,40 @@ def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Heade
     start += -start & 7
     while start < stop:
         window = segment.read(start, min(_WINDOW, stop - start) + HEADER_BYTES)
-        if len(window) < HEADER_BYTES:
-            return
-        # All words at once: a loop over what looks like a magic would take minutes for a record made of them.
-        places = range(start, min(start + _WINDOW, stop), 8)
-        words = unpack_from(f"<{(len(window) - _PLACE_AT) // 8}Q", window, _PLACE_AT) if MAGIC in window else ()
-        for place in compress(places, map(eq, places, words)):
+        for place in _named_places(window, start) if MAGIC in window else ():
             header = None
             with suppress(UnsupportedFormatError):  # a record may say that it is of a version to come
                 header = _whole(segment, place)
             if header is not None and header.next_offset <= stop:
                 yield header
         start += _WINDOW
+
+
+def _named_places(window: bytes, start: int) -> Iterator[int]:
+    """The places in a window of bytes, `start` being that of its first, where a header would name this very place.
+
+    All are compared at once, as the words of two long integers: a loop over what looks like a magic would take
+    minutes for a record made of magics.
+    """
+    size = len(window) - HEADER_BYTES & -8
+    if size <= 0:
+        return
+    steps, ones = _words(_WINDOW)
+    here = (steps + start * ones) & ((1 << 8 * size) - 1)
+    named = int.from_bytes(memoryview(window)[_PLACE_AT : _PLACE_AT + size], "little")
+    differing = (here ^ named).to_bytes(size, "little")
+    at = differing.find(_NO_DIFFERENCE)
+    while at >= 0:
+        at += -at & 7
+        if differing.startswith(_NO_DIFFERENCE, at) and window.startswith(MAGIC, at):
+            yield start + at
+            at += 8
+        at = differing.find(_NO_DIFFERENCE, at)
+
+
+@cache
+def _words(size: int) -> tuple[int, int]:
+    """As integers: words of 8 bytes, up to `size` bytes, that name their own place from 0 on; and as many ones."""
+    form = f"<{size // 8}Q"
+    steps, ones = pack(form, *range(0, size, 8)), pack(form, *repeat(1, size // 8))
+    return int.from_bytes(steps, "little"), int.from_bytes(ones, "little")
