@@ -5,12 +5,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from builders import a_mark, forged
 from conftest import NOW, SECOND, Clock, last_segment, needs_proc, open_files, values_of
 from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic
+from loglib import segment as segments
 from loglib.arguments import Time
 from loglib.files import REAL
 from loglib.log import Cursor, Log
@@ -110,7 +112,7 @@ def test_time_finds_the_first_at_or_after_it_among_unordered_ones(open_topic: Op
 
 
 def test_time_is_found_after_retention_dropped_the_event_that_was_ahead(open_topic: Open) -> None:
-    """Running maxima still tell of it: then batches are looked at one by one."""
+    """The headers of the segments still tell of it, and those of the batches do not."""
     topic = open_topic(retention=Retention(age=None, bytes=0), batch_records=1)
     topic.append(b"ahead", timestamp=1_000)
     topic.partition(0).roll()
@@ -120,6 +122,25 @@ def test_time_is_found_after_retention_dropped_the_event_that_was_ahead(open_top
     log = topic.partition(0).log
     assert log.resolve(Time(20)) == offsets[1]
     assert log.resolve(Time(500)) == log.mark().flushed_end
+
+
+def test_event_of_2037_made_every_later_start_by_time_read_the_whole_log(open_topic: Open) -> None:
+    """Counted: the batches looked at, after retention has dropped the event."""
+    topic = open_topic(retention=Retention(age=None, bytes=0), batch_records=1)
+    topic.append(b"of 2037", timestamp=NOW + 10 * 365 * 86_400 * SECOND)
+    offsets = []
+    for number in range(600):
+        if number % 200 == 0:
+            topic.partition(0).roll()
+        offsets.append(topic.append(b"x", timestamp=NOW + number).offset)
+    topic.flush()
+    topic.partition(0).writer().drop_before(topic.partition(0).segments[1].base_offset)
+    log = topic.partition(0).log
+    with mock.patch.object(segments, "parse_header", wraps=segments.parse_header) as parse:
+        for number in (0, 99, 399, 400, 401, 599):
+            assert log.resolve(Time(NOW + number)) == offsets[number]
+        assert log.resolve(Time(NOW + 600)) == log.mark().flushed_end
+    assert parse.call_count < 7 * 150  # the way there, and the block that has the record
 
 
 def test_reader_in_another_process_finds_segments_made_since(open_topic: Open, path: Path) -> None:

@@ -28,7 +28,7 @@ does I/O or keeps state: bytes in, facts out.
       64   8  append_time            log clock in microseconds UTC, never decreasing
       72   8  base_timestamp         event time of the first record, microseconds UTC
       80   8  max_timestamp          largest event time in this batch
-      88   8  running_max_timestamp  largest event time in the log up to and with this batch
+      88   8  running_max_timestamp  largest event time in the segment up to and with this batch
       96   8  producer_id            0 = none
      104   8  producer_sequence
      112   4  previous_bytes         length of the batch before, 0 for the first of a log

@@ -19,7 +19,7 @@ from .jumps import Jumps
 from .log import Cursor, Log
 from .records import Batch, Damage
 from .recovery import check_link, list_segments
-from .segment import HEADER_BYTES, SegmentHeader, read_producers, read_segment_header, segment_name
+from .segment import HEADER_BYTES, NO_TIMESTAMP, SegmentHeader, read_producers, read_segment_header, segment_name
 from .watermark import MOST_BYTES, Mark, broken_slots
 
 __all__ = ["CheckReport", "check_log", "verify_description", "verify_log"]
@@ -74,7 +74,8 @@ class _Links(NamedTuple):
     last_batch: int
     previous_crc: int
     append_time: int
-    running_max_timestamp: int
+    running_max_timestamp: int | None  # in the log; None if it is not known, as after damage
+    segment_max_timestamp: int = NO_TIMESTAMP
     jumps: Jumps | None = None  # of the last batch; None if they are not known, as after damage
 
 
@@ -188,23 +189,30 @@ class _Check:
     def _check_links(self, batch: Batch, before: _Links | None, headers: dict[int, SegmentHeader]) -> _Links:
         """Check what a batch says of itself and of those before it. The chain of CRCs, the cursor has checked."""
         header = batch.header
-        if header.base_offset in headers:
-            before = self._check_follows(headers[header.base_offset], before)
-        largest = max(batch.timestamps)
-        running_max, append_time = header.running_max_timestamp, header.append_time
-        if before is not None and before.end == header.base_offset:  # otherwise damage lies between
-            running_max, append_time = max(before.running_max_timestamp, largest), before.append_time
+        base, largest = header.base_offset, max(batch.timestamps)
+        if base in headers:
+            before = self._check_follows(headers[base], before)
+        if before is not None and before.end != base:  # damage lies between
+            before = None
+        segment = self._log.index.find(base)
+        append_time = header.append_time if before is None else before.append_time
+        segment_max = header.running_max_timestamp
+        if base == segment:
+            segment_max = largest
+        elif before is not None:
+            segment_max = max(before.segment_max_timestamp, largest)
         facts = (header.max_timestamp, header.running_max_timestamp, header.append_time)
-        expected = (largest, running_max, max(append_time, header.append_time))
+        expected = (largest, segment_max, max(append_time, header.append_time))
         if facts != expected:
             what = "largest event time, running maximum and append time"
             self._tell(self._contradiction(header.base_offset, 72, what, facts, expected))
-        jumps = None
-        if before is not None and before.end == header.base_offset:
-            jumps = self._check_pointers(header, before)
+        jumps = None if before is None else self._check_pointers(header, before)
+        known = None if before is None else before.running_max_timestamp
+        if known is None and segment in headers:
+            known = headers[segment].running_max_timestamp
         return _Links(
-            header.next_offset, header.base_offset, header.header_crc, header.append_time,
-            header.running_max_timestamp, jumps,
+            header.next_offset, base, header.header_crc, header.append_time,
+            None if known is None else max(known, header.running_max_timestamp), header.running_max_timestamp, jumps,
         )  # fmt: skip
 
     def _check_pointers(self, header: Header, before: _Links) -> Jumps | None:
@@ -231,6 +239,8 @@ class _Check:
         )
         if before is None or before.end != base:
             return facts
+        if before.running_max_timestamp is None:
+            before = before._replace(running_max_timestamp=header.running_max_timestamp)
         if before[:5] != facts[:5]:
             what = "last batch, its CRC, append time and running maximum"
             self._tell(CorruptLogError(self._path(base), 72, f"{what} {facts[1:5]}", f"{before[1:5]}"))

@@ -309,7 +309,8 @@ class Log(Unique):
         if not bases or mark.flushed_end > bases[-1]:
             self.refresh()
             bases = [base for base in self.index.bases() if base >= mark.log_start_offset]
-        # The header of segment i + 1 says how late the events up to the end of segment i are.
+        # The header of segment i + 1 says how late the events up to the end of segment i are. Retention may have
+        # dropped the latest of them since.
         low, high = 0, len(bases) - 1
         while low < high:
             middle = (low + high) // 2
@@ -318,15 +319,15 @@ class Log(Unique):
             low, high = (low, middle) if reached else (middle + 1, high)
         if not bases:
             return mark.flushed_end
-        limit = min(bases[low + 1] if low + 1 < len(bases) else mark.flushed_end, mark.flushed_end)
-        with self._open(bases[low]) as segment:
-            last, end = self._end_of(segment, mark)
-            first = first_reaching(segment, timestamp, last, end)
-        if first is None:
-            return limit
-        # Mostly the first batch has the record. It may not when retention has dropped the event that
-        # made the running maximum so late: then go on batch by batch.
-        return self._next_at_or_after(timestamp, Cursor(self, first.base_offset), mark)
+        for base in bases[low:]:
+            if base >= mark.flushed_end:
+                break
+            with self._open(base) as segment:
+                last, end = self._end_of(segment, mark)
+                first = first_reaching(segment, timestamp, last, end)
+            if first is not None:
+                return self._next_at_or_after(timestamp, Cursor(self, first.base_offset), mark)
+        return mark.flushed_end
 
     def _first_whole_at_or_after(self, timestamp: int, mark: Mark) -> int:
         """The same where there may be damage: if it is in the way of the search, by looking at every batch.
@@ -347,7 +348,7 @@ class Log(Unique):
         try:
             while batches := cursor.read(mark.flushed_end):
                 for batch in batches:
-                    if doubtful and batch.header.running_max_timestamp < timestamp:
+                    if doubtful and self._all_before(timestamp, batch.header):
                         doubtful.clear()  # whatever it was, it was earlier
                     if batch.header.max_timestamp >= timestamp:
                         stamped = zip(batch.offsets, batch.timestamps, strict=True)
@@ -357,6 +358,14 @@ class Log(Unique):
         finally:
             cursor.close()
         return mark.flushed_end
+
+    def _all_before(self, timestamp: int, header: Header) -> bool:
+        """Whether all events up to and with this batch are known to be before the time."""
+        if header.running_max_timestamp >= timestamp:
+            return False
+        with suppress(CorruptLogError), self.open_segment(header.base_offset) as segment:
+            return segment.header.running_max_timestamp < timestamp
+        return False
 
     # --- segments --------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from .jumps import Jumps
 from .search import jumps_at, likely_headers, proven_headers
 from .segment import (
     HEADER_BYTES,
+    NO_TIMESTAMP,
     Identity,
     ProducerState,
     SegmentHeader,
@@ -66,7 +67,8 @@ class Tail(NamedTuple):
     last_batch: int  # base offset of the one before it; `end` if the log has none
     previous_crc: int
     append_time: int
-    running_max_timestamp: int
+    running_max_timestamp: int  # in the log
+    segment_max_timestamp: int  # in the segment of the batch before
     writer_epoch: int  # of the writer that came before
     jumps: Jumps | None = None  # of the last batch
     producers_in_segment: bool = False  # whether a batch before this in the segment names a producer
@@ -208,7 +210,7 @@ def tail_at(reader: SegmentReader, end: int, last_batch: int) -> Tail:
     last = reader.header_at(last_batch)
     if last.next_offset != end:
         reader.corrupt(last.base_offset, f"a batch that ends at offset {last.next_offset}", f"one that ends at {end}")
-    return _tail_after(last)
+    return _tail_after(last, reader)
 
 
 def _tail_before(reader: SegmentReader) -> Tail:
@@ -216,13 +218,14 @@ def _tail_before(reader: SegmentReader) -> Tail:
     header = reader.header
     return Tail(
         header.base_offset, header.previous_batch, header.previous_crc, header.last_append_time,
-        header.running_max_timestamp, header.writer_epoch,
+        header.running_max_timestamp, NO_TIMESTAMP, header.writer_epoch,
     )  # fmt: skip
 
 
-def _tail_after(last: Header) -> Tail:
+def _tail_after(last: Header, reader: SegmentReader) -> Tail:
+    running_max = max(reader.header.running_max_timestamp, last.running_max_timestamp)
     return Tail(
-        last.next_offset, last.base_offset, last.header_crc, last.append_time, last.running_max_timestamp,
+        last.next_offset, last.base_offset, last.header_crc, last.append_time, running_max, last.running_max_timestamp,
         last.writer_epoch, producers_in_segment=bool(last.flags & PRODUCERS),
     )  # fmt: skip
 
@@ -273,7 +276,7 @@ def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, Cor
                     position = reader.file_position(header.base_offset) + 60
                     found = f"a batch that follows one with CRC {header.previous_crc:08x}"
                     return tail, CorruptLogError(reader.path, position, found, f"{tail.previous_crc:08x}")
-                tail = _tail_after(header)
+                tail = _tail_after(header, reader)
         except CorruptLogError as error:
             return tail, error
     return tail, None

@@ -319,8 +319,8 @@ def _chains(segment: SegmentReader, start: int, limit: int) -> Iterator[tuple[He
     for first in _candidates(segment, start, limit):
         last = first
         with suppress(UnsupportedFormatError):  # by what may be no batch at all
-            for last in proven_headers(segment, first.base_offset, limit, walked):
-                pass
+            for header in proven_headers(segment, first.base_offset, limit, walked):
+                last = header
         yield first, last
 
 

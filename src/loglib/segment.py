@@ -20,7 +20,7 @@ sealed segment never changes; what there is to say about it stands in the header
       72    4  previous_crc          header CRC of the last batch before this segment
       76    4  producer_count        0 to 123
       80    8  last_append_time      of the newest batch before this segment, microseconds UTC
-      88    8  running_max_timestamp largest event time before this segment
+      88    8  running_max_timestamp largest event time in the log before this segment
       96    8  applied_txn           0; for transactions, as are the next two
      104    8  held_txn              0
      112    8  held_from             0

@@ -502,6 +502,7 @@ class Writer(Unique):
                 latest = now.wall_us if body.max_timestamp is None else body.max_timestamp
                 running_max = max(tail.running_max_timestamp, latest)
                 first = tail.end == active.base_offset  # of its segment: what is known of the one before ends here
+                segment_max = latest if first else max(tail.segment_max_timestamp, latest)
                 in_segment = producer != NO_PRODUCER or (tail.producers_in_segment and not first)
                 jumps = added(None if first else tail.jumps, tail.end)
                 header, header_crc = stamp(
@@ -514,7 +515,7 @@ class Writer(Unique):
                     previous_bytes=tail.end - tail.last_batch,
                     jump_offset=jumps.jump_offset,
                     append_time=append_time,
-                    running_max_timestamp=running_max,
+                    running_max_timestamp=segment_max,
                     producer=producer,
                     producers_in_segment=in_segment,
                     salt=self._identity.salt,
@@ -524,7 +525,10 @@ class Writer(Unique):
                 ranges.append(range(start, start + body.record_count))
                 if producer != NO_PRODUCER:
                     produced.append((producer, ranges[-1]))
-                tail = Tail(end, start, header_crc, append_time, running_max, self._epoch, jumps, in_segment, records)
+                tail = Tail(
+                    end, start, header_crc, append_time, running_max, segment_max, self._epoch, jumps, in_segment,
+                    records,
+                )  # fmt: skip
         except LogMovedError as error:
             self._fail(error)
         except OSError as error:
