@@ -151,6 +151,28 @@ def test_chain_of_batches_in_a_torn_record_was_walked_from_each_of_them(path: Pa
     assert parse.call_count < 10 * fakes
 
 
+@pytest.mark.parametrize("magics", ["no", "one", "all"])
+def test_torn_record_of_words_that_name_their_own_place_is_cut(path: Path, magics: str) -> None:
+    with Topic.open(path, clock=lambda: NOW) as topic:
+        topic.append(b"first", sync=True)
+        end = topic.partition(0).log_end_offset
+        topic.append(bytes(3 << 20), sync=True)
+    segment = last_segment(path)
+    stored = bytearray(segment.read_bytes())
+    torn = stored[HEADER_BYTES:]
+    for place in range(end + 16, len(torn), 24 if magics == "all" else 8):
+        torn[place : place + 8] = (place - 16).to_bytes(8, "little")
+        if magics == "all":
+            torn[place - 16 : place - 12] = b"\x89LLB"
+    if magics == "one":
+        torn[-2048:-2044] = b"\x89LLB"
+    torn[end : end + BODY_AT] = bytes(BODY_AT)
+    segment.write_bytes(stored[:HEADER_BYTES] + torn)
+    (path / "0000" / "watermark").unlink()
+    with Topic.open(path, clock=lambda: NOW) as topic:
+        assert values_of(topic) == [b"first"]
+
+
 def looks_at(value: bytes) -> list[int]:
     files = MemoryFiles()
     with Topic.open("/topic", files=files, **OPENED) as topic:

@@ -132,6 +132,14 @@ def test_no_prefix_of_a_segment_header_is_accepted(tmp_path: Path) -> None:
         assert caught.value.file_position == size
 
 
+def test_last_batch_from_before_the_log_began_is_damage() -> None:
+    """It was believed: recovery without a watermark then ended in a `struct.error`."""
+    with pytest.raises(CorruptLogError, match="last batch of 801 bytes before offset 800") as caught:
+        SegmentHeader.decode(FULL._replace(previous_batch_bytes=801).encode(), "a file")
+    assert caught.value.file_position == 124
+    assert SegmentHeader.decode(FULL._replace(previous_batch_bytes=800).encode(), "a file").previous_batch == 0
+
+
 def test_zeroed_header_is_damage(tmp_path: Path) -> None:
     path = tmp_path / segment_name(0)
     path.write_bytes(bytes(2 * HEADER_BYTES))

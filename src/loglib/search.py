@@ -356,8 +356,7 @@ def _named_places(window: bytes, start: int) -> Iterator[int]:
         at += -at & 7
         if differing.startswith(_NO_DIFFERENCE, at) and window.startswith(MAGIC, at):
             yield start + at
-            at += 8
-        at = differing.find(_NO_DIFFERENCE, at)
+        at = differing.find(_NO_DIFFERENCE, at + 8)
 
 
 @cache

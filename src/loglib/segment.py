@@ -183,6 +183,9 @@ class SegmentHeader(NamedTuple):
         header = cls(*numbers)._replace(flags=flags)
         if header.base_offset > MAX_OFFSET:
             raise CorruptLogError(path, 40, f"base offset {header.base_offset}", f"at most {MAX_OFFSET}")
+        if header.previous_batch_bytes > header.base_offset:
+            found = f"a last batch of {header.previous_batch_bytes} bytes before offset {header.base_offset}"
+            raise CorruptLogError(path, 124, found, f"one of at most {header.base_offset}")
         if count > MAX_PRODUCERS:
             raise CorruptLogError(path, 76, f"{count} producers", f"at most {MAX_PRODUCERS}")
         table = content[_FIELDS.size : _FIELDS.size + count * _PRODUCER.size]
