@@ -1,4 +1,4 @@
-"""Ctrl-C in a group, at every place: no lock is left behind, and nothing is committed that was not handled."""
+"""Ctrl-C in a group, at every line: no lock is left behind, and nothing is committed that was not handled."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conftest import UnsyncedFiles
-from interrupts import Interrupter, every_line, every_point
+from interrupts import Interrupter, every_line
 from loglib import Group, Topic
 from loglib.groups import group as group_module
 from loglib.groups import members, offsets
@@ -112,7 +112,7 @@ def test_interrupt_leaves_no_lock_and_commits_nothing_unhandled(topic: Topic, ac
             again.commit(record)
         return interrupted
 
-    assert len(list(every_point(once, lines_only=True))) > 20
+    assert len(list(every_line(once))) > 20
 
 
 def test_interrupted_join_leaves_no_member(topic: Topic) -> None:
@@ -126,7 +126,7 @@ def test_interrupted_join_leaves_no_member(topic: Topic) -> None:
             assert again.members == ["m"], interrupter.where
         return interrupted
 
-    assert len(list(every_point(once, lines_only=True))) > 20
+    assert len(list(every_line(once))) > 20
 
 
 def poll(group: Group, got: list[bytes | None]) -> None:

@@ -622,7 +622,7 @@ def test_topic_behaves_like_lists() -> None:
 
 @pytest.mark.slow
 def test_topic_behaves_like_lists_for_longer() -> None:
-    run_state_machine_as_test(TopicMachine, settings=settings(calm, max_examples=120, stateful_step_count=40))
+    run_state_machine_as_test(TopicMachine, settings=settings(calm, max_examples=80, stateful_step_count=40))
 
 
 def test_seek_of_one_partition_keeps_what_was_read_ahead_of_another(path: Path, clock: Clock) -> None:

@@ -7,7 +7,7 @@ from loglib.batch import Columns
 from loglib.open_batch import NO_ROOM, OpenBatch
 from loglib.recovery import Tail
 
-TAIL = Tail(1000, 0, 0, 0, 0, 1)
+TAIL = Tail(1000, 0, 0, 0, 0, 0, 1)
 
 
 def opened(*, records: int = 100, size_bytes: int = 1000, any_size: bool = True) -> OpenBatch:

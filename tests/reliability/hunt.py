@@ -41,7 +41,7 @@ def main(named: list[str]) -> int:
 def fail(names: Iterable[str]) -> bool:
     """Whether one of these modules' fast tests fails."""
     files = [str(TESTS / f"test_{name}.py") for name in names]
-    plain = ["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout=120"]
+    plain = ["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout=30"]
     fast = ["-m", "not slow and not spark and not reliability"]
     code = pytest.main([*plain, *fast, *files]) if files else pytest.ExitCode.OK
     if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):

@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
     def plant(self, directory: Path) -> None:
         """Put a copy of the package with the mutant in it into a directory for PYTHONPATH."""
         target = directory / "loglib"
-        shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(PACKAGE, target)  # with the byte code of the modules that stay as they are
         path = target / self.module
         source = "\n" + path.read_text("utf-8")
         assert source.count(self.old) == 1, f"{self.name}: {source.count(self.old)} times in {self.module}:{self.old}"

@@ -40,7 +40,7 @@ from loglib.testing import CrashFS, Image
 from loglib.writer import Writer
 
 SHARDS = 28
-STATES = 37_000  # of each shard; about one in twenty is another's too
+STATES = 18_500  # of each shard; about one in twenty is another's too
 NESTED_EVERY = 110  # so that a tenth of all states are inside a recovery
 SHORT_SHARDS = 4
 

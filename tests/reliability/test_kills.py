@@ -263,7 +263,7 @@ SHARDS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("shard", range(len(SHARDS)))
 def test_killed_writers_lose_nothing_acknowledged_and_leave_no_phantoms(shard: int, path: Path) -> None:
     lives = Lives(path, shard, **SHARDS[shard])
-    kills = scale(1250)
+    kills = scale(630)
     for _ in range(kills):
         lives.go_on()
     lives.end()

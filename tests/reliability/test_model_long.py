@@ -16,7 +16,7 @@ from test_model import TopicMachine
 pytestmark = pytest.mark.reliability
 
 SHARDS = 32
-SEQUENCES = 5000
+SEQUENCES = 2000
 COUNTED = 0.93  # of the sequences; the others are begun, and given up by hypothesis
 STEPS = 62  # at most; 50 on average, since hypothesis ends some earlier
 

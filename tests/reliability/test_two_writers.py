@@ -45,6 +45,7 @@ class Racer:
         self.told = told
         self.number = number
         self.racers = racers
+        self.pause = 0 if racers < 10 else racers / 20_000  # many that only look would leave no time to those that act
 
     def run(self, rounds: int) -> None:
         rng = random.Random(self.number)
@@ -72,7 +73,7 @@ class Racer:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition() and not self.told.over:
-            time.sleep(0)
+            time.sleep(self.pause)
 
 
 def referee(told: Shared, racers: int, rounds: int) -> None:
