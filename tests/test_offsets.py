@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from loglib import (
     Commit,
     CorruptLogError,
     LockedError,
+    LogMovedError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
     StorageFullError,
@@ -270,6 +272,32 @@ def test_log_that_may_not_be_removed_is_in_nobodys_way(
     monkeypatch.setattr(Offsets, "_remove", refuse)
     assert living.fold() and not living.fold()
     assert offset_of(living) == 5 and len(logs(directory)) == 2
+
+
+@pytest.mark.parametrize("moment", ["_read", "_remove"])
+def test_log_of_a_topic_that_comes_to_the_place_of_this_one_is_not_folded(
+    open_log: Opener, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """As with `mv topic topic.bak` and a copy at the old path, where nobody holds what a member of this one holds."""
+    living, dead = open_log(), open_log()
+    put(living, 1, of=B)
+    put(dead, 5)
+    dead.close()
+    shutil.copytree(directory, tmp_path / "copy")
+    method, swapped = getattr(Offsets, moment), []
+
+    def swapping(self: Offsets, *arguments: Any) -> Any:
+        if not swapped:
+            swapped.append(directory.rename(tmp_path / "moved"))
+            (tmp_path / "copy").rename(directory)
+        return method(self, *arguments)
+
+    monkeypatch.setattr(Offsets, moment, swapping)
+    assert living.fold() and swapped
+    assert len(logs(directory)) == len(logs(tmp_path / "moved")) == 2
+    assert offset_of(open_log()) == 5
+    with pytest.raises(LogMovedError):
+        living.close()
 
 
 def test_reader_that_comes_upon_a_log_just_folded_looks_again(open_log: Opener, directory: Path) -> None:

@@ -1,7 +1,7 @@
 """G1: no state that a crash may leave loses what was promised, shows what was not appended, or is refused.
 
-Every workload of up to three calls is cut at every instant, then long ones drawn with seeds, until there are a million
-distinct states, a hundred thousand of them inside a recovery. See crash_engine.py.
+Every workload of up to three calls is cut at every instant, then long ones drawn with seeds, until there are half a
+million distinct states, a tenth of them inside a recovery. See crash_engine.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""G9: hostile bytes: every decoder, ten million times; whole files; bombs; names; and files that are no files.
+"""G9: hostile bytes: every decoder, five million times; whole files; bombs; names; and files that are no files.
 
 Each failure names the target, the shard and the execution; `replay` in this module runs that one again.
 """

@@ -17,6 +17,7 @@ from contextlib import suppress
 from itertools import starmap
 from operator import call, length_hint
 
+from ..directory import Directory
 from ..files import Files
 from ..unique import Unique
 
@@ -74,14 +75,16 @@ class HeldFile(Unique):
         self.release()
 
 
-def look(files: Files, path: str, *, remove: bool = False) -> str | None:
+def look(files: Files, path: str, *, remove: bool = False, within: Directory | None = None) -> str | None:
     """What the file says if somebody holds it; None if nobody does. With `remove` it goes then.
+
+    `within` is the open directory in which to look, wherever the path leads by now.
 
     Takes no right but to read, and leaves no trace that an observer of the directory would see. Raises
     `PermissionError` where not even that is allowed.
     """
     try:
-        fd = files.open_read(path)
+        fd = files.open_read(path, dir_fd=None if within is None else within.fd)
     except FileNotFoundError:
         return None
     try:

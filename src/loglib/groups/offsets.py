@@ -34,6 +34,7 @@ from ..arguments import record_sizes
 from ..batch import Columns, crc32c
 from ..config import Durability, FlushPolicy, Retention, TopicConfig
 from ..description import make_partition, put_in_place
+from ..directory import Directory
 from ..errors import (
     CorruptLogError,
     LockedError,
@@ -316,9 +317,9 @@ class Offsets(Unique):
         for name in self._names():
             if name not in self._settled and self._known.get(name) is not self._own:
                 with self._held(name) as held:
-                    if held:
+                    if held is not None:
                         try:
-                            self._fold(name, self._own)
+                            self._fold(held, self._own)
                         except StorageFullError as error:  # then it stays; what counts of it is read all the same
                             logger.warning("%s: stays as it is: %s", self._path(name), error)
                             self._settled.add(name)
@@ -326,21 +327,21 @@ class Offsets(Unique):
         return False
 
     @contextmanager
-    def _held(self, name: str) -> Iterator[bool]:
-        """Hold a log's lock, if it is there and nobody has it."""
-        path = self._path(name)
+    def _held(self, name: str) -> Iterator[Directory | None]:
+        """Hold a log's lock; None if it is not there, or somebody has it."""
         try:
-            fd = self._files.open_directory(path)
+            directory = Directory.open(self._files, self._path(name))
         except (FileNotFoundError, PermissionError):
-            yield False
+            yield None
             return
-        try:
-            yield self._files.try_lock(fd) and self._files.same_file(fd, path)
-        finally:
-            self._files.close(fd)
+        with directory:
+            yield directory if self._files.try_lock(directory.fd) and directory.is_named() else None
 
-    def _fold(self, name: str, own: _MemberLog) -> None:
+    def _fold(self, held: Directory, own: _MemberLog) -> None:
+        name = os.path.basename(held.path)
         counting, left = self.entries(), self._read(name)
+        if not held.is_named():  # what was read may be a log of another topic, which has come to the place of this
+            return
         mine = own.entries()
         copied = {each: entry for each, entry in left.items() if entry == counting[each] != mine.get(each)}
         if copied:
@@ -349,15 +350,18 @@ class Offsets(Unique):
         own.sync()  # whatever the durability: what is removed was durable perhaps
         self._settled.add(name)
         with suppress(PermissionError):  # another user's, in a directory where that keeps it; it harms nobody
-            self._remove(name)
+            self._remove(held, name)
             self._settled.discard(name)
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, held: Directory, name: str) -> None:
         """Remove a log at once, for all who look, and then what is left of it."""
-        aside = self._path(f".{name}{_FOLDED}")
-        self._files.rename(self._path(name), aside)
-        self._files.sync_directory(self._directory)
-        self._files.remove_tree(aside)
+        aside = f".{name}{_FOLDED}"
+        with Directory.open(self._files, self._directory) as logs:
+            if not held.is_at(name, dir_fd=logs.fd):
+                return
+            logs.rename(name, aside)
+            logs.sync()
+        self._files.remove_tree(self._path(aside))
         for left in self._files.listdir(self._directory):  # by members that died here
             if left.endswith(_FOLDED):
                 self._files.remove_tree(self._path(left))

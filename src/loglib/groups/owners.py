@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from ..directory import Directory
 from ..errors import LockedError
 from ..files import Files
 from ..unique import Unique
@@ -137,35 +138,35 @@ def holder_of(files: Files, directory: str, partition: TopicPartition | str) -> 
 
 def evict_owner(files: Files, directory: str, partition: TopicPartition | str, permissions: int) -> None:
     """Take the partition from its owner, who may be hung: a new file in the place of the one that it holds."""
-    with _replacing(files, directory):
-        _put_anew(files, directory, str(partition), permissions)
+    with _replacing(files, directory) as held:
+        _put_anew(held, str(partition), permissions)
 
 
 def replace_owner(files: Files, directory: str, name: str, permissions: int) -> bool:
     """Put a file that this process may write in the place of one that it may not, if nobody holds that one."""
-    with _replacing(files, directory):
-        if look(files, os.path.join(directory, name)) is not None:
+    with _replacing(files, directory) as held:
+        if look(files, held.path_of(name), within=held) is not None:
             return False
-        _put_anew(files, directory, name, permissions)
+        _put_anew(held, name, permissions)
         return True
 
 
-def _put_anew(files: Files, directory: str, name: str, permissions: int) -> None:
-    generation = read_owner(files, directory, name).generation + 1
-    aside = os.path.join(directory, f".{os.urandom(8).hex()}.tmp")
-    files.write_new(aside, _text(Owner(None, generation, os.getpid())), readable_by_all(permissions))
-    files.rename(aside, os.path.join(directory, name))
+def _put_anew(held: Directory, name: str, permissions: int) -> None:
+    before = NOBODY
+    with suppress(FileNotFoundError):
+        before = _parse(held.read_whole(name, MOST_BYTES).decode(errors="replace"))
+    aside = f".{os.urandom(8).hex()}.tmp"
+    content = _text(Owner(None, before.generation + 1, os.getpid()))
+    held.write_new(aside, content, readable_by_all(permissions))
+    held.rename(aside, name)
 
 
 @contextmanager
-def _replacing(files: Files, directory: str) -> Iterator[None]:
+def _replacing(files: Files, path: str) -> Iterator[Directory]:
     """One at a time: of two files that took the place of one, both owners would have the same generation."""
-    fd = files.open_directory(directory)
-    try:
-        _wait_for(lambda: files.try_lock(fd), directory)
-        yield
-    finally:
-        files.close(fd)
+    with Directory.open(files, path) as directory:
+        _wait_for(lambda: files.try_lock(directory.fd), path)
+        yield directory
 
 
 def _wait_for(taken: Callable[[], bool], path: str) -> None:
