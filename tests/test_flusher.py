@@ -112,10 +112,15 @@ def test_housekeeping_runs_every_so_often(writer: Writer) -> None:
 
 
 def test_stop_from_its_own_thread_does_not_wait_for_itself(writer: Writer) -> None:
-    stopped = threading.Event()
-    flusher = start(
-        writer, housekeeping=lambda: (flusher.stop(), stopped.set()), housekeeping_every=0.001
-    )  # fmt: skip
+    named, stopped = threading.Event(), threading.Event()  # the thread may be quicker than `start` returns
+
+    def stop() -> None:
+        named.wait(60)
+        flusher.stop()
+        stopped.set()
+
+    flusher = start(writer, housekeeping=stop, housekeeping_every=0.001)
+    named.set()
     assert stopped.wait(60)
     flusher.stop()
     assert not flusher.is_here()

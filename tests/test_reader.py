@@ -1077,7 +1077,7 @@ def test_batches_behind_a_bad_segment_header_are_read_all_the_same(
     segment = stored[4].segment
     content = segment.read_bytes()
     if damage == "of another log":
-        content = content[:20] + b"?" + content[21:]
+        content = content[:20] + bytes([content[20] ^ 1]) + content[21:]
     elif damage == "zeroed":
         content = bytes(4096) + content[4096:]
     else:
