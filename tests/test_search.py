@@ -413,6 +413,21 @@ def test_batches_in_a_record_that_end_where_it_ends_are_not_read_if_all_around_i
         assert around(segment, place, last.base_offset, len(stored)) == (None, bad.base_offset)
 
 
+def test_batch_in_a_record_that_ends_where_the_next_batch_begins_is_not_taken_for_the_one_before_that(
+    tmp_path: Path,
+) -> None:
+    """The next batch leads to a place that counts, and does not follow what stands in the record."""
+    place = 144 + BODY_AT + 8
+    fake = follower(place, headers_in(chained([TINY]))[0])
+    whole = chained([TINY, Columns([fake]), TINY, TINY, TINY])
+    _, bad, sound, cut, last = headers_in(whole)
+    assert whole.find(fake) == place and place + len(fake) == sound.base_offset
+    stored = bytearray(damage(whole, cut))
+    stored[bad.base_offset : bad.base_offset + BODY_AT] = bytes(BODY_AT)
+    with opened(write_segment(tmp_path, bytes(stored))) as segment:
+        assert after_damage(segment, bad.base_offset, len(stored), last.base_offset) == sound.base_offset
+
+
 def test_record_that_says_it_is_of_a_version_to_come_stops_no_search(tmp_path: Path) -> None:
     """A log with damage could not be read, nor opened: "batch version 9 is newer than this loglib knows"."""
     place = 144 + BODY_AT + 8
