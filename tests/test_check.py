@@ -81,9 +81,10 @@ def test_missing_first_segment_is_found(open_topic: Open, path: Path) -> None:
             topic.partition(0).check()
 
 
+@pytest.mark.parametrize("rolled", [False, True], ids=["in-a-segment", "over-a-roll"])
 @pytest.mark.parametrize("forged", ["previous_crc", "running_max_timestamp", "append_time", "max_timestamp"])
 def test_batch_that_contradicts_the_one_before_is_found(
-    forged: str, open_topic: Open, path: Path, monkeypatch: pytest.MonkeyPatch
+    forged: str, rolled: bool, open_topic: Open, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each batch is whole by itself: only the links between them are wrong."""
     from loglib import batch as module
@@ -91,6 +92,8 @@ def test_batch_that_contradicts_the_one_before_is_found(
 
     topic = open_topic()
     topic.append(b"one", sync=True)
+    if rolled:
+        topic.partition(0).roll()
 
     def stamp(body: Any, **facts: Any) -> Any:
         if forged == "max_timestamp":
@@ -176,6 +179,19 @@ def spoil(file: Path, *places: int) -> None:
     for at in places:
         content[at] ^= 1
     file.write_bytes(content)
+
+
+def test_damage_on_both_sides_of_a_border_between_segments_is_no_damage_of_the_next(
+    open_topic: Open, path: Path
+) -> None:
+    """What lies between is not known then: the largest event time of the log, for one."""
+    fill(open_topic)
+    first, second, _ = names_of(path)
+    with Topic.open(path, mode="r") as topic:
+        batches = [batch.header for batch in topic.batches()]
+        spoil(first, 4096 + batches[1].base_offset + 136)
+        spoil(second, 50)
+        assert [Path(each.path) for each in topic.verify().damage] == [second, first]
 
 
 def test_verify_of_a_whole_topic_finds_nothing(open_topic: Open, path: Path) -> None:

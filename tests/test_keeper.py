@@ -369,6 +369,10 @@ def test_pass_that_nobody_asked_for_is_left_out_beside_another(open_topic: Open)
     thread.join()
     topic.partition(1).keep_house()
     assert [len(each.segments) for each in topic.partitions] == [1, 1]
+    after = threading.Thread(target=topic.partition(0).retain, daemon=True)
+    after.start()
+    after.join(60)
+    assert not after.is_alive(), "the pass before has let the lock go"
 
 
 def test_retention_of_a_shared_topic_is_for_what_this_process_writes(open_topic: Open, machine: Machine) -> None:

@@ -501,6 +501,15 @@ def test_record_above_the_limit_is_not_received(tmp_path: Path, codec: int, valu
         assert len(everything(target)) == 2, "and the stream is still of use"
 
 
+def test_record_of_large_headers_is_not_received(tmp_path: Path) -> None:
+    large = encoded(Columns([b"x", b"y", b"z"], headers=[(("h", b"x" * 70_000),), (), ()]))
+    stream = io.BytesIO(transfer._frame(IDENTITY, 0, len(large)) + large)
+    with Topic.open(tmp_path / "target", flush=MANUAL, max_record_bytes=64 << 10) as target:
+        with pytest.raises(RecordTooLargeError):
+            target.partition(0).receive(stream)
+        assert everything(target) == []
+
+
 def test_record_too_large_is_refused_before_it_has_arrived() -> None:
     large = encoded(Columns([b"x" * 70_000]))
     stream = io.BytesIO(transfer._frame(IDENTITY, 0, len(large)) + large[:200])
