@@ -428,3 +428,44 @@ def test_offset_is_found_though_the_next_segment_tells_nothing_of_the_end_of_thi
         assert next(iter(reading.read(offsets[2]))).value == b"2"
         reader = reading.read(offsets[1], on_gap="skip")
         assert [record.value for record in reader] == [b"1", b"2", b"3", b"5"]
+
+
+def damaged(open_topic: Open, path: Path, *places: tuple[int, int]) -> list[int]:
+    """A log of three segments with three batches each, 10 us apart, but for the third, which is 1,000 us late.
+
+    With bytes changed: (number of the segment, place in its file). Returns the offsets.
+    """
+    topic = open_topic(files=UnsyncedFiles(), batch_records=1)
+    offsets = []
+    for number in range(9):
+        if number in (3, 6):
+            topic.partition(0).roll()
+        offsets.append(topic.append(b"x", timestamp=NOW + 10 * number + (1000 if number == 2 else 0)).offset)
+    topic.close()
+    segments = sorted((path / "0000").glob("*.log"))
+    for number, at in places:
+        content = bytearray(segments[number].read_bytes())
+        content[at] ^= 1
+        segments[number].write_bytes(content)
+    return offsets
+
+
+FIRST, THIRD = (0, 4096 + 140), (0, 4096 + 288 + 140)  # batches
+HEADER_OF_THE_LAST = (2, 50)  # which the search for a time asks first
+
+
+@pytest.mark.parametrize(("places", "wanted", "first"), [
+    ([FIRST], 5, 0),  # the damaged one may have it, as the one after it does
+    ([FIRST], 15, 2),  # the one after it says that nothing was so late until then
+    ([THIRD], 500, 2),  # the next segment says that something was so late before it
+    ([THIRD], 2000, 9),  # and that nothing was so late
+    ([THIRD, (1, 50)], 2000, 2),  # and if its header is damaged, nobody knows
+])  # fmt: skip
+def test_gap_that_may_hold_the_first_record_of_a_time_is_where_reading_starts(
+    open_topic: Open, path: Path, places: list[tuple[int, int]], wanted: int, first: int
+) -> None:
+    offsets = damaged(open_topic, path, HEADER_OF_THE_LAST, *places)
+    with Topic.open(path, mode="r") as topic:
+        log = topic.partition(0).log
+        expected = [*offsets, log.mark().flushed_end][first]
+        assert log.resolve(Time(NOW + wanted), past_damage=True) == expected
