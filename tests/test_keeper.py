@@ -375,6 +375,20 @@ def test_pass_that_nobody_asked_for_is_left_out_beside_another(open_topic: Open)
     assert not after.is_alive(), "the pass before has let the lock go"
 
 
+def test_decisions_say_why_a_segment_goes_and_why_the_rest_stays(open_topic: Open) -> None:
+    topic = open_topic(retention=Retention(age=None, bytes=300), files=UnsyncedFiles())
+    for _ in range(4):
+        topic.append(b"x", sync=True)
+        topic.partition(0).roll()
+    for decisions in (topic.retain(dry_run=True), topic.retain()):
+        assert [each.drop for each in decisions] == [True, True, False, False, False]
+        assert [each.reason.split(",")[0] for each in decisions[:2]] == [
+            "the partition holds 576 bytes", "the partition holds 432 bytes"
+        ]  # fmt: skip
+        assert decisions[2].reason.startswith("within all limits at ")
+        assert [each.reason for each in decisions[3:]] == ["an older segment stays"] * 2
+
+
 def test_retention_of_a_shared_topic_is_for_what_this_process_writes(open_topic: Open, machine: Machine) -> None:
     policy = Retention(age=timedelta(hours=2))
     first = open_topic(retention=policy, partitions=2, shared=True, clock=machine)
