@@ -63,6 +63,10 @@ STARTS = [
     ("-20ms", Time(NOW - 20_000)),
     ("-7us", Time(NOW - 7)),
     ("-0s", Time(NOW)),
+    ("-1h30m", Time(NOW - 90 * 60 * 10**6)),
+    ("-1d2h3.5s", Time(NOW - 26 * 3600 * 10**6 - 3_500_000)),
+    ("2023-11-14T22:13:20Z", Time(NOW)),
+    ("2023-11-14 23:13:20.000005+01:00", Time(NOW + 5)),
     (timedelta(minutes=1), Time(NOW - 60 * 10**6)),
     (timedelta(minutes=-1), Time(NOW - 60 * 10**6)),
     (datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC), Time(NOW)),
@@ -78,10 +82,17 @@ def test_start_has_one_meaning(start: Any, expected: object) -> None:
 @pytest.mark.parametrize(
     "start",
     ["", "Begin", "beginning", "15m", "+15m", "-15", "-m", "-1y", "-1.m", "-.5s", "- 1s", "-1s ", "-1e3s", "--1s",
-     "-1m\n", "0", "earliest", "-" + "9" * 400 + "s"],
+     "-1m\n", "0", "earliest", "-" + "9" * 400 + "s", "-1h-30m", "-1h 30m", "2023-11-14", "2023-11-14T22:13:20",
+     "2023-13-14T22:13:20Z", "2023-11-14T22:13:20Z\n"],
 )  # fmt: skip
 def test_start_in_other_words_is_refused(start: str) -> None:
     with pytest.raises(ValueError, match='"begin", "end"'):
+        parse_start(start, now_us=NOW)
+
+
+@pytest.mark.parametrize(("start", "here"), [("earliest", "begin"), ("latest", "end")])
+def test_start_as_other_systems_call_it_is_refused_with_the_word_for_it(start: str, here: str) -> None:
+    with pytest.raises(ValueError, match=f'what is {start} elsewhere is "{here}" here'):
         parse_start(start, now_us=NOW)
 
 
@@ -94,6 +105,28 @@ def test_start_of_another_type_is_refused(start: Any) -> None:
 def test_start_without_a_time_zone_is_refused() -> None:
     with pytest.raises(ValueError, match="no time zone"):
         parse_start(datetime(2024, 1, 1), now_us=NOW)  # noqa: DTZ001
+
+
+# --- timestamps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "advice"), [(NOW // 10**6, "in seconds, multiply it by 1,000,000"), (NOW // 1000, "in milliseconds")]
+)
+def test_timestamp_that_looks_like_one_of_another_unit_is_warned_of(topic: Topic, timestamp: int, advice: str) -> None:
+    """It was 1970 without a word."""
+    for append in (
+        lambda: topic.append(b"x", timestamp=timestamp),
+        lambda: topic.append_many([b"x", b"y"], timestamps=[timestamp - 5, timestamp]),
+    ):
+        with pytest.warns(UserWarning, match=advice):
+            append()
+
+
+def test_other_timestamps_are_taken_without_a_word(topic: Topic) -> None:
+    for timestamp in (0, 5, -NOW, 10**9 - 1, 10**14, NOW, (1 << 63) - 1):
+        topic.append(b"x", timestamp=timestamp)
+        topic.append_many([b"x"], timestamps=[timestamp])
 
 
 # --- names ----------------------------------------------------------------------------------------------

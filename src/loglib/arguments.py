@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from operator import index
 from typing import Any, NamedTuple, SupportsIndex, TypeVar
@@ -38,15 +40,21 @@ __all__ = [
     "topic_path",
 ]
 
-Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, an age, or "-15m"
+Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, an age, or one of these two as text
 HeadersLike = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 
 T = TypeVar("T")
 
-_AGE = re.compile(r"-(\d{1,18}(?:\.\d{1,18})?)(us|ms|s|m|h|d|w)")
+_AGE = re.compile(r"-(?:\d{1,18}(?:\.\d{1,18})?(?:us|ms|s|m|h|d|w))+")
+_PART_OF_AGE = re.compile(r"([\d.]+)([a-z]+)")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
+_ELSEWHERE = {"earliest": "begin", "beginning": "begin", "latest": "end", "now": "end"}
 _UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6, "w": 604800 * 10**6}
 _SAFE_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # Kafka's rule for topics
 _INT64 = range(-(1 << 63), 1 << 63)
+# Taken as microseconds, these are times from 1970 to 1973; as seconds, from 2001 to 5138, and as milliseconds as well.
+_OTHER_UNITS = range(10**9, 10**14)
+_FIRST_MS = 10**12
 
 
 class Time(NamedTuple):
@@ -56,14 +64,9 @@ class Time(NamedTuple):
 
 
 def parse_start(start: Start, *, now_us: int) -> str | int | Time:
-    """ "begin", "end", an offset, or the `Time` that a datetime, an age or "-15m" stands for."""
+    """ "begin", "end", an offset, or the `Time` that a datetime, an age, "-1h30m" or "2024-05-01T12:00Z" stands for."""
     if isinstance(start, str):
-        if start in ("begin", "end"):
-            return start
-        age = _AGE.fullmatch(start)
-        if age is None:
-            raise ValueError(f'start must be "begin", "end" or an age like "-15m", not {start!r}')
-        return Time(now_us - round(float(age[1]) * _UNITS[age[2]]))
+        return _parse_text(start, now_us=now_us)
     if isinstance(start, datetime):
         return Time(from_datetime(start))
     if isinstance(start, timedelta):
@@ -71,6 +74,23 @@ def parse_start(start: Start, *, now_us: int) -> str | int | Time:
     if type(start) is not int:  # bool is an int to isinstance, and no offset
         raise TypeError(f'start must be "begin", "end", an offset, a datetime, a timedelta or "-15m", not {start!r}')
     return start
+
+
+def _parse_text(start: str, *, now_us: int) -> str | Time:
+    if start in ("begin", "end"):
+        return start
+    if _AGE.fullmatch(start):
+        parts = _PART_OF_AGE.findall(start)
+        return Time(now_us - sum(round(float(number) * _UNITS[unit]) for number, unit in parts))
+    if _TIME.fullmatch(start):
+        with suppress(ValueError):
+            time = datetime.fromisoformat(start)
+            return Time(from_datetime(time))
+    hint = f'; what is {start} elsewhere is "{_ELSEWHERE[start]}" here' if start in _ELSEWHERE else ""
+    raise ValueError(
+        'start must be "begin", "end", an age like "-15m" or "-1h30m", or a time with its zone like '
+        f'"2024-05-01T12:00Z", not {start!r}{hint}'
+    )
 
 
 def check_names(*names: str) -> None:
@@ -199,6 +219,8 @@ def timestamp_us(timestamp: Any) -> int:
     if isinstance(timestamp, int) and not isinstance(timestamp, bool):
         if timestamp not in _INT64:
             raise ValueError(f"timestamp {timestamp} does not fit 64 bits; give microseconds since 1970")
+        if timestamp in _OTHER_UNITS:
+            _warn_of_unit(timestamp)
         return timestamp
     raise TypeError(f"timestamp must be int microseconds UTC or an aware datetime, not {timestamp!r}")
 
@@ -265,7 +287,20 @@ def _time_column(timestamps: Iterable[Any]) -> list[int]:
 
 
 def _fit(numbers: list[int]) -> bool:
-    return min(numbers) in _INT64 and max(numbers) in _INT64
+    """Whether all are timestamps. That of the latest tells whether they look like those of another unit."""
+    latest = max(numbers)
+    if latest in _OTHER_UNITS:
+        _warn_of_unit(latest)
+    return min(numbers) in _INT64 and latest in _INT64
+
+
+def _warn_of_unit(timestamp: int) -> None:
+    unit, factor = ("seconds", 10**6) if timestamp < _FIRST_MS else ("milliseconds", 1000)
+    warnings.warn(
+        f"timestamp {timestamp} is in microseconds, and so a time in the early 1970s; if it is one of today "
+        f"in {unit}, multiply it by {factor:,}",
+        stacklevel=2,
+    )
 
 
 def _headers_bytes(pairs: Headers) -> int:

@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from difflib import get_close_matches
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
@@ -221,7 +220,7 @@ def _place(name: str, text: str, *, now_us: int) -> Place:
     if text.isascii() and text.isdigit():
         return int(text)
     try:
-        return parse_start(datetime.fromisoformat(text) if text[:1].isdigit() else text, now_us=now_us)
+        return parse_start(text, now_us=now_us)
     except ValueError as error:
         expected = '"begin", "end", an offset, an age like "-15m", or a time with its zone like 2024-05-01T12:00Z'
         raise ValueError(f"option {name} must be {expected}, not {text!r}") from error
