@@ -6,6 +6,7 @@
 """
 
 import argparse
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -36,5 +37,7 @@ def text(data: bytes | None) -> str:
 if __name__ == "__main__":
     try:
         main()
+    except BrokenPipeError:  # as behind `| head`; the interpreter would complain of it once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (LogError, OSError) as error:
         sys.exit(f"tail: {error}")

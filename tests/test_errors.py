@@ -118,7 +118,7 @@ CASES = [
     (
         errors.ConfigConflictError("t", "partitions", 3, 2),
         {"path": "t", "name": "partitions", "given": 3, "stored": 2},
-        "t was created with partitions=2, not 3; leave the argument out",
+        "t was created with partitions=2, not 3; leave the argument out, or change the topic with",
     ),
     (errors.MissingCodecError("lz4", "lz4"), {"codec": "lz4", "extra": "lz4"}, "install loglib's extra [lz4]"),
 ]

@@ -193,6 +193,21 @@ def test_tail_prints_what_comes_until_interrupted(topic_path: Path) -> None:
     assert (process.returncode, output, errors) == (0, "", "")
 
 
+def test_tail_of_which_nobody_reads_the_rest_ends_without_a_word(topic_path: Path) -> None:
+    """As behind `| head -1`: it said "Broken pipe"."""
+    process = start("tail.py", topic_path, "--start", "begin")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    with Topic.open(topic_path) as topic:
+        for number in range(1000):
+            topic.append(b"%d" % number * 100, sync=True)
+            if process.poll() is not None:
+                break
+    with process.stderr:
+        assert process.wait(30) == 0 and process.stderr.read() == ""
+
+
 def test_tail_of_a_missing_topic_says_so_in_one_line(tmp_path: Path) -> None:
     process = start("tail.py", tmp_path / "missing")
     _, errors = process.communicate(timeout=30)

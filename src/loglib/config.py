@@ -1,7 +1,7 @@
 """Config: the policies of a topic, as given to `Topic.open` and kept in `topic.json`.
 
 Invariant: a value of these classes has passed its checks. They are plain facts: nothing here reads
-a clock or a disk. Durations are given as seconds or `timedelta` and kept as whole microseconds.
+a clock or a disk. An interval is in seconds; ages are a `timedelta`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ MAX_OFFSET = (1 << 63) - 1  # offsets are signed 64-bit numbers in Arrow and Spa
 MAX_DECOMPRESSED_BYTES = 1 << 25  # of a batch's body: what a few forged bytes may claim, and cost
 MAX_RECORDS_PER_BATCH = 1 << 24
 MIN_SEGMENT_BYTES = 4096
+FIXED = ("partitions", "partitioner")  # policies of a topic that cannot change: keys would move
 MAX_PARTITIONS = 10_000  # directories are named with four digits
 
 
@@ -77,11 +78,11 @@ class FlushPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """When whole sealed segments are dropped; None (or 0) switches a limit off.
+    """When whole sealed segments are dropped; None switches a limit off, and for `keep_free` 0 does.
 
-    `age` counts from the time the segment was sealed, so that its newest record is at least as old;
-    `bytes` is the most that one partition keeps; `keep_free` is the part of the file system,
-    0 to 1, that must stay free.
+    `age`, a timedelta, counts from the time the segment was sealed, so that its newest record is at least as
+    old. `bytes` is the most that one partition keeps; with 0 it keeps only the segment that is being written.
+    `keep_free` is the part of the file system, from 0 up to 1, that must stay free.
     """
 
     age: timedelta | None = timedelta(days=7)

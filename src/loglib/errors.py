@@ -378,14 +378,16 @@ class ConfigConflictError(LogError, ValueError):
     Attributes: `name` of the argument, the value `given` and the value `stored`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], name: str, given: object, stored: object) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], name: str, given: object, stored: object,
+        *, advice: str = "change the topic with Topic.reconfigure()",
+    ) -> None:  # fmt: skip
         self.path = os.fspath(path)
         self.name = name
         self.given = given
         self.stored = stored
         super().__init__(
-            f"{self.path} was created with {name}={stored!r}, not {given!r}; leave the argument out, "
-            "or change the topic with Topic.reconfigure()"
+            f"{self.path} was created with {name}={stored!r}, not {given!r}; leave the argument out, or {advice}"
         )
 
 

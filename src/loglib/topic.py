@@ -45,7 +45,7 @@ from .bulk import BULK_RECORDS
 from .check import CheckReport, verify_description, verify_log
 from .clock import SYSTEM, clock_of
 from .codec import codec_id
-from .config import Durability, FlushPolicy, Retention, TopicConfig
+from .config import FIXED, Durability, FlushPolicy, Retention, TopicConfig
 from .directory import Directory
 from .errors import (
     ConfigConflictError,
@@ -188,7 +188,8 @@ class Topic:
         log_id, config = described
         for name, value in given.items():
             if value != getattr(config, name):
-                raise ConfigConflictError(absolute, name, value, getattr(config, name))
+                stored, fixed = getattr(config, name), {"advice": "copy the records to a new topic"}
+                raise ConfigConflictError(absolute, name, value, stored, **(fixed if name in FIXED else {}))
         function = partitioner if callable(partitioner) else by_crc32 if config.partitioner == "crc32" else None
         return cls(
             absolute, log_id, config,
@@ -201,7 +202,7 @@ class Topic:
 
         The number of partitions and the partitioner cannot change: keys would move.
         """
-        for name in ("partitions", "partitioner"):
+        for name in FIXED:
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
         absolute = topic_path(path)
@@ -625,7 +626,10 @@ class Topic:
                 refused = error
         assert refused is not None
         count = len(self.partitions)
-        raise LockedError(self.path, f"others: all {count} partitions are taken, the last by {refused.holder}")
+        raise LockedError(
+            self.path, f"others: all {count} partitions are taken, the last by {refused.holder}",
+            advice="append again when one of them has closed it, or use a topic with more partitions",
+        )  # fmt: skip
 
 
 def _random_below(count: int) -> int:
