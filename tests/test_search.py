@@ -419,8 +419,8 @@ def test_batch_in_a_record_that_ends_where_the_next_batch_begins_is_not_taken_fo
     """The next batch leads to a place that counts, and does not follow what stands in the record."""
     place = 144 + BODY_AT + 8
     fake = follower(place, headers_in(chained([TINY]))[0])
-    whole = chained([TINY, Columns([fake]), TINY, TINY, TINY])
-    _, bad, sound, cut, last = headers_in(whole)
+    whole = chained([TINY, Columns([fake]), TINY, TINY, TINY, TINY])
+    _, bad, sound, _, cut, last = headers_in(whole)
     assert whole.find(fake) == place and place + len(fake) == sound.base_offset
     stored = bytearray(damage(whole, cut))
     stored[bad.base_offset : bad.base_offset + BODY_AT] = bytes(BODY_AT)

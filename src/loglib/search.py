@@ -147,19 +147,19 @@ def proven_headers(
     """
     before: Header | None = None
     while offset < limit:
-        if walked is not None:
-            if offset in walked:
-                return
-            walked.add(offset)
+        if walked is not None and offset in walked:
+            return
         header = _whole(segment, offset)
+        if header is not None and before is not None and not _follows(header, before):
+            return
+        if walked is not None:
+            walked.add(offset)
         if header is None:
             linked = _linked_to(segment, offset, limit)
             if linked is None:
                 return
             offset, before = linked, None
             continue
-        if before is not None and not _follows(header, before):
-            return
         yield header
         offset, before = header.next_offset, header
 

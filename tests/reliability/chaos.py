@@ -23,6 +23,7 @@ from described import Value, decode
 from processes import fork, wait
 
 from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic, evict_member
+from loglib.directory import Directory
 from loglib.files import REAL
 from loglib.groups import TopicPartition
 from loglib.groups.offsets import Offsets, _parse, offsets_identity
@@ -330,7 +331,7 @@ class Chaos:
         yield from sorted(found.values())
 
 
-def keep(offsets: Offsets, name: str) -> None:
+def keep(offsets: Offsets, held: Directory, name: str) -> None:
     """In place of removing a log of commits: they are what the group is judged by."""
     os.rename(offsets._path(name), offsets._path(f".{name}{KEPT}"))
 
