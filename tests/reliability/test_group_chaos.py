@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from unittest import mock
 
 import pytest
 from chaos import Chaos, Evidence, faults, keep, takeovers_ms
-from counts import count, scale
+from counts import FILE, count, scale
 from processes import fork, together, wait
 
 from loglib import Topic
@@ -45,6 +46,14 @@ SHAPES = {
     "sticky, 300 ms": {"partitions": 7, "members": 5, "strategy": "sticky", "commit": 0.3},
     "one partition": {"partitions": 1, "members": 3, "strategy": "range", "commit": "after"},
 }
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """On the disk of the checkout: a commit takes its time there, in which others come between; in memory none do."""
+    FILE.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FILE.parent) as directory:
+        yield Path(directory)
 
 
 @contextmanager
