@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
@@ -66,6 +67,7 @@ STARTS = [
     ("-1h30m", Time(NOW - 90 * 60 * 10**6)),
     ("-1d2h3.5s", Time(NOW - 26 * 3600 * 10**6 - 3_500_000)),
     ("2023-11-14T22:13:20Z", Time(NOW)),
+    ("20231114T221320Z", Time(NOW)),
     ("2023-11-14 23:13:20.000005+01:00", Time(NOW + 5)),
     (timedelta(minutes=1), Time(NOW - 60 * 10**6)),
     (timedelta(minutes=-1), Time(NOW - 60 * 10**6)),
@@ -121,6 +123,14 @@ def test_timestamp_that_looks_like_one_of_another_unit_is_warned_of(topic: Topic
     ):
         with pytest.warns(UserWarning, match=advice):
             append()
+
+
+def test_warning_of_a_unit_is_shown_once_and_not_for_each_record(topic: Topic) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for number in range(5):
+            topic.append(b"x", timestamp=NOW // 10**6 + number)
+    assert len(shown) == 1
 
 
 def test_other_timestamps_are_taken_without_a_word(topic: Topic) -> None:

@@ -47,7 +47,6 @@ T = TypeVar("T")
 
 _AGE = re.compile(r"-(?:\d{1,18}(?:\.\d{1,18})?(?:us|ms|s|m|h|d|w))+")
 _PART_OF_AGE = re.compile(r"([\d.]+)([a-z]+)")
-_TIME = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
 _ELSEWHERE = {"earliest": "begin", "beginning": "begin", "latest": "end", "now": "end"}
 _UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6, "w": 604800 * 10**6}
 _SAFE_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # Kafka's rule for topics
@@ -82,10 +81,9 @@ def _parse_text(start: str, *, now_us: int) -> str | Time:
     if _AGE.fullmatch(start):
         parts = _PART_OF_AGE.findall(start)
         return Time(now_us - sum(round(float(number) * _UNITS[unit]) for number, unit in parts))
-    if _TIME.fullmatch(start):
-        with suppress(ValueError):
-            time = datetime.fromisoformat(start)
-            return Time(from_datetime(time))
+    if start[:1].isdigit():
+        with suppress(ValueError):  # no time, or one without a zone
+            return Time(from_datetime(datetime.fromisoformat(start)))
     hint = f'; what is {start} elsewhere is "{_ELSEWHERE[start]}" here' if start in _ELSEWHERE else ""
     raise ValueError(
         'start must be "begin", "end", an age like "-15m" or "-1h30m", or a time with its zone like '
@@ -219,8 +217,7 @@ def timestamp_us(timestamp: Any) -> int:
     if isinstance(timestamp, int) and not isinstance(timestamp, bool):
         if timestamp not in _INT64:
             raise ValueError(f"timestamp {timestamp} does not fit 64 bits; give microseconds since 1970")
-        if timestamp in _OTHER_UNITS:
-            _warn_of_unit(timestamp)
+        _look_at_unit(timestamp)
         return timestamp
     raise TypeError(f"timestamp must be int microseconds UTC or an aware datetime, not {timestamp!r}")
 
@@ -281,26 +278,23 @@ def _sized_column(what: str, column: Sequence[Any]) -> tuple[Sequence[bytes | No
 
 def _time_column(timestamps: Iterable[Any]) -> list[int]:
     column = _listed("timestamps", timestamps)
-    if list(map(type, column)).count(int) != len(column) or (column and not _fit(column)):
-        column = [timestamp_us(each) for each in column]
-    return column
+    if column and list(map(type, column)).count(int) == len(column):
+        earliest, latest = min(column), max(column)
+        if earliest in _INT64 and latest in _INT64:
+            _look_at_unit(latest)
+            return column
+    return [timestamp_us(each) for each in column]
 
 
-def _fit(numbers: list[int]) -> bool:
-    """Whether all are timestamps. That of the latest tells whether they look like those of another unit."""
-    latest = max(numbers)
-    if latest in _OTHER_UNITS:
-        _warn_of_unit(latest)
-    return min(numbers) in _INT64 and latest in _INT64
-
-
-def _warn_of_unit(timestamp: int) -> None:
-    unit, factor = ("seconds", 10**6) if timestamp < _FIRST_MS else ("milliseconds", 1000)
-    warnings.warn(
-        f"timestamp {timestamp} is in microseconds, and so a time in the early 1970s; if it is one of today "
-        f"in {unit}, multiply it by {factor:,}",
-        stacklevel=2,
-    )
+def _look_at_unit(timestamp: int) -> None:
+    """Warn if it looks like one of another unit. The text is the same for all: a warning is shown once a text."""
+    if timestamp in _OTHER_UNITS:
+        unit, factor = ("seconds", 10**6) if timestamp < _FIRST_MS else ("milliseconds", 1000)
+        warnings.warn(
+            f"a timestamp is in microseconds, and one given is a time in the early 1970s; if it is one of today "
+            f"in {unit}, multiply it by {factor:,}",
+            stacklevel=2,
+        )
 
 
 def _headers_bytes(pairs: Headers) -> int:
