@@ -380,14 +380,15 @@ class ConfigConflictError(LogError, ValueError):
 
     def __init__(
         self, path: str | os.PathLike[str], name: str, given: object, stored: object,
-        *, advice: str = "change the topic with Topic.reconfigure()",
+        *, fixed: bool = False,
     ) -> None:  # fmt: skip
         self.path = os.fspath(path)
         self.name = name
         self.given = given
         self.stored = stored
+        way_out = "copy the records to a new topic" if fixed else "change the topic with Topic.reconfigure()"
         super().__init__(
-            f"{self.path} was created with {name}={stored!r}, not {given!r}; leave the argument out, or {advice}"
+            f"{self.path} was created with {name}={stored!r}, not {given!r}; leave the argument out, or {way_out}"
         )
 
 

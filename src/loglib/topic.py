@@ -188,8 +188,7 @@ class Topic:
         log_id, config = described
         for name, value in given.items():
             if value != getattr(config, name):
-                stored, fixed = getattr(config, name), {"advice": "copy the records to a new topic"}
-                raise ConfigConflictError(absolute, name, value, stored, **(fixed if name in FIXED else {}))
+                raise ConfigConflictError(absolute, name, value, getattr(config, name), fixed=name in FIXED)
         function = partitioner if callable(partitioner) else by_crc32 if config.partitioner == "crc32" else None
         return cls(
             absolute, log_id, config,
