@@ -195,9 +195,10 @@ class _Check:
         if before is not None and before.end != base:  # damage lies between
             before = None
         segment = self._log.index.find(base)
+        first = base == segment
         append_time = header.append_time if before is None else before.append_time
         segment_max = header.running_max_timestamp
-        if base == segment:
+        if first:
             segment_max = largest
         elif before is not None:
             segment_max = max(before.segment_max_timestamp, largest)
@@ -205,8 +206,8 @@ class _Check:
         expected = (largest, segment_max, max(append_time, header.append_time))
         if facts != expected:
             what = "largest event time, running maximum and append time"
-            self._tell(self._contradiction(header.base_offset, 72, what, facts, expected))
-        jumps = None if before is None else self._check_pointers(header, before)
+            self._tell(self._contradiction(base, 72, what, facts, expected))
+        jumps = None if before is None else self._check_pointers(header, before, first=first)
         known = None if before is None else before.running_max_timestamp
         if known is None and segment in headers:
             known = headers[segment].running_max_timestamp
@@ -215,11 +216,14 @@ class _Check:
             None if known is None else max(known, header.running_max_timestamp), header.running_max_timestamp, jumps,
         )  # fmt: skip
 
-    def _check_pointers(self, header: Header, before: _Links) -> Jumps | None:
-        """Check where a batch points to, given the one before; the chain of its jumps, if the whole of it is known."""
+    def _check_pointers(self, header: Header, before: _Links, *, first: bool) -> Jumps | None:
+        """Check where a batch points to, given the one before; the chain of its jumps, if the whole of it is known.
+
+        `first` says whether it is the first of its segment.
+        """
         base, jump = header.base_offset, header.jump_offset
         jumps: Jumps | None = None
-        if base == self._log.index.find(base):  # the first of its segment
+        if first:
             jump, jumps = base, Jumps(base, 0, None)
         elif before.jumps is not None:
             jumps = before.jumps

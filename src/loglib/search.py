@@ -329,6 +329,8 @@ def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Heade
     start += -start & 7
     while start < stop:
         window = segment.read(start, min(_WINDOW, stop - start) + HEADER_BYTES)
+        if len(window) < HEADER_BYTES:
+            return
         for place in _named_places(window, start) if MAGIC in window else ():
             header = None
             with suppress(UnsupportedFormatError):  # a record may say that it is of a version to come
@@ -345,9 +347,7 @@ def _named_places(window: bytes, start: int) -> Iterator[int]:
     minutes for a record made of magics.
     """
     size = len(window) - HEADER_BYTES & -8
-    if size <= 0:
-        return
-    steps, ones = _words(_WINDOW)
+    steps, ones = _words()
     here = (steps + start * ones) & ((1 << 8 * size) - 1)
     named = int.from_bytes(memoryview(window)[_PLACE_AT : _PLACE_AT + size], "little")
     differing = (here ^ named).to_bytes(size, "little")
@@ -360,8 +360,8 @@ def _named_places(window: bytes, start: int) -> Iterator[int]:
 
 
 @cache
-def _words(size: int) -> tuple[int, int]:
-    """As integers: words of 8 bytes, up to `size` bytes, that name their own place from 0 on; and as many ones."""
-    form = f"<{size // 8}Q"
-    steps, ones = pack(form, *range(0, size, 8)), pack(form, *repeat(1, size // 8))
+def _words() -> tuple[int, int]:
+    """As integers: a window of words of 8 bytes that name their own place from 0 on; and as many ones."""
+    form = f"<{_WINDOW // 8}Q"
+    steps, ones = pack(form, *range(0, _WINDOW, 8)), pack(form, *repeat(1, _WINDOW // 8))
     return int.from_bytes(steps, "little"), int.from_bytes(ones, "little")
