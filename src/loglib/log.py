@@ -345,11 +345,17 @@ class Log(Unique):
     def _next_at_or_after(
         self, timestamp: int, cursor: Cursor, mark: Mark, doubtful: list[Damage] | None = None
     ) -> int:
+        segment: int | None = None
+        early = False  # whether all events before that segment are known to be before the time
         try:
             while batches := cursor.read(mark.flushed_end):
                 for batch in batches:
-                    if doubtful and self._all_before(timestamp, batch.header):
-                        doubtful.clear()  # whatever it was, it was earlier
+                    if doubtful and batch.header.running_max_timestamp < timestamp:
+                        base = self.index.find(batch.header.base_offset)
+                        if base is None or base != segment:
+                            segment, early = base, self._begins_before(timestamp, batch.header.base_offset)
+                        if early:
+                            doubtful.clear()  # whatever it was, it was earlier
                     if batch.header.max_timestamp >= timestamp:
                         stamped = zip(batch.offsets, batch.timestamps, strict=True)
                         late = next((offset for offset, each in stamped if each >= timestamp), None)
@@ -359,11 +365,9 @@ class Log(Unique):
             cursor.close()
         return mark.flushed_end
 
-    def _all_before(self, timestamp: int, header: Header) -> bool:
-        """Whether all events up to and with this batch are known to be before the time."""
-        if header.running_max_timestamp >= timestamp:
-            return False
-        with suppress(CorruptLogError), self.open_segment(header.base_offset) as segment:
+    def _begins_before(self, timestamp: int, offset: int) -> bool:
+        """Whether all events before the segment that holds the offset are known to be before the time."""
+        with suppress(CorruptLogError), self.open_segment(offset) as segment:
             return segment.header.running_max_timestamp < timestamp
         return False
 
