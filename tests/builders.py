@@ -210,3 +210,11 @@ def resealed_frame(frame: bytes, at: int, replacement: bytes) -> bytes:
     changed[at : at + len(replacement)] = replacement
     changed[32:36] = crc32c(changed[:32]).to_bytes(4, "little")
     return bytes(changed)
+
+
+def spoil(file: Path, *places: int) -> None:
+    """Flip a bit of the bytes at these places."""
+    content = bytearray(file.read_bytes())
+    for at in places:
+        content[at] ^= 1
+    file.write_bytes(content)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders import forged, resealed_segment
+from builders import forged, resealed_segment, spoil
 from conftest import NOW, last_segment, tree, values_of
 from loglib import CorruptLogError, LogError, Retention, Topic
 from loglib.check import CheckReport
@@ -172,13 +172,6 @@ def test_file_that_vanishes_without_retention_is_no_reason_to_begin_again(open_t
 
 def names_of(path: Path) -> list[Path]:
     return sorted((path / "0000").glob("*.log"))
-
-
-def spoil(file: Path, *places: int) -> None:
-    content = bytearray(file.read_bytes())
-    for at in places:
-        content[at] ^= 1
-    file.write_bytes(content)
 
 
 def test_damage_on_both_sides_of_a_border_between_segments_is_no_damage_of_the_next(

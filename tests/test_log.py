@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from builders import a_mark, forged
+from builders import a_mark, forged, spoil
 from conftest import NOW, SECOND, Clock, last_segment, needs_proc, open_files, values_of
 from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic
 from loglib import segment as segments
@@ -444,9 +444,7 @@ def damaged(open_topic: Open, path: Path, *places: tuple[int, int]) -> list[int]
     topic.close()
     segments = sorted((path / "0000").glob("*.log"))
     for number, at in places:
-        content = bytearray(segments[number].read_bytes())
-        content[at] ^= 1
-        segments[number].write_bytes(content)
+        spoil(segments[number], at)
     return offsets
 
 

@@ -65,6 +65,14 @@ def attacked(topic: Topic, forge: Forge) -> list[bytes]:
     return [b"first", fakes]
 
 
+def tear(path: Path, end: int) -> None:
+    """Wipe out the header of the batch at this place, as a crash can."""
+    segment = last_segment(path)
+    stored = bytearray(segment.read_bytes())
+    stored[HEADER_BYTES + end : HEADER_BYTES + end + BODY_AT] = bytes(BODY_AT)
+    segment.write_bytes(stored)
+
+
 BETWEEN = (NOW + 1, NOW + SECOND, NOW + SECOND + 20, NOW + SECOND + 39, NOW + 2 * SECOND)
 
 
@@ -115,10 +123,7 @@ def test_record_that_a_crash_left_without_its_header_is_a_torn_tail_whatever_it_
         end = topic.partition(0).log_end_offset
         mark = (path / "0000" / "watermark").read_bytes()
         topic.append(forge(end + VALUE_AT, 40), sync=True)
-    segment = last_segment(path)
-    stored = bytearray(segment.read_bytes())
-    stored[HEADER_BYTES + end : HEADER_BYTES + end + BODY_AT] = bytes(BODY_AT)
-    segment.write_bytes(stored)
+    tear(path, end)
     (path / "0000" / "watermark").write_bytes(mark)  # as it was when only the first was durable
     with Topic.open(path, clock=lambda: NOW) as topic:
         assert [record.offset for record in topic.read()] == [first.offset]
@@ -140,10 +145,7 @@ def test_chain_of_batches_in_a_torn_record_was_walked_from_each_of_them(path: Pa
         topic.append(b"first", sync=True)
         end = topic.partition(0).log_end_offset
         topic.append(forge(end + VALUE_AT, fakes) + bytes(64), sync=True)
-    segment = last_segment(path)
-    stored = bytearray(segment.read_bytes())
-    stored[HEADER_BYTES + end : HEADER_BYTES + end + BODY_AT] = bytes(BODY_AT)
-    segment.write_bytes(stored)
+    tear(path, end)
     (path / "0000" / "watermark").unlink()
     counted = mock.patch.object(segments, "parse_header", wraps=segments.parse_header)
     with counted as parse, Topic.open(path, clock=lambda: NOW) as topic:
@@ -166,8 +168,8 @@ def test_torn_record_of_words_that_name_their_own_place_is_cut(path: Path, magic
             torn[place - 16 : place - 12] = b"\x89LLB"
     if magics == "one":
         torn[-2048:-2044] = b"\x89LLB"
-    torn[end : end + BODY_AT] = bytes(BODY_AT)
     segment.write_bytes(stored[:HEADER_BYTES] + torn)
+    tear(path, end)
     (path / "0000" / "watermark").unlink()
     with Topic.open(path, clock=lambda: NOW) as topic:
         assert values_of(topic) == [b"first"]
