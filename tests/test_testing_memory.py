@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import stat
 import threading
@@ -303,3 +304,28 @@ def test_many_threads_write_one_topic() -> None:
         topic.flush()
         assert len(list(topic.read())) == 800
         topic.partition(0).check()
+
+
+class Collecting(MemoryFiles):
+    """The collector comes by in each call that changes something."""
+
+    def _changed(self, *_: Any, **__: Any) -> None:
+        gc.collect()
+
+
+@pytest.mark.timeout(20)
+def test_collector_that_comes_by_in_a_call_waited_for_that_call_for_ever() -> None:
+    files = Collecting()
+
+    class Forgotten:
+        def __init__(self, path: str) -> None:
+            self.fd = files.create(path, 0o644)
+            self.itself = self
+
+        def __del__(self) -> None:
+            files.close(self.fd)
+
+    Forgotten("/forgotten")
+    assert files.open_paths() == ["/forgotten"]
+    files.close(files.create("/other", 0o644))
+    assert files.open_paths() == []

@@ -68,7 +68,8 @@ class MemoryFiles(Files):
     def __init__(self, *, capacity: int | None = None) -> None:
         self.capacity = capacity
         self.used = 0
-        self._lock = threading.Lock()
+        # Reentrant: the collector may come by in a call, and close the files of what nobody refers to.
+        self._lock = threading.RLock()
         self._root = Node(_ROOT, stat.S_IFDIR | 0o755, b"", {})
         self._last_number = _ROOT
         self._directories: dict[str, Node] = {}  # found before, by path; forgotten when a directory moves or goes
@@ -85,7 +86,7 @@ class MemoryFiles(Files):
     def kill(self) -> None:
         """End the process, as far as files go: its descriptors and its locks are gone, its writes are not."""
         with self._lock:
-            for opened in self._open.values():
+            for opened in list(self._open.values()):
                 opened.node.holder, opened.node.sharers = 0, frozenset()
             self._open.clear()
             self._born = self._next_fd
@@ -234,7 +235,7 @@ class MemoryFiles(Files):
             del _entries(parent)[name]
             _entries(target_parent)[target_name] = node
             self._directories.clear()
-            for opened in self._open.values():
+            for opened in list(self._open.values()):
                 if opened.node is node:
                     opened.path = target
             self._changed("rename", path, node, parent=parent.number, target=target, target_parent=target_parent.number)
