@@ -66,7 +66,8 @@ proof: venv tools
 	@rm -rf .reliability
 	@echo "== reliability tests"
 	@status=0; \
-	$(PROOF_FILES) $(PYTEST) -n 2 --dist worksteal --timeout=$(if $(LOGLIB_SOAK),0,600) -m reliability tests/reliability || status=$$?; \
+	$(PROOF_FILES) $(PYTEST) -n 2 --dist worksteal --timeout=$(if $(LOGLIB_SOAK),0,600) \
+	    -o faulthandler_timeout=$(if $(LOGLIB_SOAK),0,660) -m reliability tests/reliability || status=$$?; \
 	$(VENV_PYTHON) tests/reliability/counts.py; \
 	exit $$status
 

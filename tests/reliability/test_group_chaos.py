@@ -33,7 +33,7 @@ from loglib.groups.group import Group
 from loglib.groups.offsets import Entry, Offsets
 from loglib.groups.owners import Ownership
 
-pytestmark = [pytest.mark.reliability, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.reliability, pytest.mark.timeout(scale(300))]
 
 SECONDS = 17.0
 
@@ -228,6 +228,7 @@ def release_before_committing(monkeypatch: pytest.MonkeyPatch) -> None:
             held = {each: self._ownership.generation(each) or 0 for each in partitions}
             self._call(self._on_revoke, partitions)
             original(self._ownership, partitions)
+            time.sleep(0.02)  # a disk that is busy
             handled, now = self._progress.handled, self._place.clock()
             late = {
                 each: Entry(
