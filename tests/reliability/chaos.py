@@ -26,6 +26,7 @@ from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic, e
 from loglib.directory import Directory
 from loglib.files import REAL
 from loglib.groups import TopicPartition
+from loglib.groups.held import look
 from loglib.groups.offsets import Offsets, _parse, offsets_identity
 from loglib.log import Cursor, Log
 from loglib.recovery import list_segments
@@ -214,8 +215,8 @@ class Chaos:
         self.done["stops"] += 1
 
     def evict(self, pid: int) -> None:
-        """Take a member's place from it, if it has joined yet."""
-        if (self.path / "groups" / GROUP / "members" / f"m{pid}").exists():
+        """Take a member's place from it, if it has joined yet: one that has not yet locked its file makes another."""
+        if look(REAL, str(self.path / "groups" / GROUP / "members" / f"m{pid}")) is not None:
             self.ended_ns[pid] = time.monotonic_ns()
             with Topic.open(self.path, mode="r") as topic:
                 evict_member(topic, GROUP, f"m{pid}")
