@@ -52,7 +52,7 @@ test: lint types tools java
 	@echo "== fast tests, measured"
 	@$(PYTEST) -n 2 -m "not slow and not spark and not reliability" --cov --cov-report=
 	@echo "== coverage of the log itself (adapters stand in packages of their own)"
-	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py,src/loglib/groups/*.py" --fail-under=100
+	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py,src/loglib/append/*.py,src/loglib/format/*.py,src/loglib/groups/*.py,src/loglib/system/*.py" --fail-under=100
 	@echo "== slow tests"
 	@$(PYTEST) -n 2 -m "slow and not spark"
 	@if [ -n "$$(scripts/java-home.sh)" ]; then \

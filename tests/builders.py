@@ -14,12 +14,12 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from loglib import batch, description
-from loglib.batch import NO_PRODUCER, Body, Columns, Header, Producer, crc32c
+from loglib import description
 from loglib.config import TopicConfig
-from loglib.directory import Directory
-from loglib.files import REAL, Files
-from loglib.jumps import added
+from loglib.format import batch
+from loglib.format.batch import NO_PRODUCER, Body, Columns, Header, Producer, crc32c
+from loglib.format.jumps import added
+from loglib.format.watermark import Mark, encode_new
 from loglib.records import Batch, Record, Source
 from loglib.segment import (
     HEADER_BYTES,
@@ -30,7 +30,8 @@ from loglib.segment import (
     first_segment,
     segment_name,
 )
-from loglib.watermark import Mark, encode_new
+from loglib.system.directory import Directory
+from loglib.system.files import REAL, Files
 
 # A busy machine is no failure, and a failure can be replayed.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

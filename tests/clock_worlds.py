@@ -11,8 +11,8 @@ from datetime import timedelta
 
 from conftest import MANUAL, NOW, SECOND
 from loglib import Retention, Topic
-from loglib.clock import Clock, Moment
 from loglib.config import microseconds
+from loglib.system.clock import Clock, Moment
 from loglib.testing import MemoryFiles
 from loglib.timeline import TOLERANCE_US
 

@@ -14,12 +14,12 @@ from struct import Struct
 from typing import NamedTuple
 
 from builders import BODY_AT, encoded, header_of
-from loglib import batch
-from loglib.batch import MAGIC, Columns, Header, Producer, crc32c
-from loglib.codec import LZ4
+from loglib.format import batch
+from loglib.format.batch import MAGIC, Columns, Header, Producer, crc32c
+from loglib.format.codec import LZ4
+from loglib.format.watermark import Mark, encode_new
 from loglib.segment import Identity, SegmentHeader
 from loglib.transfer import BATCHES
-from loglib.watermark import Mark, encode_new
 
 __all__ = ["KINDS", "Known", "chain", "columns_with", "compressed_forgery", "magics", "passing"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from builders import EVERYTHING, NOW, PLAIN, make_topic
 from loglib import FlushPolicy, Retention, Topic, TopicConfig
-from loglib.files import Files
+from loglib.system.files import Files
 
 GOLDEN = Path(__file__).with_name("golden") / "v2"
 # Nothing by the clock, and no default that may change one day.

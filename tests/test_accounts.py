@@ -26,7 +26,7 @@ from loglib import (
     Topic,
     WriterFailedError,
 )
-from loglib.partitioner import by_crc32
+from loglib.append.partitioner import by_crc32
 from loglib.testing import Call, CrashFS, FaultyFiles, UnsyncedFiles, WatchedFiles
 
 Open = Callable[..., Topic]
@@ -406,7 +406,7 @@ def test_interrupted_flush_and_close_keep_what_they_have_to_tell(open_topic: Ope
 
 def test_interrupt_after_memory_ran_out_in_another_partition(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing that such an error names, and so nothing to be told later."""
-    from loglib import writer as writer_module
+    from loglib.append import writer as writer_module
 
     encode, raising = writer_module.encode_body, [KeyboardInterrupt(), MemoryError()]
 
@@ -445,7 +445,7 @@ def test_topics_that_are_closed_at_exit_raise_one_error(
 def test_memory_that_runs_out_in_one_partition_stops_no_other(
     open_topic: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from loglib import writer as writer_module
+    from loglib.append import writer as writer_module
 
     encode = writer_module.encode_body
 
@@ -573,7 +573,7 @@ def test_thread_survives_what_no_one_foresaw_and_says_so(
     open_topic: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One `MemoryError` ended the thread: appends were accepted, nothing was flushed, and no error came."""
-    from loglib import writer as writer_module
+    from loglib.append import writer as writer_module
 
     encode, failures = writer_module.encode_body, [MemoryError(), MemoryError(), SystemExit()]
 

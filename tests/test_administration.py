@@ -10,10 +10,10 @@ import pytest
 import loglib
 from conftest import SECOND, Clock, needs_proc, open_files
 from loglib import GroupBusyError, LogError, OffsetOutOfRangeError, Topic, evict_member, reset_group
-from loglib.files import REAL
 from loglib.groups import Move, TopicPartition, administration
 from loglib.groups.held import HeldFile
 from loglib.groups.owners import Ownership, evict_owner
+from loglib.system.files import REAL
 
 Opener = Callable[..., Topic]
 

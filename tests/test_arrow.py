@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from builders import EVERYTHING, NOW, PLAIN, batch_of, calm, chained, encoded, header_of, read_back, write_segment
 from conftest import run_python
-from loglib import Batch, arrow
-from loglib.batch import BadBatch, Columns, layout
+from loglib import Batch
+from loglib.format import arrow
+from loglib.format.batch import BadBatch, Columns, layout
 from test_batch import columns
 
 

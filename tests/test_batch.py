@@ -25,9 +25,10 @@ from builders import (
     forged,
     header_of,
 )
-from loglib import RecordTooLargeError, batch
-from loglib.batch import BadBatch, Columns, NewerBatch, Producer, Sizes
+from loglib import RecordTooLargeError
 from loglib.config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH
+from loglib.format import batch
+from loglib.format.batch import BadBatch, Columns, NewerBatch, Producer, Sizes
 from loglib.segment import Identity
 
 CODECS = [pytest.param(number, id=name) for number, name in enumerate(("none", "zlib", "lz4", "zstd"))]

@@ -11,10 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from builders import calm
-from loglib import RecordTooLargeError, Topic, bulk
-from loglib.batch import Columns
-from loglib.bulk import BULK_RECORDS, encode_all
+from loglib import RecordTooLargeError, Topic
+from loglib.append import bulk
+from loglib.append.bulk import BULK_RECORDS, encode_all
 from loglib.config import TopicConfig
+from loglib.format.batch import Columns
 
 Open = Callable[..., Topic]
 MANY = [b"%d" % number for number in range(3 * BULK_RECORDS)]

@@ -11,9 +11,9 @@ from builders import forged, resealed_segment, spoil
 from conftest import NOW, last_segment, tree, values_of
 from loglib import CorruptLogError, LogError, Retention, Topic
 from loglib.check import CheckReport
+from loglib.format.watermark import encode_new, newest
 from loglib.segment import Identity
 from loglib.testing import UnsyncedFiles
-from loglib.watermark import encode_new, newest
 
 Open = Callable[..., Topic]
 
@@ -87,8 +87,8 @@ def test_batch_that_contradicts_the_one_before_is_found(
     forged: str, rolled: bool, open_topic: Open, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each batch is whole by itself: only the links between them are wrong."""
-    from loglib import batch as module
-    from loglib import writer
+    from loglib.append import writer
+    from loglib.format import batch as module
 
     topic = open_topic()
     topic.append(b"one", sync=True)

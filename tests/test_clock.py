@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from conftest import NOW, Clock, run_python
-from loglib import clock as module
-from loglib.clock import SYSTEM, PlainClock, clock_of
-from loglib.files import REAL
+from loglib.system import clock as module
+from loglib.system.clock import SYSTEM, PlainClock, clock_of
+from loglib.system.files import REAL
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_moment_is_what_the_system_says() -> None:
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="needs Linux")
 def test_processes_of_one_boot_agree() -> None:
-    program = "from loglib.clock import SYSTEM; m = SYSTEM.moment(); print(m.boot_id.hex(), m.boottime_us)"
+    program = "from loglib.system.clock import SYSTEM; m = SYSTEM.moment(); print(m.boot_id.hex(), m.boottime_us)"
     boot_id, boottime = run_python(program).split()
     moment = SYSTEM.moment()
     assert moment.boot_id.hex() == boot_id and any(moment.boot_id)

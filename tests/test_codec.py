@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import BODY_AT, NOW, batch_of, calm, encoded, forged, header_of, read_back, write_segment
-from loglib import CorruptLogError, MissingCodecError, Topic, codec
-from loglib.batch import BadBatch, Columns, encode_body, layout
-from loglib.codec import BadCompression
+from loglib import CorruptLogError, MissingCodecError, Topic
 from loglib.config import CODEC_NAMES, MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES
+from loglib.format import codec
+from loglib.format.batch import BadBatch, Columns, encode_body, layout
+from loglib.format.codec import BadCompression
 
 CODECS = [pytest.param(number, id=CODEC_NAMES[number]) for number in (1, 2, 3)]
 PIECE = codec._PIECE_BYTES
@@ -130,8 +131,8 @@ def test_zstandard_window_is_no_larger_than_a_body_may_be() -> None:
 def test_block_of_batches_that_compress_well_is_read_in_parts(tmp_path: Path, number: int) -> None:
     # A thousandfold compression would make a block of 1 MiB a gigabyte of columns in memory.
     from builders import IDENTITY, chained
-    from loglib.files import REAL
     from loglib.segment import SegmentReader
+    from loglib.system.files import REAL
 
     stored = chained([Columns([bytes(1 << 20)])] * 40, codec=number)
     assert len(stored) < 1 << 20

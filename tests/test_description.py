@@ -23,7 +23,7 @@ from loglib import (
     UnsupportedFormatError,
     description,
 )
-from loglib.files import REAL, Files
+from loglib.system.files import REAL, Files
 
 CONFIG = TopicConfig(
     partitions=3,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from loglib import CorruptLogError
-from loglib.directory import Directory
-from loglib.files import REAL, Files
+from loglib.system.directory import Directory
+from loglib.system.files import REAL, Files
 from loglib.testing import FaultyFiles, MemoryFiles, RecordingFiles
 
 KINDS: list[Callable[[], Files]] = [lambda: REAL, MemoryFiles, RecordingFiles, lambda: RecordingFiles(MemoryFiles())]

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import run_python
 from loglib import CorruptLogError
-from loglib.files import REAL, Files
+from loglib.system.files import REAL, Files
 from loglib.testing import Call, FaultyFiles, RecordingFiles, ShortWrites, WatchedFiles
 
 
@@ -156,7 +156,7 @@ def test_write_beyond_the_limit_of_the_file_size_fails_after_what_fitted(tmp_pat
     printed = run_python(
         """
         import errno, os, resource, signal, sys
-        from loglib.files import REAL
+        from loglib.system.files import REAL
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         fd = REAL.create(sys.argv[1], 0o600)

@@ -23,7 +23,7 @@ from loglib import (
     WriterFailedError,
 )
 from loglib import topic as topic_module
-from loglib.flusher import Flusher
+from loglib.append.flusher import Flusher
 from loglib.testing import FaultyFiles, UnsyncedFiles
 
 Open = Callable[..., Topic]

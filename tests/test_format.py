@@ -40,8 +40,6 @@ from loglib import (
     TopicConfig,
     TopicPartition,
     UnsupportedFormatError,
-    batch,
-    codec,
     config,
     description,
     group,
@@ -49,10 +47,11 @@ from loglib import (
     timeline,
 )
 from loglib import transfer as frames
-from loglib import watermark as marks
-from loglib.files import REAL
+from loglib.format import batch, codec
+from loglib.format import watermark as marks
 from loglib.groups.held import MOST_BYTES
 from loglib.groups.offsets import history_at
+from loglib.system.files import REAL
 from make_golden import GOLDEN, TOPICS, write_frames, write_topic
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "format.md").read_text("utf-8")

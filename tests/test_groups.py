@@ -36,13 +36,13 @@ from loglib import (
     Topic,
     TopicPartition,
 )
-from loglib import wait as wait_module
-from loglib.files import REAL
 from loglib.groups import group as group_module
 from loglib.groups import members as members_module
 from loglib.groups import progress as progress_module
 from loglib.groups.owners import Ownership, evict_owner
 from loglib.groups.run import Run
+from loglib.system import wait as wait_module
+from loglib.system.files import REAL
 from loglib.testing import Call, FaultyFiles, RecordingFiles, WatchedFiles
 from test_fork import in_child
 

@@ -10,27 +10,27 @@ from conftest import SOURCE, run_python
 
 PACKAGE = SOURCE / "loglib"
 
-# From the ground up. A module may import only from layers below its own.
+# From the ground up: modules, or packages as a whole. A module may import only from layers below its own.
 LAYERS = [
     {"config", "errors", "unique"},
-    {"files", "heap", "turn", "index", "wait", "jumps"},
-    {"directory"},
-    {"batch", "codec", "lock", "mounts", "clock"},
-    {"records", "watermark", "arrow"},
+    {"system/files", "system/heap", "system/turn", "system/wait", "index", "format/jumps"},
+    {"system/directory"},
+    {"format/batch", "format/codec", "system/lock", "system/mounts", "system/clock"},
+    {"records", "format/watermark", "format/arrow"},
     {"segment", "arguments"},
     {"search"},
-    {"recovery", "timeline", "description", "producers", "partitioner"},
-    {"log", "open_batch", "active", "bulk", "retention"},
-    {"writer", "reader", "transfer", "check"},
-    {"flusher", "handles", "keeper"},
+    {"recovery", "timeline", "description", "append/producers", "append/partitioner"},
+    {"log", "append/open_batch", "append/active", "append/bulk", "retention"},
+    {"append/writer", "reader", "transfer", "check"},
+    {"append/flusher", "handles", "keeper"},
     {"partition", "groups"},
     {"topic"},
     {"consumer_groups"},
     {"spark", "testing"},
     {"__init__"},
 ]
-WITHIN = {("batch", "codec")}  # in one layer all the same: the format of a batch, and how its body is packed
-LAZY = {("records", "arrow")}  # called by Batch.to_arrow, and imported only then
+WITHIN = {("format/batch", "format/codec")}  # in one layer all the same: a batch's format, and how its body is packed
+LAZY = {("records", "format/arrow")}  # called by Batch.to_arrow, and imported only then
 
 FORBIDDEN = {"mmap", "pickle", "marshal", "shelve", "dbm", "cloudpickle"}
 # What concerns files; os.path, pids and random bytes do not. Pipes and polls belong to waiting. The files that
@@ -43,52 +43,60 @@ FILE_CALLS = {
     "posix_fadvise", "chmod", "fchmod", "lchmod", "chown", "fchown", "lchown", "utime", "lseek", "fdopen", "dup",
     "dup2", "memfd_create", "lockf",
 }  # fmt: skip
-MAY_CALL = {"files": FILE_CALLS, "wait": {"close", "read", "write"}}
+MAY_CALL = {"system/files": FILE_CALLS, "system/wait": {"close", "read", "write"}}
 # Modules by which files could be reached all the same, and who may have them: for constants only, but for `files`.
 FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinput", "subprocess"}
-MAY_IMPORT = {"__init__": {"fcntl"}, "records": {"io"}, "files": {"fcntl"}, "testing/memory": {"fcntl"}}
+MAY_IMPORT = {"__init__": {"fcntl"}, "records": {"io"}, "system/files": {"fcntl"}, "testing/memory": {"fcntl"}}
 
 
 def modules() -> dict[str, Path]:
-    found = {path.stem: path for path in PACKAGE.glob("*.py")}
-    for package in ("groups", "spark", "testing"):
-        found |= {f"{package}/{path.stem}": path for path in (PACKAGE / package).glob("*.py")}
-    return found
+    """By name, as "log" or "system/files"."""
+    return {str(path.relative_to(PACKAGE).with_suffix("")): path for path in PACKAGE.rglob("*.py")}
+
+
+def place_of(name: str) -> str:
+    """What of the layers a module is, or is in: "groups" for "groups/offsets", and "format" for the package itself."""
+    package = name.partition("/")[0]
+    return name if any(name in layer for layer in LAYERS) else package
 
 
 def layer_of(name: str) -> int:
-    return next(number for number, names in enumerate(LAYERS) if name.split("/", maxsplit=1)[0] in names)
+    return next(number for number, places in enumerate(LAYERS) if place_of(name) in places)
 
 
 def own_imports(name: str, path: Path) -> set[str]:
-    """The modules of the package that a module imports, wherever the import stands."""
+    """The modules and packages of loglib that a module imports, wherever the import stands."""
+    package = [*name.split("/")[:-1]]
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            package = name.rpartition("/")[0]
-            if node.level == 0 and (node.module or "").split(".")[0] != "loglib":
-                continue
-            module = (node.module or "").removeprefix("loglib").strip(".")
-            if package and node.level == 1:
-                found.add(package)
-            elif module:
-                found.add(module.split(".")[0])
-            else:
-                found |= {alias.name for alias in node.names if (PACKAGE / f"{alias.name}.py").exists()}
-        elif isinstance(node, ast.Import):
+        if isinstance(node, ast.Import):
             assert not any(alias.name.startswith("loglib") for alias in node.names), f"{name}: import from, relatively"
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        parts = (node.module or "").split(".") if node.module else []
+        if node.level:
+            parts = package[: len(package) - node.level + 1] + parts
+        elif parts[0] != "loglib":
+            continue
+        else:
+            del parts[0]
+        module = "/".join(parts)
+        inside = {f"{module}/{alias.name}".strip("/") for alias in node.names} & set(modules())
+        found |= inside or {module}
     return found
 
 
 def test_every_module_has_its_layer() -> None:
-    assert {name.split("/")[0] for name in modules()} == set().union(*LAYERS)
+    packages = {f"{path.parent.name}/__init__" for path in PACKAGE.glob("*/__init__.py")}
+    assert {place_of(name) for name in set(modules()) - packages} == set().union(*LAYERS)
+    for name in packages - {f"{each}/__init__" for each in set().union(*LAYERS)}:
+        assert not own_imports(name, modules()[name]), f"{name} gives a name of its own to what stands in a module"
 
 
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_imports_point_down(name: str) -> None:
-    path = modules()[name]
-    for imported in own_imports(name, path):
-        if (name, imported) in WITHIN | LAZY or name.startswith(f"{imported}/"):
+    for imported in own_imports(name, modules()[name]):
+        if (name, imported) in WITHIN | LAZY or place_of(name) == place_of(imported):
             continue
         assert layer_of(imported) < layer_of(name), f"{name} imports {imported}, which is not below it"
 
@@ -102,7 +110,7 @@ def test_nothing_forbidden_is_imported(name: str) -> None:
         assert not {each.split(".")[0] for each in names} & FORBIDDEN
 
 
-@pytest.mark.parametrize("name", sorted(set(modules()) - {"files"}))
+@pytest.mark.parametrize("name", sorted(set(modules()) - {"system/files"}))
 def test_file_calls_stand_in_files_only(name: str) -> None:
     tree = ast.parse(modules()[name].read_text("utf-8"))
     allowed = MAY_CALL.get(name, set())

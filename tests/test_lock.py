@@ -10,8 +10,8 @@ import pytest
 
 from conftest import needs_proc, needs_root, open_files, start_python
 from loglib import CorruptLogError, LockedError
-from loglib.files import REAL
-from loglib.lock import acquire
+from loglib.system.files import REAL
+from loglib.system.lock import acquire
 from loglib.testing import FaultyFiles, WatchedFiles
 from loglib.testing.watched import Call
 
@@ -23,8 +23,8 @@ def file(tmp_path: Path) -> Path:
 
 HOLD = """
     import sys
-    from loglib.files import REAL
-    from loglib.lock import acquire
+    from loglib.system.files import REAL
+    from loglib.system.lock import acquire
     held = acquire(REAL, sys.argv[1], 0o600)
     print("held")
     sys.stdin.readline()
@@ -54,8 +54,8 @@ def test_lock_of_another_process_names_it_and_is_free_after_sigkill(file: Path) 
 def test_lock_kept_by_a_forked_child_says_so(file: Path) -> None:
     program = """
         import ctypes, os, sys
-        from loglib.files import REAL
-        from loglib.lock import acquire
+        from loglib.system.files import REAL
+        from loglib.system.lock import acquire
         held = acquire(REAL, sys.argv[1], 0o600)
         if ctypes.CDLL(None).fork():  # as other languages fork, of which Python knows nothing
             print(os.getpid(), flush=True)

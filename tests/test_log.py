@@ -14,12 +14,12 @@ from conftest import NOW, SECOND, Clock, last_segment, needs_proc, open_files, v
 from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic
 from loglib import segment as segments
 from loglib.arguments import Time
-from loglib.files import REAL
+from loglib.format.watermark import encode_new
 from loglib.log import Cursor, Log
 from loglib.records import to_datetime
 from loglib.segment import Identity
+from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, UnsyncedFiles, WatchedFiles
-from loglib.watermark import encode_new
 
 Open = Callable[..., Topic]
 

@@ -10,9 +10,9 @@ import pytest
 
 from conftest import needs_proc, open_files
 from loglib import GroupMismatchError, LockedError
-from loglib.files import REAL
 from loglib.groups import members
 from loglib.groups.members import Member, Membership, live_members, new_member_name
+from loglib.system.files import REAL
 from loglib.testing import Call, WatchedFiles
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from loglib import Topic
-from loglib.files import REAL, Files
-from loglib.mounts import file_system_of, network_file_system
+from loglib.system.files import REAL, Files
+from loglib.system.mounts import file_system_of, network_file_system
 
 TABLE = """\
 21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -22,8 +22,8 @@ from loglib import (
     StorageIOError,
     Topic,
 )
-from loglib.files import REAL
 from loglib.log import Log
+from loglib.system.files import REAL
 from loglib.testing import Call, FaultyFiles, MemoryFiles, UnsyncedFiles, WatchedFiles
 
 Open = Callable[..., Topic]
@@ -543,7 +543,7 @@ class Following:
 def follow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Following]]:
     """Followers, with inotify and without."""
     if not request.param:
-        monkeypatch.setattr("loglib.wait._watch", lambda *_: False)
+        monkeypatch.setattr("loglib.system.wait._watch", lambda *_: False)
     followers: list[Following] = []
 
     def begin(path: Path, **arguments: Any) -> Following:

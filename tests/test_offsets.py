@@ -22,15 +22,15 @@ from loglib import (
     Topic,
     TopicPartition,
 )
-from loglib.batch import Columns
+from loglib.append.writer import Writer
 from loglib.config import FlushPolicy, TopicConfig
-from loglib.files import REAL, Files
+from loglib.format.batch import Columns
+from loglib.format.watermark import WatermarkWriter
 from loglib.groups import offsets
 from loglib.groups.offsets import Entry, Offsets, history_at, make_offsets, offsets_identity
 from loglib.index import SegmentIndex
+from loglib.system.files import REAL, Files
 from loglib.testing import Call, WatchedFiles
-from loglib.watermark import WatermarkWriter
-from loglib.writer import Writer
 
 A, B = TopicPartition("clicks", 0), TopicPartition("a-b", 12)
 LOG_ID = bytes(16)

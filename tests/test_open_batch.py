@@ -3,8 +3,8 @@
 import pytest
 
 from loglib import Position
-from loglib.batch import Columns
-from loglib.open_batch import NO_ROOM, OpenBatch
+from loglib.append.open_batch import NO_ROOM, OpenBatch
+from loglib.format.batch import Columns
 from loglib.recovery import Tail
 
 TAIL = Tail(1000, 0, 0, 0, 0, 0, 1)

@@ -10,9 +10,9 @@ import pytest
 
 from conftest import needs_proc, open_files
 from loglib import LockedError, TopicPartition
-from loglib.files import REAL
 from loglib.groups import owners
 from loglib.groups.owners import Owner, Ownership, evict_owner, holder_of, owned_partitions, read_owner, replace_owner
+from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, WatchedFiles
 
 FIRST, SECOND = TopicPartition("clicks", 0), TopicPartition("clicks", 1)

@@ -93,10 +93,10 @@ def test_large_records_side_by_side_have_batches_of_their_own(open_topic: Open) 
 def test_idempotent_batch_beyond_the_limits_is_refused_whole(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = open_topic()
     topic.append(b"before")
-    monkeypatch.setattr("loglib.writer.MAX_BATCH_BYTES", 1000)
+    monkeypatch.setattr("loglib.append.writer.MAX_BATCH_BYTES", 1000)
     with pytest.raises(RecordTooLargeError, match="the batch"):
         topic.partition(0).append_many([b"x" * 500] * 3, producer=("p", 1))
-    monkeypatch.setattr("loglib.batch.MAX_RECORDS_PER_BATCH", 2)
+    monkeypatch.setattr("loglib.format.batch.MAX_RECORDS_PER_BATCH", 2)
     with pytest.raises(ValueError, match="at most 2 records, not 3"):
         topic.partition(0).append_many([b"x"] * 3, producer=("p", 1))
     monkeypatch.undo()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from builders import calm
 from loglib import Topic
-from loglib.batch import Columns
-from loglib.partitioner import by_crc32, spread
+from loglib.append.partitioner import by_crc32, spread
+from loglib.format.batch import Columns
 
 # librdkafka's "consistent" partitioner is crc32(key) % partitions, with the CRC-32 of zlib and PNG; these are
 # values published for that CRC (the check value of the catalogue, and of the sentence that everybody uses).

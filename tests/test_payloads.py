@@ -19,8 +19,8 @@ from builders import BODY_AT, make_topic
 from conftest import NOW, QUIET, SECOND, last_segment, values_of
 from loglib import InvalidOffsetError, Topic
 from loglib import segment as segments
-from loglib.batch import Header
 from loglib.config import TopicConfig
+from loglib.format.batch import Header
 from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES
 from loglib.testing import MemoryFiles

@@ -10,8 +10,8 @@ import pytest
 
 from conftest import Clock, crash_copy, tree, values_of
 from loglib import CorruptLogError, LogError, ReadOnlyError, Topic, WriterFailedError
-from loglib.batch import Producer
-from loglib.producers import Producers
+from loglib.append.producers import Producers
+from loglib.format.batch import Producer
 from loglib.segment import MAX_PRODUCERS, ProducerState, producers_name
 from loglib.testing import FaultyFiles, RecordingFiles, UnsyncedFiles
 

@@ -14,8 +14,8 @@ from loglib import LogMovedError, Record, StorageIOError, Topic, TopicPartition
 from loglib.groups import progress as progress_module
 from loglib.groups.progress import Progress
 from loglib.groups.run import Run
+from loglib.system.wait import Observer
 from loglib.testing import FaultyFiles
-from loglib.wait import Observer
 
 HERE, OTHER = TopicPartition("topic", 0), TopicPartition("topic", 1)
 

@@ -374,7 +374,7 @@ def test_follow_survives_rolls_retention_and_writer_restarts(
     inotify: bool, open_topic: Open, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not inotify:
-        monkeypatch.setattr("loglib.wait._watch", lambda paths, descriptors: False)
+        monkeypatch.setattr("loglib.system.wait._watch", lambda paths, descriptors: False)
     open_topic(segment_bytes=4096, retention=Retention(age=None, bytes=0)).close()
     with Topic.open(path, mode="r") as reading:
         follower = iter(reading.follow("begin"))
@@ -557,7 +557,8 @@ def test_idle_follow_costs_next_to_no_cpu(use_inotify: bool, open_topic: Open, p
     output = run_python(
         """
         import sys, time
-        from loglib import Topic, wait
+        from loglib import Topic
+        from loglib.system import wait
         if sys.argv[2] == "False":
             wait._watch = lambda paths, descriptors: False
         with Topic.open(sys.argv[1], mode="r") as topic:

@@ -35,7 +35,7 @@ from builders import (
     write_segment,
 )
 from loglib import Batch, CorruptLogError, LogError, OffsetRange, Position, Record, records
-from loglib.batch import Columns, Layout, layout
+from loglib.format.batch import Columns, Layout, layout
 from loglib.records import from_datetime, to_datetime
 from loglib.segment import HEADER_BYTES
 
@@ -205,7 +205,7 @@ VIEWS: dict[str, Callable[[Batch], Any]] = {
 def test_forged_columns_are_refused_with_file_and_byte(
     tmp_path: Path, stored: bytes, columns: list[str], codec: int
 ) -> None:
-    from loglib.codec import compress
+    from loglib.format.codec import compress
 
     header = header_of(stored)
     if codec:
@@ -279,7 +279,7 @@ def test_body_of_random_bytes_never_breaks_a_reader(codec: int, seed: int) -> No
 
 def batch_of_or_error(stored: bytes) -> Batch:
     """As a segment reader would: what a bad batch means for the caller."""
-    from loglib.batch import BadBatch
+    from loglib.format.batch import BadBatch
 
     try:
         return batch_of(stored)

@@ -14,14 +14,14 @@ import pytest
 from builders import a_mark, forged
 from conftest import QUIET, crash_copy, last_segment, records_of, tree, values_of
 from loglib import CorruptLogError, LogError, StorageIOError, Topic, UnsupportedFormatError
-from loglib.batch import HEADER_BYTES as BATCH_HEADER
-from loglib.batch import encode_body, parse_header
-from loglib.files import REAL
+from loglib.format.batch import HEADER_BYTES as BATCH_HEADER
+from loglib.format.batch import encode_body, parse_header
+from loglib.format.watermark import Mark, encode_new, newest
 from loglib.recovery import rewrite
 from loglib.segment import HEADER_BYTES as SEGMENT_HEADER
 from loglib.segment import Identity, SegmentHeader, segment_name
+from loglib.system.files import REAL
 from loglib.testing import Call, DyingFiles, FaultyFiles, FullDisk, Killed, RecordingFiles, UnsyncedFiles
-from loglib.watermark import Mark, encode_new, newest
 
 SECTOR = 512
 PAGE = 1 << 16
@@ -776,7 +776,7 @@ def test_reopening_reads_only_what_lies_above_the_watermark(open_topic: Open, pa
 
 
 def topic_columns(count: int) -> Any:
-    from loglib.batch import Columns
+    from loglib.format.batch import Columns
 
     return Columns([b"z" * 1000] * count)
 

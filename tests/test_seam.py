@@ -1,4 +1,4 @@
-"""The seam: what goes through `files.py` is all that the library does to files, in the order that a test is told."""
+"""The seam: what goes through `system/files.py` is all that the library does to files, in the order a test is told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from counts import need
 
 from conftest import QUIET, SOURCE, run_python, values_of
 from loglib import FlushPolicy, Retention, Topic
-from loglib.files import SYSTEM_CALLS, Files
+from loglib.system.files import SYSTEM_CALLS, Files
 from loglib.testing import MemoryFiles
 
 # Everything that a topic's owner can do to its files, by the name `files`, at the path `path`.
@@ -68,7 +68,7 @@ def test_nothing_but_the_seam_touches_files(tmp_path: Path) -> None:
     from loglib.testing import RecordingFiles
 
     work(sys.argv[1] + "/first", RecordingFiles())  # imports what is imported late
-    SEAM = ("/loglib/files.py", "/loglib/testing/watched.py")
+    SEAM = ("/loglib/system/files.py", "/loglib/testing/watched.py")
     FILES = ("open", "os.", "fcntl.", "shutil.", "glob.", "pathlib.", "tempfile.")
     seen, strangers = set(), set()
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import BODY_AT, IDENTITY, NOW, PLAIN, calm, chained, forged, header_of, stamped, write_segment
-from loglib import batch
-from loglib.batch import Columns, Header
 from loglib.errors import CorruptLogError
-from loglib.files import REAL
-from loglib.jumps import Jumps, added
+from loglib.format import batch
+from loglib.format.batch import Columns, Header
+from loglib.format.jumps import Jumps, added
 from loglib.search import after_damage, around, first_reaching, jumps_at, likely_headers, proven_headers, refuse_damage
 from loglib.segment import HEADER_BYTES, SegmentReader
+from loglib.system.files import REAL
 
 TINY = Columns([b"tiny"])
 

@@ -30,9 +30,7 @@ from builders import (
     write_segment,
 )
 from loglib import CorruptLogError, LogError, StorageIOError, UnsupportedFormatError
-from loglib.batch import Columns
-from loglib.directory import Directory
-from loglib.files import REAL, Files
+from loglib.format.batch import Columns
 from loglib.search import around, first_reaching
 from loglib.segment import (
     HEADER_BYTES,
@@ -49,6 +47,8 @@ from loglib.segment import (
     read_segment_header,
     segment_name,
 )
+from loglib.system.directory import Directory
+from loglib.system.files import REAL, Files
 from loglib.testing import FaultyFiles
 
 TINY = Columns([b"tiny"])

@@ -15,13 +15,13 @@ from builders import a_mark
 from conftest import NOW, QUIET, last_segment, run_python
 from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Retention, Topic
 from loglib.arguments import Time
-from loglib.files import Files
+from loglib.format.watermark import encode_new
 from loglib.segment import HEADER_BYTES, Identity
 from loglib.spark.columns import arrow_schema
 from loglib.spark.options import Options, parse
 from loglib.spark.plan import Range, cut, plan
 from loglib.spark.ranges import find_ranges, find_topics
-from loglib.watermark import encode_new
+from loglib.system.files import Files
 from spark_logs import (
     COLUMNS,
     all_records,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from loglib import StorageFullError, Topic
-from loglib.files import REAL, Files
+from loglib.system.files import REAL, Files
 from loglib.testing import MemoryFiles
 
 NAMES = ["a", "b", "d", "d/a", "d/e", "d/e/a", "missing/a", "a/below"]

@@ -15,8 +15,8 @@ import pytest
 from conftest import QUIET, records_of
 from loglib import FlushPolicy, LogClosedError, OffsetOutOfRangeError, Position, Record, Retention, Topic
 from loglib.reader import Reader
+from loglib.system.turn import Turn
 from loglib.testing import UnsyncedFiles
-from loglib.turn import Turn
 
 Open = Callable[..., Topic]
 Appended = dict[Position, bytes]

@@ -7,9 +7,9 @@ import pytest
 from builders import IDENTITY, NOW
 from conftest import SECOND
 from loglib import CorruptLogError, UnsupportedFormatError
-from loglib.batch import crc32c
-from loglib.clock import Moment
+from loglib.format.batch import crc32c
 from loglib.segment import NO_TIMESTAMP, SegmentHeader
+from loglib.system.clock import Moment
 from loglib.timeline import (
     BELIEVED_AFTER_US,
     MOST_BYTES,

@@ -32,9 +32,9 @@ from loglib import (
     WriterFailedError,
     transfer,
 )
-from loglib.batch import Columns, Producer, encode_body
-from loglib.files import Files
+from loglib.format.batch import Columns, Producer, encode_body
 from loglib.log import Log
+from loglib.system.files import Files
 from loglib.testing import FaultyFiles
 
 MANUAL = FlushPolicy(None, None, None)

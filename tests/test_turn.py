@@ -7,7 +7,7 @@ import pytest
 
 from conftest import run_python
 from interrupts import Interrupter, every_point
-from loglib.turn import Turn
+from loglib.system.turn import Turn
 
 LONG_S = 60.0
 
@@ -201,7 +201,7 @@ def test_signals_at_any_moment_leave_the_turn_in_order() -> None:
     """Threads pass the turn on; the one that gets the signals is interrupted in every kind of wait."""
     program = """
         import random, signal, sys, threading, time
-        from loglib.turn import Turn
+        from loglib.system.turn import Turn
 
         class Interrupted(BaseException):
             pass

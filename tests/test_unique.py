@@ -13,10 +13,10 @@ import pytest
 
 from conftest import needs_proc, open_files, values_of
 from loglib import Topic
-from loglib.directory import Directory
-from loglib.files import REAL
 from loglib.groups.held import HeldFile
-from loglib.wait import Waiter
+from loglib.system.directory import Directory
+from loglib.system.files import REAL
+from loglib.system.wait import Waiter
 from test_layers import modules
 
 Open = Callable[..., Topic]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from conftest import needs_proc, open_files, start_python
-from loglib import wait
-from loglib.wait import Observer, Waiter
+from loglib.system import wait
+from loglib.system.wait import Observer, Waiter
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_wake_ends_a_nap_of_polling(file: Path) -> None:
 
 
 def test_high_file_numbers_are_waited_for_without_select(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loglib.wait._FD_SETSIZE", 0)
+    monkeypatch.setattr("loglib.system.wait._FD_SETSIZE", 0)
     waiter = Waiter([str(file)], use_inotify=False)
     waiter._nap = 60.0
     waiter.wake()

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from builders import IDENTITY, LOG_ID, a_mark, calm, resealed_slot
 from loglib import CorruptLogError, StorageIOError, UnsupportedFormatError
-from loglib.files import REAL, Files
-from loglib.segment import Identity
-from loglib.watermark import (
+from loglib.format.watermark import (
     FILE_BYTES,
     SECOND_SLOT,
     SLOT_BYTES,
@@ -24,6 +22,8 @@ from loglib.watermark import (
     encode_new,
     newest,
 )
+from loglib.segment import Identity
+from loglib.system.files import REAL, Files
 
 SALT = IDENTITY.salt
 OLDER, NEWER = a_mark(6, 0, 800, 640, 3), a_mark(7, 80, 1600, 1600, 4)

@@ -33,8 +33,8 @@ from loglib import (
     WriterFailedError,
 )
 from loglib import topic as topic_module
-from loglib import writer as writer_module
-from loglib.batch import Columns
+from loglib.append import writer as writer_module
+from loglib.format.batch import Columns
 from loglib.index import SegmentIndex
 from loglib.segment import HEADER_BYTES
 from loglib.testing import CHANGES, Call, FaultyFiles, FullDisk, RecordingFiles, ShortWrites, UnsyncedFiles

@@ -17,9 +17,9 @@ from datetime import datetime, timedelta
 from operator import index
 from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
-from .batch import Columns, Headers
 from .config import microseconds
 from .errors import RecordTooLargeError
+from .format.batch import Columns, Headers
 from .records import from_datetime
 
 __all__ = [

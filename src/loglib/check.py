@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from . import description
-from .batch import Header
 from .errors import CorruptLogError, OffsetOutOfRangeError
-from .files import Files
-from .jumps import Jumps
+from .format.batch import Header
+from .format.jumps import Jumps
+from .format.watermark import MOST_BYTES, Mark, broken_slots
 from .log import Cursor, Log
 from .records import Batch, Damage
 from .recovery import check_link, list_segments
 from .segment import HEADER_BYTES, NO_TIMESTAMP, SegmentHeader, read_producers, read_segment_header, segment_name
-from .watermark import MOST_BYTES, Mark, broken_slots
+from .system.files import Files
 
 __all__ = ["CheckReport", "check_log", "verify_description", "verify_log"]
 

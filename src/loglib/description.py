@@ -17,15 +17,15 @@ import os
 import uuid
 from collections.abc import Callable
 
-from .batch import crc32c
-from .codec import codec_id
 from .config import CODEC_NAMES, TopicConfig
-from .directory import Directory
 from .errors import CorruptLogError, LogError, UnsupportedFormatError
-from .files import Files
+from .format.batch import crc32c
+from .format.codec import codec_id
+from .format.watermark import NAME as WATERMARK
+from .format.watermark import Mark, encode_new
 from .segment import Identity, create_segment, first_segment
-from .watermark import NAME as WATERMARK
-from .watermark import Mark, encode_new
+from .system.directory import Directory
+from .system.files import Files
 
 __all__ = ["FORMAT", "NAME", "create", "make_partition", "partition_directory", "put_in_place", "read", "write"]
 

@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from .append.writer import Timer, Writer
 from .errors import LogClosedError
 from .unique import Unique
-from .writer import Timer, Writer
 
 __all__ = ["Handles"]
 

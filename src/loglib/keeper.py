@@ -20,16 +20,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from .clock import Clock, Moment
+from .append.writer import Writer
 from .config import TopicConfig
 from .errors import CorruptLogError, LogError
-from .files import Files
 from .log import Log
 from .retention import Candidate, Decision, Sealed, Space, due, reason_to_keep
 from .segment import read_segment_header, segment_name
+from .system.clock import Clock, Moment
+from .system.files import Files
 from .timeline import MOST_BYTES, NAME, Age, Stamp, Timeline, decode, encode
 from .unique import Unique
-from .writer import Writer
 
 __all__ = ["Keeper"]
 

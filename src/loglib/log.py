@@ -26,7 +26,6 @@ from contextlib import suppress
 from typing import Protocol
 
 from .arguments import Time
-from .batch import Header
 from .errors import (
     CorruptLogError,
     InvalidOffsetError,
@@ -35,8 +34,9 @@ from .errors import (
     LogMovedError,
     OffsetOutOfRangeError,
 )
-from .files import Files
-from .heap import keep_blocks
+from .format.batch import Header
+from .format.watermark import NAME as WATERMARK
+from .format.watermark import Mark, WatermarkReader
 from .index import SegmentIndex
 from .records import Batch, Damage
 from .recovery import list_segments, proven_end
@@ -50,9 +50,9 @@ from .segment import (
     read_segment_header,
     segment_name,
 )
+from .system.files import Files
+from .system.heap import keep_blocks
 from .unique import Unique
-from .watermark import NAME as WATERMARK
-from .watermark import Mark, WatermarkReader
 
 __all__ = ["BLOCK_BYTES", "Cursor", "Log"]
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from .append.bulk import BULK_RECORDS, chunks, encode_all
+from .append.flusher import from_background
+from .append.writer import Writer
 from .arguments import HeadersLike, check_columns, gather_columns, record_columns
-from .batch import NO_PRODUCER, Columns, Producer, encode_body
-from .bulk import BULK_RECORDS, chunks, encode_all
 from .check import CheckReport, check_log, verify_log
-from .codec import codec_id
 from .config import TopicConfig, microseconds
 from .errors import LogClosedError, ReadOnlyError, tell_appended, tell_not_appended
-from .files import Files
-from .flusher import from_background
+from .format.batch import NO_PRODUCER, Columns, Producer, encode_body
+from .format.codec import codec_id
 from .handles import Handles
 from .keeper import Keeper
 from .log import Log
@@ -29,9 +29,9 @@ from .records import Batch, OffsetRange, Position
 from .recovery import Recovery
 from .retention import Decision
 from .segment import Identity, SegmentInfo
+from .system.files import Files
 from .transfer import read_frame, send
 from .unique import Unique
-from .writer import Writer
 
 __all__ = ["Partition", "append_groups", "parse_producer"]
 

@@ -32,8 +32,8 @@ from .arguments import Start, Time, check_count, check_timeout, parse_start, par
 from .errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
 from .log import LOOK_S, Cursor, Log
 from .records import Batch, Damage, Record
+from .system.wait import Waiter
 from .unique import Unique
-from .wait import Waiter
 
 __all__ = ["OnGap", "Reader", "StartLike", "watch"]
 

@@ -20,8 +20,8 @@ from operator import sub
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .batch import HEADER_BYTES, BadBatch, Columns, Header, Headers, Layout, encode_body, layout, uniform_offsets
 from .errors import CorruptLogError, OffsetRange
+from .format.batch import HEADER_BYTES, BadBatch, Columns, Header, Headers, Layout, encode_body, layout, uniform_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -264,7 +264,7 @@ class Batch:
         (timestamp[us, UTC]), headers (list of name and value); `columns` picks from these, in the
         order given. Needs the extra [arrow].
         """
-        from .arrow import record_batch
+        from .format.arrow import record_batch
 
         try:
             whole = record_batch(self.partition, self.header, self._layout, self._data, self._body_at, columns=columns)

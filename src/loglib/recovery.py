@@ -25,11 +25,11 @@ from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
 
-from .batch import PRODUCERS, Header, Producer
-from .directory import Directory
 from .errors import CorruptLogError, LogMovedError
-from .files import Files
-from .jumps import Jumps
+from .format.batch import PRODUCERS, Header, Producer
+from .format.jumps import Jumps
+from .format.watermark import MOST_BYTES, Mark, encode_new, newest
+from .format.watermark import NAME as WATERMARK
 from .search import jumps_at, likely_headers, proven_headers
 from .segment import (
     HEADER_BYTES,
@@ -44,8 +44,8 @@ from .segment import (
     read_segment_header,
     segment_name,
 )
-from .watermark import MOST_BYTES, Mark, encode_new, newest
-from .watermark import NAME as WATERMARK
+from .system.directory import Directory
+from .system.files import Files
 
 __all__ = [
     "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "measure", "proven_end", "recover",

@@ -27,10 +27,10 @@ from itertools import repeat
 from struct import pack
 from typing import NoReturn
 
-from .batch import HEADER_BYTES, MAGIC, Header, crc32c
 from .config import MAX_BATCH_BYTES
 from .errors import CorruptLogError, UnsupportedFormatError
-from .jumps import Jumps
+from .format.batch import HEADER_BYTES, MAGIC, Header, crc32c
+from .format.jumps import Jumps
 from .segment import SegmentReader
 
 __all__ = ["after_damage", "around", "first_reaching", "jumps_at", "likely_headers", "proven_headers", "refuse_damage"]

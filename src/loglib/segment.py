@@ -43,8 +43,10 @@ from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
-from .batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from .batch import (
+from .config import MAX_OFFSET
+from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
+from .format.batch import HEADER_BYTES as BATCH_HEADER_BYTES
+from .format.batch import (
     BadBatch,
     Header,
     NewerBatch,
@@ -55,11 +57,9 @@ from .batch import (
     open_body,
     parse_header,
 )
-from .config import MAX_OFFSET
-from .directory import Directory
-from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
-from .files import Files
 from .records import Batch, Source
+from .system.directory import Directory
+from .system.files import Files
 from .unique import Unique
 
 __all__ = [

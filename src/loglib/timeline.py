@@ -30,11 +30,11 @@ from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from .batch import crc32c
-from .clock import TIME_ITSELF, Moment
 from .config import MAX_OFFSET
 from .errors import CorruptLogError, UnsupportedFormatError
+from .format.batch import crc32c
 from .segment import SegmentHeader
+from .system.clock import TIME_ITSELF, Moment
 
 __all__ = [
     "BELIEVED_AFTER_US", "MOST_BYTES", "NAME", "TOLERANCE_US", "Age", "Stamp", "Timeline", "began_boottime", "decode",

@@ -26,10 +26,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
-from types import EllipsisType
+from types import EllipsisType, FrameType
 from typing import Any, Literal
 
 from . import description
+from .append.bulk import BULK_RECORDS
+from .append.flusher import Flusher
+from .append.partitioner import Partitioner, by_crc32, spread
+from .append.writer import WRITER_DESCRIPTORS, Writer
 from .arguments import (
     HeadersLike,
     Start,
@@ -40,13 +44,8 @@ from .arguments import (
     record_columns,
     topic_path,
 )
-from .batch import Columns
-from .bulk import BULK_RECORDS
 from .check import CheckReport, verify_description, verify_log
-from .clock import SYSTEM, clock_of
-from .codec import codec_id
 from .config import FIXED, Durability, FlushPolicy, Retention, TopicConfig
-from .directory import Directory
 from .errors import (
     ConfigConflictError,
     ForkedHandleError,
@@ -59,21 +58,22 @@ from .errors import (
     tell_not_appended,
     together,
 )
-from .files import REAL, Files
-from .flusher import Flusher
+from .format.batch import Columns
+from .format.codec import codec_id
 from .groups import Group, TopicPartition
 from .groups.group import CommitPolicy, OnChange
 from .groups.place import Place
 from .handles import Handles
 from .keeper import Keeper
-from .mounts import network_file_system
 from .partition import Partition, append_groups, parse_producer
-from .partitioner import Partitioner, by_crc32, spread
 from .reader import OnGap, Reader, StartLike
 from .records import Batch, OffsetRange, Position
 from .retention import Decision
 from .segment import Identity
-from .writer import WRITER_DESCRIPTORS, Writer
+from .system.clock import SYSTEM, clock_of
+from .system.directory import Directory
+from .system.files import REAL, Files
+from .system.mounts import network_file_system
 
 __all__ = ["Topic"]
 
@@ -159,7 +159,7 @@ class Topic:
         `UnsupportedFormatError` if a newer loglib has made it.
 
         `clock` is for simulations and tests: a function for the time of day in microseconds UTC, whose
-        time is believed, or a `loglib.clock.Clock`.
+        time is believed, or a `loglib.system.clock.Clock`.
         """
         if mode not in ("a", "r"):
             raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
@@ -564,10 +564,10 @@ class Topic:
         """Whether this thread is in the middle of a call on the topic, so that its caller is a signal handler."""
         mine = {id(each) for each in (self, *self.partitions, *self._handles.writers)}
         frame = sys._getframe().f_back  # noqa: SLF001
-        while frame is not None and frame.f_globals.get("__package__") == __package__:  # as far as the one who closes
+        while frame is not None and _is_ours(frame):  # as far as the one who closes
             frame = frame.f_back
         while frame is not None:
-            if frame.f_globals.get("__package__") == __package__ and id(frame.f_locals.get("self")) in mine:
+            if _is_ours(frame) and id(frame.f_locals.get("self")) in mine:
                 return True
             frame = frame.f_back
         return False
@@ -629,6 +629,10 @@ class Topic:
             self.path, f"others: all {count} partitions are taken, the last by {refused.holder}",
             advice="append again when one of them has closed it, or use a topic with more partitions",
         )  # fmt: skip
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__package__")).partition(".")[0] == __package__
 
 
 def _random_below(count: int) -> int:

@@ -32,7 +32,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .arguments import record_sizes
-from .batch import HEADER_BYTES, BadBatch, Columns, Header, NewerBatch, check_body, crc32c, open_body, parse_header
 from .config import MAX_BATCH_BYTES
 from .errors import (
     BrokenStreamError,
@@ -42,10 +41,21 @@ from .errors import (
     StorageIOError,
     UnsupportedFormatError,
 )
-from .files import REAL
+from .format.batch import (
+    HEADER_BYTES,
+    BadBatch,
+    Columns,
+    Header,
+    NewerBatch,
+    check_body,
+    crc32c,
+    open_body,
+    parse_header,
+)
 from .log import Log
 from .records import Batch, Source
 from .segment import Identity
+from .system.files import REAL
 
 __all__ = ["read_frame", "send"]
 

@@ -23,14 +23,14 @@ from described import Value, decode
 from processes import fork, wait
 
 from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic, evict_member
-from loglib.directory import Directory
-from loglib.files import REAL
 from loglib.groups import TopicPartition
 from loglib.groups.held import look
 from loglib.groups.offsets import Offsets, _parse, offsets_identity
 from loglib.log import Cursor, Log
 from loglib.recovery import list_segments
 from loglib.segment import HEADER_BYTES
+from loglib.system.directory import Directory
+from loglib.system.files import REAL
 
 GROUP = "chaos"
 KEPT = ".kept"  # logs of commits that a member has folded

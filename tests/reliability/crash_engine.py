@@ -36,16 +36,16 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from loglib import FlushPolicy, LogError, Retention, StorageFullError, Topic, description, segment
+from loglib.append.partitioner import by_crc32
+from loglib.append.writer import Writer
 from loglib.arguments import record_columns
 from loglib.config import TopicConfig
+from loglib.format.watermark import newest
 from loglib.index import SegmentIndex
 from loglib.log import Cursor, Log
-from loglib.partitioner import by_crc32
 from loglib.recovery import Recovery
 from loglib.segment import Identity
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles, Mode, Operation, crash_states
-from loglib.watermark import newest
-from loglib.writer import Writer
 
 PATH = "/topic"
 LOG_ID = uuid.UUID("4c4c4c4c-0000-4000-8000-000000000001")

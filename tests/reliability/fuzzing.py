@@ -21,10 +21,13 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from builders import IDENTITY, LOG_ID, NOW, a_mark, encoded
-from loglib import LogError, codec, description, transfer
+from loglib import LogError, description, transfer
 from loglib import search as search_of
+from loglib.append.producers import Producers
 from loglib.arguments import check_names
-from loglib.batch import (
+from loglib.config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, TopicConfig
+from loglib.format import codec
+from loglib.format.batch import (
     HEADERS,
     KEYS,
     NULL_KEYS,
@@ -41,10 +44,8 @@ from loglib.batch import (
     open_body,
     parse_header,
 )
-from loglib.config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, TopicConfig
-from loglib.files import Files
-from loglib.jumps import added
-from loglib.producers import Producers
+from loglib.format.jumps import added
+from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES, encode_new, newest
 from loglib.records import Batch, Source
 from loglib.segment import (
     HEADER_BYTES,
@@ -55,7 +56,7 @@ from loglib.segment import (
     parse_segment_name,
     segment_name,
 )
-from loglib.watermark import SECOND_SLOT, SLOT_BYTES, encode_new, newest
+from loglib.system.files import Files
 
 Draw = Callable[[], float]
 

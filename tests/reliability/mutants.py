@@ -39,7 +39,7 @@ def _parse(text: str) -> Mutant:
     module, *tests = where.split()
     old = [line[1:] for line in lines if line[0] in " -"]
     new = [line[1:] for line in lines if line[0] in " +"]
-    found_by = tuple(tests) or (module.removesuffix(".py"),)
+    found_by = tuple(tests) or (Path(module).stem,)
     return Mutant(name, module, found_by, "\n".join(["", *old, ""]), "\n".join(["", *new, ""]))
 
 

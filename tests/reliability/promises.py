@@ -124,7 +124,7 @@ def _name_of(value: bytes | None) -> tuple[int, int, int]:
 
 
 def _keys() -> list[list[bytes]]:
-    from loglib.partitioner import by_crc32
+    from loglib.append.partitioner import by_crc32
 
     keys: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
     for number in range(40):

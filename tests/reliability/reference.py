@@ -16,7 +16,7 @@ from books import Books, found_in
 
 from conftest import QUIET, crash_copy, last_segment, open_files, values_of
 from loglib import CorruptLogError, LogError, OffsetRange, Topic, UnsupportedFormatError, WriterFailedError
-from loglib.files import REAL, Files
+from loglib.system.files import REAL, Files
 
 __all__ = ["POLICIES", "STEPS", "Account", "Kept", "Reference"]
 

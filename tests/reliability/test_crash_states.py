@@ -36,8 +36,8 @@ from crash_engine import (
 )
 
 from loglib import recovery, segment
+from loglib.append.writer import Writer
 from loglib.testing import CrashFS, Image
-from loglib.writer import Writer
 
 SHARDS = 28
 STATES = 18_500  # of each shard; about one in twenty is another's too

@@ -28,7 +28,7 @@ from reference import POLICIES, STEPS, Account, Kept, Reference
 from conftest import open_files
 from disks import memory
 from loglib import LogError, WriterFailedError
-from loglib.files import REAL
+from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, WatchedFiles
 
 pytestmark = pytest.mark.reliability

@@ -21,7 +21,7 @@ from processes import fork, wait
 from conftest import QUIET, last_segment, open_files, records_of, tree, values_of
 from disks import Disk, disk, fill, memory, mount, run, unmount
 from loglib import CorruptLogError, LogError, OffsetRange, StorageFullError, StorageIOError, Topic, WriterFailedError
-from loglib.partitioner import by_crc32
+from loglib.append.partitioner import by_crc32
 
 pytestmark = pytest.mark.reliability
 

@@ -27,11 +27,11 @@ from counts import FILE, count, scale
 from processes import fork, together, wait
 
 from loglib import Topic
-from loglib.files import Files
 from loglib.groups import offsets as offsets_module
 from loglib.groups.group import Group
 from loglib.groups.offsets import Entry, Offsets
 from loglib.groups.owners import Ownership
+from loglib.system.files import Files
 
 pytestmark = [pytest.mark.reliability, pytest.mark.timeout(scale(300))]
 

@@ -30,10 +30,10 @@ from conftest import QUIET, Clock, run_python, tree
 from loglib import LogError, Topic
 from loglib.arguments import check_names
 from loglib.config import TopicConfig
-from loglib.jumps import added
+from loglib.format.jumps import added
+from loglib.format.watermark import encode_new
 from loglib.records import to_datetime
 from loglib.testing import CrashFS, Image
-from loglib.watermark import encode_new
 from spark_logs import all_rows, scan_rows
 
 pytestmark = pytest.mark.reliability
@@ -266,12 +266,13 @@ def test_forged_partitions_through_the_spark_source(tmp_path: Path) -> None:
 BOMB = """
 import resource, sys
 from pathlib import Path
-import loglib.arrow, lz4.frame, zlib, zstandard  # now, since importing takes memory as well
+import loglib.format.arrow, lz4.frame, zlib, zstandard  # now, since importing takes memory as well
 from builders import IDENTITY, a_mark, encoded, forged, make_topic
-from loglib import CorruptLogError, Topic, codec
-from loglib.batch import Columns
+from loglib import CorruptLogError, Topic
+from loglib.format import codec
+from loglib.format.batch import Columns
 from loglib.config import TopicConfig
-from loglib.watermark import encode_new
+from loglib.format.watermark import encode_new
 
 path, number, size, declared = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 body = codec.compress(number, bytes(size))

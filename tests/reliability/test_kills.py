@@ -26,11 +26,11 @@ from processes import ended, killed, shared
 
 from conftest import MANUAL, QUIET, records_of
 from loglib import FlushPolicy, LockedError, LogError, OffsetOutOfRangeError, Record, Retention, Topic
-from loglib.files import REAL, Files
+from loglib.append.writer import Writer
 from loglib.partition import Partition
 from loglib.segment import HEADER_BYTES
+from loglib.system.files import REAL, Files
 from loglib.testing import UnsyncedFiles
-from loglib.writer import Writer
 
 pytestmark = pytest.mark.reliability
 

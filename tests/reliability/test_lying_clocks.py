@@ -72,7 +72,7 @@ PROCESS = """
     import random, sys, time
     from datetime import timedelta
     from loglib import FlushPolicy, Topic
-    from loglib.clock import Clock, Moment
+    from loglib.system.clock import Clock, Moment
 
     DAY = 24 * 3600 * 1_000_000
 

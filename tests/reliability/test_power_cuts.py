@@ -32,7 +32,7 @@ from promises import PARTITIONS, Broken, Ledger, Partition, key_of, value_of
 from conftest import QUIET, values_of
 from disks import DROP_JOURNAL, FLUSH_JOURNAL, Disk, disk
 from loglib import LogError, StorageIOError, Topic
-from loglib.files import REAL, Files
+from loglib.system.files import REAL, Files
 
 pytestmark = pytest.mark.reliability
 

@@ -16,8 +16,8 @@ import pytest
 
 from conftest import NOW, QUIET, Clock
 from loglib import CorruptLogError, Record, Topic
+from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES
 from loglib.testing import CrashFS, Image
-from loglib.watermark import SECOND_SLOT, SLOT_BYTES
 
 pytestmark = pytest.mark.reliability
 

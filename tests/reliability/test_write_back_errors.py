@@ -17,7 +17,7 @@ from counts import count, need, scale
 from conftest import QUIET, last_segment, records_of, values_of
 from disks import Disk, disk
 from loglib import LogError, StorageFullError, Topic, WriterFailedError, recovery
-from loglib.files import Files
+from loglib.system.files import Files
 
 pytestmark = pytest.mark.reliability
 

@@ -44,8 +44,8 @@ from ..errors import (
 )
 from ..log import Log
 from ..records import Batch, Record
+from ..system.wait import Observer
 from ..unique import Unique
-from ..wait import Observer
 from .assignment import STRATEGIES, TopicPartition, assign
 from .lag import Lag, measure_lag
 from .members import Member, Membership, new_member_name

@@ -17,8 +17,8 @@ from contextlib import suppress
 from itertools import starmap
 from operator import call, length_hint
 
-from ..directory import Directory
-from ..files import Files
+from ..system.directory import Directory
+from ..system.files import Files
 from ..unique import Unique
 
 __all__ = ["MOST_BYTES", "HeldFile", "look", "readable_by_all"]

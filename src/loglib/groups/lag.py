@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import OffsetOutOfRangeError
+from ..format.watermark import Mark
 from ..log import Log
-from ..watermark import Mark
 
 __all__ = ["Lag", "measure_lag"]
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from ..arguments import check_names
 from ..errors import GroupMismatchError, LockedError
-from ..files import Files
+from ..system.files import Files
 from ..unique import Unique
 from .held import HeldFile, look
 

@@ -30,11 +30,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from ..append.writer import Writer
 from ..arguments import record_sizes
-from ..batch import Columns, crc32c
 from ..config import Durability, FlushPolicy, Retention, TopicConfig
 from ..description import make_partition, put_in_place
-from ..directory import Directory
 from ..errors import (
     CorruptLogError,
     LockedError,
@@ -45,14 +44,15 @@ from ..errors import (
     StorageIOError,
     WriterFailedError,
 )
-from ..files import Files
+from ..format.batch import Columns, crc32c
+from ..format.watermark import Mark
 from ..log import Cursor, Log
 from ..records import Batch
 from ..recovery import list_segments, measure
 from ..segment import HEADER_BYTES, Identity, SegmentReader, read_segment_header, segment_name
+from ..system.directory import Directory
+from ..system.files import Files
 from ..unique import Unique
-from ..watermark import Mark
-from ..writer import Writer
 from .assignment import TopicPartition
 from .held import readable_by_all
 

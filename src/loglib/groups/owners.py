@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from ..directory import Directory
 from ..errors import LockedError
-from ..files import Files
+from ..system.directory import Directory
+from ..system.files import Files
 from ..unique import Unique
 from .assignment import TopicPartition
 from .held import MOST_BYTES, HeldFile, look, readable_by_all

@@ -24,8 +24,8 @@ from ..arguments import Start, check_names, parse_start
 from ..config import Durability
 from ..description import put_in_place
 from ..errors import GroupElsewhereError
-from ..files import Files
 from ..log import Log
+from ..system.files import Files
 from .assignment import TopicPartition
 from .held import readable_by_all
 from .offsets import Offsets, make_offsets

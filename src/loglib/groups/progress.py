@@ -14,12 +14,12 @@ import errno
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 
-from ..batch import Header
 from ..errors import StorageIOError
+from ..format.batch import Header
 from ..log import Cursor, LiveWriter
 from ..records import Batch
+from ..system.wait import REPLACED, Observer
 from ..unique import Unique
-from ..wait import REPLACED, Observer
 from .assignment import TopicPartition
 from .offsets import history_at
 from .place import Place

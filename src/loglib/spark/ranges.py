@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from .. import description
 from ..errors import CorruptLogError, OffsetOutOfRangeError
-from ..files import REAL
+from ..format.watermark import Mark
 from ..log import Log
 from ..recovery import list_segments
 from ..segment import HEADER_BYTES, Identity, segment_name
-from ..watermark import Mark
+from ..system.files import REAL
 from .options import Options, Places
 from .plan import Range
 

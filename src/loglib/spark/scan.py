@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from .. import description
 from ..errors import LogError, OffsetOutOfRangeError
-from ..files import REAL
 from ..log import Cursor, Log
 from ..records import Batch
+from ..system.files import REAL
 from .plan import Range, Split
 from .ranges import open_log, warn_of_loss
 

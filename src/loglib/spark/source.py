@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ..clock import SYSTEM
+from ..system.clock import SYSTEM
 from .columns import arrow_schema, default_schema
 from .options import parse
 from .plan import Split, plan

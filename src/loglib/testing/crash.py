@@ -31,7 +31,7 @@ from itertools import pairwise
 from random import Random
 from typing import Literal, NamedTuple
 
-from ..files import Buffer
+from ..system.files import Buffer
 from .memory import MemoryFiles, Node
 
 __all__ = ["CrashFS", "CrashState", "Image", "Mode", "Operation", "crash_states"]

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NoReturn
 
-from ..files import REAL, Buffer, Files
+from ..system.files import REAL, Buffer, Files
 
 __all__ = ["MemoryFiles", "Node"]
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..files import REAL, SYSTEM_CALLS, Buffer, Files
+from ..system.files import REAL, SYSTEM_CALLS, Buffer, Files
 
 __all__ = [
     "CHANGES",

@@ -30,14 +30,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import NoReturn, Protocol
 
-from . import lock as writer_lock
-from .active import ActiveSegment
-from .batch import NO_PRODUCER, Body, Columns, Header, Producer, encode_body, stamp
-from .clock import SYSTEM, Moment, clock_of
-from .codec import codec_id
-from .config import MAX_BATCH_BYTES, TopicConfig, microseconds
-from .directory import Directory
-from .errors import (
+from ..config import MAX_BATCH_BYTES, TopicConfig, microseconds
+from ..errors import (
     ForkedHandleError,
     InvalidOffsetError,
     LogClosedError,
@@ -49,15 +43,16 @@ from .errors import (
     WriterFailedError,
     tell_appended,
 )
-from .files import Buffer, Files
-from .index import SegmentIndex
-from .jumps import added
-from .log import Wakeable
-from .open_batch import OpenBatch
-from .producers import Producers
-from .records import OffsetRange
-from .recovery import Recovery, Tail, recover
-from .segment import (
+from ..format.batch import NO_PRODUCER, Body, Columns, Header, Producer, encode_body, stamp
+from ..format.codec import codec_id
+from ..format.jumps import added
+from ..format.watermark import NAME as WATERMARK
+from ..format.watermark import Mark, WatermarkWriter
+from ..index import SegmentIndex
+from ..log import Wakeable
+from ..records import OffsetRange
+from ..recovery import Recovery, Tail, recover
+from ..segment import (
     Identity,
     SegmentHeader,
     SegmentReader,
@@ -66,11 +61,16 @@ from .segment import (
     segment_name,
     write_producers,
 )
-from .timeline import Stamp, began_boottime
-from .turn import Turn
-from .unique import Unique
-from .watermark import NAME as WATERMARK
-from .watermark import Mark, WatermarkWriter
+from ..system import lock as writer_lock
+from ..system.clock import SYSTEM, Moment, clock_of
+from ..system.directory import Directory
+from ..system.files import Buffer, Files
+from ..system.turn import Turn
+from ..timeline import Stamp, began_boottime
+from ..unique import Unique
+from .active import ActiveSegment
+from .open_batch import OpenBatch
+from .producers import Producers
 
 __all__ = ["WRITER_DESCRIPTORS", "Timer", "Writer"]
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from .config import CODEC_NAMES, MAX_DECOMPRESSED_BYTES
-from .errors import MissingCodecError
-from .files import Buffer
+from ..config import CODEC_NAMES, MAX_DECOMPRESSED_BYTES
+from ..errors import MissingCodecError
+from ..system.files import Buffer
 
 __all__ = ["BadCompression", "codec_id", "compress", "decompress"]
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 
+from ..unique import Unique
 from .files import Files
-from .unique import Unique
 
 __all__ = ["Directory"]
 

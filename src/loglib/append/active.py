@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .errors import LogMovedError
-from .files import Buffer, Files
-from .recovery import rewrite
-from .segment import HEADER_BYTES
-from .unique import Unique
+from ..errors import LogMovedError
+from ..recovery import rewrite
+from ..segment import HEADER_BYTES
+from ..system.files import Buffer, Files
+from ..unique import Unique
 
 __all__ = ["ActiveSegment"]
 

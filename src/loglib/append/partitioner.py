@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
-from .arguments import binary_column
-from .batch import Columns
+from ..arguments import binary_column
+from ..format.batch import Columns
 
 __all__ = ["Partitioner", "by_crc32", "spread"]
 

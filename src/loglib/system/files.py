@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from .errors import CorruptLogError
+from ..errors import CorruptLogError
 
 __all__ = ["REAL", "SYSTEM_CALLS", "Buffer", "Files"]
 

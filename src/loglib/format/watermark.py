@@ -36,12 +36,12 @@ from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple
 
+from ..config import MAX_OFFSET
+from ..errors import CorruptLogError, StorageIOError, UnsupportedFormatError
+from ..system.directory import Directory
+from ..system.files import Files
+from ..unique import Unique
 from .batch import crc32c
-from .config import MAX_OFFSET
-from .directory import Directory
-from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
-from .files import Files
-from .unique import Unique
 
 __all__ = ["NAME", "Mark", "WatermarkReader", "WatermarkWriter", "broken_slots", "encode_new"]
 

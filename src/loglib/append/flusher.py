@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from .errors import LogClosedError, LogError, StorageIOError
-from .unique import Unique
+from ..errors import LogClosedError, LogError, StorageIOError
+from ..unique import Unique
 from .writer import Writer
 
 __all__ = ["Flusher", "from_background"]

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from operator import methodcaller
 from typing import TypeVar
 
-from .unique import Unique
+from ..unique import Unique
 
 __all__ = ["Turn"]
 

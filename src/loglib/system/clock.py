@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from .errors import LogError
+from ..errors import LogError
 from .files import REAL, Files
 
 __all__ = ["SYSTEM", "TIME_ITSELF", "Clock", "Moment", "PlainClock", "clock_of"]

@@ -56,10 +56,10 @@ from typing import NamedTuple
 
 from fastcrc import crc32
 
+from ..config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
+from ..errors import RecordTooLargeError
+from ..system.files import Buffer
 from . import codec as codecs
-from .config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
-from .errors import RecordTooLargeError
-from .files import Buffer
 
 __all__ = [
     "HEADER_BYTES",

@@ -15,9 +15,9 @@ from collections.abc import Hashable, Iterator, Mapping
 from itertools import accumulate
 from typing import TypeVar
 
-from .arguments import check_columns, record_sizes
-from .batch import Body, Columns, Sizes, encode_body
-from .config import TopicConfig
+from ..arguments import check_columns, record_sizes
+from ..config import TopicConfig
+from ..format.batch import Body, Columns, Sizes, encode_body
 
 __all__ = ["BULK_RECORDS", "chunks", "encode_all"]
 

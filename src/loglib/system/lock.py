@@ -22,10 +22,10 @@ from contextlib import suppress
 from itertools import starmap
 from operator import call
 
+from ..errors import LockedError, printable
+from ..unique import Unique
 from .directory import Directory
-from .errors import LockedError, printable
 from .files import Files
-from .unique import Unique
 
 __all__ = ["NAME", "Lock", "acquire"]
 

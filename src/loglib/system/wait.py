@@ -25,7 +25,7 @@ from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from .unique import Unique
+from ..unique import Unique
 
 __all__ = ["REPLACED", "Observer", "Waiter"]
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import repeat
 
-from .batch import Columns, Headers
-from .errors import LogError, together
-from .records import Position, new_tuple
-from .recovery import Tail
+from ..errors import LogError, together
+from ..format.batch import Columns, Headers
+from ..records import Position, new_tuple
+from ..recovery import Tail
 
 __all__ = ["NO_ROOM", "OpenBatch"]
 

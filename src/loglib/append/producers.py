@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from .batch import Header, Producer
-from .errors import LogError
-from .segment import ProducerState
+from ..errors import LogError
+from ..format.batch import Header, Producer
+from ..segment import ProducerState
 
 __all__ = ["Producers"]
 

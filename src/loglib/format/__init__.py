@@ -1,0 +1,1 @@
+"""The on-disk format: what the bytes of batches and watermarks mean (docs/format.md)."""

@@ -1,0 +1,1 @@
+"""The operating system: files, locks, clocks, waiting, and taking turns. Nothing else in loglib calls it."""
