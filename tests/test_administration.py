@@ -9,8 +9,23 @@ import pytest
 
 import loglib
 from conftest import SECOND, Clock, needs_proc, open_files
-from loglib import GroupBusyError, LogError, OffsetOutOfRangeError, Topic, evict_member, reset_group
-from loglib.groups import Move, TopicPartition, administration
+from loglib import (
+    GroupBusyError,
+    GroupElsewhereError,
+    GroupNotFoundError,
+    Lag,
+    LogError,
+    LogMovedError,
+    OffsetOutOfRangeError,
+    StaleGenerationError,
+    Topic,
+    TopicPartition,
+    delete_group,
+    evict_member,
+    group_info,
+    reset_group,
+)
+from loglib.groups import Move, administration
 from loglib.groups.held import HeldFile
 from loglib.groups.owners import Ownership, evict_owner
 from loglib.system.files import REAL
@@ -235,3 +250,105 @@ def test_eviction_that_was_cut_can_be_gone_on_with(topic: Topic, path: Path, mon
         assert os.listdir(path / "groups/etl/members") == []
         assert evict_member(topic, "etl", "hung") == [0, 1]
         evict_owner(REAL, str(path / "groups/etl/owners"), TopicPartition("topic", 0), 0o600)
+
+
+# --- looking ---------------------------------------------------------------------------------------
+
+
+def test_monitor_that_asked_for_lag_took_partitions_from_the_consumer(topic: Topic, path: Path) -> None:
+    with topic.group("ship", member="shipper") as group:
+        group.poll()
+        files = tree(path)
+        with Topic.open(path, mode="r") as other:
+            info = other.group_info("ship", count_records=True)
+        assert tree(path) == files
+        group.poll()
+        assert group.assignment == [0, 1]
+    assert info.name == "ship"
+    assert list(info.members) == ["shipper"] and info.members["shipper"].pid == os.getpid()
+    assert info.members["shipper"].topics == (topic.name,)
+    assert info.owners == {0: "shipper", 1: "shipper"}
+    assert info.committed == {}
+    assert [lag.messages for lag in info.lag.values()] == [5, 5]
+
+
+def test_info_of_a_group_without_members_has_its_commits_and_its_lag(topic: Topic) -> None:
+    consume(topic, "ship")
+    ends = [partition.log_end_offset for partition in topic.partitions]
+    topic.append(b"more", partition=1, sync=True)
+    info = topic.group_info("ship")
+    assert (info.members, info.owners) == ({}, {})
+    assert {number: commit.offset for number, commit in info.committed.items()} == dict(enumerate(ends))
+    assert info.lag[0] == Lag(0, 0.0)
+    assert info.lag[1].bytes == topic.partition(1).log_end_offset - ends[1]
+
+
+def test_dead_member_is_not_in_the_info_and_its_file_is_left_to_the_members(topic: Topic, path: Path) -> None:
+    consume(topic, "ship")
+    left = path / "groups" / "ship" / "members" / "dead"
+    left.write_bytes(b"")
+    assert topic.group_info("ship").members == {}
+    assert left.exists()
+
+
+def test_group_that_nobody_has_joined_is_said_and_asking_leaves_nothing(topic: Topic, path: Path) -> None:
+    files = tree(path)
+    for ask in (topic.group_info, topic.delete_group):
+        with pytest.raises(GroupNotFoundError, match="has no group shup; it has none"):
+            ask("shup")
+    assert topic.groups() == []
+    assert tree(path) == files
+    consume(topic, "ship")
+    consume(topic, "audit")
+    assert topic.groups() == ["audit", "ship"]
+    with pytest.raises(GroupNotFoundError, match="it has audit, ship") as caught:
+        topic.group_info("shup")
+    assert (caught.value.group, caught.value.found) == ("shup", ["audit", "ship"])
+
+
+def test_info_of_a_group_on_several_topics(topic: Topic, tmp_path: Path) -> None:
+    with Topic.open(tmp_path / "views") as views:
+        views.append(b"view", sync=True)
+        both = [topic, views]
+        with loglib.group(both, "etl", member="one") as group:
+            assert len(list(group.follow(timeout=0.0))) == 11
+            info = group_info(both, "etl")
+            places = [TopicPartition(topic.name, 0), TopicPartition(topic.name, 1), TopicPartition("views", 0)]
+            assert sorted(info.owners) == sorted(info.lag) == places
+            assert sorted(topic.group_info("etl").owners) == [0, 1]
+            assert topic.group_info("etl") == group_info(topic, "etl")
+        with pytest.raises(GroupElsewhereError):
+            views.group_info("etl")
+        assert (topic.groups(), views.groups()) == (["etl"], [])
+
+
+# --- deleting --------------------------------------------------------------------------------------
+
+
+def test_group_that_is_deleted_begins_anew(topic: Topic, path: Path) -> None:
+    assert consume(topic) == list(range(10))
+    with topic.group("etl", member="one"), pytest.raises(GroupBusyError, match="one"):
+        delete_group(topic, "etl")
+    delete_group(topic, "etl")
+    assert topic.groups() == [] and list((path / "groups").iterdir()) == []
+    assert consume(topic) == list(range(10))
+
+
+def test_group_that_is_deleted_is_forgotten_by_all_its_topics(topic: Topic, tmp_path: Path) -> None:
+    with Topic.open(tmp_path / "views") as views:
+        loglib.group([topic, views], "etl").close()
+        delete_group([topic, views], "etl")
+        assert list((tmp_path / "views" / "groups").iterdir()) == []
+        consume(views, "etl")
+        delete_group(views, "etl")
+        assert views.groups() == []
+
+
+def test_member_that_joins_while_its_group_is_deleted_learns_of_it(topic: Topic) -> None:
+    group = topic.group("etl")
+    group.poll()
+    topic.place("etl").remove()
+    with pytest.raises(StaleGenerationError):
+        group.commit()
+    with pytest.raises(LogMovedError):
+        group.close()

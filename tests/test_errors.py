@@ -56,6 +56,11 @@ CASES = [
         "group etl is in use by a, b; stop its members first",
     ),
     (
+        errors.GroupNotFoundError(Path("t"), "shup", ["audit", "ship"]),
+        {"path": "t", "group": "shup", "found": ["audit", "ship"]},
+        "t has no group shup; it has audit, ship",
+    ),
+    (
         errors.LogMovedError(Path("t/0000"), "was moved away", kept=True),
         {"path": "t/0000", "became": "was moved away", "kept": True},
         "was moved away; what was flushed is whole in the files as they were, wherever these are now; open the",
@@ -158,7 +163,7 @@ def test_every_error_has_a_case_and_is_public() -> None:
 @pytest.mark.parametrize(
     ("child", "parent"),
     [
-        (errors.OffsetOutOfRangeError, LookupError), (errors.InvalidOffsetError, ValueError),
+        (errors.OffsetOutOfRangeError, LookupError), (errors.GroupNotFoundError, LookupError), (errors.InvalidOffsetError, ValueError),
         (errors.RecordTooLargeError, ValueError), (errors.ConfigConflictError, ValueError),
         (errors.StorageFullError, OSError), (errors.StorageIOError, OSError), (errors.MissingCodecError, ImportError),
         (errors.ForkedHandleError, errors.LogClosedError),

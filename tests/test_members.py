@@ -3,6 +3,8 @@
 import json
 import os
 import threading
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,13 @@ def test_file_of_a_member_can_be_read_by_a_person(tmp_path: Path) -> None:
 
 def test_members_know_what_others_read_and_how_they_share(tmp_path: Path) -> None:
     one, two = join(tmp_path, "a"), join(tmp_path, "b", topics=("clicks", "views"), strategy="sticky")
-    expected = {"a": Member(("clicks",), "range"), "b": Member(("clicks", "views"), "sticky")}
-    assert one.live() == two.live() == live_members(REAL, str(tmp_path)) == expected
+    found = live_members(REAL, str(tmp_path))
+    assert one.live() == two.live() == found
+    assert [(name, each.topics, each.strategy) for name, each in found.items()] == [
+        ("a", ("clicks",), "range"), ("b", ("clicks", "views"), "sticky"),
+    ]  # fmt: skip
+    assert {(each.pid, each.host) for each in found.values()} == {(os.getpid(), os.uname().nodename)}
+    assert abs(datetime.fromisoformat(found["a"].since).timestamp() - time.time()) < 60
     for member, other, found in ((one, "b", "sticky"), (two, "a", "range")):
         with pytest.raises(GroupMismatchError, match=f"member {other} has strategy='{found}'") as caught:
             member.check_strategy("etl")

@@ -17,7 +17,7 @@ except ImportError as _error:
 import logging
 
 from .config import FlushPolicy, Retention, TopicConfig
-from .consumer_groups import evict_member, group, reset_group
+from .consumer_groups import delete_group, evict_member, group, group_info, reset_group
 from .errors import (
     BrokenStreamError,
     ConfigConflictError,
@@ -26,6 +26,7 @@ from .errors import (
     GroupBusyError,
     GroupElsewhereError,
     GroupMismatchError,
+    GroupNotFoundError,
     InvalidOffsetError,
     LockedError,
     LogClosedError,
@@ -43,7 +44,7 @@ from .errors import (
     UnsupportedFormatError,
     WriterFailedError,
 )
-from .groups import Commit, Group, Lag, TopicPartition, TopicsGroup
+from .groups import Commit, Group, GroupInfo, Lag, Member, Move, TopicPartition, TopicsGroup
 from .partition import Partition
 from .reader import Reader
 from .records import Batch, Damage, OffsetRange, Position, Record
@@ -63,7 +64,9 @@ __all__ = [
     "Group",
     "GroupBusyError",
     "GroupElsewhereError",
+    "GroupInfo",
     "GroupMismatchError",
+    "GroupNotFoundError",
     "InvalidOffsetError",
     "Lag",
     "LockedError",
@@ -71,7 +74,9 @@ __all__ = [
     "LogError",
     "LogMovedError",
     "LogReplacedError",
+    "Member",
     "MissingCodecError",
+    "Move",
     "OffsetOutOfRangeError",
     "OffsetRange",
     "Partition",
@@ -92,8 +97,10 @@ __all__ = [
     "UnsupportedFormatError",
     "WriterFailedError",
     "__version__",
+    "delete_group",
     "evict_member",
     "group",
+    "group_info",
     "reset_group",
 ]
 

@@ -1,4 +1,4 @@
-"""Consumer groups: joining one on several topics, and what is done to a group from outside, by topic.
+"""Consumer groups on several topics: joining one, and what is done to it from outside; on one topic `Topic` does it.
 
 Invariant: a group's files are in the directory of its first topic, wherever its members read.
 """
@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .arguments import Start
-from .groups import Move, TopicPartition, TopicsGroup, administration
+from .groups import GroupInfo, Move, TopicPartition, TopicsGroup, administration
 from .topic import Topic
 
-__all__ = ["evict_member", "group", "reset_group"]
+__all__ = ["delete_group", "evict_member", "group", "group_info", "reset_group"]
 
 
 def group(topics: Sequence[Topic], name: str, **options: Any) -> TopicsGroup:
@@ -30,38 +30,40 @@ def group(topics: Sequence[Topic], name: str, **options: Any) -> TopicsGroup:
     return joined
 
 
+def group_info(topics: Topic | Sequence[Topic], name: str, *, count_records: bool = False) -> GroupInfo:
+    """A group's members, owners, commits and lag, without joining it; of all the topics, by `TopicPartition`.
+
+    For one topic the same as `Topic.group_info`.
+    """
+    if isinstance(topics, Topic):
+        return topics.group_info(name, count_records=count_records)
+    return administration.inspect(topics[0].place(name, topics), count_records=count_records)
+
+
 def reset_group(
-    topic: Topic | Sequence[Topic], name: str, start: Start | Mapping[Any, Start], *, dry_run: bool = False
+    topics: Topic | Sequence[Topic], name: str, start: Start | Mapping[Any, Start], *, dry_run: bool = False
 ) -> dict[Any, Move]:
-    """Move a group's committed offsets to a start, while it has no members; returns where from and to.
+    """`Topic.reset_group` for a group on several topics: these in the group's order, partitions as `TopicPartition`s.
 
-    Of a group on several topics, give these in the group's order, and partitions as `TopicPartition`s; the
-    first alone stands for its own partitions. With `dry_run` nothing is committed. Raises `GroupBusyError`
-    if the group has members, and `GroupElsewhereError` if it is kept with another topic.
+    One topic alone stands for its own partitions.
     """
-    topics, several = _given(topic)
+    if isinstance(topics, Topic):
+        return topics.reset_group(name, start, dry_run=dry_run)
     if isinstance(start, Mapping):
-        of_one = topics[0]
-        start_of: Any = {
-            TopicPartition(*key) if several else TopicPartition(of_one.name, of_one.partition(key).id): each
-            for key, each in start.items()
-        }
+        start = {TopicPartition(*key): each for key, each in start.items()}
+    return {**administration.reset(topics[0].place(name, topics), start, dry_run=dry_run)}
+
+
+def evict_member(topics: Topic | Sequence[Topic], name: str, member: str) -> list[Any]:
+    """`Topic.evict_member` for a group on several topics: returns the partitions of all as `TopicPartition`s."""
+    if isinstance(topics, Topic):
+        return topics.evict_member(name, member)
+    return [*administration.evict(topics[0].place(name, topics), member)]
+
+
+def delete_group(topics: Topic | Sequence[Topic], name: str) -> None:
+    """`Topic.delete_group` for a group on several topics: give all, in the group's order, so that none remembers it."""
+    if isinstance(topics, Topic):
+        topics.delete_group(name)
     else:
-        start_of = start
-    moves = administration.reset(topics[0].place(name, topics), start_of, dry_run=dry_run)
-    return {each if several else each.partition: move for each, move in moves.items()}
-
-
-def evict_member(topic: Topic | Sequence[Topic], name: str, member: str) -> list[Any]:
-    """Take the partitions of a member that hangs away from it, of all topics. Others claim them at once.
-
-    Returns the partitions: of one topic their numbers, of several given all, as `TopicPartition`s. The
-    member gets `StaleGenerationError` when it next asks for records or commits.
-    """
-    topics, several = _given(topic)
-    taken = administration.evict(topics[0].place(name, topics), member)
-    return [*taken] if several else [each.partition for each in taken if each.topic == topics[0].name]
-
-
-def _given(topic: Topic | Sequence[Topic]) -> tuple[Sequence[Topic], bool]:
-    return ([topic], False) if isinstance(topic, Topic) else (topic, True)
+        administration.delete(topics[0].place(name, topics))

@@ -32,6 +32,7 @@ __all__ = [
     "GroupBusyError",
     "GroupElsewhereError",
     "GroupMismatchError",
+    "GroupNotFoundError",
     "InvalidOffsetError",
     "LockedError",
     "LogClosedError",
@@ -266,6 +267,16 @@ class GroupBusyError(LogError):
         self.group = group
         self.members = members
         super().__init__(f"group {group} is in use by {', '.join(members)}; stop its members first")
+
+
+class GroupNotFoundError(LogError, LookupError):
+    """No consumer group of that name is kept with the topic. Attributes: `path`, `group`, `found`: those that are."""
+
+    def __init__(self, path: str | os.PathLike[str], group: str, found: list[str]) -> None:
+        self.path = os.fspath(path)
+        self.group = group
+        self.found = found
+        super().__init__(f"{self.path} has no group {group}; it has {', '.join(found) or 'none'}")
 
 
 class GroupMismatchError(LogError):

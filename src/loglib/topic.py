@@ -22,7 +22,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -60,9 +60,9 @@ from .errors import (
 )
 from .format.batch import Columns
 from .format.codec import codec_id
-from .groups import Group, TopicPartition
+from .groups import Group, GroupInfo, Move, TopicPartition, administration
 from .groups.group import CommitPolicy, OnChange
-from .groups.place import Place
+from .groups.place import Place, group_names
 from .handles import Handles
 from .keeper import Keeper
 from .partition import Partition, append_groups, parse_producer
@@ -444,6 +444,52 @@ class Topic:
                 on_assign=on_assign, on_revoke=on_revoke, on_out_of_range=on_out_of_range,
             )
         )  # fmt: skip
+
+    def groups(self) -> list[str]:
+        """The names of the consumer groups that are kept with this topic, sorted. Joins none."""
+        self._handles.check_open()
+        return group_names(self._files, self.path)
+
+    def group_info(self, name: str, *, count_records: bool = False) -> GroupInfo:
+        """A group's members, owners, commits and lag, without joining it: for monitoring.
+
+        Partitions are this topic's, by number; a group on several topics is looked at whole by
+        `loglib.group_info`. `count_records` counts the records of the lag as well, by reading the header of
+        every batch in it. Raises `GroupNotFoundError`, and `GroupElsewhereError` if another topic has the group.
+        """
+        return administration.inspect(self.place(name), count_records=count_records).of_topic(self.name)
+
+    def reset_group(
+        self, name: str, start: Start | Mapping[int, Start], *, dry_run: bool = False
+    ) -> dict[int, Move]:
+        """Move a group's committed offsets to a start, while it has no members; returns where from and to.
+
+        `start` is "begin", "end", a time, an age, or a mapping of partitions to these or to offsets. With
+        `dry_run` nothing is committed. Raises `GroupBusyError` if the group has members, and
+        `GroupElsewhereError` if it is kept with another topic.
+        """
+        place = self.place(name)
+        start_of: Any = start
+        if isinstance(start, Mapping):
+            start_of = {TopicPartition(self.name, self.partition(key).id): each for key, each in start.items()}
+        moves = administration.reset(place, start_of, dry_run=dry_run)
+        return {each.partition: move for each, move in moves.items()}
+
+    def evict_member(self, name: str, member: str) -> list[int]:
+        """Take the partitions of a group's member that hangs away from it; returns those of this topic.
+
+        Others claim them at once. The member gets `StaleGenerationError` when it next asks for records or
+        commits. Raises `LogError` if the group has no such member.
+        """
+        taken = administration.evict(self.place(name), member)
+        return [each.partition for each in taken if each.topic == self.name]
+
+    def delete_group(self, name: str) -> None:
+        """Forget a group and its commits: whoever joins it next begins at its `start`.
+
+        Raises `GroupBusyError` if the group has members, and `GroupNotFoundError` if there is none of that name.
+        """
+        administration.delete(self.place(name))
 
     # --- housekeeping ----------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """Consumer groups: members that share a topic's partitions, coordinated by held file locks and nothing else."""
 
-from .administration import Move
+from .administration import GroupInfo, Move
 from .assignment import TopicPartition
 from .group import Group, TopicsGroup
 from .lag import Lag
+from .members import Member
 from .offsets import Commit
 
-__all__ = ["Commit", "Group", "Lag", "Move", "TopicPartition", "TopicsGroup"]
+__all__ = ["Commit", "Group", "GroupInfo", "Lag", "Member", "Move", "TopicPartition", "TopicsGroup"]

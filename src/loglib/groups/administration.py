@@ -1,6 +1,7 @@
-"""Administration: what is done to a group from outside: looking, moving its offsets, evicting a hung member.
+"""Administration: what is done to a group from outside: looking, moving its offsets, evicting a hung member, deleting.
 
-Invariant: offsets move only while nobody reads; a member that is evicted can commit nothing more.
+Invariant: who looks takes no part and writes nothing. Offsets move, and a group is deleted, only while nobody
+reads; a member that is evicted can commit nothing more.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..arguments import Start
 from ..errors import GroupBusyError, LogError
 from .assignment import TopicPartition
-from .members import Membership, live_members
-from .offsets import Entry, Offsets, history_at
+from .lag import Lag, measure_lag
+from .members import Member, Membership, live_members
+from .offsets import Commit, Entry, Offsets, history_at
 from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
 from .place import Place
 
-__all__ = ["Move", "evict", "reset"]
+__all__ = ["GroupInfo", "Move", "delete", "evict", "inspect", "reset"]
+
+Fact = TypeVar("Fact")
 
 _SIGNING_S = 0.05  # between taking an owner's file and writing who one is: some microseconds
 
@@ -29,6 +33,59 @@ class Move(NamedTuple):
 
     before: int | None
     after: int
+
+
+class GroupInfo(NamedTuple):
+    """A group as it was when somebody looked. Partitions are numbers; of several topics, `TopicPartition`s."""
+
+    name: str
+    members: dict[str, Member]  # that live
+    owners: dict[Any, str]  # by partition that a member owns: its name; empty text while it is just claiming
+    committed: dict[Any, Commit]  # by partition that has a commit
+    lag: dict[Any, Lag]  # by partition, owned or not; from the log's start where nothing was committed
+
+    def of_topic(self, name: str) -> GroupInfo:
+        """What concerns one topic, whose partitions are numbers."""
+        owners, committed, lag = _of(name, self.owners), _of(name, self.committed), _of(name, self.lag)
+        return self._replace(owners=owners, committed=committed, lag=lag)
+
+
+def _of(name: str, facts: dict[Any, Fact]) -> dict[Any, Fact]:
+    return {each.partition: fact for each, fact in facts.items() if each.topic == name}
+
+
+def inspect(place: Place, *, count_records: bool) -> GroupInfo:
+    """Look at a group. `GroupNotFoundError` if there is none; `GroupElsewhereError` if another topic has it."""
+    place.require()
+    offsets = place.offsets()
+    try:
+        entries = offsets.entries()
+    finally:
+        offsets.close()
+    owners: dict[Any, str] = {}
+    for each in owned_partitions(place.files, place.owners):
+        holder = holder_of(place.files, place.owners, each)
+        if holder is not None:
+            owners[each] = holder.member or ""
+    commits = ((each, entry.commit()) for each, entry in sorted(entries.items()))
+    committed: dict[Any, Commit] = {each: commit for each, commit in commits if commit is not None}
+    lag: dict[Any, Lag] = {}
+    for each, log in place.logs.items():
+        offset = log.mark().log_start_offset
+        if each in committed and entries[each].log_id == log.identity.log_id:
+            offset = committed[each].offset
+        lag[each] = measure_lag(log, offset, now_us=place.clock(), messages=count_records)
+        log.rest()
+    members = live_members(place.files, place.members, remove=False)
+    return GroupInfo(place.name, members, owners, committed, lag)
+
+
+def delete(place: Place) -> None:
+    """Forget a group and its commits. `GroupBusyError` if it has members, `GroupNotFoundError` if there is none."""
+    place.require()
+    if members := live_members(place.files, place.members):
+        raise GroupBusyError(place.name, list(members))
+    place.remove()
 
 
 def reset(place: Place, start: Start | Mapping[TopicPartition, Start], *, dry_run: bool) -> dict[TopicPartition, Move]:

@@ -41,10 +41,13 @@ _JOIN_NAP_S = 0.005
 
 
 class Member(NamedTuple):
-    """What a member's file says of it."""
+    """What a member's file says of it; nothing as long as it is just joining."""
 
-    topics: tuple[str, ...] = ()  # that it reads; none as long as it is just joining
+    topics: tuple[str, ...] = ()  # that it reads
     strategy: str | None = None  # by which it shares partitions out, if it does
+    pid: int = 0
+    host: str = ""
+    since: str = ""  # when it joined, by its own clock: ISO 8601, UTC
 
 
 def new_member_name() -> str:
@@ -63,13 +66,14 @@ class Membership(Unique):
         """Join. `LockedError` if a member of that name is in the group."""
         check_names(name)
         self.name = name
-        self.facts = Member(tuple(topics), strategy)
+        self.facts = Member(tuple(topics), strategy, os.getpid(), os.uname().nodename, _now())
         self._files = files
         self._directory = directory
         self._path = os.path.join(directory, name)
         self._file = _hold(files, self._path, permissions)
-        facts = {"pid": os.getpid(), "host": os.uname().nodename, "since": _now(), "strategy": strategy}
-        self._file.replace(json.dumps(facts | {"topics": list(topics)}).encode())
+        facts = self.facts
+        said = {"pid": facts.pid, "host": facts.host, "since": facts.since, "strategy": strategy}
+        self._file.replace(json.dumps(said | {"topics": list(topics)}).encode())
 
     def is_valid(self) -> bool:
         """Whether this is still the member of its name: `evict` takes that from it."""
@@ -102,8 +106,13 @@ class Membership(Unique):
         self._file.abandon()
 
 
-def live_members(files: Files, directory: str, *, known: str | None = None) -> dict[str, Member]:
-    """The members by name, in order. `known` is the caller's own, whose lock need not be tried."""
+def live_members(
+    files: Files, directory: str, *, known: str | None = None, remove: bool = True
+) -> dict[str, Member]:
+    """The members by name, in order. `known` is the caller's own, whose lock need not be tried.
+
+    With `remove` the files of dead members go.
+    """
     found: dict[str, Member] = {}
     for name in sorted(files.listdir(directory)):
         if name == known:
@@ -111,7 +120,7 @@ def live_members(files: Files, directory: str, *, known: str | None = None) -> d
             continue
         path = os.path.join(directory, name)
         try:
-            text = look(files, path, remove=True)
+            text = look(files, path, remove=remove)
         except PermissionError:
             _warn_once(path)
             text = ""
@@ -131,10 +140,13 @@ def _warn_once(path: str) -> None:
 
 def _parse(text: str) -> Member:
     """What the file says; a member without topics if that is not yet written."""
-    with suppress(ValueError, TypeError, KeyError, RecursionError):
+    with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
         facts = json.loads(text)
         topics, strategy = facts["topics"], facts["strategy"]
-        return Member(tuple(map(str, topics)), None if strategy is None else str(strategy))
+        return Member(
+            tuple(map(str, topics)), None if strategy is None else str(strategy),
+            int(facts.get("pid", 0)), str(facts.get("host", "")), str(facts.get("since", "")),
+        )  # fmt: skip
     return Member()
 
 

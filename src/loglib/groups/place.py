@@ -23,19 +23,31 @@ from typing import NamedTuple
 from ..arguments import Start, check_names, parse_start
 from ..config import Durability
 from ..description import put_in_place
-from ..errors import GroupElsewhereError
+from ..errors import GroupElsewhereError, GroupNotFoundError
 from ..log import Log
 from ..system.files import Files
 from .assignment import TopicPartition
 from .held import readable_by_all
 from .offsets import Offsets, make_offsets
 
-__all__ = ["GROUPS", "Place"]
+__all__ = ["GROUPS", "Place", "group_names"]
 
 logger = logging.getLogger("loglib")
 
 _MOST_BYTES = 4096  # of a file that says where a group is
 GROUPS = "groups"  # the directory in a topic's
+
+
+def group_names(files: Files, topic_path: str) -> list[str]:
+    """The names of the groups that are kept with a topic, sorted."""
+    parent = os.path.join(topic_path, GROUPS)
+    try:
+        names = files.listdir(parent)
+    except FileNotFoundError:  # nobody has ever joined one
+        return []
+    return sorted(
+        name for name in names if not name.startswith(".") and files.is_directory(os.path.join(parent, name))
+    )
 
 
 class Place(NamedTuple):
@@ -90,6 +102,11 @@ class Place(NamedTuple):
             raise GroupElsewhereError(self.path, self.name, _first_topic(self.files, self.path))
         return True
 
+    def require(self) -> None:
+        """`GroupNotFoundError` if there is no such group."""
+        if not self.exists():
+            raise GroupNotFoundError(self.topic_path, self.name, group_names(self.files, self.topic_path))
+
     def make(self) -> None:
         """Make the group's directory if there is none. Synced, its name included, whoever has made it."""
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
@@ -143,6 +160,19 @@ class Place(NamedTuple):
         found = os.path.basename(topic_path) if files.is_directory(path) else _first_topic(files, path)
         if found != first:
             raise GroupElsewhereError(path, self.name, found)
+
+    def remove(self) -> None:
+        """Remove the group's directory, at once for all who look, and what points to it. Synced."""
+        files, parent = self.files, os.path.join(self.topic_path, GROUPS)
+        aside = self._aside(parent)
+        files.rename(self.path, aside)
+        files.sync_directory(parent)
+        files.remove_tree(aside)
+        for path in self.other_paths:
+            pointer = os.path.join(path, GROUPS, self.name)
+            with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # gone, or not ours
+                files.unlink(pointer)
+                files.sync_directory(os.path.dirname(pointer))
 
     def offsets(self) -> Offsets:
         """The group's committed offsets; to be closed."""
