@@ -123,7 +123,7 @@ CASES = [
     (
         errors.ConfigConflictError("t", "partitions", 3, 2),
         {"path": "t", "name": "partitions", "given": 3, "stored": 2},
-        "t was created with partitions=2, not 3; leave the argument out, or change the topic with",
+        "t was created with partitions=2, not 3; leave the argument out, or open it with mode=",
     ),
     (errors.MissingCodecError("lz4", "lz4"), {"codec": "lz4", "extra": "lz4"}, "install loglib's extra [lz4]"),
 ]
@@ -163,7 +163,8 @@ def test_every_error_has_a_case_and_is_public() -> None:
 @pytest.mark.parametrize(
     ("child", "parent"),
     [
-        (errors.OffsetOutOfRangeError, LookupError), (errors.GroupNotFoundError, LookupError), (errors.InvalidOffsetError, ValueError),
+        (errors.OffsetOutOfRangeError, LookupError), (errors.InvalidOffsetError, ValueError),
+        (errors.GroupNotFoundError, LookupError),
         (errors.RecordTooLargeError, ValueError), (errors.ConfigConflictError, ValueError),
         (errors.StorageFullError, OSError), (errors.StorageIOError, OSError), (errors.MissingCodecError, ImportError),
         (errors.ForkedHandleError, errors.LogClosedError),

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,13 +24,20 @@ from loglib import (
     LogClosedError,
     LogError,
     ReadOnlyError,
+    RecordTooLargeError,
     Retention,
     Topic,
+    TopicConfig,
     UnsupportedFormatError,
+    WriterFailedError,
 )
+from loglib.system.directory import Directory
+from loglib.system.files import REAL
 from loglib.testing import Call, FaultyFiles, MemoryFiles, RecordingFiles, UnsyncedFiles, WatchedFiles
 
 Open = Callable[..., Topic]
+
+MANUAL = FlushPolicy(messages=None, interval=None, bytes=None)
 
 
 # --- making and opening ----------------------------------------------------------------------------
@@ -61,14 +69,139 @@ def test_topic_is_made_once_and_describes_itself(path: Path) -> None:
     ],
 )  # fmt: skip
 def test_argument_that_disagrees_is_an_error_and_never_wins(name: str, value: Any, path: Path) -> None:
+    """But for the policies that a writer may change."""
     Topic.open(path).close()
-    for mode in ("a", "r"):
+    stored = (path / "topic.json").read_bytes()
+    fixed = name in ("partitions", "partitioner")
+    for mode in ("a", "r") if fixed else ("r",):
         with pytest.raises(ConfigConflictError, match=name) as raised:
             Topic.open(path, mode=mode, **{name: value})
         assert raised.value.name == name
-        wanted = "copy the records to a new topic" if name in ("partitions", "partitioner") else "Topic.reconfigure()"
+        wanted = "copy the records to a new topic" if fixed else 'open it with mode="a" to change it'
         assert wanted in str(raised.value)
     Topic.open(path).close()
+    assert (path / "topic.json").read_bytes() == stored
+
+
+def test_service_whose_code_says_another_retention_did_not_start(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Topic.open(path, retention=Retention(age=timedelta(days=7))).close()
+    with caplog.at_level("INFO", logger="loglib"):
+        for _ in range(2):
+            with Topic.open(path, retention=Retention(age=timedelta(days=14)), batch_records=9) as topic:
+                assert topic.config.retention.age == timedelta(days=14)
+    told = [each.getMessage() for each in caplog.records]
+    assert len(told) == 2 and "retention is Retention(age=datetime.timedelta(days=14)" in told[0], "once, as it changed"
+    assert "and was Retention(age=datetime.timedelta(days=7)" in told[0] and "batch_records is 9" in told[1]
+    with Topic.open(path, mode="r") as topic:
+        assert (topic.config.retention.age, topic.config.batch_records) == (timedelta(days=14), 9)
+
+
+def test_policies_that_could_not_be_written_down_are_not_gone_by(path: Path) -> None:
+    memory = MemoryFiles()
+    Topic.open("/topic", files=memory).close()
+    files = FaultyFiles("rename", inner=memory)
+    with pytest.raises(OSError):
+        Topic.open("/topic", files=files, batch_records=9)
+    with Topic.open("/topic", files=files) as topic:
+        assert topic.config.batch_records == TopicConfig().batch_records
+
+
+# --- changing policies while the topic is open ------------------------------------------------------
+
+
+def test_policies_change_while_records_wait(path: Path) -> None:
+    with Topic.open(path, flush=MANUAL, batch_bytes=1 << 20) as topic:
+        topic.append(b"x" * 500)
+        topic.alter(compression="zlib", batch_bytes=1000, max_record_bytes=600)
+        topic.append(b"y" * 500)
+        with pytest.raises(RecordTooLargeError):
+            topic.append(b"z" * 700)
+        topic.flush()
+        assert [each.header.codec for each in topic.batches()] == [0, 1], "what waited went by the old policies"
+        assert values_of(topic) == [b"x" * 500, b"y" * 500]
+        topic.alter(max_record_bytes=800)
+        topic.append(b"z" * 700, sync=True)
+    with Topic.open(path, mode="r") as topic:
+        assert (topic.config.compression, topic.config.max_record_bytes) == ("zlib", 800)
+
+
+def test_interval_that_is_set_later_flushes_what_waits_and_what_comes(path: Path) -> None:
+    with Topic.open(path, flush=MANUAL, retention=Retention(age=None), segment_age=None) as topic:
+        topic.append(b"waits")
+        topic.alter(flush=FlushPolicy(messages=None, interval=0.01, bytes=None))
+        with Topic.open(path, mode="r") as reader, reader.follow("begin", timeout=10.0) as records:
+            assert next(iter(records)).value == b"waits"
+            topic.append(b"comes")
+            assert next(iter(records)).value == b"comes"
+        topic.alter(flush=MANUAL)
+        topic.flush()
+        topic.append(b"stays")
+        time.sleep(0.05)
+        assert topic.partition(0).high_watermark < topic.partition(0).log_end_offset
+
+
+def test_retention_that_is_set_later_counts_at_once(path: Path) -> None:
+    with Topic.open(path, retention=Retention(age=None), flush=MANUAL, segment_bytes=4096) as topic:
+        for _ in range(5):
+            topic.append(b"x" * 3000, sync=True)
+        topic.retain()
+        assert len(topic.partition(0).segments) > 3
+        topic.alter(retention=Retention(bytes=0))
+        topic.retain()
+        assert len(topic.partition(0).segments) == 1
+
+
+def test_processes_that_share_a_topic_keep_each_others_changes(path: Path) -> None:
+    with Topic.open(path, partitions=2, shared=True) as one, Topic.open(path, shared=True) as two:
+        one.append(b"x", partition=0)
+        two.append(b"x", partition=1)
+        one.alter(batch_records=7)
+        two.alter(batch_bytes=999)
+        assert (two.config.batch_records, two.config.batch_bytes) == (7, 999)
+    with Topic.open(path, mode="r") as topic:
+        assert (topic.config.batch_records, topic.config.batch_bytes) == (7, 999)
+
+
+def test_change_waits_for_another_change(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Topic.open(path) as topic, Directory.open(REAL, str(path)) as directory:
+        assert REAL.try_lock(directory.fd)
+        threading.Timer(0.05, lambda: REAL.unlock(directory.fd)).start()
+        topic.alter(batch_records=7)
+        assert REAL.try_lock(directory.fd)
+        monkeypatch.setattr("loglib.topic._LOCK_TIMEOUT_S", 0.02)
+        with pytest.raises(LockedError, match="changes its policies"):
+            topic.alter(batch_records=8)
+
+
+@pytest.mark.parametrize(
+    ("policies", "error"),
+    [
+        ({"partitions": 2}, ValueError), ({"partitioner": "crc32"}, ValueError), ({"retention": 5}, ValueError),
+        ({"messages": 5}, TypeError), ({"segment_age": timedelta.max}, ValueError),
+        ({"segment_age": timedelta(days=10**6, microseconds=1)}, ValueError),
+    ],
+)  # fmt: skip
+def test_policies_that_make_no_sense_change_nothing(policies: dict[str, Any], error: type, path: Path) -> None:
+    with Topic.open(path) as topic:
+        stored = (path / "topic.json").read_bytes()
+        with pytest.raises(error):
+            topic.alter(**policies)
+        assert (path / "topic.json").read_bytes() == stored and topic.config == TopicConfig()
+    with Topic.open(path, mode="r") as topic, pytest.raises(ReadOnlyError):
+        topic.alter(batch_records=7)
+
+
+def test_writer_that_has_failed_is_not_given_other_policies(path: Path) -> None:
+    files = FaultyFiles("datasync", inner=MemoryFiles(), armed=False)
+    topic = Topic.open("/topic", files=files, flush=MANUAL)
+    topic.append(b"x")
+    files.armed = True
+    with pytest.raises(WriterFailedError):
+        topic.flush()
+    with pytest.raises(WriterFailedError):
+        topic.alter(batch_records=7)
+    with suppress(LogError):
+        topic.close()
 
 
 def test_reading_what_is_not_there_makes_nothing(path: Path) -> None:

@@ -78,12 +78,23 @@ def write(directory: Directory, log_id: bytes, config: TopicConfig) -> None:
     temporary = NAME + ".tmp"
     if directory.exists(temporary):
         directory.unlink(temporary)
+    _check_stored(config)
     values = {"format": FORMAT, "log_id": str(uuid.UUID(bytes=log_id))} | config.to_json()
     text = json.dumps(values, indent=2).removesuffix("\n}") + ",\n  "
     content = f'{text}"crc": "{crc32c(text.encode()):08x}"\n}}\n'
     directory.write_new(temporary, content.encode(), config.permissions)
     directory.rename(temporary, NAME)
     directory.sync()
+
+
+def _check_stored(config: TopicConfig) -> None:
+    """Refuse what would come back as something else, or not at all: a topic that nobody can open again."""
+    try:
+        again = TopicConfig.from_json(json.loads(json.dumps(config.to_json())))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{config} cannot be stored: {error}") from error
+    if again != config:
+        raise ValueError(f"{config} cannot be stored: it would be read as {again}")
 
 
 def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:

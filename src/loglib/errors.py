@@ -397,7 +397,7 @@ class ConfigConflictError(LogError, ValueError):
         self.name = name
         self.given = given
         self.stored = stored
-        way_out = "copy the records to a new topic" if fixed else "change the topic with Topic.reconfigure()"
+        way_out = "copy the records to a new topic" if fixed else 'open it with mode="a" to change it'
         super().__init__(
             f"{self.path} was created with {name}={stored!r}, not {given!r}; leave the argument out, or {way_out}"
         )

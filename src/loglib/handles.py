@@ -49,8 +49,8 @@ class Handles(Unique):
         if self.closed is not None:
             raise self.closed
 
-    def set_timer(self, timer: Timer) -> None:
-        """The timer that the writers, present and to come, are to touch."""
+    def set_timer(self, timer: Timer | None) -> None:
+        """The timer that the writers, present and to come, are to touch; None: they flush by themselves."""
         with self.opening:
             self.timer = timer
             for writer in self.writers:

@@ -47,6 +47,13 @@ class Keeper(Unique):
         self._lock = threading.RLock()
         self._kept: dict[int, _Kept] = {}
 
+    def use(self, config: TopicConfig) -> None:
+        """Go on by these policies."""
+        with self._lock:
+            self._config = config
+            for kept in self._kept.values():
+                kept.use(config)
+
     def add(self, log: Log) -> None:
         """A partition of the topic."""
         self._kept[log.partition] = _Kept(self._files, log, self._config, self._clock)
@@ -129,6 +136,9 @@ class _Kept:
         self._stamps: dict[int, Stamp] = {}  # by base offset
         self._looked_at: list[Sealed] = []  # in the pass, oldest first
         self._news = False  # whether the timeline knows what the file does not say
+
+    def use(self, config: TopicConfig) -> None:
+        self._config = config
 
     def copy(self) -> _Kept:
         return _Kept(self._files, self.log, self._config, self._clock)

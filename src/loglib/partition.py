@@ -296,6 +296,13 @@ class Partition(Unique):
                 self._log.writer = self._writer = writer
             return self._writer
 
+    def use(self, config: TopicConfig) -> None:
+        """Go on by these policies."""
+        with self._handles.opening:  # or a writer that is just being made would not know
+            self._config = config
+            if self._writer is not None:
+                self._writer.use(config)
+
     def close(self) -> None:
         """Flush, release the lock and close the files."""
         try:

@@ -2,7 +2,7 @@
 
 Invariant: the directory describes itself. `topic.json` holds the format version, the log id that
 salts every checksum, and the policies; a topic is built aside and renamed, so that a directory with
-a `topic.json` is whole. An argument that disagrees with it is an error and never silently wins.
+a `topic.json` is whole. An argument that disagrees with it is an error, or changes it and says so in the log.
 
 Writers: opened with mode="a", a topic holds the lock of all its partitions, so that a second writer
 is refused at once. With shared=True it takes a partition's lock when it first appends there: keyless
@@ -20,6 +20,7 @@ import os
 import resource
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -80,6 +81,8 @@ __all__ = ["Topic"]
 logger = logging.getLogger("loglib")
 
 _LAST = -100  # among the exit functions of `multiprocessing`, whose own go down to -5: others may append still
+_LOCK_TIMEOUT_S = 30.0  # to write a description takes milliseconds
+_NAP_S = 0.001
 _HOUSEKEEPING_S = 60.0  # retention and rolling by age are matters of hours: once a minute is soon enough
 
 
@@ -149,8 +152,9 @@ class Topic:
     ) -> Topic:
         """Open the topic in directory `path`; with mode="a" make it first if there is none.
 
-        Policies are fixed when the topic is made and need not be given again; one that differs
-        raises `ConfigConflictError`. `segment_age=None` means that age rolls no segment,
+        Policies are kept with the topic and need not be given again. One that differs replaces what is kept,
+        as `alter` does; `ConfigConflictError` if it is the number of partitions or the partitioner, or with
+        mode="r". `segment_age=None` means that age rolls no segment,
         `producer_expiry=None` that no idempotent producer is ever forgotten (7 days of silence, by default).
 
         mode="a" recovers what a crash has left and raises `LockedError` if another writer has the
@@ -186,30 +190,28 @@ class Topic:
         if described is None:
             raise FileNotFoundError(errno.ENOENT, "the topic was removed while it was opened", absolute)
         log_id, config = described
-        for name, value in given.items():
-            if value != getattr(config, name):
+        changed = {name: value for name, value in given.items() if value != getattr(config, name)}
+        for name, value in changed.items():
+            if name in FIXED or mode == "r":
                 raise ConfigConflictError(absolute, name, value, getattr(config, name), fixed=name in FIXED)
         function = partitioner if callable(partitioner) else by_crc32 if config.partitioner == "crc32" else None
-        return cls(
+        topic = cls(
             absolute, log_id, config,
             mode=mode, shared=shared, partitioner=function, files=files, clock=clock,
         )  # fmt: skip
+        if changed:
+            try:
+                topic.alter(**changed)
+            except BaseException:
+                topic.close()
+                raise
+        return topic
 
     @classmethod
     def reconfigure(cls, path: str | os.PathLike[str], *, files: Files = REAL, **policies: Any) -> None:
-        """Change policies of a topic that no writer has open, such as `retention=Retention(...)`.
-
-        The number of partitions and the partitioner cannot change: keys would move.
-        """
-        for name in FIXED:
-            if name in policies:
-                raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
-        absolute = topic_path(path)
-        with cls.open(absolute, files=files) as topic, Directory.open(files, absolute) as directory:
-            config = replace(topic.config, **policies)
-            if not all(each.writer().is_in(directory) for each in topic.partitions):  # whose locks are held meanwhile
-                raise LogMovedError(absolute, "has other partitions than those that were locked")
-            description.write(directory, topic.log_id, config)
+        """Change policies of a topic that no writer has open: `alter` without anything else."""
+        with cls.open(path, files=files) as topic:
+            topic.alter(**policies)
 
     def __enter__(self) -> Topic:
         return self
@@ -245,6 +247,29 @@ class Topic:
         if not 0 <= number < len(self.partitions):
             raise ValueError(f"{self.path} has partitions 0 to {len(self.partitions) - 1}, not {number}")
         return self.partitions[number]
+
+    def alter(self, **policies: Any) -> None:
+        """Change policies, such as `retention=Retention(...)`, from now on and for whoever opens the topic later.
+
+        The names are those of `Topic.open`. Other processes that have the topic open (with shared=True, or for
+        reading) go by the old policies until they open it again. The number of partitions and the partitioner
+        cannot change, since keys would move: `ValueError`. Each change is logged.
+        """
+        self._check_writable()
+        for name in FIXED:
+            if name in policies:
+                raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
+        with Directory.open(self._files, self.path) as directory:
+            if not all(each.writer().is_in(directory) for each in self.partitions if each.owned):
+                raise LogMovedError(self.path, "has other partitions than those that were locked")
+            _lock_for_a_moment(self._files, directory)
+            described = description.read(self._files, self.path)
+            before = self.config if described is None else described[1]  # another process may have changed it
+            config = replace(before, **policies)
+            description.write(directory, self.log_id, config)
+        for name, value in policies.items():
+            logger.info("%s: %s is %r now, and was %r", self.path, name, value, getattr(before, name))
+        self._use(config)
 
     # --- append ----------------------------------------------------------------------------------
 
@@ -570,20 +595,34 @@ class Topic:
             codec_id(self.config.compression)  # a missing package is better found now than at the first flush
             if not self._shared:
                 self._own_all()
-            if self._wants_thread():
-                self._flusher = Flusher(
-                    self._handles.writers,
-                    interval=self.config.flush.interval,
-                    housekeeping=_housekeeper(self.partitions),
-                    housekeeping_every=_HOUSEKEEPING_S,
-                )
-                if self.config.flush.interval is not None:  # otherwise appenders flush by themselves when it is due
-                    self._handles.set_timer(self._flusher)
+            self._go_by_the_clock()
         except BaseException:
             self.close()
             raise
         _open_topics.add(self)
         _close_topics_of_a_worker()
+
+    def _use(self, config: TopicConfig) -> None:
+        """Go on by these policies."""
+        self.config = config
+        self._keeper.use(config)
+        for partition in self.partitions:
+            partition.use(config)
+        self._go_by_the_clock()
+        if self._flusher is not None:
+            self._flusher.set_interval(config.flush.interval)
+
+    def _go_by_the_clock(self) -> None:
+        """Have a background thread if a policy wants one, and have it flush if there is an interval."""
+        interval = self.config.flush.interval
+        if self._flusher is None and self._wants_thread():
+            self._flusher = Flusher(
+                self._handles.writers,
+                interval=interval,
+                housekeeping=_housekeeper(self.partitions),
+                housekeeping_every=_HOUSEKEEPING_S,
+            )
+        self._handles.set_timer(None if interval is None else self._flusher)  # without, appenders flush when it is due
 
     def _own_all(self) -> None:
         """Take the locks of all partitions."""
@@ -679,6 +718,15 @@ class Topic:
 
 def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__package__")).partition(".")[0] == __package__
+
+
+def _lock_for_a_moment(files: Files, directory: Directory) -> None:
+    """Wait until nobody else writes the description, and keep others from it until the directory is closed."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while not files.try_lock(directory.fd):
+        if time.monotonic() > deadline:
+            raise LockedError(directory.path, "whoever changes its policies", advice="try again")
+        time.sleep(_NAP_S)
 
 
 def _random_below(count: int) -> int:

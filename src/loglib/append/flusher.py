@@ -39,6 +39,10 @@ def from_background(error: BaseException, path: str, doing: str) -> LogError:
     return told
 
 
+def _seconds(interval: float | None) -> float:
+    return math.inf if interval is None else interval
+
+
 class Flusher(Unique):
     """Flushes when the interval is over or a writer asks, and calls `housekeeping` every so often."""
 
@@ -51,7 +55,7 @@ class Flusher(Unique):
         housekeeping_every: float,
     ) -> None:
         self._writers = writers
-        self._interval = math.inf if interval is None else interval
+        self._interval = _seconds(interval)
         self._housekeeping = housekeeping
         self._every = housekeeping_every
         self._lock = threading.Lock()  # taken by name: an interrupt on entering a condition would leave it taken
@@ -62,6 +66,12 @@ class Flusher(Unique):
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="loglib-flusher", daemon=True)
         self._thread.start()
+
+    def set_interval(self, interval: float | None) -> None:
+        """Go on with another flush interval, in seconds; if there is one, what is waiting is flushed now."""
+        self._interval = _seconds(interval)
+        if interval is not None:
+            self.kick()
 
     def touch(self) -> None:
         """There are records to flush within the interval."""

@@ -236,6 +236,20 @@ class Writer(Unique):
         with self._mark_lock:
             self._listeners = (*(each for each in self._listeners if each() is not None), weakref.ref(waiter))
 
+    def use(self, config: TopicConfig) -> None:
+        """Go on by these policies; what is in the open batch by those under which it was appended."""
+        codec = codec_id(config.compression)
+        try:
+            with self.lock:
+                self.check_usable()
+                self._seal()
+                self._config, self._codec = config, codec
+                self._takes_any_size = config.max_record_bytes >= config.batch_bytes
+                self.batch = self._open_batch(self.batch.tail)
+        except LogError as error:
+            self._tell(error)
+            raise
+
     # --- append --------------------------------------------------------------------------------
 
     def append(self, columns: Columns, size_bytes: int, *, sync: bool = False) -> range:
