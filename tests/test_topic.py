@@ -151,6 +151,23 @@ def test_retention_that_is_set_later_counts_at_once(path: Path) -> None:
         assert len(topic.partition(0).segments) == 1
 
 
+def test_segments_that_retention_drops_are_said_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Topic.open(path, retention=Retention(age=None), flush=MANUAL, segment_bytes=4096) as topic:
+        for _ in range(5):
+            topic.append(b"x" * 3000, sync=True)
+        bases = [each.base_offset for each in topic.partition(0).segments]
+        with caplog.at_level("INFO", logger="loglib"):
+            topic.alter(retention=Retention(bytes=0))
+            caplog.clear()
+            topic.retain()
+            topic.retain()
+    (told,) = [each.getMessage() for each in caplog.records]
+    assert told == (
+        f"{path}/0000: retention dropped {len(bases) - 1} segments, offsets 0 to {bases[-1]}; "
+        f"the last one since the partition holds {2 * (bases[1] - bases[0])} bytes, the limit is 0"
+    )
+
+
 def test_processes_that_share_a_topic_keep_each_others_changes(path: Path) -> None:
     with Topic.open(path, partitions=2, shared=True) as one, Topic.open(path, shared=True) as two:
         one.append(b"x", partition=0)

@@ -112,7 +112,7 @@ class Keeper(Unique):
         failure: Exception | None = None
         for number in partitions:
             try:
-                self._kept[number].drop(len(found[number]))
+                self._kept[number].drop(found[number])
             except (LogError, OSError) as error:  # the others' segments are due all the same
                 failure = failure or error
         for number in partitions:
@@ -179,13 +179,19 @@ class _Kept:
             )
         return decisions
 
-    def drop(self, count: int) -> None:
-        """Drop so many of the oldest segments that have been looked at."""
+    def drop(self, reasons: Sequence[str]) -> None:
+        """Drop the oldest of the segments that have been looked at, one for each reason."""
         assert self.writer is not None
-        if count:
-            self.writer.drop_before(self._looked_at[count - 1].end_offset)
-            for each in self._looked_at[:count]:
-                self._stamps.pop(each.base_offset, None)
+        if not reasons:
+            return
+        dropped = self._looked_at[: len(reasons)]
+        if self.writer.drop_before(dropped[-1].end_offset):  # or another pass was quicker
+            logger.info(
+                "%s: retention dropped %d segments, offsets %d to %d; the last one since %s",
+                self.log.directory, len(dropped), dropped[0].base_offset, dropped[-1].end_offset, reasons[-1],
+            )  # fmt: skip
+        for each in dropped:
+            self._stamps.pop(each.base_offset, None)
 
     def write_down(self) -> None:
         """Have the file say what the timeline knows, if retention goes by age. Synced, but for its name."""
