@@ -1635,8 +1635,13 @@ def test_idle_member_is_told_when_others_come_and_go_and_die(
         loglib.evict_member(topic, "etl", "a")
         thread.join(30)
         assert not thread.is_alive()
-        with pytest.raises(StaleGenerationError, match="was evicted"):
-            idle.poll()
+
+        def is_told() -> bool:
+            with pytest.raises(StaleGenerationError) as told:  # first, perhaps, of a partition that it could not commit
+                idle.poll()
+            return "was evicted" in str(told.value)
+
+        wait_for(is_told)
         assert idle.assignment == []
 
 

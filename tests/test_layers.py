@@ -24,6 +24,7 @@ LAYERS = [
     {"append/writer", "reader", "transfer", "check"},
     {"append/flusher", "handles", "keeper"},
     {"partition", "groups"},
+    {"store"},
     {"topic"},
     {"consumer_groups"},
     {"spark", "testing"},

@@ -48,6 +48,7 @@ from .groups import Commit, Group, GroupInfo, Lag, Member, Move, TopicPartition,
 from .partition import Partition
 from .reader import Reader
 from .records import Batch, Damage, OffsetRange, Position, Record
+from .store import TopicInfo, topics
 from .topic import Topic
 
 __version__ = "0.1.0"
@@ -92,6 +93,7 @@ __all__ = [
     "TooManyFilesError",
     "Topic",
     "TopicConfig",
+    "TopicInfo",
     "TopicPartition",
     "TopicsGroup",
     "UnsupportedFormatError",
@@ -102,6 +104,7 @@ __all__ = [
     "group",
     "group_info",
     "reset_group",
+    "topics",
 ]
 
 logging.getLogger("loglib").addHandler(logging.NullHandler())

@@ -140,6 +140,7 @@ class _Check:
                 if broken:
                     broken = broken_slots(log.files.read_whole(path, MOST_BYTES), log.identity.salt, path)
         except FileNotFoundError:
+            log.refresh()  # if the topic is gone, that is what is to be said
             self._tell(CorruptLogError(path, 0, "no file", "the watermark of the partition"))
             return
         for at in broken:

@@ -169,7 +169,7 @@ class Log(Unique):
         try:
             path = self._path(max(list_segments(self.files, self.directory), default=0))
             fd = self.files.open_read(path)
-        except (CorruptLogError, FileNotFoundError, NotADirectoryError):
+        except (CorruptLogError, LogMovedError, FileNotFoundError, NotADirectoryError):
             return False
         try:
             header = SegmentHeader.decode(self.files.read_at(fd, HEADER_BYTES, 0), path)

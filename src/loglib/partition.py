@@ -18,7 +18,7 @@ from .append.writer import Writer
 from .arguments import HeadersLike, check_columns, gather_columns, record_columns
 from .check import CheckReport, check_log, verify_log
 from .config import TopicConfig, microseconds
-from .errors import LogClosedError, ReadOnlyError, tell_appended, tell_not_appended
+from .errors import LogClosedError, OffsetOutOfRangeError, ReadOnlyError, tell_appended, tell_not_appended
 from .format.batch import NO_PRODUCER, Columns, Producer, encode_body
 from .format.codec import codec_id
 from .handles import Handles
@@ -247,6 +247,22 @@ class Partition(Unique):
             return self._keeper.explain([self.id])
         self.writer()  # which must be ours
         return self._keeper.retain([self.id])
+
+    def delete_before(self, offset: int) -> int:
+        """Drop the segments that lie wholly before a record's offset; returns the new log start, at or below it.
+
+        The high watermark drops all that is flushed: a new segment is begun for that. Raises
+        `OffsetOutOfRangeError` for what is not in the log, and `LockedError` if another process writes here.
+        """
+        writer, mark = self.writer(), self._log.mark()
+        if not mark.log_start_offset <= offset <= mark.flushed_end:
+            raise OffsetOutOfRangeError(self.id, offset, mark.log_start_offset, mark.flushed_end)
+        if offset == mark.flushed_end and offset == writer.next_offset:
+            writer.roll()
+        base = self._log.index.find(offset)
+        if base is not None:
+            writer.drop_before(base)
+        return self.log_start_offset
 
     def keep_house(self) -> None:
         """What is due by the clock: rolling an old segment, then retention."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections import deque
 from contextlib import suppress
 from itertools import chain
@@ -100,12 +101,17 @@ class Recovered(NamedTuple):
 
 
 def list_segments(files: Files, directory: str) -> dict[int, int]:
-    """Base offset and file size in bytes of each segment, in order of offset."""
+    """Base offset and file size in bytes of each segment, in order of offset.
+
+    `LogMovedError` if the directory is gone with the one that it was in.
+    """
     try:
         if not files.is_directory(directory):  # a link planted there would have us lock and write elsewhere
             raise CorruptLogError(directory, 0, "something else", "a directory, and no link to one")
         return _segments_of(files.sizes(directory))
     except FileNotFoundError as error:
+        if not files.exists(os.path.dirname(directory)):
+            raise LogMovedError(os.path.dirname(directory), "was moved or removed") from error
         raise CorruptLogError(directory, 0, "no directory", "that of a partition") from error
 
 

@@ -30,7 +30,7 @@ from functools import cache
 from types import EllipsisType, FrameType
 from typing import Any, Literal
 
-from . import description
+from . import description, store
 from .append.bulk import BULK_RECORDS
 from .append.flusher import Flusher
 from .append.partitioner import Partitioner, by_crc32, spread
@@ -147,10 +147,11 @@ class Topic:
         producer_expiry: timedelta | EllipsisType | None = ...,
         shared: bool = False,
         mode: Literal["a", "r"] = "a",
+        create: bool = True,
         files: Files = REAL,
         clock: Callable[[], int] = SYSTEM,
     ) -> Topic:
-        """Open the topic in directory `path`; with mode="a" make it first if there is none.
+        """Open the topic in directory `path`; with mode="a" make it first if there is none, unless create=False.
 
         Policies are kept with the topic and need not be given again. One that differs replaces what is kept,
         as `alter` does; `ConfigConflictError` if it is the number of partitions or the partitioner, or with
@@ -159,7 +160,7 @@ class Topic:
 
         mode="a" recovers what a crash has left and raises `LockedError` if another writer has the
         topic, `CorruptLogError` if promised data is damaged. mode="r" takes no lock and writes
-        nothing. Raises `FileNotFoundError` for mode="r" where there is no topic, and
+        nothing. Raises `FileNotFoundError` where there is no topic, for mode="r" or create=False, and
         `UnsupportedFormatError` if a newer loglib has made it.
 
         `clock` is for simulations and tests: a function for the time of day in microseconds UTC, whose
@@ -183,8 +184,8 @@ class Topic:
         absolute = topic_path(path)
         described = description.read(files, absolute)
         if described is None:
-            if mode == "r":
-                raise FileNotFoundError(errno.ENOENT, "no topic here; mode='a' makes one", absolute)
+            if mode == "r" or not create:
+                raise FileNotFoundError(errno.ENOENT, _what_is_here(files, absolute, mode), absolute)
             description.create(files, absolute, TopicConfig(**given), now=clock())
             described = description.read(files, absolute)
         if described is None:
@@ -212,6 +213,15 @@ class Topic:
         """Change policies of a topic that no writer has open: `alter` without anything else."""
         with cls.open(path, files=files) as topic:
             topic.alter(**policies)
+
+    @staticmethod
+    def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
+        """Delete a topic with all its records and groups. Nothing brings it back.
+
+        Raises `FileNotFoundError` if there is no topic, `LockedError` if a writer has it, and `GroupBusyError`
+        if a group that is kept with it has members. Readers get `LogMovedError`.
+        """
+        store.delete(path, files=files)
 
     def __enter__(self) -> Topic:
         return self
@@ -714,6 +724,13 @@ class Topic:
             self.path, f"others: all {count} partitions are taken, the last by {refused.holder}",
             advice="append again when one of them has closed it, or use a topic with more partitions",
         )  # fmt: skip
+
+
+def _what_is_here(files: Files, path: str, mode: str) -> str:
+    """Why there is no topic to open."""
+    if names := store.names(files, path):
+        return f"no topic but a directory of topics: open one of {', '.join(names)}"
+    return "no topic here; mode='a' makes one" if mode == "r" else "no topic here; create=True makes one"
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ..arguments import Start, check_names, parse_start
 from ..config import Durability
 from ..description import put_in_place
-from ..errors import GroupElsewhereError, GroupNotFoundError
+from ..errors import GroupElsewhereError, GroupNotFoundError, LogMovedError
 from ..log import Log
 from ..system.files import Files
 from .assignment import TopicPartition
@@ -44,10 +44,16 @@ def group_names(files: Files, topic_path: str) -> list[str]:
     try:
         names = files.listdir(parent)
     except FileNotFoundError:  # nobody has ever joined one
+        _check_here(files, topic_path)
         return []
     return sorted(
         name for name in names if not name.startswith(".") and files.is_directory(os.path.join(parent, name))
     )
+
+
+def _check_here(files: Files, topic_path: str) -> None:
+    if not files.exists(topic_path):
+        raise LogMovedError(topic_path, "was moved or removed")
 
 
 class Place(NamedTuple):
@@ -122,6 +128,7 @@ class Place(NamedTuple):
 
     def _make_parent(self, parent: str) -> None:
         if not self.files.exists(parent):
+            _check_here(self.files, os.path.dirname(parent))
             with suppress(FileExistsError):  # another member was quicker
                 self.files.make_directory(parent, self.permissions)
 

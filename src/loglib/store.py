@@ -1,0 +1,106 @@
+"""Store: the topics of a directory: listing, describing and deleting them.
+
+Invariant: listing opens no topic and changes nothing. A topic is deleted only while nobody writes it and no
+group that is kept with it has members, at once for all who look.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from . import description
+from .arguments import topic_path
+from .config import TopicConfig
+from .errors import GroupBusyError, LogError
+from .groups.members import live_members
+from .groups.place import GROUPS, group_names
+from .recovery import list_segments
+from .system import lock
+from .system.files import REAL, Files
+
+__all__ = ["TopicInfo", "delete", "names", "topics"]
+
+
+logger = logging.getLogger("loglib")
+
+
+class TopicInfo(NamedTuple):
+    """A topic as its files say, without opening it."""
+
+    name: str
+    path: str
+    config: TopicConfig | None  # None if the description cannot be read: `error` says why
+    size_bytes: int  # of all segment files
+    groups: list[str]  # the consumer groups that are kept with it
+    error: LogError | None = None
+
+
+def names(files: Files, directory: str) -> list[str]:
+    """The names of the topics in a directory, sorted."""
+    try:
+        found = files.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(
+        name for name in found
+        if not name.startswith(".") and files.exists(os.path.join(directory, name, description.NAME))
+    )  # fmt: skip
+
+
+def topics(directory: str | os.PathLike[str], *, files: Files = REAL) -> list[TopicInfo]:
+    """The topics in a directory, sorted by name; an empty list if there are none, or no such directory.
+
+    A topic that is damaged is listed with its error.
+    """
+    absolute = os.path.abspath(os.fsdecode(directory))
+    return [_describe(files, name, os.path.join(absolute, name)) for name in names(files, absolute)]
+
+
+def _describe(files: Files, name: str, path: str) -> TopicInfo:
+    try:
+        described = description.read(files, path)
+        config = None if described is None else described[1]
+        partitions = 0 if config is None else config.partitions
+        directories = [description.partition_directory(path, number) for number in range(partitions)]
+        size_bytes = sum(sum(list_segments(files, each).values()) for each in directories)
+        return TopicInfo(name, path, config, size_bytes, group_names(files, path))
+    except LogError as error:
+        return TopicInfo(name, path, None, 0, group_names(files, path), error)
+
+
+def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
+    """Delete a topic with all its records and groups. Nothing brings it back.
+
+    Raises `FileNotFoundError` if there is no topic, `LockedError` if somebody writes it, and `GroupBusyError` if a
+    group that is kept with it has members. Readers get `LogMovedError`. What a crash leaves of it has a name that
+    begins with a dot, and is no topic.
+    """
+    absolute = topic_path(path)
+    if not files.exists(os.path.join(absolute, description.NAME)):
+        raise FileNotFoundError(errno.ENOENT, "no topic here", absolute)
+    for group in group_names(files, absolute):
+        if members := live_members(files, os.path.join(absolute, GROUPS, group, "members"), remove=False):
+            raise GroupBusyError(group, list(members))
+    parent, name = os.path.split(absolute)
+    aside = os.path.join(parent, f".{name}.{files.random_bytes(8).hex()}.tmp")
+    with ExitStack() as held:
+        for number in range(_partitions(files, absolute)):
+            directory = description.partition_directory(absolute, number)
+            held.callback(lock.acquire(files, os.path.join(directory, lock.NAME), 0o600).release)
+        files.rename(absolute, aside)
+        files.sync_directory(parent)
+    files.remove_tree(aside)
+    if files.exists(aside):
+        logger.warning("%s: is what is left of topic %s, and could not be removed", aside, name)
+
+
+def _partitions(files: Files, path: str) -> int:
+    """How many partitions there are, whatever the description says: it may be damaged."""
+    count = 0
+    while files.exists(description.partition_directory(path, count)):
+        count += 1
+    return count

@@ -1,0 +1,184 @@
+"""Store: the topics of a directory, as their files say; deleting one, and what lies before an offset."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import loglib
+from conftest import QUIET, values_of
+from loglib import (
+    CorruptLogError,
+    GroupBusyError,
+    LockedError,
+    LogMovedError,
+    OffsetOutOfRangeError,
+    Retention,
+    Topic,
+    UnsupportedFormatError,
+)
+from loglib.testing import MemoryFiles
+
+
+def listing(directory: Path) -> list[str]:
+    return sorted(str(each.relative_to(directory)) for each in directory.rglob("*"))
+
+
+# --- listing ---------------------------------------------------------------------------------------
+
+
+def test_topics_of_a_directory_are_listed_and_described(tmp_path: Path) -> None:
+    for name, partitions in (("views", 1), ("clicks", 3)):
+        with Topic.open(tmp_path / name, partitions=partitions) as topic:
+            topic.append_many([b"x" * 100] * 50, partition=0)
+    with Topic.open(tmp_path / "views", mode="r") as topic:
+        topic.group("etl").close()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / ".views.tmp").mkdir()
+    before = listing(tmp_path)
+    clicks, views = loglib.topics(tmp_path)
+    assert listing(tmp_path) == before
+    assert (clicks.name, clicks.path, clicks.groups, clicks.error) == ("clicks", str(tmp_path / "clicks"), [], None)
+    assert clicks.config is not None and clicks.config.partitions == 3
+    assert clicks.size_bytes == sum(each.stat().st_size for each in (tmp_path / "clicks").rglob("*.log"))
+    assert (views.name, views.groups) == ("views", ["etl"])
+
+
+@pytest.mark.parametrize("name", ["nothing", "file"])
+def test_where_there_are_no_topics_none_are_listed(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert loglib.topics(tmp_path / name) == []
+
+
+def test_damaged_topic_is_listed_with_its_error(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        Topic.open(tmp_path / name).close()
+    (tmp_path / "one" / "topic.json").write_bytes(b"{")
+    os.rename(tmp_path / "two" / "0000", tmp_path / "two" / "away")
+    one, two = loglib.topics(tmp_path)
+    assert isinstance(one.error, CorruptLogError) and isinstance(two.error, CorruptLogError)
+    assert (one.config, one.size_bytes) == (None, 0)
+
+
+def test_directory_of_topics_that_is_opened_as_one_says_which_there_are(tmp_path: Path) -> None:
+    for name in ("clicks", "views"):
+        Topic.open(tmp_path / name).close()
+    with pytest.raises(FileNotFoundError, match="a directory of topics: open one of clicks, views"):
+        Topic.open(tmp_path, mode="r")
+
+
+def test_mistyped_path_made_a_topic(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="create=True makes one"):
+        Topic.open(tmp_path / "clikcs", create=False)
+    assert listing(tmp_path) == []
+    Topic.open(tmp_path / "clicks").close()
+    Topic.open(tmp_path / "clicks", create=False).close()
+
+
+# --- deleting --------------------------------------------------------------------------------------
+
+
+def test_topic_that_is_deleted_leaves_nothing(tmp_path: Path) -> None:
+    with Topic.open(tmp_path / "clicks", partitions=2) as topic:
+        topic.append(b"x", sync=True)
+        topic.group("etl").close()
+    reader = Topic.open(tmp_path / "clicks", mode="r")
+    assert values_of(reader) == [b"x"]
+    Topic.delete(tmp_path / "clicks")
+    assert listing(tmp_path) == []
+    with pytest.raises(FileNotFoundError, match="no topic here"):
+        Topic.delete(tmp_path / "clicks")
+
+
+USES: dict[str, Callable[[Topic], object]] = {
+    "read": lambda topic: list(topic.read()),
+    "read from a time": lambda topic: list(topic.read("-1h")),
+    "follow": lambda topic: topic.follow("begin", timeout=1.2).poll(),
+    "check": lambda topic: topic.partition(0).check(),
+    "verify": lambda topic: topic.verify(),
+    "segments": lambda topic: topic.partition(0).segments,
+    "retain": lambda topic: topic.retain(dry_run=True),
+    "group": lambda topic: topic.group("etl"),
+    "groups": lambda topic: topic.groups(),
+    "group_info": lambda topic: topic.group_info("etl"),
+}
+
+
+@pytest.mark.parametrize("read_before", [True, False])
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_deleted_topic_showed_up_as_damage(use: Callable[[Topic], object], read_before: bool, tmp_path: Path) -> None:
+    with Topic.open(tmp_path / "clicks") as topic:
+        topic.append(b"x")
+    with Topic.open(tmp_path / "clicks", mode="r") as topic:
+        if read_before:
+            assert values_of(topic) == [b"x"]
+        Topic.delete(tmp_path / "clicks")
+        with pytest.raises(LogMovedError, match="moved or removed"):
+            use(topic)
+
+
+def test_topic_that_is_in_use_is_not_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "clicks"
+    with Topic.open(path, partitions=2) as topic, pytest.raises(LockedError):
+        Topic.delete(path)
+    with Topic.open(path, shared=True) as topic:
+        topic.append(b"x", partition=1)
+        with pytest.raises(LockedError):
+            Topic.delete(path)
+    reading = Topic.open(path, mode="r")
+    with reading, reading.group("etl", member="one"), pytest.raises(GroupBusyError, match="one"):
+        Topic.delete(path)
+    with Topic.open(path) as topic:
+        assert values_of(topic) == [b"x"]
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"format": 99}'])
+def test_topic_that_nobody_can_open_is_deleted_all_the_same(content: bytes, tmp_path: Path) -> None:
+    Topic.open(tmp_path / "clicks", partitions=2).close()
+    (tmp_path / "clicks" / "topic.json").write_bytes(content)
+    with pytest.raises((CorruptLogError, UnsupportedFormatError)):
+        Topic.open(tmp_path / "clicks")
+    Topic.delete(tmp_path / "clicks")
+    assert listing(tmp_path) == []
+
+
+def test_what_cannot_be_removed_of_a_deleted_topic_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    class Keeping(MemoryFiles):
+        def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+            if ".tmp/0000" in path:
+                raise PermissionError(path)
+            super().unlink(path, dir_fd=dir_fd)
+
+    files = Keeping()
+    Topic.open("/logs/clicks", files=files).close()
+    with caplog.at_level(logging.WARNING, logger="loglib"):
+        Topic.delete("/logs/clicks", files=files)
+    assert "is what is left of topic clicks" in caplog.text
+    assert loglib.topics("/logs", files=files) == []
+
+
+# --- what lies before an offset --------------------------------------------------------------------
+
+
+def test_segments_before_an_offset_are_deleted(path: Path) -> None:
+    with Topic.open(path, **QUIET | {"segment_bytes": 4096, "retention": Retention(age=None)}) as topic:
+        offsets = [topic.append(b"x" * 3000, sync=True).offset for _ in range(6)]
+        partition = topic.partition(0)
+        bases = [each.base_offset for each in partition.segments]
+        assert partition.delete_before(offsets[3] + 1) == bases[3]
+        assert [each.base_offset for each in partition.segments] == bases[3:]
+        assert partition.delete_before(bases[3]) == bases[3]
+        for wrong in (bases[3] - 1, partition.high_watermark + 1):
+            with pytest.raises(OffsetOutOfRangeError):
+                partition.delete_before(wrong)
+        assert values_of(topic) == [b"x" * 3000] * 3
+        end = partition.high_watermark
+        assert partition.delete_before(end) == end
+        assert values_of(topic) == []
+        topic.append(b"more")
+        assert partition.delete_before(end) == end, "what is not flushed stays"
+        topic.flush()
+        assert values_of(topic) == [b"more"]
