@@ -11,8 +11,8 @@ from pathlib import Path
 
 from loglib import Batch, FlushPolicy, Record, Topic
 
-NEVER = FlushPolicy(messages=None, interval=None, bytes=None)  # Only flush() and close() flush.
-EACH_CALL = FlushPolicy(messages=1, interval=None)
+NEVER = FlushPolicy(records=None, interval=None, bytes=None)  # Only flush() and close() flush.
+EACH_CALL = FlushPolicy(records=1, interval=None)
 
 
 def open_topic(directory: Path, *, flush: str, partitions: int = 1, compression: str = "none") -> Topic:

@@ -20,7 +20,7 @@ def main() -> None:
 
 def write(path: Path) -> None:
     """One process at a time may write a partition; what is flushed can be read by any other."""
-    with Topic.open(path, partitions=4, flush=FlushPolicy(messages=10_000, interval=0.05)) as topic:
+    with Topic.open(path, partitions=4, flush=FlushPolicy(records=10_000, interval=0.05)) as topic:
         position = topic.append(b"hello")
         print(f"the first message went to partition {position.partition}, offset {position.offset}")
 

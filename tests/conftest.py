@@ -19,7 +19,7 @@ from loglib import FlushPolicy, LogError, Record, Retention, Topic
 from loglib.testing import UnsyncedFiles
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-MANUAL = FlushPolicy(messages=None, interval=None, bytes=None)  # only flush() flushes
+MANUAL = FlushPolicy(records=None, interval=None, bytes=None)  # only flush() flushes
 NOW = 1_700_000_000_000_000  # microseconds UTC; any time will do
 SECOND = 1_000_000
 # Nothing by the clock and no thread: what happens is what the test does.

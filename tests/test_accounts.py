@@ -212,7 +212,7 @@ def test_what_goes_wrong_besides_in_a_call_says_what_is_in_too(open_topic: Open)
 def test_append_that_raises_for_others_says_that_its_own_record_is_in(open_topic: Open) -> None:
     """The record was written; what was appended meanwhile, and made the flush fail, is another's."""
     files = FullPartitions()
-    topic = open_topic(files=files, flush=FlushPolicy(messages=2, interval=None, bytes=None))
+    topic = open_topic(files=files, flush=FlushPolicy(records=2, interval=None, bytes=None))
     writer = topic.partition(0).writer()
     take = writer._turn.take
 
@@ -541,7 +541,7 @@ def test_producer_that_is_no_name_and_whole_number_is_a_type_error(producer: Any
 
 # --- the background ----------------------------------------------------------------------------------
 
-SOON = FlushPolicy(messages=None, interval=0.001, bytes=None)
+SOON = FlushPolicy(records=None, interval=0.001, bytes=None)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -552,7 +552,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_failed_background_flush_is_tried_again_without_another_append(open_topic: Open) -> None:
     """An accepted call stayed invisible for ever: nothing but another append had it tried again."""
     files = FullPartitions()
-    topic = open_topic(files=files, flush=FlushPolicy(messages=None, interval=0.02, bytes=None))
+    topic = open_topic(files=files, flush=FlushPolicy(records=None, interval=0.02, bytes=None))
     reader = topic.follow("begin")
     writer = topic.partition(0).writer()
     with writer.lock:  # before the interval is over
@@ -631,7 +631,7 @@ def _failing(flush: Callable[..., None], times: int) -> Callable[..., None]:
 def test_losses_of_several_background_flushes_are_all_named_once(last: str, open_topic: Open) -> None:
     """The second error used to take the place of the first."""
     files = FullPartitions()
-    topic = open_topic(files=files, flush=FlushPolicy(messages=None, interval=3600.0, bytes=None))
+    topic = open_topic(files=files, flush=FlushPolicy(records=None, interval=3600.0, bytes=None))
     writer = topic.partition(0).writer()
     check = writer.check_usable
     writer.check_usable = lambda: None  # type: ignore[method-assign]  # as if all appends came at once

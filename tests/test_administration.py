@@ -269,7 +269,7 @@ def test_monitor_that_asked_for_lag_took_partitions_from_the_consumer(topic: Top
     assert info.members["shipper"].topics == (topic.name,)
     assert info.owners == {0: "shipper", 1: "shipper"}
     assert info.committed == {}
-    assert [lag.messages for lag in info.lag.values()] == [5, 5]
+    assert [lag.records for lag in info.lag.values()] == [5, 5]
 
 
 def test_info_of_a_group_without_members_has_its_commits_and_its_lag(topic: Topic) -> None:

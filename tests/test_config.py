@@ -15,13 +15,13 @@ from loglib.config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH, microseconds
 
 NAN = float("nan")
 WRONG: list[tuple[type, str, list[Any]]] = [
-    (FlushPolicy, "messages", [0, -1, 1.5, 1e4, True]),
+    (FlushPolicy, "records", [0, -1, 1.5, 1e4, True]),
     (FlushPolicy, "interval", [0, -0.1, NAN, float("inf"), True, "1", timedelta(seconds=1)]),
     (FlushPolicy, "bytes", [0, -1, 1e6]),
     (Retention, "age", [timedelta(0), timedelta(seconds=-1), 7, "7d"]),
     (Retention, "bytes", [-1, 1e9]),
     (Retention, "keep_free", [-0.1, 1, 2.0, NAN, "0.1", None, True]),
-    (TopicConfig, "flush", [5, None, "often", {"messages": 1}]),
+    (TopicConfig, "flush", [5, None, "often", {"records": 1}]),
     (TopicConfig, "retention", [7, None, timedelta(days=7), {}]),
     (TopicConfig, "partitions", [0, -1, 10_001, 1.0, True, "8"]),
     (TopicConfig, "segment_bytes", [0, 4095, 1e9]),
@@ -61,9 +61,9 @@ def test_policy_of_another_type_leaves_the_description_of_a_topic_alone(tmp_path
 
 
 def test_float_is_refused_when_the_topic_is_opened_and_not_at_the_first_append(tmp_path: Any) -> None:
-    # messages=1e4 broke the first append; partitions=2.0 left a half-made topic behind.
+    # records=1e4 broke the first append; partitions=2.0 left a half-made topic behind.
     with pytest.raises(ValueError, match="a whole number"):
-        Topic.open(tmp_path / "topic", flush=FlushPolicy(messages=1e4))  # type: ignore[arg-type]
+        Topic.open(tmp_path / "topic", flush=FlushPolicy(records=1e4))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a whole number"):
         Topic.open(tmp_path / "topic", partitions=2.0)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
@@ -84,7 +84,7 @@ POLICIES = st.builds(
     partitioner=st.sampled_from(["crc32", "custom"]),
     flush=st.builds(
         FlushPolicy,
-        messages=st.none() | st.integers(1),
+        records=st.none() | st.integers(1),
         interval=st.none() | st.floats(1e-6, 1e6),
         bytes=st.none() | st.integers(1),
     ),

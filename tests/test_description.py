@@ -69,12 +69,12 @@ def test_names_that_are_missing_have_their_defaults(path: Path) -> None:
     assert description.read(REAL, str(path)) == (LOG_ID, TopicConfig())
     (path / "topic.json").write_text(
         json.dumps(
-            {"format": 2, "log_id": LOG_ID.hex(), "partitions": 1, "retention": {"bytes": 5}, "flush": {"messages": 9}}
+            {"format": 2, "log_id": LOG_ID.hex(), "partitions": 1, "retention": {"bytes": 5}, "flush": {"records": 9}}
         )
     )
     found = description.read(REAL, str(path))
     assert found is not None
-    assert found[1] == TopicConfig(retention=Retention(bytes=5), flush=FlushPolicy(messages=9))
+    assert found[1] == TopicConfig(retention=Retention(bytes=5), flush=FlushPolicy(records=9))
 
 
 def test_names_that_are_unknown_are_left_alone(path: Path) -> None:

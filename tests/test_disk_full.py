@@ -132,7 +132,7 @@ def test_limit_on_file_size_is_a_full_disk(tmp_path: Path) -> None:
         from loglib import FlushPolicy, StorageFullError, Topic
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10))
-        quiet = FlushPolicy(messages=None, interval=None, bytes=None)
+        quiet = FlushPolicy(records=None, interval=None, bytes=None)
         with Topic.open(sys.argv[1], flush=quiet) as topic:
             written = 0
             try:

@@ -35,7 +35,7 @@ CASES = [
     ),
     (
         errors.OffsetOutOfRangeError(3, 5, 10, 20),
-        {"partition": 3, "offset": 5, "log_start_offset": 10, "log_end_offset": 20},
+        {"partition": 3, "offset": 5, "log_start_offset": 10, "high_watermark": 20},
         "partition 3: offset 5 is outside the log, which holds [10, 20); start at 10 or 'begin'",
     ),
     (

@@ -27,7 +27,7 @@ from loglib.append.flusher import Flusher
 from loglib.testing import FaultyFiles, UnsyncedFiles
 
 Open = Callable[..., Topic]
-SOON = FlushPolicy(messages=None, interval=0.001, bytes=None)
+SOON = FlushPolicy(records=None, interval=0.001, bytes=None)
 
 
 class Writer:
@@ -153,7 +153,7 @@ def test_interval_makes_records_visible_without_a_flush(open_topic: Open) -> Non
 
 
 def test_policy_that_is_due_is_flushed_by_the_thread(open_topic: Open) -> None:
-    topic = open_topic(flush=FlushPolicy(messages=5, interval=3600.0, bytes=None))
+    topic = open_topic(flush=FlushPolicy(records=5, interval=3600.0, bytes=None))
     reader = topic.follow("begin")
     for number in range(5):
         topic.append(b"%d" % number)
@@ -161,7 +161,7 @@ def test_policy_that_is_due_is_flushed_by_the_thread(open_topic: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [FlushPolicy(messages=2, interval=3600.0), FlushPolicy(messages=None, bytes=200, interval=3600.0)]
+    "policy", [FlushPolicy(records=2, interval=3600.0), FlushPolicy(records=None, bytes=200, interval=3600.0)]
 )
 def test_appender_flushes_itself_when_the_thread_falls_behind(policy: FlushPolicy, open_topic: Open) -> None:
     """Back-pressure: what a crash can take is bounded, however slow the disk is."""
@@ -232,7 +232,7 @@ def test_failed_fsync_in_the_background_is_raised_by_every_call(open_topic: Open
 
 def test_interval_is_kept_after_a_background_error(open_topic: Open) -> None:
     """The error used to stop the flush as well: what was buffered then stayed invisible until the next one."""
-    topic = open_topic(flush=FlushPolicy(messages=None, interval=3600.0, bytes=None))
+    topic = open_topic(flush=FlushPolicy(records=None, interval=3600.0, bytes=None))
     reader = topic.follow("begin")
     topic.append(b"buffered")
     topic.partition(0).writer().raise_soon(LogError("something else"))

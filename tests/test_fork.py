@@ -145,7 +145,7 @@ def test_forking_while_threads_append_harms_neither(path: Path, forks: int, monk
 
         stop = threading.Event()
         appended = [0] * 3
-        topic = Topic.open(sys.argv[1], partitions=2, flush=FlushPolicy(messages=100, interval=0.002))
+        topic = Topic.open(sys.argv[1], partitions=2, flush=FlushPolicy(records=100, interval=0.002))
 
         def work(number):
             while not stop.is_set():

@@ -585,7 +585,7 @@ def test_tell_is_the_next_record_to_be_handed_out(topic: Topic) -> None:
             assert group.tell() == {0: record.next_offset}
 
 
-def test_lag_counts_bytes_seconds_and_messages(open_topic: Opener, clock: Clock) -> None:
+def test_lag_counts_bytes_seconds_and_records(open_topic: Opener, clock: Clock) -> None:
     topic = open_topic(partitions=2)
     for _ in range(3):
         clock.now += SECOND
@@ -595,18 +595,18 @@ def test_lag_counts_bytes_seconds_and_messages(open_topic: Opener, clock: Clock)
     with topic.group("etl") as group:
         start, end = topic.partition(0).log_start_offset, topic.partition(0).log_end_offset
         assert group.lag() == {0: (end - start, 4.0, None), 1: (0, 0.0, None)}
-        assert group.lag(messages=True) == {0: (end - start, 4.0, 12), 1: (0, 0.0, 0)}
+        assert group.lag(count_records=True) == {0: (end - start, 4.0, 12), 1: (0, 0.0, 0)}
         records = list(topic.partition(0).read())
         for count, seconds in ((1, 4.0), (4, 3.0), (6, 3.0)):
             offset = records[count].offset
             group.seek({0: offset})
             group.commit()
-            assert group.lag(messages=True)[0] == (end - offset, seconds, 12 - count)
+            assert group.lag(count_records=True)[0] == (end - offset, seconds, 12 - count)
 
 
 def test_lag_of_a_new_group_at_the_end_is_nothing(topic: Topic) -> None:
     with topic.group("etl", start="end") as group:
-        assert group.lag(messages=True) == {0: (0, 0.0, 0)}
+        assert group.lag(count_records=True) == {0: (0, 0.0, 0)}
 
 
 # --- listeners ----------------------------------------------------------------------------------------
@@ -733,7 +733,7 @@ def test_commit_below_the_log_start_is_an_error(topic: Topic) -> None:
             with pytest.raises(OffsetOutOfRangeError):
                 group.poll()
         assert group.assignment == []
-        assert group.lag(messages=True)[0].messages == 5
+        assert group.lag(count_records=True)[0].records == 5
 
 
 @pytest.mark.parametrize(("start", "expected"), [("begin", [100, 101, 102, 103, 104]), ("end", [])])
@@ -1028,7 +1028,7 @@ def test_closed_groups_leave_no_file_open(topic: Topic) -> None:
     for number in range(3):
         with topic.group(f"g{number}") as group:
             rest(group)
-            group.lag(messages=True)
+            group.lag(count_records=True)
         with pytest.raises(ValueError, match="is not a name"):
             topic.group("etl", member="a/b")
     assert open_files() == before
@@ -1258,7 +1258,7 @@ def test_topic_deleted_and_made_again_is_not_read_from_where_the_old_one_was_lef
     views = open_topic(tmp_path / "views", partitions=1)
     fill(views, 150, first=1000)
     with loglib.group([clicks, views], "etl") as group:
-        assert group.lag(messages=True)["views", 0].messages == 150
+        assert group.lag(count_records=True)["views", 0].records == 150
         for _ in range(2):
             with pytest.raises(LogReplacedError, match="views-0 is not the log of which offset") as caught:
                 group.poll()

@@ -101,8 +101,8 @@ def test_4_reader_sees_a_message_only_once_it_is_flushed(path: Path) -> None:
         assert len(values_of(topic)) == len(values_of(other)) == 31
 
 
-@pytest.mark.parametrize("policy", [FlushPolicy(messages=5, interval=None), FlushPolicy(bytes=500, interval=None)])
-def test_4_flush_comes_after_so_many_messages_or_bytes(path: Path, policy: FlushPolicy) -> None:
+@pytest.mark.parametrize("policy", [FlushPolicy(records=5, interval=None), FlushPolicy(bytes=500, interval=None)])
+def test_4_flush_comes_after_so_many_records_or_bytes(path: Path, policy: FlushPolicy) -> None:
     with Topic.open(path, flush=policy) as topic:
         for number in range(1, 26):
             topic.append(b"." * 100)
@@ -113,7 +113,7 @@ def test_4_half_a_batch_is_never_seen_while_it_is_written(path: Path) -> None:
     program = """
         import sys
         from loglib import FlushPolicy, Topic
-        with Topic.open(sys.argv[1], flush=FlushPolicy(messages=None, interval=None, bytes=None)) as topic:
+        with Topic.open(sys.argv[1], flush=FlushPolicy(records=None, interval=None, bytes=None)) as topic:
             print("open", flush=True)
             for number in range(60):
                 topic.append_many([b"%d" % number * 1000] * 2000)
@@ -189,7 +189,7 @@ def test_8_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
         def peak_kib():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-        quiet = FlushPolicy(messages=None, interval=None, bytes=None)
+        quiet = FlushPolicy(records=None, interval=None, bytes=None)
         values = [os.urandom(200) for _ in range(10_000)]
         with Topic.open(sys.argv[1], flush=quiet, durability="os", segment_bytes=32 << 20) as topic:
             def work(times):

@@ -29,19 +29,19 @@ def test_every_record_is_counted_from_every_place(topic: Topic, clock: Clock) ->
     log = topic.partition(0).log
     records = list(topic.read())
     for index, record in enumerate(records):
-        found = measure_lag(log, record.offset, now_us=clock.now, messages=True)
+        found = measure_lag(log, record.offset, now_us=clock.now, count_records=True)
         seconds = (clock.now - NOW) / SECOND - 1 - index // 3
         assert found == Lag(log.mark().flushed_end - record.offset, seconds, len(records) - index)
-        assert measure_lag(log, record.offset, now_us=clock.now) == found._replace(messages=None)
+        assert measure_lag(log, record.offset, now_us=clock.now) == found._replace(records=None)
     end = log.mark().flushed_end
-    assert measure_lag(log, end, now_us=clock.now, messages=True) == Lag(0, 0.0, 0)
+    assert measure_lag(log, end, now_us=clock.now, count_records=True) == Lag(0, 0.0, 0)
     assert measure_lag(log, end, now_us=clock.now) == Lag(0, 0.0)
 
 
 def test_what_retention_has_dropped_does_not_count(topic: Topic, clock: Clock) -> None:
     partition = topic.partition(0)
     partition.writer().drop_before(partition.segments[1].base_offset)
-    found = measure_lag(partition.log, 0, now_us=clock.now, messages=True)
+    found = measure_lag(partition.log, 0, now_us=clock.now, count_records=True)
     assert found == Lag(partition.log_end_offset - partition.log_start_offset, 3.0, 12)
 
 
@@ -61,4 +61,4 @@ def test_retention_in_the_middle_of_a_measurement_is_waited_out(
         raise OffsetOutOfRangeError(0, 0, 1, 2)
 
     monkeypatch.setattr(lag, "_measure", dropped_meanwhile)
-    assert measure_lag(partition.log, 0, now_us=clock.now, messages=True).messages == 6
+    assert measure_lag(partition.log, 0, now_us=clock.now, count_records=True).records == 6

@@ -204,7 +204,7 @@ numbers = st.integers(0, 1 << 16)  # of a partition or a record, modulo how many
 limits = st.fixed_dictionaries({}, optional={"max_records": st.integers(1, 60), "max_bytes": st.integers(1, 5000)})
 flush_policies = st.builds(
     FlushPolicy,
-    messages=st.none() | st.integers(1, 50),
+    records=st.none() | st.integers(1, 50),
     interval=st.none(),
     bytes=st.none() | st.integers(1, 3000),
 )
@@ -212,7 +212,7 @@ flush_policies = st.builds(
 policies = st.one_of(
     st.fixed_dictionaries({"flush": flush_policies, "retention": st.just(Retention(age=None))}),
     st.fixed_dictionaries({
-        "flush": st.just(FlushPolicy(messages=None, interval=None, bytes=None)),
+        "flush": st.just(FlushPolicy(records=None, interval=None, bytes=None)),
         "retention": st.sampled_from([Retention(age=timedelta(hours=2)), Retention(age=None, bytes=5000)]),
     }),
 )  # fmt: skip
@@ -314,8 +314,8 @@ class TopicMachine(RuleBasedStateMachine):
             assert flushed - start > policy.bytes
 
     def check_flush_policy(self, ledger: Ledger) -> None:
-        messages = self.topic.config.flush.messages
-        assert messages is None or len(ledger.unflushed()) < messages
+        limit = self.topic.config.flush.records
+        assert limit is None or len(ledger.unflushed()) < limit
 
     # --- appending ---------------------------------------------------------------------------------------
 

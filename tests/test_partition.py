@@ -141,7 +141,7 @@ def test_received_batches_continue_another_log(open_topic: Open, tmp_path: Path)
     with (tmp_path / "stream").open("wb") as stream:
         source.partition(0).transfer(stream, 0)
     content = (tmp_path / "stream").read_bytes()
-    target = open_topic(tmp_path / "target", flush=FlushPolicy(messages=1, interval=None))
+    target = open_topic(tmp_path / "target", flush=FlushPolicy(records=1, interval=None))
     target.append(b"own")
     assert target.partition(0).receive(io.BytesIO(content)) is not None
     with pytest.raises(InvalidOffsetError):

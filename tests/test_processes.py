@@ -19,7 +19,7 @@ from loglib import LockedError, Topic
 WRITER = """
     import sys
     from loglib import FlushPolicy, Topic
-    topic = Topic.open(sys.argv[1], segment_bytes=20_000, flush=FlushPolicy(messages=None, interval=None, bytes=None))
+    topic = Topic.open(sys.argv[1], segment_bytes=20_000, flush=FlushPolicy(records=None, interval=None, bytes=None))
     number = sum(len(batch) for batch in topic.batches())
     print("open", flush=True)
     while True:
@@ -186,7 +186,7 @@ def test_exit_without_close_flushes(path: Path) -> None:
     program = """
         import sys
         from loglib import FlushPolicy, Topic
-        topic = Topic.open(sys.argv[1], flush=FlushPolicy(messages=None, interval=None, bytes=None))
+        topic = Topic.open(sys.argv[1], flush=FlushPolicy(records=None, interval=None, bytes=None))
         topic.append(b"buffered when the interpreter ended")
     """
     run_python(program, path)
@@ -198,7 +198,7 @@ def test_abrupt_end_keeps_what_was_flushed(path: Path, ending: str) -> None:
     program = f"""
         import os, signal, sys
         from loglib import FlushPolicy, Topic
-        topic = Topic.open(sys.argv[1], flush=FlushPolicy(messages=None, interval=None, bytes=None))
+        topic = Topic.open(sys.argv[1], flush=FlushPolicy(records=None, interval=None, bytes=None))
         topic.append(b"flushed", sync=True)
         topic.append(b"buffered")
         {ending}
@@ -239,7 +239,7 @@ def test_orderly_end_without_close_keeps_what_was_buffered(path: Path, ending: s
     program = f"""
         import atexit, os, signal, sys, threading, time
         from loglib import FlushPolicy, LogClosedError, Topic
-        topic = Topic.open(sys.argv[1], flush=FlushPolicy(messages=None, interval=None, bytes=None))
+        topic = Topic.open(sys.argv[1], flush=FlushPolicy(records=None, interval=None, bytes=None))
         topic.append(b"buffered")
 
         def append_later():
@@ -272,7 +272,7 @@ def test_interval_flushes_without_a_call(path: Path) -> None:
     program = """
         import os, sys
         from loglib import FlushPolicy, Topic
-        topic = Topic.open(sys.argv[1], flush=FlushPolicy(messages=None, interval=0.01, bytes=None))
+        topic = Topic.open(sys.argv[1], flush=FlushPolicy(records=None, interval=0.01, bytes=None))
         topic.append(b"left alone")
         for record in topic.follow("begin", timeout=30):  # ends when the record can be read
             print(record.value)

@@ -159,7 +159,7 @@ def test_offset_outside_the_log_raises_with_the_valid_range(open_topic: Open) ->
     for offset in (0, start - 1, end + 1, 1 << 62, -1):
         with pytest.raises(OffsetOutOfRangeError) as raised:
             topic.read(offset)
-        assert (raised.value.offset, raised.value.log_start_offset, raised.value.log_end_offset) == (offset, start, end)
+        assert (raised.value.offset, raised.value.log_start_offset, raised.value.high_watermark) == (offset, start, end)
         assert isinstance(raised.value, LookupError)
 
 
@@ -423,7 +423,7 @@ def test_follower_survives_the_writer_being_killed(path: Path) -> None:
         topic.append(b"never flushed")
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    Topic.open(path, flush=FlushPolicy(messages=None, interval=None, bytes=None)).close()
+    Topic.open(path, flush=FlushPolicy(records=None, interval=None, bytes=None)).close()
     with Topic.open(path, mode="r") as topic:
         follower = iter(topic.follow("begin", timeout=60))
         for number in range(3):

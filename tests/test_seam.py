@@ -26,7 +26,7 @@ WORKLOAD = """
     from datetime import timedelta
     from loglib import FlushPolicy, Retention, Topic
 
-    QUIET = dict(flush=FlushPolicy(messages=None, interval=None, bytes=None), segment_age=None)
+    QUIET = dict(flush=FlushPolicy(records=None, interval=None, bytes=None), segment_age=None)
 
     def work(path, files):
         policies = QUIET | dict(retention=Retention(age=None, bytes=20_000), segment_bytes=8192)
@@ -213,7 +213,7 @@ def test_reader_of_another_topic_follows_files_in_memory(tmp_path: Path) -> None
 
 def test_clocked_policies_work_in_memory() -> None:
     files = MemoryFiles()
-    policy = FlushPolicy(messages=None, interval=timedelta(milliseconds=1).total_seconds(), bytes=None)
+    policy = FlushPolicy(records=None, interval=timedelta(milliseconds=1).total_seconds(), bytes=None)
     with Topic.open("/topic", files=files, flush=policy, retention=Retention(age=timedelta(days=1))) as topic:
         reader = topic.follow("begin", timeout=60)
         topic.append(b"by the clock")

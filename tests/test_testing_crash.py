@@ -13,7 +13,7 @@ from loglib import FlushPolicy, Retention, Topic
 from loglib.testing import CrashFS, CrashState, Image, Mode, crash_states
 
 QUIET: dict[str, Any] = {
-    "flush": FlushPolicy(messages=None, interval=None, bytes=None),
+    "flush": FlushPolicy(records=None, interval=None, bytes=None),
     "retention": Retention(age=None),
     "segment_age": None,
 }

@@ -124,7 +124,7 @@ def in_log_order(appended: list[Appended]) -> dict[int, list[tuple[Position, byt
 def test_each_record_is_read_once_where_it_was_appended_and_in_its_threads_order(open_topic: Open, path: Path) -> None:
     count = 1500
     topic = open_topic(
-        partitions=3, flush=FlushPolicy(messages=60, interval=0.001), segment_bytes=20_000, batch_bytes=2000,
+        partitions=3, flush=FlushPolicy(records=60, interval=0.001), segment_bytes=20_000, batch_bytes=2000,
         files=UnsyncedFiles(),
     )  # fmt: skip
     appended: list[Appended] = [{} for _ in range(THREADS)]

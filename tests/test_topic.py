@@ -37,7 +37,7 @@ from loglib.testing import Call, FaultyFiles, MemoryFiles, RecordingFiles, Unsyn
 
 Open = Callable[..., Topic]
 
-MANUAL = FlushPolicy(messages=None, interval=None, bytes=None)
+MANUAL = FlushPolicy(records=None, interval=None, bytes=None)
 
 
 # --- making and opening ----------------------------------------------------------------------------
@@ -45,7 +45,7 @@ MANUAL = FlushPolicy(messages=None, interval=None, bytes=None)
 
 def test_topic_is_made_once_and_describes_itself(path: Path) -> None:
     policies: dict[str, Any] = {
-        "partitions": 3, "flush": FlushPolicy(messages=5, interval=None, bytes=100), "segment_bytes": 5000,
+        "partitions": 3, "flush": FlushPolicy(records=5, interval=None, bytes=100), "segment_bytes": 5000,
         "retention": Retention(age=timedelta(hours=5), bytes=10**6, keep_free=0.2), "compression": "zlib",
         "segment_age": timedelta(hours=2), "durability": "os", "batch_bytes": 999, "batch_records": 77,
         "max_record_bytes": 500, "permissions": 0o640,
@@ -62,7 +62,7 @@ def test_topic_is_made_once_and_describes_itself(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("partitions", 2), ("flush", FlushPolicy(messages=7)), ("retention", Retention(bytes=5)),
+        ("partitions", 2), ("flush", FlushPolicy(records=7)), ("retention", Retention(bytes=5)),
         ("segment_bytes", 9999), ("segment_age", None), ("compression", "zlib"), ("durability", "os"),
         ("batch_bytes", 5), ("batch_records", 5), ("max_record_bytes", 5), ("permissions", 0o644),
         ("partitioner", lambda key, count: 0),
@@ -128,7 +128,7 @@ def test_policies_change_while_records_wait(path: Path) -> None:
 def test_interval_that_is_set_later_flushes_what_waits_and_what_comes(path: Path) -> None:
     with Topic.open(path, flush=MANUAL, retention=Retention(age=None), segment_age=None) as topic:
         topic.append(b"waits")
-        topic.alter(flush=FlushPolicy(messages=None, interval=0.01, bytes=None))
+        topic.alter(flush=FlushPolicy(records=None, interval=0.01, bytes=None))
         with Topic.open(path, mode="r") as reader, reader.follow("begin", timeout=10.0) as records:
             assert next(iter(records)).value == b"waits"
             topic.append(b"comes")
@@ -541,7 +541,7 @@ def test_everything_unflushed_is_flushed_at_the_end_of_the_process(path: Path) -
         """
         import sys
         from loglib import FlushPolicy, Topic
-        manual = FlushPolicy(messages=None, interval=None, bytes=None)
+        manual = FlushPolicy(records=None, interval=None, bytes=None)
         topics = [Topic.open(f"{sys.argv[1]}{n}", flush=manual) for n in range(3)]
         for topic in topics:
             topic.append(b"never flushed by hand")
@@ -563,7 +563,7 @@ def test_topic_that_cannot_be_flushed_at_the_end_leaves_the_others_no_worse(path
         import sys
         from loglib.testing import FaultyFiles
         from loglib import FlushPolicy, Topic
-        manual = FlushPolicy(messages=None, interval=None, bytes=None)
+        manual = FlushPolicy(records=None, interval=None, bytes=None)
         files = FaultyFiles("datasync", every=True, armed=False)
         topics = [
             Topic.open(f"{sys.argv[1]}{n}", flush=manual, **({"files": files} if n == 1 else {})) for n in range(4)
@@ -704,7 +704,7 @@ def test_more_partitions_than_descriptors_say_how_many_are_needed(tmp_path: Path
         from loglib import FlushPolicy, Retention, Topic, TooManyFilesError
 
         path, room = sys.argv[1], int(sys.argv[2])
-        quiet = dict(flush=FlushPolicy(messages=None, interval=None, bytes=None), retention=Retention(age=None))
+        quiet = dict(flush=FlushPolicy(records=None, interval=None, bytes=None), retention=Retention(age=None))
         Topic.open(path, partitions=40, segment_age=None, **quiet).close()
         used = len(os.listdir("/proc/self/fd")) - 1  # without the one for looking
         limit = used + room

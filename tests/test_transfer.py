@@ -450,7 +450,7 @@ def test_flush_that_fails_after_a_frame_says_that_it_is_in(source: Topic, tmp_pa
     sent, _ = frames_of(source, 0, 20_000)
     headers = [header for header, _ in transfer.read_frame(io.BytesIO(sent))]
     files = FaultyFiles("datasync", armed=False)
-    policy = FlushPolicy(messages=1, interval=None, bytes=None)
+    policy = FlushPolicy(records=1, interval=None, bytes=None)
     with Topic.open(tmp_path / "failing", flush=policy, files=files) as target:
         files.armed = True
         with pytest.raises(WriterFailedError) as caught:

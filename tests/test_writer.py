@@ -208,8 +208,8 @@ def test_header_name_without_utf8_is_refused_at_once(open_topic: Open) -> None:
 # --- flush policies ------------------------------------------------------------------------------
 
 
-def test_messages_policy_flushes_at_the_nth_record(open_topic: Open) -> None:
-    topic = open_topic(flush=FlushPolicy(messages=3, interval=None, bytes=None))
+def test_records_policy_flushes_at_the_nth_record(open_topic: Open) -> None:
+    topic = open_topic(flush=FlushPolicy(records=3, interval=None, bytes=None))
     seen = []
     for number in range(7):
         topic.append(b"%d" % number)
@@ -217,8 +217,8 @@ def test_messages_policy_flushes_at_the_nth_record(open_topic: Open) -> None:
     assert seen == [0, 0, 3, 3, 3, 6, 6]
 
 
-def test_messages_policy_counts_a_bulk_append(open_topic: Open) -> None:
-    topic = open_topic(flush=FlushPolicy(messages=3, interval=None, bytes=None))
+def test_records_policy_counts_a_bulk_append(open_topic: Open) -> None:
+    topic = open_topic(flush=FlushPolicy(records=3, interval=None, bytes=None))
     topic.append_many([b"x"] * 2)
     assert values_of(topic) == []
     topic.append_many([b"y"] * 2)
@@ -227,7 +227,7 @@ def test_messages_policy_counts_a_bulk_append(open_topic: Open) -> None:
 
 @pytest.mark.parametrize("how", ["one by one", "in bulk", "with keys"])
 def test_bytes_policy_flushes_after_that_many_bytes(how: str, open_topic: Open) -> None:
-    topic = open_topic(flush=FlushPolicy(messages=None, interval=None, bytes=2000))
+    topic = open_topic(flush=FlushPolicy(records=None, interval=None, bytes=2000))
     for _ in range(60):
         if how == "one by one":
             topic.append(b"x" * 100)
@@ -241,7 +241,7 @@ def test_bytes_policy_flushes_after_that_many_bytes(how: str, open_topic: Open) 
 
 
 def test_bytes_policy_counts_whole_batches_of_bulk_appends(open_topic: Open) -> None:
-    topic = open_topic(flush=FlushPolicy(messages=None, interval=None, bytes=100), batch_bytes=100)
+    topic = open_topic(flush=FlushPolicy(records=None, interval=None, bytes=100), batch_bytes=100)
     topic.append_many([b"x" * 60] * 4)
     assert len(values_of(topic)) == 4
 
@@ -1014,7 +1014,7 @@ def test_reading_what_retention_dropped_raises_with_the_range(open_topic: Open) 
     start = topic.partition(0).log_start_offset
     with pytest.raises(OffsetOutOfRangeError) as raised:
         topic.read(0)
-    assert (raised.value.log_start_offset, raised.value.log_end_offset) == (
+    assert (raised.value.log_start_offset, raised.value.high_watermark) == (
         start, topic.partition(0).high_watermark,
     )  # fmt: skip
     assert values_of(topic) == [b"last"]
@@ -1065,7 +1065,7 @@ def test_failed_open_leaks_nothing_and_leaves_the_lock_free(open_topic: Open, pa
 
 
 def test_manual_policy_has_no_limit() -> None:
-    assert (MANUAL.messages, MANUAL.interval, MANUAL.bytes) == (None, None, None)
+    assert (MANUAL.records, MANUAL.interval, MANUAL.bytes) == (None, None, None)
 
 
 # --- Ctrl-C at every point -----------------------------------------------------------------------
@@ -1157,7 +1157,7 @@ ACTIONS = [
 ]  # fmt: skip
 POLICIES = [
     pytest.param({}, id="quiet"),
-    pytest.param({"flush": FlushPolicy(messages=2, interval=None, bytes=None), "batch_records": 2}, id="flushing"),
+    pytest.param({"flush": FlushPolicy(records=2, interval=None, bytes=None), "batch_records": 2}, id="flushing"),
     pytest.param({"segment_bytes": 4096, "batch_bytes": 100, "batch_records": 1}, id="small"),
 ]
 
@@ -1285,7 +1285,7 @@ def test_received_batches_are_in_the_interval_as_well(open_topic: Open, tmp_path
     source.append(b"x", sync=True)
     with (tmp_path / "stream").open("wb") as stream:
         source.partition(0).transfer(stream, 0)
-    target = open_topic(tmp_path / "target", flush=FlushPolicy(messages=None, interval=0.001, bytes=None))
+    target = open_topic(tmp_path / "target", flush=FlushPolicy(records=None, interval=0.001, bytes=None))
     with (tmp_path / "stream").open("rb") as received:
         target.partition(0).receive(received)
     assert [r.value for r in target.follow("begin").poll(timeout=60)] == [b"x"]

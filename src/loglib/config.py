@@ -55,21 +55,21 @@ def _is_number(value: object) -> bool:
 class FlushPolicy:
     """When appended records become durable and visible: at whichever limit is reached first.
 
-    `messages` counts records, `interval` is in seconds (a background thread keeps it), `bytes`
+    `records` counts them, `interval` is in seconds (a background thread keeps it), `bytes`
     counts encoded bytes. None switches a limit off; with all three off only `flush()`,
     `append(sync=True)` and `close()` flush.
 
-    The defaults: 50 ms, so that a person watching a quiet log sees no delay; 100,000 messages and
+    The defaults: 50 ms, so that a person watching a quiet log sees no delay; 100,000 records and
     64 MiB, so that one flush stays well under a second.
     """
 
-    messages: int | None = 100_000
+    records: int | None = 100_000
     interval: float | None = 0.05
     bytes: int | None = 64 << 20
 
     def __post_init__(self) -> None:
-        _require_whole(self, "messages", "bytes")
-        _require(self.messages is None or self.messages >= 1, "FlushPolicy.messages", self.messages, "at least 1")
+        _require_whole(self, "records", "bytes")
+        _require(self.records is None or self.records >= 1, "FlushPolicy.records", self.records, "at least 1")
         interval = self.interval
         _require(interval is None or _is_number(interval), "FlushPolicy.interval", interval, "a number of seconds")
         _require(interval is None or interval > 0, "FlushPolicy.interval", interval, "above 0 seconds")

@@ -145,17 +145,17 @@ class OffsetOutOfRangeError(LogError, LookupError):
     """The offset is not in the log (any more). Choose a start within the range given.
 
     Attributes: `offset` asked for, and the valid half-open range `log_start_offset`,
-    `log_end_offset` (the end itself is a valid position: it means caught up).
+    `high_watermark` (which is a valid position itself: it means caught up).
     """
 
-    def __init__(self, partition: int, offset: int, log_start_offset: int, log_end_offset: int) -> None:
+    def __init__(self, partition: int, offset: int, log_start_offset: int, high_watermark: int) -> None:
         self.partition = partition
         self.offset = offset
         self.log_start_offset = log_start_offset
-        self.log_end_offset = log_end_offset
+        self.high_watermark = high_watermark
         super().__init__(
             f"partition {partition}: offset {offset} is outside the log, which holds "
-            f"[{log_start_offset}, {log_end_offset}); start at {log_start_offset} or 'begin'"
+            f"[{log_start_offset}, {high_watermark}); start at {log_start_offset} or 'begin'"
         )
 
 

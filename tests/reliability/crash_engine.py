@@ -69,7 +69,7 @@ class Workload(NamedTuple):
     def config(self) -> TopicConfig:
         """Small segments and batches, and nothing that goes by the clock, so that no thread is started."""
         return TopicConfig(
-            partitions=self.partitions, flush=FlushPolicy(messages=None, interval=None, bytes=None),
+            partitions=self.partitions, flush=FlushPolicy(records=None, interval=None, bytes=None),
             retention=Retention(age=None), segment_age=None, segment_bytes=8192, batch_bytes=4096,
             compression=self.compression, durability=self.durability,  # type: ignore[arg-type]
         )  # fmt: skip

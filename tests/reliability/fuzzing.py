@@ -526,7 +526,7 @@ _ONE_FILE = _OneFile()
 _VALUES = {"format": description.FORMAT, "log_id": str(uuid.UUID(bytes=LOG_ID))} | TopicConfig().to_json()
 _ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 0.5, -0.0, 1e308, float("inf"), float("nan"), 10**30, 1 << 63, "", "1", "none", "zlib",
-    "crc32", "..", "\x00", "é", [], [1], {}, {"age": 1}, {"messages": "x"}, {"bytes": -1}, {"keep_free": 2},
+    "crc32", "..", "\x00", "é", [], [1], {}, {"age": 1}, {"records": "x"}, {"bytes": -1}, {"keep_free": 2},
 )  # fmt: skip
 
 

@@ -150,10 +150,10 @@ def fork_at_random_moments(path: Path, policy: FlushPolicy, forks: int, seed: in
 @pytest.mark.parametrize(
     ("seed", "policy"),
     [
-        (0, FlushPolicy(messages=None, interval=None, bytes=None)),
-        (1, FlushPolicy(messages=20, interval=None, bytes=None)),
-        (2, FlushPolicy(messages=None, interval=0.001, bytes=None)),
-        (3, FlushPolicy(messages=100, interval=0.002, bytes=4000)),
+        (0, FlushPolicy(records=None, interval=None, bytes=None)),
+        (1, FlushPolicy(records=20, interval=None, bytes=None)),
+        (2, FlushPolicy(records=None, interval=0.001, bytes=None)),
+        (3, FlushPolicy(records=100, interval=0.002, bytes=4000)),
     ],
     ids=["by hand", "by count", "by the clock", "by all"],
 )

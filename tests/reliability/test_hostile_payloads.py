@@ -284,8 +284,8 @@ class Reads:
         assert (report.batches, report.records) == (len(batches), len(records)), "check"
         for record in self.some(records, 6):
             rest = len(records) - records.index(record)
-            lag = measure_lag(partition.log, record.offset, now_us=self.story.clock.now, messages=True)
-            assert (lag.messages, lag.bytes) == (rest, batches[-1].end - record.offset), "lag"
+            lag = measure_lag(partition.log, record.offset, now_us=self.story.clock.now, count_records=True)
+            assert (lag.records, lag.bytes) == (rest, batches[-1].end - record.offset), "lag"
             self.done += 1
         for most in (1, self.random.randrange(1, 9000), 1 << 30):
             self.same(f"transfer of {most} bytes", lambda most=most: received(topic, most), [
@@ -377,8 +377,8 @@ def read_everything(story: Story, path: Path) -> int:
         if start:
             reads.same("spark by time", lambda start=start: scan_rows(path, includeHeaders=True, **start), late)
     with Topic.open(path, mode="r") as topic, topic.group("somebody", commit="manual") as group:
-        lag = group.lag(messages=True)[0]
-        assert (lag.messages, lag.bytes) == (len(story.records), story.end - story.bases[0]), "lag of a group"
+        lag = group.lag(count_records=True)[0]
+        assert (lag.records, lag.bytes) == (len(story.records), story.end - story.bases[0]), "lag of a group"
     return reads.done + 1
 
 

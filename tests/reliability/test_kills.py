@@ -252,9 +252,9 @@ SHARDS: list[dict[str, Any]] = [
     {"partitions": 1, "files": REAL, "flush": MANUAL},
     {"partitions": 2, "files": REAL, "flush": MANUAL},
     {"partitions": 1, "files": UnsyncedFiles(), "flush": MANUAL, "batch_records": 3},
-    {"partitions": 1, "files": UnsyncedFiles(), "flush": FlushPolicy(messages=7, interval=None, bytes=None)},
-    {"partitions": 2, "files": REAL, "flush": FlushPolicy(messages=None, interval=0.0005, bytes=None)},
-    {"partitions": 2, "files": UnsyncedFiles(), "flush": FlushPolicy(messages=50, interval=0.001, bytes=3000)},
+    {"partitions": 1, "files": UnsyncedFiles(), "flush": FlushPolicy(records=7, interval=None, bytes=None)},
+    {"partitions": 2, "files": REAL, "flush": FlushPolicy(records=None, interval=0.0005, bytes=None)},
+    {"partitions": 2, "files": UnsyncedFiles(), "flush": FlushPolicy(records=50, interval=0.001, bytes=3000)},
     {"partitions": 1, "files": UnsyncedFiles(), "flush": MANUAL, "compression": "zlib", "batch_bytes": 900},
     {"partitions": 2, "files": UnsyncedFiles(), "flush": MANUAL, "durability": "os"},
 ]  # fmt: skip

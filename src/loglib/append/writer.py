@@ -436,7 +436,7 @@ class Writer(Unique):
         """Whether the flush policy's limits have been reached since the last flush, or the last asking for one."""
         policy, batch = self._config.flush, self.batch
         records, size = self._unflushed()
-        if policy.messages is not None and records + len(batch.values) >= policy.messages:
+        if policy.records is not None and records + len(batch.values) >= policy.records:
             return True
         return policy.bytes is not None and size + batch.buffered_bytes() >= policy.bytes
 
@@ -464,7 +464,7 @@ class Writer(Unique):
     def _lagging(self) -> bool:
         policy, tail = self._config.flush, self.batch.tail
         records, size = tail.records - self._flushed_records, tail.end - self.flushed_end
-        return (policy.messages is not None and records > _LAG_ALLOWED * policy.messages) or (
+        return (policy.records is not None and records > _LAG_ALLOWED * policy.records) or (
             policy.bytes is not None and size > _LAG_ALLOWED * policy.bytes
         )
 
@@ -475,10 +475,10 @@ class Writer(Unique):
 
     def _records_wanted(self) -> int:
         """How many records the next batch takes until it is full or a flush is due."""
-        limit, messages = self._config.batch_records, self._config.flush.messages
-        if messages is None:
+        limit, records = self._config.batch_records, self._config.flush.records
+        if records is None:
             return limit
-        return min(limit, messages - self._unflushed()[0] % messages)
+        return min(limit, records - self._unflushed()[0] % records)
 
     def _bytes_wanted(self) -> int:
         """How many bytes the next batch takes until it is full or a flush is due."""

@@ -74,7 +74,7 @@ def inspect(place: Place, *, count_records: bool) -> GroupInfo:
         offset = log.mark().log_start_offset
         if each in committed and entries[each].log_id == log.identity.log_id:
             offset = committed[each].offset
-        lag[each] = measure_lag(log, offset, now_us=place.clock(), messages=count_records)
+        lag[each] = measure_lag(log, offset, now_us=place.clock(), count_records=count_records)
         log.rest()
     members = live_members(place.files, place.members, remove=False)
     return GroupInfo(place.name, members, owners, committed, lag)

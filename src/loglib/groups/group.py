@@ -379,10 +379,10 @@ class Group(Unique):
         found = {each: entry.commit() for each, entry in self._entries().items() if each in self._place.logs}
         return self._by_key({each: commit for each, commit in found.items() if commit is not None})
 
-    def lag(self, *, messages: bool = False) -> dict[Any, Lag]:
+    def lag(self, *, count_records: bool = False) -> dict[Any, Lag]:
         """How far the group is behind, by partition, whoever owns it: from the last commit to the flushed end.
 
-        `messages=True` counts records as well, by reading the header of every batch between.
+        `count_records=True` counts the records as well, by reading the header of every batch between.
         """
         entries = self._entries()
         found: dict[TopicPartition, Lag] = {}
@@ -392,7 +392,7 @@ class Group(Unique):
                 offset = self._first(log)
             else:
                 offset = entry.offset
-            found[partition] = measure_lag(log, offset, now_us=self._place.clock(), messages=messages)
+            found[partition] = measure_lag(log, offset, now_us=self._place.clock(), count_records=count_records)
             log.rest()
         return self._by_key(found)
 

@@ -1,4 +1,4 @@
-"""Lag: how far a position in a log is behind its end, in bytes, seconds and messages.
+"""Lag: how far a position in a log is behind its end, in bytes, seconds and records.
 
 Invariant: nothing is changed, and bodies are not read: bytes come from the offsets, the rest from batch headers.
 """
@@ -19,26 +19,26 @@ class Lag(NamedTuple):
 
     bytes: int  # of log
     seconds: float  # since the next record was appended; 0 when there is none
-    messages: int | None = None  # None if they were not counted
+    records: int | None = None  # None if they were not counted
 
 
-def measure_lag(log: Log, offset: int, *, now_us: int, messages: bool = False) -> Lag:
+def measure_lag(log: Log, offset: int, *, now_us: int, count_records: bool = False) -> Lag:
     """The lag of a reader that will read `offset` next; what retention has dropped no longer counts."""
     while True:
         mark = log.mark()
         try:
-            return _measure(log, max(offset, mark.log_start_offset), mark, now_us=now_us, messages=messages)
+            return _measure(log, max(offset, mark.log_start_offset), mark, now_us=now_us, count_records=count_records)
         except OffsetOutOfRangeError:  # retention has dropped more meanwhile
             continue
 
 
-def _measure(log: Log, offset: int, mark: Mark, *, now_us: int, messages: bool) -> Lag:
+def _measure(log: Log, offset: int, mark: Mark, *, now_us: int, count_records: bool) -> Lag:
     end = mark.flushed_end
     if offset >= end:
-        return Lag(0, 0.0, 0 if messages else None)
+        return Lag(0, 0.0, 0 if count_records else None)
     first = log.header_around(offset, mark)
     seconds = max(0, now_us - first.append_time) / 1_000_000
-    if not messages:
+    if not count_records:
         return Lag(end - offset, seconds)
     count = first.offsets.stop - offset
     position = first.next_offset

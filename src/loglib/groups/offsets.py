@@ -165,7 +165,7 @@ class Offsets(Unique):
         self._clock = clock
         self._permissions = permissions
         self._config = TopicConfig(
-            flush=FlushPolicy(messages=None, interval=None, bytes=None),
+            flush=FlushPolicy(records=None, interval=None, bytes=None),
             retention=Retention(age=None),
             segment_age=None,
             durability=durability,

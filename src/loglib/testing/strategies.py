@@ -81,7 +81,7 @@ def policies() -> SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {
             "partitions": st.integers(1, 3),
-            "flush": st.builds(FlushPolicy, messages=counts, interval=st.none(), bytes=counts.map(_hundreds)),
+            "flush": st.builds(FlushPolicy, records=counts, interval=st.none(), bytes=counts.map(_hundreds)),
             "retention": st.just(Retention(age=None)),
             "segment_age": st.none(),
             "segment_bytes": st.sampled_from([4096, 8192, 1 << 20]),
