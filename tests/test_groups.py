@@ -276,8 +276,8 @@ def test_members_file_and_directories_say_who_and_where(topic: Topic, path: Path
             "members", "members/web-1", "offsets", f"offsets/{log.name}", f"offsets/{log.name}/{'0' * 20}.log",
             f"offsets/{log.name}/lock", f"offsets/{log.name}/watermark", "owners", "owners/topic-0",
         ]  # fmt: skip
-        assert repr(group) == "<Group 'etl' member='web-1'>"
-    assert repr(group) == "<Group 'etl' member='web-1' closed>"
+        assert repr(group) == f"<Group etl, member web-1, owning {group.assignment}>"
+    assert repr(group) == "<Group etl, member web-1, closed>"
 
 
 # --- what is handled ----------------------------------------------------------------------------------
@@ -967,7 +967,7 @@ def test_topic_that_is_only_read_can_be_joined(topic: Topic, path: Path) -> None
 def test_group_that_nobody_closed_is_warned_of_and_lets_go(topic: Topic) -> None:
     group = topic.group("etl", member="lost")
     assert group.poll() != []
-    with pytest.warns(ResourceWarning, match="member='lost'> was not closed"):
+    with pytest.warns(ResourceWarning, match="member lost, was not closed"):
         del group
     with topic.group("etl", member="lost") as group:
         assert group.poll() != [] and group.assignment == [0]

@@ -12,7 +12,7 @@ PACKAGE = SOURCE / "loglib"
 
 # From the ground up: modules, or packages as a whole. A module may import only from layers below its own.
 LAYERS = [
-    {"config", "errors", "unique"},
+    {"config", "errors", "unique", "display"},
     {"system/files", "system/heap", "system/turn", "system/wait", "index", "format/jumps"},
     {"system/directory"},
     {"format/batch", "format/codec", "system/lock", "system/mounts", "system/clock"},

@@ -251,7 +251,7 @@ def test_closed_log_says_so(open_topic: Open, path: Path) -> None:
         assert partition.high_watermark == 0
     with pytest.raises(LogClosedError):
         partition.log.mark()
-    assert repr(partition) == f"<Partition 0 at {partition.path!r}>"
+    assert repr(partition) == f"<Partition 0, at {partition.path}>"
 
 
 @needs_proc

@@ -56,7 +56,9 @@ def test_records_hold_what_the_columns_hold() -> None:
 
 
 def test_batch_says_where_it_is() -> None:
-    assert repr(batch_of(encoded(PLAIN))) == "<Batch partition=0 offsets=range(0, 3) next_offset=160>"
+    at = "2023-11-14T22:13:20+00:00"
+    said = f"<Batch of partition 0, offsets 0 to 160, records 3, from {at}, to {at}>"
+    assert repr(batch_of(encoded(PLAIN))) == said
 
 
 def test_columns_left_out_are_null_now_and_empty() -> None:

@@ -518,7 +518,7 @@ def test_failed_open_releases_everything(open_topic: Open, path: Path) -> None:
 
 def test_topic_is_a_context_manager_and_says_its_state(open_topic: Open) -> None:
     with open_topic(partitions=2) as topic:
-        assert repr(topic) == f"<Topic '{topic.path}' partitions=2 mode='a'>" and not topic.closed
+        assert repr(topic) == f"<Topic at {topic.path}, partitions 2, mode a, holding 0 bytes, groups none>"
     assert "closed" in repr(topic)
     with pytest.raises(LogClosedError, match="open the topic again"):
         topic.append(b"x")

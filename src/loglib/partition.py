@@ -18,6 +18,7 @@ from .append.writer import Writer
 from .arguments import HeadersLike, check_columns, gather_columns, record_columns
 from .check import CheckReport, check_log, verify_log
 from .config import TopicConfig, microseconds
+from .display import Shown, sized
 from .errors import LogClosedError, OffsetOutOfRangeError, ReadOnlyError, tell_appended, tell_not_appended
 from .format.batch import NO_PRODUCER, Columns, Producer, encode_body
 from .format.codec import codec_id
@@ -25,7 +26,7 @@ from .handles import Handles
 from .keeper import Keeper
 from .log import Log
 from .reader import OnGap, Reader, StartLike
-from .records import Batch, OffsetRange, Position
+from .records import Batch, OffsetRange, Position, to_datetime
 from .recovery import Recovery
 from .retention import Decision
 from .segment import Identity, SegmentInfo
@@ -36,7 +37,7 @@ from .unique import Unique
 __all__ = ["Partition", "append_groups", "parse_producer"]
 
 
-class Partition(Unique):
+class Partition(Shown, Unique):
     """One partition of a topic; made by `Topic`, never directly."""
 
     def __init__(
@@ -64,8 +65,15 @@ class Partition(Unique):
         self._keeper = keeper
         keeper.add(self._log)
 
-    def __repr__(self) -> str:
-        return f"<Partition {self.id} at {self.path!r}>"  # no offsets: a look at the disk may fail
+    def _facts(self) -> Iterator[tuple[str, object]]:
+        yield "", self.id
+        yield "at", self.path
+        if self._handles.closed is None:
+            segments = self.segments
+            yield "offsets", f"{self.log_start_offset} to {self.high_watermark}"
+            yield "holding", sized(self.high_watermark - self.log_start_offset)
+            yield "segments", len(segments)
+            yield "since", to_datetime(segments[0].created).isoformat()
 
     # --- facts -----------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from operator import length_hint
 from typing import Literal
 
 from .arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers
+from .display import Shown, sized
 from .errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
 from .log import LOOK_S, Cursor, Log
 from .records import Batch, Damage, Record
@@ -45,7 +46,7 @@ _FOR_EVER = 1 << 63
 _RECORDS_AT_ONCE = 512  # made into objects at once: more do not fit the processor's cache, and cost half as much again
 
 
-class Reader(Unique):
+class Reader(Shown, Unique):
     """An iterable of `Record`s over some partitions; made by `read` and `follow`.
 
     Iterating goes on from the present position, so a second loop continues the first. A reader keeps its
@@ -94,6 +95,12 @@ class Reader(Unique):
         starts = self._starts(start, others="begin")
         self._cursors = {partition: self._cursor(partition, each) for partition, each in starts.items()}
         self._turns = deque(self._cursors)
+
+    def _facts(self) -> Iterator[tuple[str, object]]:
+        if self._closed:
+            yield "", "closed"
+        yield "at", self.tell()
+        yield "behind", sized(sum(self.lag_bytes().values()))
 
     def __enter__(self) -> Reader:
         return self

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from io import BytesIO
@@ -20,6 +20,7 @@ from operator import sub
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from .display import Shown
 from .errors import CorruptLogError, OffsetRange
 from .format.batch import HEADER_BYTES, BadBatch, Columns, Header, Headers, Layout, encode_body, layout, uniform_offsets
 
@@ -110,7 +111,7 @@ _OF_A_BODY = (
 )  # fmt: skip
 
 
-class Batch:
+class Batch(Shown):
     """Consecutive records of one partition as columns, decoded from one stored batch when asked for.
 
     After a seek into its middle, or up to an end inside it, a batch shows only the records asked
@@ -164,8 +165,12 @@ class Batch:
         facts |= {name: getattr(body, name) for name in _OF_A_BODY}
         return self.header._replace(**facts), b"".join(body.parts)
 
-    def __repr__(self) -> str:
-        return f"<Batch partition={self.partition} offsets={self.offsets} next_offset={self.next_offset}>"
+    def _facts(self) -> Iterator[tuple[str, object]]:
+        yield "of partition", self.partition
+        yield "offsets", f"{self.offsets.start} to {self.next_offset}"
+        yield "records", f"{len(self):,}"
+        yield "from", to_datetime(min(self.timestamps)).isoformat()
+        yield "to", to_datetime(max(self.timestamps)).isoformat()
 
     def between(self, start_offset: int, end_offset: int) -> Batch:
         """The part of the batch whose offsets lie in [start_offset, end_offset), over the same memory."""

@@ -47,6 +47,7 @@ from .arguments import (
 )
 from .check import CheckReport, verify_description, verify_log
 from .config import FIXED, Durability, FlushPolicy, Retention, TopicConfig
+from .display import Shown, sized
 from .errors import (
     ConfigConflictError,
     ForkedHandleError,
@@ -86,7 +87,7 @@ _NAP_S = 0.001
 _HOUSEKEEPING_S = 60.0  # retention and rolling by age are matters of hours: once a minute is soon enough
 
 
-class Topic:
+class Topic(Shown):
     """A named, partitioned log. Open one with `Topic.open`."""
 
     def __init__(
@@ -231,20 +232,25 @@ class Topic:
 
     def __del__(self) -> None:
         if hasattr(self, "partitions") and self.mode == "a" and not self.closed:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            warnings.warn(f"topic {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
             if self._flusher is not None and self._flusher.is_here():
                 # The collector came by in the middle of a flush, whose locks closing would wait for.
                 threading.Thread(target=self.close, name="loglib-close").start()
             else:
                 self.close()
 
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else f"mode={self.mode!r}"
-        return f"<Topic {self.path!r} partitions={len(self.partitions)} {state}>"
+    def _facts(self) -> Iterator[tuple[str, object]]:
+        yield "at", self.path
+        yield "partitions", len(self.partitions)
+        yield ("", "closed") if self.closed else ("mode", self.mode)
+        if not self.closed:
+            yield "holding", sized(sum(each.high_watermark - each.log_start_offset for each in self.partitions))
+            yield "groups", ", ".join(self.groups()) or "none"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mode == "a":
-            raise TypeError(f"{self!r} holds locks and cannot be pickled; pickle its path, or a topic with mode='r'")
+            said = "holds locks and cannot be pickled; pickle its path, or a topic with mode='r'"
+            raise TypeError(f"topic {self.path} {said}")
         return _open_for_reading, (self.path,)
 
     @property

@@ -33,6 +33,7 @@ from typing import Any, Literal, NoReturn
 
 from ..arguments import Start, check_count, check_timeout, parse_start, partition_number
 from ..config import microseconds
+from ..display import Shown
 from ..errors import (
     ForkedHandleError,
     LogClosedError,
@@ -79,7 +80,7 @@ _POLLED_RECORDS = 512
 _MEMBERS, _OWNERS = "members", "owners"  # as the observer calls these directories
 
 
-class Group(Unique):
+class Group(Shown, Unique):
     """One member of a consumer group on one topic; made by `Topic.group`, and a context manager."""
 
     def __init__(
@@ -161,10 +162,16 @@ class Group(Unique):
             self._ownership.abandon()
             self._membership.abandon()
             self._offsets.abandon()
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            said = f"group {self.name}, member {self.member}, was not closed"
+            warnings.warn(said, ResourceWarning, stacklevel=2, source=self)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} member={self.member!r}{' closed' if self._closed else ''}>"
+    def _facts(self) -> Iterator[tuple[str, object]]:
+        yield "", self.name
+        yield "member", self.member
+        if self._closed is not None:
+            yield "", "closed"
+        else:
+            yield "owning", self.assignment
 
     # --- reading ---------------------------------------------------------------------------------
 
