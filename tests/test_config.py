@@ -24,6 +24,7 @@ WRONG: list[tuple[type, str, list[Any]]] = [
     (TopicConfig, "flush", [5, None, "often", {"records": 1}]),
     (TopicConfig, "retention", [7, None, timedelta(days=7), {}]),
     (TopicConfig, "partitions", [0, -1, 10_001, 1.0, True, "8"]),
+    (TopicConfig, "partitioner", ["", "a b", "1st", "<lambda>", "by_größe", "a\n", "x" * 101, None, 5, [], b"crc32"]),
     (TopicConfig, "segment_bytes", [0, 4095, 1e9]),
     (TopicConfig, "segment_age", [timedelta(0), timedelta(-1), 3600, "1h"]),
     (TopicConfig, "producer_expiry", [timedelta(0), timedelta(-1), 3600, "1h"]),
@@ -81,7 +82,7 @@ AGES = st.none() | st.timedeltas(timedelta(microseconds=1), timedelta(days=36500
 POLICIES = st.builds(
     TopicConfig,
     partitions=st.integers(1, 10_000),
-    partitioner=st.sampled_from(["crc32", "custom"]),
+    partitioner=st.sampled_from(["crc32", "by_region", "x" * 100]),
     flush=st.builds(
         FlushPolicy,
         records=st.none() | st.integers(1),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from builders import calm
 from loglib import Topic
-from loglib.append.partitioner import by_crc32, spread
+from loglib.append.partitioner import by_crc32, name_of, spread
 from loglib.format.batch import Columns
 
 # librdkafka's "consistent" partitioner is crc32(key) % partitions, with the CRC-32 of zlib and PNG; these are
@@ -94,3 +96,36 @@ def test_keys_that_a_topic_was_given_singly_and_in_bulk_meet(tmp_path: Path) -> 
         for partition in topic.partitions:
             found = {record.key for record in partition.read()}
             assert found == {key for key in keys if zlib.crc32(key) % 7 == partition.id}
+
+
+class Named:
+    """A function by its use; its name is an attribute like any other."""
+
+    def __init__(self, name: object) -> None:
+        self.__name__ = name
+
+    def __call__(self, key: bytes, partitions: int) -> int:
+        return 0
+
+
+def by_region(key: bytes, partitions: int) -> int:
+    return 0
+
+
+@pytest.mark.parametrize("name", ["by_region", "_", "B2", "custom", "x" * 100])
+def test_function_is_known_by_its_name(name: str) -> None:
+    assert name_of(Named(name)) == name
+    assert name_of(functools.cache(by_region)) == "by_region"
+
+
+@pytest.mark.parametrize(
+    "partitioner",
+    [
+        lambda key, partitions: 0, functools.partial(by_region), *map(
+            Named, ["", "1st", "a b", "by_größe", "by-region", "a\n", "x" * 101, "crc32", None, 5]
+        ),
+    ],
+)  # fmt: skip
+def test_function_without_a_name_of_its_own_is_refused(partitioner: Any) -> None:
+    with pytest.raises(ValueError, match=r"needs a name of its own.*def by_region\(key, partitions\)"):
+        name_of(partitioner)

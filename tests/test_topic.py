@@ -40,6 +40,14 @@ Open = Callable[..., Topic]
 MANUAL = FlushPolicy(records=None, interval=None, bytes=None)
 
 
+def by_region(key: bytes, partitions: int) -> int:
+    return 0
+
+
+def by_tenant(key: bytes, partitions: int) -> int:
+    return 0
+
+
 # --- making and opening ----------------------------------------------------------------------------
 
 
@@ -65,7 +73,7 @@ def test_topic_is_made_once_and_describes_itself(path: Path) -> None:
         ("partitions", 2), ("flush", FlushPolicy(records=7)), ("retention", Retention(bytes=5)),
         ("segment_bytes", 9999), ("segment_age", None), ("compression", "zlib"), ("durability", "os"),
         ("batch_bytes", 5), ("batch_records", 5), ("max_record_bytes", 5), ("permissions", 0o644),
-        ("partitioner", lambda key, count: 0),
+        ("partitioner", by_tenant),
     ],
 )  # fmt: skip
 def test_argument_that_disagrees_is_an_error_and_never_wins(name: str, value: Any, path: Path) -> None:
@@ -372,19 +380,39 @@ def test_own_partitioner_is_kept_by_name_and_must_be_given_again(open_topic: Ope
     with open_topic(partitions=3, partitioner=by_length) as topic:
         assert topic.append(b"x", key=b"12345").partition == 2
         assert {each.partition for each in topic.append_many([b"x"] * 2, keys=[b"1", b"1234"])} == {1}
+    assert json.loads((path / "topic.json").read_text())["partitioner"] == "by_length"
+    Topic.reconfigure(path, compression="zlib")
     with open_topic() as topic:
         topic.append(b"keyless needs none")
+        assert topic.append(b"x", key=b"k", partition=2).partition == 2
+        assert [each.partition for each in topic.append_many([b"x"], keys=[b"k"], partition=0)] == [0]
         for append in (lambda: topic.append(b"x", key=b"k"), lambda: topic.append_many([b"x"], keys=[b"k"])):
-            with pytest.raises(ValueError, match="a partitioner of your own"):
+            with pytest.raises(ValueError, match="by your function by_length: open it with partitioner=by_length"):
                 append()
-    with pytest.raises(ConfigConflictError):
-        open_topic(partitioner="crc32")
-    for wrong in (-1, 3):
-        with open_topic(partitioner=lambda key, count, wrong=wrong: wrong) as topic:
+    with open_topic(mode="r") as topic:
+        assert len(values_of(topic)) == 6
+    with open_topic(partitioner=by_length) as topic:
+        assert topic.append(b"x", key=b"12345").partition == 2
+
+
+@pytest.mark.parametrize("other", ["crc32", by_region], ids=["crc32", "by_region"])
+def test_partitioner_of_another_name_is_refused(other: Any, open_topic: Open) -> None:
+    open_topic(partitioner=by_tenant).close()
+    name = getattr(other, "__name__", other)
+    for mode in ("a", "r"):
+        with pytest.raises(ConfigConflictError, match=f"'by_tenant', not '{name}'.*copy the records"):
+            open_topic(partitioner=other, mode=mode)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_partitioner_that_chooses_no_partition_is_refused(wrong: int, open_topic: Open) -> None:
+    def astray(key: bytes, partitions: int) -> int:
+        return wrong
+
+    with open_topic(partitions=3, partitioner=astray) as topic:
+        for append in (lambda: topic.append(b"x", key=b"k"), lambda: topic.append_many([b"x"], keys=[b"k"])):
             with pytest.raises(ValueError, match="the partitioner chose"):
-                topic.append(b"x", key=b"k")
-            with pytest.raises(ValueError, match="the partitioner chose"):
-                topic.append_many([b"x"], keys=[b"k"])
+                append()
 
 
 @pytest.mark.parametrize("value", ["text", 5, [1], object()])

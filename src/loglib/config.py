@@ -7,6 +7,7 @@ a clock or a disk. An interval is in seconds; ages are a `timedelta`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
@@ -23,6 +24,7 @@ MAX_RECORDS_PER_BATCH = 1 << 24
 MIN_SEGMENT_BYTES = 4096
 FIXED = ("partitions", "partitioner")  # policies of a topic that cannot change: keys would move
 MAX_PARTITIONS = 10_000  # directories are named with four digits
+PARTITIONER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")  # a built-in one, or the application's function
 
 
 def microseconds(duration: float | timedelta) -> int:
@@ -125,6 +127,8 @@ class TopicConfig:
             self, "partitions", "segment_bytes", "batch_bytes", "batch_records", "max_record_bytes", "permissions"
         )
         _require(1 <= self.partitions <= MAX_PARTITIONS, "partitions", self.partitions, f"1 to {MAX_PARTITIONS}")
+        named = type(self.partitioner) is str and PARTITIONER_NAME.fullmatch(self.partitioner) is not None
+        _require(named, "partitioner", self.partitioner, "the name of a function, of at most 100 characters")
         _require(self.segment_bytes >= MIN_SEGMENT_BYTES, "segment_bytes", self.segment_bytes, "at least 4096")
         _require(
             self.segment_age is None or self.segment_age > timedelta(0), "segment_age", self.segment_age, "above 0"

@@ -33,7 +33,7 @@ from typing import Any, Literal
 from . import description, store
 from .append.bulk import BULK_RECORDS
 from .append.flusher import Flusher
-from .append.partitioner import Partitioner, by_crc32, spread
+from .append.partitioner import BUILT_IN, Partitioner, name_of, spread
 from .append.writer import WRITER_DESCRIPTORS, Writer
 from .arguments import (
     HeadersLike,
@@ -164,18 +164,22 @@ class Topic(Shown):
         nothing. Raises `FileNotFoundError` where there is no topic, for mode="r" or create=False, and
         `UnsupportedFormatError` if a newer loglib has made it.
 
+        `partitioner` says which partition a key belongs to: "crc32", by default, as librdkafka has it, or
+        a function of the key and the number of partitions. A topic knows a function by its `__name__` only.
+        Give the function at each open that appends by key: without it, such an append raises `ValueError`.
+        A function of another name is a `ConfigConflictError`; one without a name, such as a lambda, is a
+        `ValueError`.
+
         `clock` is for simulations and tests: a function for the time of day in microseconds UTC, whose
         time is believed, or a `loglib.system.clock.Clock`.
         """
         if mode not in ("a", "r"):
             raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
-        if not (partitioner is None or partitioner == "crc32" or callable(partitioner)):
-            raise ValueError(f'partitioner must be "crc32" or a function, not {partitioner!r}')
         given: dict[str, Any] = {
             "partitions": partitions, "flush": flush, "retention": retention, "segment_bytes": segment_bytes,
             "compression": compression, "durability": durability, "batch_bytes": batch_bytes,
             "batch_records": batch_records, "max_record_bytes": max_record_bytes, "permissions": permissions,
-            "partitioner": partitioner if partitioner is None or isinstance(partitioner, str) else "custom",
+            "partitioner": None if partitioner is None else name_of(partitioner),
         }  # fmt: skip
         given = {name: value for name, value in given.items() if value is not None}
         if segment_age is not ...:
@@ -196,7 +200,7 @@ class Topic(Shown):
         for name, value in changed.items():
             if name in FIXED or mode == "r":
                 raise ConfigConflictError(absolute, name, value, getattr(config, name), fixed=name in FIXED)
-        function = partitioner if callable(partitioner) else by_crc32 if config.partitioner == "crc32" else None
+        function = partitioner if callable(partitioner) else BUILT_IN.get(config.partitioner)
         topic = cls(
             absolute, log_id, config,
             mode=mode, shared=shared, partitioner=function, files=files, clock=clock,
@@ -686,7 +690,8 @@ class Topic(Shown):
 
     def _require_partitioner(self) -> Partitioner:
         if self._partitioner is None:
-            raise ValueError(f"{self.path} was made with a partitioner of your own; give it to Topic.open() again")
+            name = self.config.partitioner
+            raise ValueError(f"{self.path} spreads keys by your function {name}: open it with partitioner={name}")
         return self._partitioner
 
     def _partition_of(self, key: bytes) -> int:

@@ -2,7 +2,8 @@
 
 Invariant: `crc32` is CRC-32 (zlib's) of the key modulo the number of partitions, the default of
 librdkafka and so of every client built on it: the same keys land in the same partitions. A null key
-has no place of its own. The name stands in `topic.json`, so that no later open changes it.
+has no place of its own. The name stands in `topic.json`, so that no later open changes it; a function
+of the application's has its own name there.
 """
 
 from __future__ import annotations
@@ -12,15 +13,34 @@ from typing import Any
 from zlib import crc32
 
 from ..arguments import binary_column
+from ..config import PARTITIONER_NAME
 from ..format.batch import Columns
 
-__all__ = ["Partitioner", "by_crc32", "spread"]
+__all__ = ["BUILT_IN", "Partitioner", "by_crc32", "name_of", "spread"]
 
 Partitioner = Callable[[bytes, int], int]  # (key, number of partitions) -> partition
 
 
 def by_crc32(key: bytes, partitions: int) -> int:
     return crc32(key) % partitions
+
+
+BUILT_IN: dict[str, Partitioner] = {"crc32": by_crc32}
+
+
+def name_of(partitioner: str | Partitioner) -> str:
+    """The name that stands in `topic.json` for what `Topic.open` was given; `ValueError` if it has none."""
+    if isinstance(partitioner, str) and partitioner in BUILT_IN:
+        return partitioner
+    if not callable(partitioner):
+        raise ValueError(f"partitioner must be one of {tuple(BUILT_IN)} or a function, not {partitioner!r}")
+    name = getattr(partitioner, "__name__", None)
+    if not isinstance(name, str) or not PARTITIONER_NAME.fullmatch(name) or name in BUILT_IN:
+        raise ValueError(
+            f"partitioner {partitioner!r} needs a name of its own, of at most 100 ASCII letters, digits and "
+            "underscores; give it one: def by_region(key, partitions): ..."
+        )
+    return name
 
 
 def spread(
