@@ -391,9 +391,11 @@ def test_key_that_is_no_bytes_is_refused_with_advice_and_appends_nothing(key: An
 STRIDED = memoryview(b"a-b-c-")[::2]
 
 
+@pytest.mark.parametrize("partitioner", ["crc32", "murmur2"])
 @pytest.mark.parametrize("key", [bytearray(b"abc"), memoryview(b"abc"), STRIDED, memoryview(b"cba")[::-1]])
-def test_key_of_another_kind_of_bytes_goes_where_its_bytes_go(key: Any, topic: Topic) -> None:
+def test_key_of_another_kind_of_bytes_goes_where_its_bytes_go(key: Any, partitioner: str, open_topic: Any) -> None:
     """A strided view ended in BufferError, and a partitioner of one's own was given what is no bytes."""
+    topic = open_topic(partitions=2, partitioner=partitioner)
     expected = topic.append(b"x", b"abc").partition
     assert topic.append(b"x", key).partition == expected
     for count in (2, 3000):
@@ -419,7 +421,7 @@ def test_own_partitioner_is_given_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("partitioner", ["random", "by_region", 5, "", ["crc32"], b"crc32", lambda key, partitions: 0])
 def test_partitioner_that_is_unknown_is_refused_before_a_topic_is_made(partitioner: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"one of \('crc32',\) or a function|needs a name of its own"):
+    with pytest.raises(ValueError, match=r"one of \('crc32', 'murmur2'\) or a function|needs a name of its own"):
         Topic.open(tmp_path / "topic", partitioner=partitioner)
     assert not (tmp_path / "topic").exists()
 

@@ -82,7 +82,7 @@ AGES = st.none() | st.timedeltas(timedelta(microseconds=1), timedelta(days=36500
 POLICIES = st.builds(
     TopicConfig,
     partitions=st.integers(1, 10_000),
-    partitioner=st.sampled_from(["crc32", "by_region", "x" * 100]),
+    partitioner=st.sampled_from(["crc32", "murmur2", "by_region", "x" * 100]),
     flush=st.builds(
         FlushPolicy,
         records=st.none() | st.integers(1),

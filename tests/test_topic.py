@@ -73,7 +73,7 @@ def test_topic_is_made_once_and_describes_itself(path: Path) -> None:
         ("partitions", 2), ("flush", FlushPolicy(records=7)), ("retention", Retention(bytes=5)),
         ("segment_bytes", 9999), ("segment_age", None), ("compression", "zlib"), ("durability", "os"),
         ("batch_bytes", 5), ("batch_records", 5), ("max_record_bytes", 5), ("permissions", 0o644),
-        ("partitioner", by_tenant),
+        ("partitioner", "murmur2"), ("partitioner", by_tenant),
     ],
 )  # fmt: skip
 def test_argument_that_disagrees_is_an_error_and_never_wins(name: str, value: Any, path: Path) -> None:
@@ -395,7 +395,7 @@ def test_own_partitioner_is_kept_by_name_and_must_be_given_again(open_topic: Ope
         assert topic.append(b"x", key=b"12345").partition == 2
 
 
-@pytest.mark.parametrize("other", ["crc32", by_region], ids=["crc32", "by_region"])
+@pytest.mark.parametrize("other", ["crc32", "murmur2", by_region], ids=["crc32", "murmur2", "by_region"])
 def test_partitioner_of_another_name_is_refused(other: Any, open_topic: Open) -> None:
     open_topic(partitioner=by_tenant).close()
     name = getattr(other, "__name__", other)

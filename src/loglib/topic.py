@@ -143,7 +143,7 @@ class Topic(Shown):
         batch_bytes: int | None = None,
         batch_records: int | None = None,
         max_record_bytes: int | None = None,
-        partitioner: Literal["crc32"] | Partitioner | None = None,
+        partitioner: Literal["crc32", "murmur2"] | Partitioner | None = None,
         permissions: int | None = None,
         producer_expiry: timedelta | EllipsisType | None = ...,
         shared: bool = False,
@@ -164,11 +164,11 @@ class Topic(Shown):
         nothing. Raises `FileNotFoundError` where there is no topic, for mode="r" or create=False, and
         `UnsupportedFormatError` if a newer loglib has made it.
 
-        `partitioner` says which partition a key belongs to: "crc32", by default, as librdkafka has it, or
-        a function of the key and the number of partitions. A topic knows a function by its `__name__` only.
-        Give the function at each open that appends by key: without it, such an append raises `ValueError`.
-        A function of another name is a `ConfigConflictError`; one without a name, such as a lambda, is a
-        `ValueError`.
+        `partitioner` says which partition a key belongs to: "crc32", by default, as librdkafka has it;
+        "murmur2" as Kafka's Java client has it; or a function of the key and the number of partitions.
+        A topic knows a function by its `__name__` only. Give the function at each open that appends by
+        key: without it, such an append raises `ValueError`. A function of another name is a
+        `ConfigConflictError`; one without a name, such as a lambda, is a `ValueError`.
 
         `clock` is for simulations and tests: a function for the time of day in microseconds UTC, whose
         time is believed, or a `loglib.system.clock.Clock`.

@@ -1,14 +1,18 @@
 """Partitioner: which partition a key belongs to, the same in every process and every release.
 
 Invariant: `crc32` is CRC-32 (zlib's) of the key modulo the number of partitions, the default of
-librdkafka and so of every client built on it: the same keys land in the same partitions. A null key
-has no place of its own. The name stands in `topic.json`, so that no later open changes it; a function
-of the application's has its own name there.
+librdkafka and so of every client built on it; `murmur2` is the default of Kafka's Java client, the hash
+without its sign bit modulo the number of partitions. So the same keys land in the same partitions as
+there. A null key has no place of its own. The name stands in `topic.json`, so that no later open
+changes it; a function of the application's has its own name there.
+
+Threads: safe for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import Any
 from zlib import crc32
 
@@ -16,16 +20,60 @@ from ..arguments import binary_column
 from ..config import PARTITIONER_NAME
 from ..format.batch import Columns
 
-__all__ = ["BUILT_IN", "Partitioner", "by_crc32", "name_of", "spread"]
+__all__ = ["BUILT_IN", "Partitioner", "by_crc32", "by_murmur2", "murmur2", "name_of", "spread"]
 
 Partitioner = Callable[[bytes, int], int]  # (key, number of partitions) -> partition
+
+_SEED = 0x9747B28C  # Kafka's, in org.apache.kafka.common.utils.Utils
+_FACTOR = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+_WORDS = Struct("<I").iter_unpack
+_KEPT_KEYS = 1 << 16  # with the next limit, 11 MiB at most
+_KEPT_KEY_BYTES = 64
 
 
 def by_crc32(key: bytes, partitions: int) -> int:
     return crc32(key) % partitions
 
 
-BUILT_IN: dict[str, Partitioner] = {"crc32": by_crc32}
+def by_murmur2(key: bytes, partitions: int) -> int:
+    return _positive_murmur2(key) % partitions
+
+
+def murmur2(key: bytes) -> int:
+    """MurmurHash2 of 32 bits, unsigned, with the seed that Kafka has for it."""
+    length = len(key)
+    whole = length & ~3
+    found = _SEED ^ length
+    for (word,) in _WORDS(key[:whole]):
+        word = word * _FACTOR & _MASK
+        found = (found * _FACTOR ^ (word ^ word >> 24) * _FACTOR) & _MASK
+    if whole < length:
+        found = (found ^ int.from_bytes(key[whole:], "little")) * _FACTOR & _MASK
+    found = (found ^ found >> 13) * _FACTOR & _MASK
+    return found ^ found >> 15
+
+
+class _PositiveHashes(dict[bytes, int]):
+    """The hash of each key, without its sign bit. Keys repeat in practice, so the hashes of short keys are kept.
+
+    Threads: two of them may hash the same key twice, which does no harm.
+    """
+
+    def __missing__(self, key: bytes) -> int:
+        if type(key) is not bytes:  # a view would keep its buffer alive
+            raise TypeError(f"key must be bytes, not {type(key).__name__}")
+        found = murmur2(key) & 0x7FFFFFFF
+        if len(key) <= _KEPT_KEY_BYTES:
+            if len(self) >= _KEPT_KEYS:
+                self.clear()
+            self[key] = found
+        return found
+
+
+_positive_murmur2 = _PositiveHashes().__getitem__
+
+BUILT_IN: dict[str, Partitioner] = {"crc32": by_crc32, "murmur2": by_murmur2}
 
 
 def name_of(partitioner: str | Partitioner) -> str:
@@ -48,10 +96,11 @@ def spread(
 ) -> dict[int, Columns]:
     """The records of each partition, in their order; those with a null key go where `keyless` says."""
     assert columns.keys is not None
-    if partitioner is by_crc32 and columns.timestamps is None and columns.headers is None:
+    hash_of = crc32 if partitioner is by_crc32 else _positive_murmur2 if partitioner is by_murmur2 else None
+    if hash_of is not None and columns.timestamps is None and columns.headers is None:
         try:
-            return _spread_pairs(columns.values, columns.keys, partitions)
-        except (TypeError, BufferError):  # a null key has no CRC, nor has what is no bytes: rare enough to find out so
+            return _spread_pairs(columns.values, columns.keys, partitions, hash_of)
+        except (TypeError, BufferError, ValueError):  # a null key has no hash, nor has what is no bytes: rare enough
             pass
     keys = binary_column("key", columns.keys)
     elsewhere = keyless() if None in keys else 0
@@ -67,11 +116,13 @@ def spread(
     }
 
 
-def _spread_pairs(values: Sequence[bytes | None], keys: Sequence[bytes | None], partitions: int) -> dict[int, Columns]:
+def _spread_pairs(
+    values: Sequence[bytes | None], keys: Sequence[bytes | None], partitions: int, hash_of: Callable[[bytes], int]
+) -> dict[int, Columns]:
     """The common case in one loop, which takes two thirds of the time of a pass for each step."""
     lists: list[tuple[list[bytes | None], list[bytes | None]]] = [([], []) for _ in range(partitions)]
     for value, key in zip(values, keys, strict=True):
-        to_values, to_keys = lists[crc32(key) % partitions]  # type: ignore[arg-type]
+        to_values, to_keys = lists[hash_of(key) % partitions]  # type: ignore[arg-type]
         to_values.append(value)
         to_keys.append(key)
     return {partition: Columns(*each) for partition, each in enumerate(lists) if each[0]}
