@@ -1470,6 +1470,24 @@ def test_close_in_the_midst_of_a_call_closes_when_that_returns(topic: Topic) -> 
         assert rest(group) == []
 
 
+def test_sigterm_ends_a_loop_that_waits_on_a_quiet_topic(topic: Topic, path: Path) -> None:
+    """Under a handler that sets a flag it waited on: Python goes on with the wait when the handler has returned."""
+    program = """
+        import os, signal, sys, threading
+        from loglib import Topic
+        with Topic.open(sys.argv[1], mode="r") as topic, topic.group("etl", commit=3600) as group:
+            signal.signal(signal.SIGTERM, lambda *_: group.close())
+            for record in group.follow():
+                print(record.value.decode())
+                if record.value == b"9":
+                    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            print("ended", group.closed)
+    """
+    assert run_python(program, path).split() == [*map(str, range(10)), "ended", "True"]
+    with topic.group("etl") as group:
+        assert rest(group) == []  # what was handled is committed, long before the interval was over
+
+
 def test_listener_that_asks_for_records_is_refused(topic: Topic) -> None:
     group = topic.group("etl", on_assign=lambda _: group.poll())
     with group, pytest.raises(LogError, match="in a listener nothing that gives records"):
