@@ -17,6 +17,8 @@ FENCED = re.compile(
     r"^(?P<indent> *)```python(?P<spark> spark)?\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
+TEXTS = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "tests" / "reliability" / "README.md"]
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 
 
 def program(text: str, *, spark: bool) -> str:
@@ -55,6 +57,30 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", pages(spark=True))
 def test_code_on_the_page_runs_with_spark(page: Path, tmp_path: Path) -> None:
     check_runs(page, tmp_path, spark=True)
+
+
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page can be linked by."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_the_page_lead_somewhere(page: Path) -> None:
+    for path, anchor in LINK.findall(page.read_text("utf-8")):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_tests_and_files_that_the_pages_name_exist() -> None:
+    """A guarantee names its test, and a test that was renamed would leave it without one."""
+    sources = {path: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    known = set(re.findall(r"^def (test_\w+)\(", "\n".join(sources.values()), re.MULTILINE))
+    known |= {name for path in sources for name in (path.name, path.stem)}
+    for page in TEXTS:
+        named = re.findall(r"\b(test_\w+(?:\.py)?)\b", page.read_text("utf-8"))
+        assert {name for name in named if name not in known} == set(), page.name
 
 
 def test_program_keeps_the_lines_of_the_page() -> None:
