@@ -1,4 +1,4 @@
-"""F17: forks at random moments while threads append, flush, roll, read and open: the parent's stays the parent's.
+"""G7: forks at random moments while threads append, flush, roll, read and open: the parent's stays the parent's.
 
 In the child every call on what the parent has open for writing is refused, reading works at once, and neither its end
 nor its life keeps a lock or writes a byte. The parent does not notice.

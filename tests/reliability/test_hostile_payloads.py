@@ -1,4 +1,4 @@
-"""G14: payloads that pose as batches, in a log read in every way, damaged, cut off in a crash and gone on with.
+"""G17: payloads that pose as batches, in a log read in every way, damaged, cut off in a crash and gone on with.
 
 Somebody who knows the format, the log id, the writer's nonce and the clock appends records made of batches, headers,
 marks and frames, each in its right place (forgery.py). What is read is compared with what was appended: nothing is
