@@ -202,7 +202,6 @@ def start_spark() -> SparkSession:
     from loglib.spark import configure
 
     began = monotonic()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # its workers run in this environment too
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     spark = (
         configure(SparkSession.builder)

@@ -40,7 +40,9 @@ def pages(*, spark: bool) -> list[object]:
 def check_runs(page: Path, directory: Path, *, spark: bool) -> None:
     script = directory / f"{page.stem}.py"
     script.write_text(program(page.read_text("utf-8"), spark=spark), "utf-8")
-    environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):  # the pages say what to set
+        environment.pop(name, None)
     command = [sys.executable, "-W", "error", script.name]
     ran = subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=240

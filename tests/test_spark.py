@@ -32,7 +32,7 @@ TIME_ZONE = "America/St_Johns"  # half an hour off the others, with summer time
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {"SPARK_LOCAL_IP": "127.0.0.1"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)

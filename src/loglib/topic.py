@@ -474,14 +474,14 @@ class Topic(Shown):
     ) -> Group:
         """Join a consumer group: its members share the partitions, each group gets everything.
 
-        The topic may be open in either mode. `start` is where a group without a commit begins:
-        "begin", "end", a time or an age. `member` names a member that comes back under its name, and
-        to its partitions, after a restart. `commit` says when what was handled is committed: "after"
-        (within 0.1 s of the loop body's end), "manual" (by `commit()` alone), or an interval in
-        seconds. `strategy` shares the partitions out: "range" as the Kafka paper has it, "sticky"
-        with the fewest moves. `on_assign` and `on_revoke` are called with lists of partitions: the
-        latter before they are committed and given up. `on_out_of_range="start"` begins at `start`
-        again where the committed offset is no longer in the log, instead of raising.
+        The topic may be open in either mode. `start` is where a group without a commit begins: "begin", "end",
+        a time or an age. `member` names a member that comes back under its name, and to its partitions, after
+        a restart. `commit` says when what was handled is committed: "after" (when records are asked for, at
+        most once in 0.1 s, and within 0.1 s while it waits for more), "manual" (by `commit()` alone), or an
+        interval in seconds, instead of 0.1. `strategy` shares the partitions out: "range" as the Kafka paper
+        has it, "sticky" with the fewest moves. `on_assign` and `on_revoke` are called with lists of
+        partitions: the latter before they are committed and given up. `on_out_of_range="start"` begins at
+        `start` again where the committed offset is no longer in the log, instead of raising.
         """
         return self._handles.track(
             Group(

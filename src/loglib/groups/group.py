@@ -73,7 +73,7 @@ _ARRANGE_S = 10.0
 _LOOKS_S = (0.0, 0.001, 0.004, 0.016, 0.064, 0.25)
 # How often a member that is never out of records asks what was reported.
 _ASK_S = 0.01
-# With commit="after": records that are handled are committed at most this much later.
+# With commit="after": how often what is handled is committed, as records are asked for or waited for.
 _COMMIT_AFTER_S = 0.1
 # Polled at once, unless more are asked for.
 _POLLED_RECORDS = 512
