@@ -152,26 +152,47 @@ class Topic(Shown):
         files: Files = REAL,
         clock: Callable[[], int] = SYSTEM,
     ) -> Topic:
-        """Open the topic in directory `path`; with mode="a" make it first if there is none, unless create=False.
+        """Open the topic in the directory `path`. The name of the directory is the name of the topic.
 
-        Policies are kept with the topic and need not be given again. One that differs replaces what is kept,
-        as `alter` does; `ConfigConflictError` if it is the number of partitions or the partitioner, or with
-        mode="r". `segment_age=None` means that age rolls no segment,
-        `producer_expiry=None` that no idempotent producer is ever forgotten (7 days of silence, by default).
+        With mode="a", the default, the topic is open for appending and reading, and is made first if there is
+        none, unless `create` is False. Opening recovers what a crash has left, and takes the locks of all
+        partitions. With `shared`, several processes append to one topic: each takes the lock of a partition
+        when it first appends there. With mode="r" nothing is locked, made or written.
 
-        mode="a" recovers what a crash has left and raises `LockedError` if another writer has the
-        topic, `CorruptLogError` if promised data is damaged. mode="r" takes no lock and writes
-        nothing. Raises `FileNotFoundError` where there is no topic, for mode="r" or create=False, and
-        `UnsupportedFormatError` if a newer loglib has made it.
+        The policies are kept with the topic, and need not be given again. One that differs from what is kept
+        replaces it, as `alter` does.
 
-        `partitioner` says which partition a key belongs to: "crc32", by default, as librdkafka has it;
-        "murmur2" as Kafka's Java client has it; or a function of the key and the number of partitions.
-        A topic knows a function by its `__name__` only. Give the function at each open that appends by
-        key: without it, such an append raises `ValueError`. A function of another name is a
-        `ConfigConflictError`; one without a name, such as a lambda, is a `ValueError`.
+        - `partitions`: int from 1 to 10,000, by default 1. Order, parallel reading and locking are by
+          partition. A writer keeps three files open for each. It cannot change.
+        - `partitioner`: which partition a key belongs to. "crc32", by default, as librdkafka has it; "murmur2"
+          as Kafka's Java client has it; or a function of the key and the number of partitions, which a topic
+          knows by its `__name__` only. Give the function at each open that appends by key: without it, such
+          an append raises `ValueError`. It cannot change.
+        - `flush`: a `FlushPolicy`: when records become durable, and visible to readers. By default after 50 ms,
+          100,000 records or 64 MiB.
+        - `retention`: a `Retention`: when whole segments are dropped. By default 7 days after they are sealed.
+        - `segment_bytes`: int, at least 4096, by default 1 GiB. A segment is sealed before it grows beyond.
+        - `segment_age`: timedelta, by default 1 day. A segment is sealed when its first batch is so old. None:
+          age seals no segment.
+        - `compression`: "none" by default, "zlib", "lz4" or "zstd". The last two need an extra to be installed.
+        - `durability`: "disk", by default: a flush returns when fdatasync has. "os": when the operating system
+          has the records, which survives a killed process, and not a power cut.
+        - `batch_bytes`, `batch_records`: int, by default 1 MiB and 65,536. So many bytes of keys and values, or
+          records, make a batch, which is compressed and checked as a whole.
+        - `max_record_bytes`: int, by default 64 MiB, of value, key and headers together. A larger record is
+          refused: `RecordTooLargeError`.
+        - `permissions`: int, by default 0o600. The mode of the files; directories can be entered by whoever may
+          read. Read and write bits only, the owner's among them.
+        - `producer_expiry`: timedelta, by default 7 days. A producer's last number is forgotten when it has been
+          silent for so long. None: never.
 
-        `clock` is for simulations and tests: a function for the time of day in microseconds UTC, whose
-        time is believed, or a `loglib.system.clock.Clock`.
+        For simulations and tests there are `files`, the file system (see `loglib.testing`), and `clock`, a
+        function for the time of day in microseconds UTC, whose time is believed, or a `loglib.system.clock.Clock`.
+
+        Raises `FileNotFoundError` where there is no topic, for mode="r" or create=False; `LockedError` if
+        another writer has it; `CorruptLogError` if promised data is damaged; `UnsupportedFormatError` if a
+        newer loglib has made it; `ConfigConflictError` for another number of partitions or partitioner, and for
+        any other policy that differs with mode="r"; `ValueError` and `TypeError` for what makes no sense.
         """
         if mode not in ("a", "r"):
             raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
