@@ -12,7 +12,7 @@ from zlib import crc32
 
 import pytest
 
-from conftest import QUIET, records_of
+from conftest import MANUAL, QUIET, records_of
 from loglib import FlushPolicy, LogClosedError, OffsetOutOfRangeError, Position, Record, Retention, Topic
 from loglib.reader import Reader
 from loglib.system.turn import Turn
@@ -407,3 +407,26 @@ def test_turn_is_given_up_only_when_another_has_done_the_work() -> None:
     for _ in range(THREADS):
         crew.start(want)
     crew.join()
+
+
+def test_threads_that_sync_starved_each_other_and_shared_few_syncs(path: Path) -> None:
+    """Two of them passed the turn to and fro, while the others waited for its lock: two records to a sync."""
+    syncs = []
+
+    class Disk(UnsyncedFiles):
+        def datasync(self, fd: int) -> None:  # type: ignore[override]
+            syncs.append(fd)
+            time.sleep(0.0003)
+
+    with Topic.open(path, files=Disk(), flush=MANUAL) as topic:
+
+        def append() -> None:
+            for _ in range(100):
+                topic.append(b"x" * 200, sync=True)
+
+        threads = [threading.Thread(target=append) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(syncs) < 1600 / 4

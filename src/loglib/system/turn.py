@@ -53,9 +53,14 @@ class Turn(Unique):
     def take(self, action: Callable[[], T], *, unless: Callable[[], bool] | None = None) -> T | None:
         """Run the action when it is this thread's turn; or return None once `unless` is true."""
         self._arrive()
-        while unless is not None and self._is_anothers():
+        opened = True
+        while unless is not None:
             if unless():
                 return None
+            gate = self._gate_of_another(believed=opened)
+            if gate is None:
+                break
+            opened = gate.acquire(timeout=_LOOK_S)
         with self._turn:
             try:
                 if unless is not None:
@@ -75,16 +80,19 @@ class Turn(Unique):
         if gate is not None:
             gate.release()
 
-    def _is_anothers(self) -> bool:
-        """Wait for the end of another's turn, if there is one; otherwise the next turn is this thread's."""
+    def _gate_of_another(self, *, believed: bool) -> threading.Lock | None:
+        """The gate at which to wait for the end of another's turn; None if the next turn is this thread's.
+
+        Only one thread at a time goes on to the lock, which is not fair: of many that wait there, two may pass it to
+        and fro while the others starve. That a turn is taken is believed, but for whoever has waited at a gate in vain.
+        """
         gate, locked = _shut_gate(), self._turn.locked()
         with self._noting:
-            if not (self._taken and locked):
+            if not self._taken or not (believed or locked):
                 self._taken = True
-                return False
+                return None
             self._waiting = [*self._waiting, gate]
-        gate.acquire(timeout=_LOOK_S)
-        return True
+        return gate
 
     def _gather(self) -> None:
         """Wait for the others that are there, who will want the same."""
