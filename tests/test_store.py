@@ -13,6 +13,7 @@ from loglib import (
     CorruptLogError,
     GroupBusyError,
     LockedError,
+    LogError,
     LogMovedError,
     OffsetOutOfRangeError,
     Retention,
@@ -132,6 +133,16 @@ def test_topic_that_is_in_use_is_not_deleted(tmp_path: Path) -> None:
     with reading, reading.group("etl", member="one"), pytest.raises(GroupBusyError, match="one"):
         Topic.delete(path)
     with Topic.open(path) as topic:
+        assert values_of(topic) == [b"x"]
+
+
+def test_link_to_a_topic_is_not_deleted(tmp_path: Path) -> None:
+    with Topic.open(tmp_path / "clicks") as topic:
+        topic.append(b"x", sync=True)
+    (tmp_path / "link").symlink_to(tmp_path / "clicks")
+    with pytest.raises(LogError, match="is a link to a topic"):
+        Topic.delete(tmp_path / "link")
+    with Topic.open(tmp_path / "link", mode="r") as topic:
         assert values_of(topic) == [b"x"]
 
 

@@ -216,6 +216,12 @@ def test_policies_that_make_no_sense_change_nothing(policies: dict[str, Any], er
         topic.alter(batch_records=7)
 
 
+def test_policy_that_cannot_be_stored_makes_no_topic(path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be stored"):
+        Topic.open(path, segment_age=timedelta(days=10**6, microseconds=1))
+    assert list(path.parent.iterdir()) == []
+
+
 def test_writer_that_has_failed_is_not_given_other_policies(path: Path) -> None:
     files = FaultyFiles("datasync", inner=MemoryFiles(), armed=False)
     topic = Topic.open("/topic", files=files, flush=MANUAL)

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
-__all__ = ["MAX_BATCH_BYTES", "Durability", "FlushPolicy", "Retention", "TopicConfig", "microseconds"]
+__all__ = ["MAX_BATCH_BYTES", "Durability", "FlushPolicy", "Policies", "Retention", "TopicConfig", "microseconds"]
 
 Durability = Literal["disk", "os"]
 
@@ -180,6 +180,22 @@ class TopicConfig:
             if name in known:
                 known[name] = _duration(known[name])
         return cls(**known)
+
+
+class Policies(TypedDict, total=False):
+    """The policies that a topic may change, by the names that `TopicConfig` has for them."""
+
+    flush: FlushPolicy
+    retention: Retention
+    segment_bytes: int
+    segment_age: timedelta | None
+    compression: str
+    durability: Durability
+    batch_bytes: int
+    batch_records: int
+    max_record_bytes: int
+    permissions: int
+    producer_expiry: timedelta | None
 
 
 CODEC_NAMES = ("none", "zlib", "lz4", "zstd")

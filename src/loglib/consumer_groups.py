@@ -6,17 +6,29 @@ Invariant: a group's files are in the directory of its first topic, wherever its
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from .arguments import Start
 from .groups import GroupInfo, Move, TopicPartition, TopicsGroup, administration
+from .groups.group import CommitPolicy, OnChange
 from .topic import Topic
 
 __all__ = ["delete_group", "evict_member", "group", "group_info", "reset_group"]
 
 
-def group(topics: Sequence[Topic], name: str, **options: Any) -> TopicsGroup:
-    """Join a consumer group on several topics; options as for `Topic.group`.
+def group(
+    topics: Sequence[Topic],
+    name: str,
+    *,
+    start: Start = "begin",
+    member: str | None = None,
+    commit: CommitPolicy = "after",
+    strategy: Literal["range", "sticky"] = "range",
+    on_assign: OnChange | None = None,
+    on_revoke: OnChange | None = None,
+    on_out_of_range: Literal["raise", "start"] = "raise",
+) -> TopicsGroup:
+    """Join a consumer group on several topics; the options are those of `Topic.group`.
 
     The group's files are in the directory of the first topic: all members must give the topics in
     one order. Records come as (topic name, record), and partitions are `TopicPartition`s.
@@ -24,7 +36,10 @@ def group(topics: Sequence[Topic], name: str, **options: Any) -> TopicsGroup:
     names = [topic.name for topic in topics]
     if not topics or len(set(names)) < len(names):
         raise ValueError(f"a group needs topics of different names, not {names}")
-    joined = TopicsGroup(topics[0].place(name, topics), **options)
+    joined = TopicsGroup(
+        topics[0].place(name, topics), start=start, member=member, commit=commit, strategy=strategy,
+        on_assign=on_assign, on_revoke=on_revoke, on_out_of_range=on_out_of_range,
+    )  # fmt: skip
     for topic in topics:
         topic.track(joined)
     return joined

@@ -102,6 +102,7 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
     if files.exists(path) and files.sizes(path):
         raise LogError(f"{path} holds files but no {NAME}; a topic is made in a new or an empty directory")
     codec_id(config.compression)
+    _check_stored(config)
     parent, name = os.path.split(path)
     files.make_directories(parent, config.permissions)
     log_id = uuid.uuid4().bytes

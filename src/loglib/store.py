@@ -75,13 +75,16 @@ def _describe(files: Files, name: str, path: str) -> TopicInfo:
 def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
     """Delete a topic with all its records and groups. Nothing brings it back.
 
-    Raises `FileNotFoundError` if there is no topic, `LockedError` if somebody writes it, and `GroupBusyError` if a
+    A link to a topic is refused (`LogError`): what it leads to may be another's. Raises `FileNotFoundError` if there is
+    no topic, `LockedError` if somebody writes it, and `GroupBusyError` if a
     group that is kept with it has members. Readers get `LogMovedError`. What a crash leaves of it has a name that
     begins with a dot, and is no topic.
     """
     absolute = topic_path(path)
     if not files.exists(os.path.join(absolute, description.NAME)):
         raise FileNotFoundError(errno.ENOENT, "no topic here", absolute)
+    if not files.is_directory(absolute):
+        raise LogError(f"{absolute} is a link to a topic; delete the topic where it is")
     for group in group_names(files, absolute):
         if members := live_members(files, os.path.join(absolute, GROUPS, group, "members"), remove=False):
             raise GroupBusyError(group, list(members))

@@ -28,7 +28,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
 from types import EllipsisType, FrameType
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, cast
 
 from . import description, store
 from .append.bulk import BULK_RECORDS
@@ -46,7 +46,7 @@ from .arguments import (
     topic_path,
 )
 from .check import CheckReport, verify_description, verify_log
-from .config import FIXED, Durability, FlushPolicy, Retention, TopicConfig
+from .config import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
 from .display import Shown, sized
 from .errors import (
     ConfigConflictError,
@@ -63,7 +63,7 @@ from .errors import (
 from .format.batch import Columns
 from .format.codec import codec_id
 from .groups import Group, GroupInfo, Move, TopicPartition, administration
-from .groups.group import CommitPolicy, OnChange
+from .groups.group import AnyGroup, CommitPolicy, OnChange
 from .groups.place import Place, group_names
 from .handles import Handles
 from .keeper import Keeper
@@ -228,14 +228,14 @@ class Topic(Shown):
         )  # fmt: skip
         if changed:
             try:
-                topic.alter(**changed)
+                topic.alter(**cast(Policies, changed))
             except BaseException:
                 topic.close()
                 raise
         return topic
 
     @classmethod
-    def reconfigure(cls, path: str | os.PathLike[str], *, files: Files = REAL, **policies: Any) -> None:
+    def reconfigure(cls, path: str | os.PathLike[str], *, files: Files = REAL, **policies: Unpack[Policies]) -> None:
         """Change policies of a topic that no writer has open: `alter` without anything else."""
         with cls.open(path, files=files) as topic:
             topic.alter(**policies)
@@ -289,7 +289,7 @@ class Topic(Shown):
             raise ValueError(f"{self.path} has partitions 0 to {len(self.partitions) - 1}, not {number}")
         return self.partitions[number]
 
-    def alter(self, **policies: Any) -> None:
+    def alter(self, **policies: Unpack[Policies]) -> None:
         """Change policies, such as `retention=Retention(...)`, from now on and for whoever opens the topic later.
 
         The names are those of `Topic.open`. Other processes that have the topic open (with shared=True, or for
@@ -613,7 +613,7 @@ class Topic(Shown):
         """After a fork: the topic is the parent's to write and to close."""
         self._handles.abandon_in_child(ForkedHandleError(self.path, os.getppid()))
 
-    def track(self, joined: Group) -> None:
+    def track(self, joined: AnyGroup[Any, Any, Any]) -> None:
         """Close the group with the topic."""
         self._handles.track(joined)
 

@@ -25,11 +25,12 @@ import threading
 import time
 import warnings
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from itertools import repeat
-from typing import Any, Literal, NoReturn
+from typing import Any, Generic, Literal, NoReturn, Self, TypeVar
 
 from ..arguments import Start, check_count, check_timeout, parse_start, partition_number
 from ..config import microseconds
@@ -56,7 +57,7 @@ from .place import Place
 from .progress import Progress
 from .run import Run, Way
 
-__all__ = ["CommitPolicy", "Group", "OnChange", "TopicsGroup"]
+__all__ = ["AnyGroup", "CommitPolicy", "Group", "OnChange", "TopicsGroup"]
 
 CommitPolicy = str | float | timedelta  # "after", "manual", or an interval
 OnChange = Callable[[list[Any]], object]
@@ -80,8 +81,14 @@ _POLLED_RECORDS = 512
 _MEMBERS, _OWNERS = "members", "owners"  # as the observer calls these directories
 
 
-class Group(Shown, Unique):
-    """One member of a consumer group on one topic; made by `Topic.group`, and a context manager."""
+Handed = TypeVar("Handed")  # what is handed out one by one
+HandedBatch = TypeVar("HandedBatch")
+Key = TypeVar("Key")  # what a partition is called
+Fact = TypeVar("Fact")
+
+
+class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
+    """One member of a consumer group, on one topic or on several."""
 
     def __init__(
         self,
@@ -149,7 +156,7 @@ class Group(Shown, Unique):
         self._left = False
         _live_groups.add(self)
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -175,7 +182,7 @@ class Group(Shown, Unique):
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def follow(self, timeout: float | None = None) -> Iterator[Any]:
+    def follow(self, timeout: float | None = None) -> Iterator[Handed]:
         """The group's records, as they come, for ever or until `timeout` seconds bring none.
 
         A record is handled when the loop asks for the next one, and then committed as the group's
@@ -198,7 +205,7 @@ class Group(Shown, Unique):
                 progress.leave(run, came_back=came_back)
             del run, few  # or the next records are made in memory that no cache holds
 
-    def poll(self, *, max_records: int = _POLLED_RECORDS, timeout: float | None = 0.0) -> list[Any]:
+    def poll(self, *, max_records: int = _POLLED_RECORDS, timeout: float | None = 0.0) -> list[Handed]:
         """Up to `max_records` records of one partition; an empty list if `timeout` seconds bring none.
 
         They count as handled with the next call of `poll`, `follow` or `batches`, or when committed.
@@ -212,7 +219,7 @@ class Group(Shown, Unique):
         run.all_out = True
         return shown
 
-    def batches(self, timeout: float | None = None) -> Iterator[Any]:
+    def batches(self, timeout: float | None = None) -> Iterator[HandedBatch]:
         """The same as `follow`, as whole columns."""
         progress = self._progress
         while (run := self._next(timeout, "batch")) is not None:
@@ -225,14 +232,13 @@ class Group(Shown, Unique):
             finally:
                 progress.leave(run, came_back=came_back)
 
-    def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Any]:
+    @abstractmethod
+    def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Handed]:
         """What the caller is given of some records: with several topics, more than the records."""
-        del partition
-        return records
 
-    def _shown_batch(self, partition: TopicPartition, batch: Batch) -> Any:
-        del partition
-        return batch
+    @abstractmethod
+    def _shown_batch(self, partition: TopicPartition, batch: Batch) -> HandedBatch:
+        """The same of a batch."""
 
     def _next(self, timeout: float | None, way: Way, most: int | None = None) -> Run | None:
         """The next records, as soon as there are any; None after `timeout` seconds of nothing."""
@@ -320,7 +326,7 @@ class Group(Shown, Unique):
 
     # --- places -----------------------------------------------------------------------------------
 
-    def tell(self) -> dict[Any, int]:
+    def tell(self) -> dict[Key, int]:
         """The offset of the next record to be handed out, by partition owned."""
         return self._by_key(self._progress.next_offsets())
 
@@ -359,7 +365,7 @@ class Group(Shown, Unique):
 
     # --- committing ----------------------------------------------------------------------------------
 
-    def commit(self, what: Any = None, *, meta: str = "") -> None:
+    def commit(self, what: Handed | Mapping[Any, int] | None = None, *, meta: str = "") -> None:
         """Say how far the group has got; durable when it returns (with durability "disk").
 
         `what` is a record, which is then handled, and so is all before it; a mapping of partitions to
@@ -381,12 +387,12 @@ class Group(Shown, Unique):
             self._commit(offsets, meta)
             self._progress.committed_by_hand(offsets)
 
-    def committed(self) -> dict[Any, Commit]:
+    def committed(self) -> dict[Key, Commit]:
         """The last commit for each partition that has any, whoever made it."""
         found = {each: entry.commit() for each, entry in self._entries().items() if each in self._place.logs}
         return self._by_key({each: commit for each, commit in found.items() if commit is not None})
 
-    def lag(self, *, count_records: bool = False) -> dict[Any, Lag]:
+    def lag(self, *, count_records: bool = False) -> dict[Key, Lag]:
         """How far the group is behind, by partition, whoever owns it: from the last commit to the flushed end.
 
         `count_records=True` counts the records as well, by reading the header of every batch between.
@@ -404,7 +410,7 @@ class Group(Shown, Unique):
         return self._by_key(found)
 
     @property
-    def assignment(self) -> list[Any]:
+    def assignment(self) -> list[Key]:
         """The partitions that this member owns, sorted."""
         return [self._key(each) for each in self._ownership.owned()]
 
@@ -421,10 +427,9 @@ class Group(Shown, Unique):
         record, partition = self._record(what)
         return {partition: record.next_offset}
 
+    @abstractmethod
     def _record(self, what: Any) -> tuple[Record, TopicPartition]:
-        if not isinstance(what, Record):
-            raise TypeError(f"commit() takes a record or a mapping of partitions to offsets, not {what!r}")
-        return what, self._partition(what.partition)
+        """The record that a caller names, as it was handed out."""
 
     def _entries(self) -> dict[TopicPartition, Entry]:
         with self._use():
@@ -621,17 +626,15 @@ class Group(Shown, Unique):
 
     # --- names ---------------------------------------------------------------------------------------
 
-    def _key(self, partition: TopicPartition) -> Any:
+    @abstractmethod
+    def _key(self, partition: TopicPartition) -> Key:
         """What callers call a partition: its number, where there is one topic."""
-        return partition.partition
 
+    @abstractmethod
     def _partition(self, key: Any) -> TopicPartition:
-        partition = TopicPartition(self._place.topics[0], partition_number(key))
-        if partition not in self._place.logs:
-            raise ValueError(f"group {self.name} has no partition {key!r}")
-        return partition
+        """The partition that a caller names so; `ValueError` if the group has none."""
 
-    def _by_key(self, facts: Mapping[TopicPartition, Any]) -> dict[Any, Any]:
+    def _by_key(self, facts: Mapping[TopicPartition, Fact]) -> dict[Key, Fact]:
         return {self._key(each): facts[each] for each in sorted(facts)}
 
     # --- end -----------------------------------------------------------------------------------------
@@ -727,13 +730,39 @@ class Group(Shown, Unique):
             raise self._closed
 
 
-class TopicsGroup(Group):
+class Group(AnyGroup[Record, Batch, int]):
+    """One member of a consumer group on one topic; made by `Topic.group`, and a context manager."""
+
+    def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Record]:
+        del partition
+        return records
+
+    def _shown_batch(self, partition: TopicPartition, batch: Batch) -> Batch:
+        del partition
+        return batch
+
+    def _record(self, what: Any) -> tuple[Record, TopicPartition]:
+        if not isinstance(what, Record):
+            raise TypeError(f"commit() takes a record or a mapping of partitions to offsets, not {what!r}")
+        return what, self._partition(what.partition)
+
+    def _key(self, partition: TopicPartition) -> int:
+        return partition.partition
+
+    def _partition(self, key: Any) -> TopicPartition:
+        partition = TopicPartition(self._place.topics[0], partition_number(key))
+        if partition not in self._place.logs:
+            raise ValueError(f"group {self.name} has no partition {key!r}")
+        return partition
+
+
+class TopicsGroup(AnyGroup[tuple[str, Record], tuple[str, Batch], TopicPartition]):
     """A member of a group on several topics: records come as (topic, record), partitions are `TopicPartition`s."""
 
-    def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Any]:
+    def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[tuple[str, Record]]:
         return zip(repeat(partition.topic), records)
 
-    def _shown_batch(self, partition: TopicPartition, batch: Batch) -> Any:
+    def _shown_batch(self, partition: TopicPartition, batch: Batch) -> tuple[str, Batch]:
         return partition.topic, batch
 
     def _record(self, what: Any) -> tuple[Record, TopicPartition]:
@@ -742,7 +771,7 @@ class TopicsGroup(Group):
                 return record, self._partition((topic, record.partition))
         raise TypeError(f"commit() takes (topic, record) or a mapping of (topic, partition) to offsets, not {what!r}")
 
-    def _key(self, partition: TopicPartition) -> Any:
+    def _key(self, partition: TopicPartition) -> TopicPartition:
         return partition
 
     def _partition(self, key: Any) -> TopicPartition:
@@ -764,7 +793,7 @@ def _commit_interval(policy: CommitPolicy) -> float | None:
     return microseconds(seconds) / 1_000_000
 
 
-_live_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+_live_groups: weakref.WeakSet[AnyGroup[Any, Any, Any]] = weakref.WeakSet()
 _pid = os.getpid()
 
 
