@@ -31,6 +31,7 @@ from loglib import (
     UnsupportedFormatError,
     WriterFailedError,
 )
+from loglib.append.writer import Writer
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
 from loglib.testing import Call, FaultyFiles, MemoryFiles, RecordingFiles, UnsyncedFiles, WatchedFiles
@@ -174,6 +175,19 @@ def test_segments_that_retention_drops_are_said_in_the_log(path: Path, caplog: p
         f"{path}/0000: retention dropped {len(bases) - 1} segments, offsets 0 to {bases[-1]}; "
         f"the last one since the partition holds {2 * (bases[1] - bases[0])} bytes, the limit is 0"
     )
+
+
+def test_pass_of_retention_that_comes_too_late_says_nothing(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Topic.open(path, retention=Retention(age=None, bytes=0), flush=MANUAL, segment_bytes=4096) as topic:
+        for _ in range(3):
+            topic.append(b"x" * 3000, sync=True)
+        topic.partition(0).roll()
+        monkeypatch.setattr(Writer, "drop_before", lambda *_: [])  # as for one that decided before another dropped
+        with caplog.at_level("INFO", logger="loglib"):
+            topic.retain()
+    assert caplog.text == ""
 
 
 def test_processes_that_share_a_topic_keep_each_others_changes(path: Path) -> None:

@@ -84,7 +84,7 @@ def test_every_class_that_holds_files_locks_or_threads_is_unique() -> None:
             if isinstance(node, ast.ClassDef) and _holds(node):
                 assert "Unique" in {base.id for base in node.bases if isinstance(base, ast.Name)}, f"{name}.{node.name}"
                 found.add(node.name)
-    assert {"Writer", "Lock", "Turn", "Handles", "SegmentReader", "WatermarkReader", "HeldFile", "Group"} <= found
+    assert {"Writer", "Lock", "Turn", "Handles", "SegmentReader", "WatermarkReader", "HeldFile", "AnyGroup"} <= found
 
 
 def _holds(node: ast.ClassDef) -> bool:

@@ -267,9 +267,7 @@ class Partition(Shown, Unique):
             raise OffsetOutOfRangeError(self.id, offset, mark.log_start_offset, mark.flushed_end)
         if offset == mark.flushed_end and offset == writer.next_offset:
             writer.roll()
-        base = self._log.index.find(offset)
-        if base is not None:
-            writer.drop_before(base)
+        writer.drop_before(self._log.index.find(offset) or 0)
         return self.log_start_offset
 
     def keep_house(self) -> None:
