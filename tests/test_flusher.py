@@ -260,10 +260,10 @@ def test_unexpected_system_error_does_not_end_the_thread(open_topic: Open) -> No
     with writer.lock:
         writer._retired.append(os.open("/dev/null", os.O_RDONLY))
         files.armed = True
-    topic.append(b"y")
-    while writer.batch.owed is None:
-        threading.Event().wait(0.001)
     with pytest.raises(StorageIOError, match="flushing in the background"):
+        topic.append(b"y")  # which is told already if the flusher still had the first record to see to
+        while writer.batch.owed is None:
+            threading.Event().wait(0.001)
         topic.flush()
     reader = topic.follow("begin")
     topic.append(b"z")
