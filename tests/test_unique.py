@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from conftest import needs_proc, open_files, values_of
-from loglib import Topic
+from loglib import Group, Topic
+from loglib.format.watermark import WatermarkReader
 from loglib.groups.held import HeldFile
+from loglib.segment import SegmentReader
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
-from loglib.system.wait import Waiter
+from loglib.system.lock import Lock
+from loglib.system.wait import Waiter, _Descriptors
 from test_layers import modules
 
 Open = Callable[..., Topic]
@@ -101,3 +104,9 @@ def _holds(node: ast.ClassDef) -> bool:
 
 def _is_attribute(target: ast.expr) -> bool:
     return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+
+
+@pytest.mark.parametrize("kind", [Topic, Group, WatermarkReader, SegmentReader, HeldFile, Lock, _Descriptors])
+def test_object_that_an_interrupt_left_unmade_complained_when_it_was_collected(kind: Any) -> None:
+    """An interrupt may come before the first line of `__init__`."""
+    kind.__new__(kind).__del__()

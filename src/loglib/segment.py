@@ -316,6 +316,7 @@ class SegmentReader(Unique):
     """
 
     header: SegmentHeader
+    _fd = -1  # also of one whose making an interrupt has ended before its first line
 
     def __init__(
         self,
@@ -326,7 +327,6 @@ class SegmentReader(Unique):
         base_offset: int | None = None,
         within: Directory | None = None,
     ) -> None:
-        self._fd = -1
         self._files = files
         self.salt = identity.salt
         self._partition = identity.partition

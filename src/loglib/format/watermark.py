@@ -119,8 +119,9 @@ class WatermarkWriter(Unique):
 class WatermarkReader(Unique):
     """Reads the current mark with one pread; keeps the file open between polls."""
 
+    _fd = -1  # also of one whose making an interrupt has ended before its first line
+
     def __init__(self, files: Files, path: str, salt: int) -> None:
-        self._fd = -1
         self._files = files
         self._path = path
         self._salt = salt

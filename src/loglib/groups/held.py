@@ -72,7 +72,8 @@ class HeldFile(Unique):
         deque(starmap(call, self._close), maxlen=0)  # in C, where no interrupt comes between taking and closing
 
     def __del__(self) -> None:
-        self.release()
+        with suppress(AttributeError):  # of one whose making an interrupt has ended before its first line
+            self.release()
 
 
 def look(files: Files, path: str, *, remove: bool = False, within: Directory | None = None) -> str | None:

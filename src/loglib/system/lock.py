@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import starmap
 from operator import call
@@ -37,6 +38,9 @@ _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 class Lock(Unique):
     """A lock that this process holds, until it is released or nobody refers to it any more."""
+
+    # Nothing, also of one whose making an interrupt has ended before its first line.
+    _to_do: Iterator[tuple[Callable[[int], object], int]] = iter(())
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory  # the one that is locked, for whoever has the lock to work in

@@ -54,8 +54,9 @@ _NAP_PER_LOOK = 20  # without inotify: to look at a thousand files takes millise
 class _Descriptors(Unique):
     """The open files of a waiter, closed when nobody refers to them: another thread may be writing to one."""
 
+    wake_out = wake_in = inotify = -1  # also of one whose making an interrupt has ended before its first line
+
     def __init__(self) -> None:
-        self.wake_out = self.wake_in = self.inotify = -1
         self.wake_out, self.wake_in = os.pipe()
         os.set_blocking(self.wake_out, False)
         os.set_blocking(self.wake_in, False)
