@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from builders import a_mark, forged, spoil
-from conftest import NOW, SECOND, Clock, last_segment, needs_proc, open_files, values_of
+from conftest import NOW, QUIET, SECOND, Clock, last_segment, needs_proc, open_files, values_of
 from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic
 from loglib import segment as segments
 from loglib.arguments import Time
@@ -467,3 +467,38 @@ def test_gap_that_may_hold_the_first_record_of_a_time_is_where_reading_starts(
         log = topic.partition(0).log
         expected = [*offsets, log.mark().flushed_end][first]
         assert log.resolve(Time(NOW + wanted), past_damage=True) == expected
+
+
+@pytest.mark.parametrize("by_time", [True, False])
+def test_lookup_that_retention_overtook_in_a_shared_topic_found_damage(by_time: bool, path: Path) -> None:
+    """A thread had opened the last segment; another one listed the directory when that and the next were gone."""
+    policies: dict[str, Any] = QUIET | {"segment_bytes": 4096, "retention": Retention(age=None)}
+    with Topic.open(path, **policies) as topic:
+        partition = topic.partition(0)
+
+        def append() -> None:
+            topic.append(b"x" * 1500, timestamp=NOW, sync=True)
+
+        class Overtaken(UnsyncedFiles):
+            armed = True
+
+            def open(self, path: Any, *arguments: Any, **named: Any) -> int:
+                fd = super().open(path, *arguments, **named)
+                if self.armed and str(path).endswith(f"{0:020d}.log"):
+                    self.armed = False
+                    for _ in range(6):
+                        append()
+                    partition.delete_before(partition.segments[2].base_offset)
+                    reading.partition(0).log.refresh()
+                return fd
+
+        append()
+        append()
+        files = Overtaken()
+        with Topic.open(path, mode="r", files=files) as reading:
+            if by_time:
+                assert list(reading.read(to_datetime(NOW + 1))) == []
+            else:
+                with pytest.raises(OffsetOutOfRangeError):
+                    list(reading.read(1))
+        assert not files.armed

@@ -298,6 +298,9 @@ class Log(Unique):
             following = self.index.after(segment.base_offset)
         if following is None:
             return mark.flushed_tail, mark.flushed_end
+        # If retention has dropped the segment since it was opened, it may have dropped the next one too, and then what
+        # follows in the index is a later one. The log start moves before anything goes.
+        self.check_not_dropped(segment.base_offset)
         with suppress(CorruptLogError, FileNotFoundError), self._open(following) as after:
             return after.header.previous_batch, following
         with suppress(CorruptLogError, FileNotFoundError), self._open(following, past_damage=True) as after:
