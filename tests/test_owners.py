@@ -10,7 +10,6 @@ import pytest
 
 from conftest import needs_proc, open_files
 from loglib import LockedError, TopicPartition
-from loglib.groups import owners
 from loglib.groups.owners import Owner, Ownership, evict_owner, holder_of, owned_partitions, read_owner, replace_owner
 from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, WatchedFiles
@@ -173,7 +172,7 @@ def test_partition_that_another_user_takes_just_then_is_not_claimed(tmp_path: Pa
 
 
 def test_two_who_evict_at_once_give_no_generation_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "_LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("loglib.system.directory._LOCK_TIMEOUT_S", 0.01)
     fd = REAL.open_directory(str(tmp_path))
     assert REAL.try_lock(fd)
     with pytest.raises(LockedError, match="whoever evicts a member"):

@@ -207,7 +207,7 @@ def test_change_waits_for_another_change(path: Path, monkeypatch: pytest.MonkeyP
         threading.Timer(0.05, lambda: REAL.unlock(directory.fd)).start()
         topic.alter(batch_records=7)
         assert REAL.try_lock(directory.fd)
-        monkeypatch.setattr("loglib.topic._LOCK_TIMEOUT_S", 0.02)
+        monkeypatch.setattr("loglib.system.directory._LOCK_TIMEOUT_S", 0.02)
         with pytest.raises(LockedError, match="changes its policies"):
             topic.alter(batch_records=8)
 

@@ -20,7 +20,6 @@ import os
 import resource
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,8 +81,6 @@ __all__ = ["Topic"]
 logger = logging.getLogger("loglib")
 
 _LAST = -100  # among the exit functions of `multiprocessing`, whose own go down to -5: others may append still
-_LOCK_TIMEOUT_S = 30.0  # to write a description takes milliseconds
-_NAP_S = 0.001
 _HOUSEKEEPING_S = 60.0  # retention and rolling by age are matters of hours: once a minute is soon enough
 
 
@@ -303,7 +300,7 @@ class Topic(Shown):
         with Directory.open(self._files, self.path) as directory:
             if not all(each.writer().is_in(directory) for each in self.partitions if each.owned):
                 raise LogMovedError(self.path, "has other partitions than those that were locked")
-            _lock_for_a_moment(self._files, directory)
+            directory.lock_for_a_moment("whoever changes its policies", advice="try again")
             described = description.read(self._files, self.path)
             before = self.config if described is None else described[1]  # another process may have changed it
             config = replace(before, **policies)
@@ -767,15 +764,6 @@ def _what_is_here(files: Files, path: str, mode: str) -> str:
 
 def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__package__")).partition(".")[0] == __package__
-
-
-def _lock_for_a_moment(files: Files, directory: Directory) -> None:
-    """Wait until nobody else writes the description, and keep others from it until the directory is closed."""
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
-    while not files.try_lock(directory.fd):
-        if time.monotonic() > deadline:
-            raise LockedError(directory.path, "whoever changes its policies", advice="try again")
-        time.sleep(_NAP_S)
 
 
 def _random_below(count: int) -> int:

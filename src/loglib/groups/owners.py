@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from ..errors import LockedError
 from ..system.directory import Directory
 from ..system.files import Files
 from ..unique import Unique
@@ -30,9 +28,6 @@ from .assignment import TopicPartition
 from .held import MOST_BYTES, HeldFile, look, readable_by_all
 
 __all__ = ["Owner", "Ownership", "evict_owner", "holder_of", "owned_partitions", "read_owner"]
-
-_LOCK_TIMEOUT_S = 30.0  # to replace a file takes a millisecond
-_NAP_S = 0.001
 
 
 class Owner(NamedTuple):
@@ -165,16 +160,8 @@ def _put_anew(held: Directory, name: str, permissions: int) -> None:
 def _replacing(files: Files, path: str) -> Iterator[Directory]:
     """One at a time: of two files that took the place of one, both owners would have the same generation."""
     with Directory.open(files, path) as directory:
-        _wait_for(lambda: files.try_lock(directory.fd), path)
+        directory.lock_for_a_moment("whoever evicts a member", advice="let it go on, or end it, and try again")
         yield directory
-
-
-def _wait_for(taken: Callable[[], bool], path: str) -> None:
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
-    while not taken():
-        if time.monotonic() > deadline:
-            raise LockedError(path, "whoever evicts a member", advice="let it go on, or end it, and try again")
-        time.sleep(_NAP_S)
 
 
 def _parse(text: str) -> Owner:

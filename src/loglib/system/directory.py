@@ -13,11 +13,16 @@ Threads: safe for all, but for `names` and `sizes`: two at once would share one 
 from __future__ import annotations
 
 import os
+import time
 
+from ..errors import LockedError
 from ..unique import Unique
 from .files import Files
 
 __all__ = ["Directory"]
+
+_LOCK_TIMEOUT_S = 30.0  # what is done under such a lock takes milliseconds
+_NAP_S = 0.001
 
 
 class Directory(Unique):
@@ -49,6 +54,17 @@ class Directory(Unique):
     def close(self) -> None:
         """Close it. Once only."""
         self.files.close(self.fd)
+
+    def lock_for_a_moment(self, holder: str, *, advice: str) -> None:
+        """Wait for the directory's flock, which is let go when it is closed.
+
+        `LockedError` if another has it for 30 s: `holder` says who that may be, and `advice` what to do then.
+        """
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        while not self.files.try_lock(self.fd):
+            if time.monotonic() > deadline:
+                raise LockedError(self.path, holder, advice=advice)
+            time.sleep(_NAP_S)
 
     def __repr__(self) -> str:
         return f"<Directory {self.path!r} open as {self.fd}>"
