@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..arguments import Start
 from ..errors import GroupBusyError, LogError
 from .assignment import TopicPartition
-from .lag import Lag, measure_lag
+from .lag import Lag, lag_of_group
 from .members import Member, Membership, live_members
 from .offsets import Commit, Entry, Offsets, history_at
 from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
@@ -69,15 +69,9 @@ def inspect(place: Place, *, count_records: bool) -> GroupInfo:
             owners[each] = holder.member or ""
     commits = ((each, entry.commit()) for each, entry in sorted(entries.items()))
     committed: dict[Any, Commit] = {each: commit for each, commit in commits if commit is not None}
-    lag: dict[Any, Lag] = {}
-    for each, log in place.logs.items():
-        offset = log.mark().log_start_offset
-        if each in committed and entries[each].log_id == log.identity.log_id:
-            offset = committed[each].offset
-        lag[each] = measure_lag(log, offset, now_us=place.clock(), count_records=count_records)
-        log.rest()
+    lag = lag_of_group(place, entries, first=lambda log: log.mark().log_start_offset, count_records=count_records)
     members = live_members(place.files, place.members, remove=False)
-    return GroupInfo(place.name, members, owners, committed, lag)
+    return GroupInfo(place.name, members, owners, committed, {**lag})
 
 
 def delete(place: Place) -> None:

@@ -49,7 +49,7 @@ from ..records import Batch, Record
 from ..system.wait import Observer
 from ..unique import Unique
 from .assignment import STRATEGIES, TopicPartition, assign
-from .lag import Lag, measure_lag
+from .lag import Lag, lag_of_group
 from .members import Member, Membership, new_member_name
 from .offsets import Commit, Entry, history_at
 from .owners import Ownership, read_owner
@@ -397,17 +397,8 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
 
         `count_records=True` counts the records as well, by reading the header of every batch between.
         """
-        entries = self._entries()
-        found: dict[TopicPartition, Lag] = {}
-        for partition, log in self._place.logs.items():
-            entry = entries.get(partition)
-            if entry is None or entry.offset is None or entry.log_id != log.identity.log_id:
-                offset = self._first(log)
-            else:
-                offset = entry.offset
-            found[partition] = measure_lag(log, offset, now_us=self._place.clock(), count_records=count_records)
-            log.rest()
-        return self._by_key(found)
+        lag = lag_of_group(self._place, self._entries(), first=self._first, count_records=count_records)
+        return self._by_key(lag)
 
     @property
     def assignment(self) -> list[Key]:

@@ -5,13 +5,17 @@ Invariant: nothing is changed, and bodies are not read: bytes come from the offs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import OffsetOutOfRangeError
 from ..format.watermark import Mark
 from ..log import Log
+from .assignment import TopicPartition
+from .offsets import Entries
+from .place import Place
 
-__all__ = ["Lag", "measure_lag"]
+__all__ = ["Lag", "lag_of_group", "measure_lag"]
 
 
 class Lag(NamedTuple):
@@ -20,6 +24,22 @@ class Lag(NamedTuple):
     bytes: int  # of log
     seconds: float  # since the next record was appended; 0 when there is none
     records: int | None = None  # None if they were not counted
+
+
+def lag_of_group(
+    place: Place, entries: Entries, *, first: Callable[[Log], int], count_records: bool
+) -> dict[TopicPartition, Lag]:
+    """The lag of each partition from its last commit; `first` says from where without one."""
+    found: dict[TopicPartition, Lag] = {}
+    for partition, log in place.logs.items():
+        entry = entries.get(partition)
+        if entry is None or entry.offset is None or entry.log_id != log.identity.log_id:
+            offset = first(log)
+        else:
+            offset = entry.offset
+        found[partition] = measure_lag(log, offset, now_us=place.clock(), count_records=count_records)
+        log.rest()  # of a thousand, few have files open at a time
+    return found
 
 
 def measure_lag(log: Log, offset: int, *, now_us: int, count_records: bool = False) -> Lag:

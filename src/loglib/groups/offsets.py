@@ -56,7 +56,7 @@ from ..unique import Unique
 from .assignment import TopicPartition
 from .held import readable_by_all
 
-__all__ = ["Commit", "Entry", "Offsets", "history_at", "make_offsets", "offsets_identity"]
+__all__ = ["Commit", "Entries", "Entry", "Offsets", "history_at", "make_offsets", "offsets_identity"]
 
 logger = logging.getLogger("loglib")
 
