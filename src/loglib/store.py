@@ -75,10 +75,9 @@ def _describe(files: Files, name: str, path: str) -> TopicInfo:
 def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
     """Delete a topic with all its records and groups. Nothing brings it back.
 
-    A link to a topic is refused (`LogError`): what it leads to may be another's. Raises `FileNotFoundError` if there is
-    no topic, `LockedError` if somebody writes it, and `GroupBusyError` if a
-    group that is kept with it has members. Readers get `LogMovedError`. What a crash leaves of it has a name that
-    begins with a dot, and is no topic.
+    A link to a topic is refused (`LogError`): what it leads to may be another's. Raises `FileNotFoundError` if there
+    is no topic, `LockedError` if somebody writes it, and `GroupBusyError` if a group that is kept with it has
+    members. Readers get `LogMovedError`. What a crash leaves of it has a name that begins with a dot, and is no topic.
     """
     absolute = topic_path(path)
     if not files.exists(os.path.join(absolute, description.NAME)):

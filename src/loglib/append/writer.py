@@ -116,12 +116,10 @@ class Writer(Unique):
         self._files = files
         self.directory = directory
         self._identity = identity
-        self._config = config
-        self._codec = codec_id(config.compression)
+        self._go_by(config)
         self._index = index
         self._clock = clock_of(clock)
         self.partition = identity.partition
-        self._takes_any_size = config.max_record_bytes >= config.batch_bytes
         self.timer: Timer | None = None
         self.on_roll: Callable[[], object] | None = None
         self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock is to be believed, if known
@@ -238,17 +236,20 @@ class Writer(Unique):
 
     def use(self, config: TopicConfig) -> None:
         """Go on by these policies; what is in the open batch by those under which it was appended."""
-        codec = codec_id(config.compression)
         try:
             with self.lock:
                 self.check_usable()
                 self._seal()
-                self._config, self._codec = config, codec
-                self._takes_any_size = config.max_record_bytes >= config.batch_bytes
+                self._go_by(config)
                 self.batch = self._open_batch(self.batch.tail)
         except LogError as error:
             self._tell(error)
             raise
+
+    def _go_by(self, config: TopicConfig) -> None:
+        codec = codec_id(config.compression)  # which may need a package that is not installed
+        self._config, self._codec = config, codec
+        self._takes_any_size = config.max_record_bytes >= config.batch_bytes
 
     # --- append --------------------------------------------------------------------------------
 
