@@ -383,3 +383,21 @@ def test_watermark_that_names_another_last_batch_is_found(open_topic: Open, path
         (damage,) = reading.verify().damage
         assert (damage.path, damage.file_position) == (str(watermark), 48)
         assert values_of(reading) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.timeout(20)
+def test_check_of_a_log_start_inside_a_segment_never_ended(open_topic: Open, path: Path) -> None:
+    """No writer leaves one there; the check took it for retention that came between, each time anew."""
+    fill(open_topic)
+    watermark = path / "0000" / "watermark"
+    with Topic.open(path, mode="r") as reading:
+        salt = Identity.of(reading.log_id, 0).salt
+        first, *_ = reading.partition(0).segments
+    mark = newest(watermark.read_bytes(), salt)
+    assert mark is not None
+    inside = first.end_offset - 8
+    watermark.write_bytes(encode_new(mark._replace(log_start_offset=inside), salt))
+    with Topic.open(path, mode="r") as reading:
+        report = reading.verify()
+        assert [each.offsets for each in report.damage if each.offsets] == [range(inside, first.end_offset)]
+        assert report.records == 6

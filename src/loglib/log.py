@@ -299,8 +299,9 @@ class Log(Unique):
         if following is None:
             return mark.flushed_tail, mark.flushed_end
         # If retention has dropped the segment since it was opened, it may have dropped the next one too, and then what
-        # follows in the index is a later one. The log start moves before anything goes.
-        self.check_not_dropped(segment.base_offset)
+        # follows in the index is a later one. The log start moves before anything goes. It is compared with the end of
+        # the segment: a forged watermark may have it inside, and nothing is dropped then.
+        self.check_not_dropped(following - 1)
         with suppress(CorruptLogError, FileNotFoundError), self._open(following) as after:
             return after.header.previous_batch, following
         with suppress(CorruptLogError, FileNotFoundError), self._open(following, past_damage=True) as after:
