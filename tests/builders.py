@@ -63,7 +63,7 @@ def stamped(
         body, base_offset=base_offset, durable_up_to=durable_up_to, writer_epoch=1, writer_nonce=NONCE,
         previous_crc=previous_crc, previous_bytes=previous_bytes,
         jump_offset=base_offset if jump_offset is None else jump_offset,
-        append_time=append_time, running_max_timestamp=latest,
+        append_time=append_time, event_time=append_time, running_max_timestamp=latest,
         producer=producer, producers_in_segment=producer != NO_PRODUCER, salt=identity.salt,
     )  # fmt: skip
     return header

@@ -59,6 +59,7 @@ def chain(known: Known, place: int, size: int, random: Random, *, most: int = 1 
             writer_epoch=known.epoch, writer_nonce=known.nonce,
             previous_crc=random.getrandbits(32) if before is None else before.header_crc,
             previous_bytes=max(place - before_at, 0), jump_offset=random.choice(places), append_time=known.now,
+            event_time=known.now,
             running_max_timestamp=known.now + random.randrange(-(10**6), 10**7),
             producer=random.choice((batch.NO_PRODUCER, Producer(random.getrandbits(64), random.getrandbits(40)))),
             producers_in_segment=random.random() < 0.5, salt=known.identity.salt,
@@ -87,6 +88,7 @@ def _too_long(known: Known, place: int, size: int, random: Random) -> bytes:
         stamped, _ = batch.stamp(
             body, base_offset=place + at, durable_up_to=place + at, writer_epoch=known.epoch,
             writer_nonce=known.nonce, previous_crc=0, previous_bytes=BODY_AT, jump_offset=0, append_time=known.now,
+            event_time=known.now,
             running_max_timestamp=known.now, producer=batch.NO_PRODUCER, producers_in_segment=False,
             salt=known.identity.salt,
         )  # fmt: skip
@@ -150,7 +152,8 @@ def columns_with(known: Known, columns: Columns, random: Random) -> Columns:
     body = batch.encode_body(columns, codec=0)
     header, _ = batch.stamp(
         body, base_offset=known.base_offset, durable_up_to=0, writer_epoch=0, writer_nonce=0, previous_crc=0,
-        previous_bytes=0, jump_offset=0, append_time=0, running_max_timestamp=0, producer=batch.NO_PRODUCER,
+        previous_bytes=0, jump_offset=0, append_time=0, event_time=0, running_max_timestamp=0,
+        producer=batch.NO_PRODUCER,
         producers_in_segment=False, salt=known.identity.salt,
     )  # fmt: skip
     at = batch.layout(header_of(header, known.base_offset, identity=known.identity))

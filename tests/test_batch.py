@@ -147,7 +147,7 @@ def test_new_place_leaves_the_body_alone() -> None:
     other = Identity.of(bytes(16), 9)
     moved, crc = batch.stamp(
         header, base_offset=800, durable_up_to=8, writer_epoch=5, writer_nonce=2, previous_crc=6, previous_bytes=8,
-        jump_offset=16, append_time=7, running_max_timestamp=NOW + 99,
+        jump_offset=16, append_time=7, event_time=7, running_max_timestamp=NOW + 99,
         producer=batch.NO_PRODUCER, producers_in_segment=False, salt=other.salt,
     )  # fmt: skip
     again = header_of(moved, 800, identity=other)
@@ -165,7 +165,7 @@ def test_optional_flags_of_a_newer_writer_are_not_passed_on() -> None:
     header = header_of(forged(encoded(PLAIN), flags=0xFE00))
     moved, _ = batch.stamp(
         header, base_offset=0, durable_up_to=0, writer_epoch=1, writer_nonce=0, previous_crc=0, previous_bytes=0,
-        jump_offset=0, append_time=0, running_max_timestamp=0,
+        jump_offset=0, append_time=0, event_time=0, running_max_timestamp=0,
         producer=batch.NO_PRODUCER, producers_in_segment=True, salt=IDENTITY.salt,
     )  # fmt: skip
     assert header_of(moved).flags == batch.PRODUCERS

@@ -249,6 +249,7 @@ class Writer(Unique):
     def _go_by(self, config: TopicConfig) -> None:
         codec = codec_id(config.compression)  # which may need a package that is not installed
         self._config, self._codec = config, codec
+        self._segment_age_us = None if config.segment_age is None else microseconds(config.segment_age)
         self._takes_any_size = config.max_record_bytes >= config.batch_bytes
 
     # --- append --------------------------------------------------------------------------------
@@ -495,17 +496,15 @@ class Writer(Unique):
             self._write(body, body.parts, now, NO_PRODUCER)
 
     def _write(self, body: Body, parts: Sequence[Buffer], now: Moment, producer: Producer) -> range:
-        """Write one batch at the tail and move the tail; returns its records' offsets.
+        """Write one batch at the tail and move the tail; returns its records' offsets."""
+        return self._write_together([(body, parts, producer)], now)[0]
+
+    def _write_together(self, batches: Sequence[_New], now: Moment) -> list[range]:
+        """Write batches at the tail, all or none of them, and move the tail; returns their records' offsets.
 
         The append time never falls. The records' own times do with the clock: what was appended while the
         clock was wrong must not date what comes after it.
         """
-        if body.base_timestamp is None:
-            body = body._replace(base_timestamp=now.wall_us, max_timestamp=now.wall_us)
-        return self._write_together([(body, parts, producer)], now)[0]
-
-    def _write_together(self, batches: Sequence[_New], now: Moment) -> list[range]:
-        """Write batches at the tail, all or none of them, and move the tail; returns their records' offsets."""
         ranges: list[range] = []
         produced: list[tuple[Producer, range]] = []
         try:
@@ -530,6 +529,7 @@ class Writer(Unique):
                     previous_bytes=tail.end - tail.last_batch,
                     jump_offset=jumps.jump_offset,
                     append_time=append_time,
+                    event_time=now.wall_us,
                     running_max_timestamp=segment_max,
                     producer=producer,
                     producers_in_segment=in_segment,
@@ -606,8 +606,8 @@ class Writer(Unique):
             return True
         if used + length > self._config.segment_bytes:
             return True
-        age, began = self._config.segment_age, self._active.began
-        return age is not None and began is not None and now.boottime_us - began >= microseconds(age)
+        age, began = self._segment_age_us, self._active.began
+        return age is not None and began is not None and now.boottime_us - began >= age
 
     def _roll(self, now: Moment) -> None:
         """Seal the active segment and begin the next. Synced: both files, the watermark, the name."""

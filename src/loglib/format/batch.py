@@ -315,6 +315,7 @@ def stamp(
     previous_bytes: int,
     jump_offset: int,
     append_time: int,
+    event_time: int,
     running_max_timestamp: int,
     producer: Producer,
     producers_in_segment: bool,
@@ -322,10 +323,11 @@ def stamp(
 ) -> tuple[bytes, int]:
     """Bind a body to its place in a log: returns the header's bytes and its CRC.
 
-    Takes a `Header` as well, to give a batch that exists a new place without touching its body.
+    Takes a `Header` as well, to give a batch that exists a new place without touching its body. The
+    `event_time` is that of all records, if they have none of their own.
     """
     flags = body.flags & _MUST_KNOW | (PRODUCERS if producers_in_segment else 0)
-    times = (body.base_timestamp, body.max_timestamp) if body.base_timestamp is not None else (append_time, append_time)
+    times = (body.base_timestamp, body.max_timestamp) if body.base_timestamp is not None else (event_time, event_time)
     unsealed = _HEADER.pack(
         MAGIC, 0, body.body_crc, body.length, base_offset, durable_up_to, writer_epoch, body.record_count,
         VERSION, body.codec, flags, body.stored_bytes, body.value_bytes, body.key_bytes, body.header_bytes,
