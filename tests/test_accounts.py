@@ -345,7 +345,7 @@ def test_waiters_are_told_apart_and_what_is_lost_is_named_once(open_topic: Open)
     threads = [threading.Thread(target=append) for _ in range(5)]
     for each in threads:
         each.start()
-    while writer.next_offset - writer.end.end < 6:
+    while writer.next_offset - writer.batch.tail.end < 6:
         assert all(each.is_alive() for each in threads)
     go.set()
     for each in [holder, *threads]:

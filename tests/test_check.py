@@ -87,7 +87,7 @@ def test_batch_that_contradicts_the_one_before_is_found(
     forged: str, rolled: bool, open_topic: Open, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each batch is whole by itself: only the links between them are wrong."""
-    from loglib.append import writer
+    from loglib.append import tail
     from loglib.format import batch as module
 
     topic = open_topic()
@@ -103,7 +103,7 @@ def test_batch_that_contradicts_the_one_before_is_found(
             facts[forged] += -1 if forged == "append_time" else 1
         return module.stamp(body, **facts)
 
-    monkeypatch.setattr(writer, "stamp", stamp)
+    monkeypatch.setattr(tail, "stamp", stamp)
     topic.append(b"two", timestamp=NOW, sync=True)
     monkeypatch.undo()
     with pytest.raises(CorruptLogError, match="that follows one|running maximum and append time") as raised:

@@ -202,7 +202,7 @@ def fail_in_background(topic: Topic, files: FaultyFiles) -> None:
     files.armed = True
     topic.append(b"lost")
     writer = topic.partition(0).writer()
-    while writer.batch.owed is None and writer._failure is None:
+    while writer.batch.owed is None and writer.disk.failure is None:
         threading.Event().wait(0.001)
     files.armed = False
 
@@ -258,7 +258,7 @@ def test_unexpected_system_error_does_not_end_the_thread(open_topic: Open) -> No
     writer = topic.partition(0).writer()
     topic.append(b"x", sync=True)
     with writer.lock:
-        writer._retired.append(os.open("/dev/null", os.O_RDONLY))
+        writer.disk._retired.append(os.open("/dev/null", os.O_RDONLY))
         files.armed = True
     with pytest.raises(StorageIOError, match="flushing in the background"):
         topic.append(b"y")  # which is told already if the flusher still had the first record to see to

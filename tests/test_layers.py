@@ -21,6 +21,7 @@ LAYERS = [
     {"search"},
     {"recovery", "timeline", "description", "append/producers", "append/partitioner"},
     {"log", "append/open_batch", "append/active", "append/bulk", "retention"},
+    {"append/tail"},
     {"append/writer", "reader", "transfer", "check"},
     {"append/flusher", "handles", "keeper"},
     {"partition", "groups"},

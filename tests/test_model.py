@@ -453,7 +453,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.clock.error_us = hours * HOUR
         self.latest = max(self.latest, self.clock())
         for partition, ledger in self.pairs():
-            written = partition.writer().end.end
+            written = partition.writer().batch.tail.end
             for each in ledger.appended:
                 if each.offset >= written:  # stamped when its batch is written
                     each.appended_at = min(each.appended_at, self.clock())
@@ -577,7 +577,7 @@ class TopicMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """A killed process loses the records that were not yet written, and nothing else."""
-        written = [partition.writer().end.end for partition in self.topic.partitions]
+        written = [partition.writer().batch.tail.end for partition in self.topic.partitions]
         self.crash(lambda copy: None)
         assert [partition.high_watermark for partition in self.topic.partitions] == written
 
@@ -588,7 +588,7 @@ class TopicMachine(RuleBasedStateMachine):
     )
     def cut_power(self, harms: list[list[Harm]], older: list[tuple[bool, bool]], lost: bool) -> None:
         """A power cut takes anything that was not synced, whole or in part, and nothing else."""
-        written = [partition.writer().end.end for partition in self.topic.partitions]
+        written = [partition.writer().batch.tail.end for partition in self.topic.partitions]
         durable: list[int] = []
 
         def harm(copy: Path) -> None:

@@ -467,7 +467,7 @@ def test_producers_of_a_frame_that_is_undone_are_not_remembered(target: Topic) -
     frames = b"".join(encoded(PLAIN, offset, producer=Producer(9, 5)) for offset in (0,))
     second = encoded(PLAIN, len(frames), producer=Producer(9, 6), previous_crc=header_of(frames).header_crc)
     stream = transfer._frame(IDENTITY, 0, len(frames + second)) + frames + second
-    active = partition.writer()._active
+    active = partition.writer().disk.active
     write, left = active.write, [1]
 
     def full_at_the_second(parts: object, offset: int) -> None:

@@ -38,8 +38,9 @@ def all_that_is_open(topic: Topic, reading: Topic) -> list[Any]:
     assert isinstance(waiter, Waiter)
     return [
         topic, topic.partition(0), reader, follower, group, writer, log, cursor, waiter, waiter._open,
-        writer._active, writer._turn, writer._held, writer._watermark, log._watermark, log.open_segment(0),
-        topic._handles, topic._flusher, group._progress, group._membership, group._ownership, group._offsets,
+        writer.disk, writer.disk.active, writer._turn, writer._held, writer.disk._watermark, log._watermark,
+        log.open_segment(0), topic._handles, topic._flusher, group._progress, group._membership,
+        group._ownership, group._offsets,
     ]  # fmt: skip
 
 

@@ -315,7 +315,7 @@ def test_waiting_appends_share_an_fsync(open_topic: Open) -> None:
     ]
     for each in others:
         each.start()
-    while writer.next_offset - writer.end.end < 15:  # all have appended; none can have been flushed
+    while writer.next_offset - writer.batch.tail.end < 15:  # all have appended; none can have been flushed
         assert all(each.is_alive() for each in others)
     assert values_of(topic) == []
     go.set()
@@ -706,7 +706,7 @@ def test_waiter_learns_that_another_threads_flush_lost_its_record(open_topic: Op
     others = [threading.Thread(target=append, args=(name,)) for name in ("second", "third")]
     for each in others:
         each.start()
-    while writer.next_offset - writer.end.end < 2:
+    while writer.next_offset - writer.batch.tail.end < 2:
         assert all(each.is_alive() for each in others)
     go.set()
     for each in [first, *others]:
@@ -969,7 +969,7 @@ def test_pass_that_decided_earlier_does_not_drop_less(open_topic: Open, monkeypa
     bases = [each.base_offset for each in topic.partition(0).segments]
     writer = topic.partition(0).writer()
     writer.drop_before(bases[2])
-    monkeypatch.setattr(writer, "_index", SegmentIndex(bases))
+    monkeypatch.setattr(writer.disk, "_index", SegmentIndex(bases))
     assert writer.drop_before(bases[1]) == []
     assert topic.partition(0).log_start_offset == bases[2]
 

@@ -145,7 +145,7 @@ class _Kept:
 
     def own(self, writer: Writer) -> None:
         self.writer = writer
-        writer.believes = self._believes
+        writer.disk.believes = self._believes
         self._timeline, self._stamps = None, {}  # what was known before another process may have changed
 
     def candidate(self) -> Candidate:
@@ -198,7 +198,7 @@ class _Kept:
         if not self._news or self._timeline is None or self._config.retention.age is None:
             return
         assert self.writer is not None
-        place, temporary = self.writer.place, f"{NAME}.tmp"
+        place, temporary = self.writer.disk.place, f"{NAME}.tmp"
         content = encode(self._timeline.worth_keeping(), self.log.identity.salt)
         try:
             with suppress(FileNotFoundError):
@@ -233,7 +233,7 @@ class _Kept:
         stamp = self._stamps.get(base_offset)
         if stamp is None:
             path = os.path.join(self.log.directory, segment_name(base_offset))
-            within = None if self.writer is None else self.writer.place
+            within = None if self.writer is None else self.writer.disk.place
             stamp = Stamp.of(read_segment_header(self._files, path, self.log.identity, within=within))
             self._stamps[base_offset] = stamp
         return stamp
@@ -247,8 +247,8 @@ class _Kept:
             for segment in self.log.segments():
                 self._stamp(segment.base_offset)
         else:
-            while self.writer.stamps:
-                made.append(self.writer.stamps.popleft())
+            while self.writer.disk.stamps:
+                made.append(self.writer.disk.stamps.popleft())
             self._stamps.update((stamp.base_offset, stamp) for stamp in made)
         if self._timeline is None:
             read = self._read()
@@ -264,7 +264,7 @@ class _Kept:
             if self.writer is None:
                 content = self._files.read_whole(self._path, MOST_BYTES)
             else:
-                content = self.writer.place.read_whole(NAME, MOST_BYTES)
+                content = self.writer.disk.place.read_whole(NAME, MOST_BYTES)
             return decode(content, self.log.identity.salt, self._path)
         except FileNotFoundError:
             return []

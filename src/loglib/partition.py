@@ -100,7 +100,7 @@ class Partition(Shown, Unique):
     @property
     def recovery(self) -> Recovery | None:
         """What opening for writing found and mended; None when opened for reading."""
-        return None if self._writer is None else self._writer.recovery
+        return None if self._writer is None else self._writer.disk.recovery
 
     @property
     def log(self) -> Log:

@@ -580,7 +580,7 @@ class Judge:
             if config.durability == "disk":  # otherwise readers have to wait for a writer to mend the log
                 seen = _read(Log(files, directory, identity))
             writer = Writer(files, directory, identity, config, index=SegmentIndex([]), clock=_clock)
-            recovery, end, done = writer.recovery, writer.end.end, len(files.operations)
+            recovery, end, done = writer.disk.recovery, writer.batch.tail.end, len(files.operations)
             if recovery.cut_bytes:
                 _check_kept(image, files, recovery)
             files.kill()
@@ -602,8 +602,8 @@ class Judge:
         if key in self._went_on:
             return self._went_on[key]
         writer = Writer(files, directory, identity, config, index=SegmentIndex([]), clock=_clock)
-        if writer.end.end != end or not writer.recovery.clean:
-            raise Failure("lost", f"recovered again, {writer.recovery}, from {end} to {writer.end.end}")
+        if writer.batch.tail.end != end or not writer.disk.recovery.clean:
+            raise Failure("lost", f"recovered again, {writer.disk.recovery}, from {end} to {writer.batch.tail.end}")
         offset = writer.append(_AGAIN, _AGAIN_BYTES).start
         writer.flush()
         log = Log(files, directory, identity)

@@ -36,7 +36,10 @@ from crash_engine import (
 )
 
 from loglib import recovery, segment
-from loglib.append.writer import Writer
+from loglib.append import writer
+from loglib.append.active import ActiveSegment
+from loglib.append.tail import TailWriter
+from loglib.recovery import Tail
 from loglib.testing import CrashFS, Image
 
 SHARDS = 28
@@ -143,20 +146,27 @@ class SyncedLate(Recorder):
         super()._changed(name, path, *facts, **more)
 
 
-def published_first(writer: Writer, active: Any, end: int) -> None:
-    tail = writer.batch.tail
-    assert tail.end == end
-    writer._publish(flushed=tail, durable=tail)
-    _sync(writer, active, end)
+class PublishesFirst(TailWriter):
+    """Publishes what it has written before it syncs that."""
 
+    _written: Tail | None = None
 
-_sync = Writer._sync
+    def write(self, *arguments: Any) -> tuple[Tail, list[range]]:
+        self._written, ranges = super().write(*arguments)
+        return self._written, ranges
+
+    def sync(self, active: ActiveSegment, end: int) -> None:
+        tail = self._written or self.start
+        assert tail.end == end
+        self.publish(flushed=tail, durable=tail)
+        super().sync(active, end)
+
 
 FAULTS: dict[str, tuple[Callable[[Image], CrashFS], Any]] = {
     "files are never synced": (NeverSynced, nullcontext),
     "directories are never synced": (DirectoriesNeverSynced, nullcontext),
     "acknowledged before it is synced": (SyncedLate, nullcontext),
-    "published before it is synced": (Recorder, lambda: mock.patch.object(Writer, "_sync", published_first)),
+    "published before it is synced": (Recorder, lambda: mock.patch.object(writer, "TailWriter", PublishesFirst)),
     "not written again in recovery": (Recorder, lambda: mock.patch.object(recovery, "rewrite", lambda *_: None)),
     "bodies are not checked": (Recorder, lambda: mock.patch.object(segment, "check_body", lambda *_: None)),
 }

@@ -1,0 +1,387 @@
+"""Tail: where a log ends on disk, and the one place where it grows: active segment, watermark, index.
+
+Invariant: a write begins where the caller's `Tail` says and returns the `Tail` behind it. Nothing here
+remembers it: the write has happened when the caller assigns that `Tail`. An interrupt at any
+instruction leaves the old end or the new one, and writing again overwrites the same bytes. A published
+end or start never goes back. After a failed sync, and when the files are no longer where readers look
+for them, `failure` says why, and the caller must write nothing more.
+
+    write      one batch or several, in one segment: handed to the system
+    sync       the active segment: durable
+    publish    the watermark: visible to readers
+    roll       seals the active segment and begins the next one: all of it durable
+    cut_back   removes what a write that failed has left
+
+Threads: `write`, `roll` and `cut_back` under the writer's lock. `sync` and `drop_before` from the thread
+that has the writer's turn. `publish` and `listen` from any: they share a lock of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import NoReturn
+
+from ..config import TopicConfig, microseconds
+from ..errors import LogMovedError, StorageIOError, WriterFailedError
+from ..format.batch import NO_PRODUCER, Body, Header, Producer, stamp
+from ..format.jumps import added
+from ..format.watermark import NAME as WATERMARK
+from ..format.watermark import Mark, WatermarkWriter
+from ..index import SegmentIndex
+from ..log import Wakeable
+from ..recovery import Recovery, Tail, recover
+from ..segment import (
+    Identity,
+    SegmentHeader,
+    SegmentReader,
+    create_segment,
+    producers_name,
+    segment_name,
+    write_producers,
+)
+from ..system.clock import Moment
+from ..system.directory import Directory
+from ..system.files import Buffer
+from ..timeline import Stamp, began_boottime
+from ..unique import Unique
+from .active import ActiveSegment
+from .producers import Producers
+
+__all__ = ["NewBatch", "TailWriter"]
+
+# A batch to be written: what is to be stamped on it, its bytes, and who wrote it.
+NewBatch = tuple[Body | Header, Sequence[Buffer], Producer]
+
+
+class TailWriter(Unique):
+    """The files at the end of a partition's log, open for writing.
+
+    Construction recovers the partition (see recovery.py), whose lock the caller must hold. It raises
+    `CorruptLogError` without having changed anything. Whoever has made it closes `files_to_close`.
+    """
+
+    def __init__(
+        self, place: Directory, identity: Identity, config: TopicConfig, *, index: SegmentIndex, now: Moment
+    ) -> None:
+        self.place = place  # where all files are opened, made and removed, wherever its path leads
+        self._files = place.files
+        self._identity = identity
+        self._index = index
+        self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock is right, if that is known
+        self.failure: BaseException | None = None
+        self.rolled = False  # since somebody has looked last
+        self._begun_segment = -1  # base offset of a segment that a roll has begun to make
+        self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
+        self._listeners: tuple[weakref.ref[Wakeable], ...] = ()
+        self._mark_lock = threading.Lock()
+        self.go_by(config)
+        recovered = recover(place, identity, config.permissions)
+        self.recovery: Recovery = recovered.report
+        tail, mark = recovered.tail, recovered.mark
+        self.start = tail  # the end of the log as it was found
+        index.replace(recovered.headers)
+        self._epoch = max(mark.writer_epoch, tail.writer_epoch) + 1
+        self._nonce = int.from_bytes(self._files.random_bytes(4), "little")
+        header = recovered.headers[max(recovered.headers)]
+        # Of the segments found and made, oldest first, for retention, which takes them out.
+        self.stamps = deque(Stamp.of(each) for each in recovered.headers.values())
+        self.producers = Producers(identity.partition, recovered.producers, self._headers_with_producers)
+        self._with_file = {base for base, each in recovered.headers.items() if each.more_producers}
+        name = segment_name(header.base_offset)
+        began = self._began(place.path_of(name), header, now) if tail.end > header.base_offset else None
+        with ExitStack() as opened:
+            path = place.path_of(WATERMARK)
+            self._watermark = WatermarkWriter(self._files, path, identity.salt, mark, within=place)
+            opened.callback(self._watermark.close)
+            fd = place.open_write(name)
+            opened.callback(self._files.close, fd)
+            self.active = ActiveSegment(self._files, fd, place.path_of(name), header.base_offset, began=began)
+            self.publish(flushed=tail, durable=tail)
+            self.sync_watermark()
+            opened.pop_all()
+
+    def _began(self, path: str, header: SegmentHeader, now: Moment) -> int:
+        with SegmentReader(self._files, path, self._identity, within=self.place) as reader:
+            first = reader.header_at(header.base_offset)
+        return began_boottime(Stamp.of(header), first.append_time, now)
+
+    def _headers_with_producers(self) -> Iterator[Header]:
+        """The headers of the batches that were in the segment when it was opened, if any names a producer."""
+        if self.start.producers_in_segment:
+            with SegmentReader(self._files, self.active.path, self._identity, within=self.place) as reader:
+                yield from reader.headers(self.active.base_offset, self.start.end)
+
+    def go_by(self, config: TopicConfig) -> None:
+        """Roll by these policies from now on."""
+        self._segment_bytes, self._permissions = config.segment_bytes, config.permissions
+        self._segment_age_us = None if config.segment_age is None else microseconds(config.segment_age)
+        self._producer_expiry_us = None if config.producer_expiry is None else microseconds(config.producer_expiry)
+
+    @property
+    def mark(self) -> Mark:
+        """What has been published last."""
+        return self._watermark.mark
+
+    # --- write -------------------------------------------------------------------------------------
+
+    def write(self, tail: Tail, batches: Sequence[NewBatch], now: Moment) -> tuple[Tail, list[range]]:
+        """Write batches at the tail, after a roll if one is due; returns the tail behind them, and their offsets.
+
+        Raises `LogMovedError` and `OSError`, after which the caller cuts back. The append time never falls. The
+        records' own times do with the clock: what was appended while the clock was wrong must not date what comes
+        after it.
+        """
+        before, ranges = tail, []
+        produced: list[tuple[Producer, range]] = []
+        if self._must_roll(tail.end, sum([body.length for body, _, _ in batches]), now):
+            self.roll(tail, now)
+        active = self.active
+        append_time = max(now.wall_us, tail.append_time)
+        for body, parts, producer in batches:
+            latest = now.wall_us if body.max_timestamp is None else body.max_timestamp
+            running_max = max(tail.running_max_timestamp, latest)
+            first = tail.end == active.base_offset  # of its segment: what is known of the one before ends here
+            segment_max = latest if first else max(tail.segment_max_timestamp, latest)
+            in_segment = producer != NO_PRODUCER or (tail.producers_in_segment and not first)
+            jumps = added(None if first else tail.jumps, tail.end)
+            header, header_crc = stamp(
+                body,
+                base_offset=tail.end,
+                durable_up_to=self._watermark.mark.durable_end,
+                writer_epoch=self._epoch,
+                writer_nonce=self._nonce,
+                previous_crc=tail.previous_crc,
+                previous_bytes=tail.end - tail.last_batch,
+                jump_offset=jumps.jump_offset,
+                append_time=append_time,
+                event_time=now.wall_us,
+                running_max_timestamp=segment_max,
+                producer=producer,
+                producers_in_segment=in_segment,
+                salt=self._identity.salt,
+            )
+            active.write([header, *parts], tail.end)
+            start, end, records = tail.end, tail.end + body.length, tail.records + body.record_count
+            ranges.append(range(start, start + body.record_count))
+            if producer != NO_PRODUCER:
+                produced.append((producer, ranges[-1]))
+            tail = Tail(
+                end, start, header_crc, append_time, running_max, segment_max, self._epoch, jumps, in_segment, records
+            )
+        self.note_producers(before)
+        if active.began is None:
+            active.began = now.boottime_us
+        if produced:
+            tail = Tail(*tail[:-1], tuple(produced))
+        return tail, ranges
+
+    def note_producers(self, tail: Tail) -> None:
+        """Remember who wrote the last batches; it stands in the tail, so that an interrupt cannot part the two."""
+        for producer, offsets in tail.produced:
+            self.producers.remember(producer, offsets, tail.append_time)
+
+    def cut_back(self, end: int) -> None:
+        """Take away what a write has left behind `end`.
+
+        It must not be there after a power cut either, since an error will name it as lost: a batch that lacks nothing
+        but zeros at its end would be whole again once the file is longer. So the cut is synced. A failure is final.
+        """
+        try:
+            if self.active.cut_back(end):
+                self._files.datasync(self.active.fd)
+        except LogMovedError as moved:
+            self.fail(moved)
+        except OSError as error:
+            self._poison(error)
+
+    # --- roll --------------------------------------------------------------------------------------
+
+    def _must_roll(self, end: int, length: int, now: Moment) -> bool:
+        used = end - self.active.base_offset
+        if used == 0:
+            return False
+        if end == self._begun_segment:  # an interrupted roll may have left its file: nothing may be written before it
+            return True
+        if used + length > self._segment_bytes:
+            return True
+        age, began = self._segment_age_us, self.active.began
+        return age is not None and began is not None and now.boottime_us - began >= age
+
+    def roll(self, tail: Tail, now: Moment) -> None:
+        """Seal the active segment and begin the next. Synced: both files, the watermark, the name."""
+        old = self.active
+        old.cut_back(tail.end)  # an interrupted write may have left something
+        self.sync(old, tail.end)
+        self.publish(flushed=tail, durable=tail)
+        self.sync_watermark()
+        self.note_producers(tail)
+        expiry = self._producer_expiry_us
+        since = None if expiry is None else now.wall_us - expiry
+        if tail.end == self._begun_segment or not self.believes(now):
+            # What was begun must be written the same again. And by a clock that is ahead all would be forgotten.
+            since = None
+        producers = self.producers.snapshot(silent_since_us=since)
+        table, more_producers, more_producers_crc = write_producers(self.place, tail.end, producers, self._permissions)
+        if more_producers:
+            self._with_file.add(tail.end)
+        header = SegmentHeader(
+            self._identity.log_id, self._identity.partition, self._epoch, tail.end, max(now.wall_us, 0),
+            old.base_offset, tail.end - old.base_offset, tail.previous_crc,
+            tail.append_time, tail.running_max_timestamp,
+            writer_nonce=self._nonce, previous_batch_bytes=tail.end - tail.last_batch,
+            created_boottime=now.boottime_us, boot_id=now.boot_id,
+            more_producers=more_producers, more_producers_crc=more_producers_crc, producers=table,
+        )  # fmt: skip
+        self._begun_segment = tail.end
+        fd = create_segment(self.place, header, self._permissions)
+        self._index.add(tail.end)
+        self.stamps.append(Stamp.of(header))
+        self.active = ActiveSegment(self._files, fd, self.place.path_of(segment_name(tail.end)), tail.end)
+        self._retired.append(old.fd)
+        self.rolled = True
+
+    def close_retired(self) -> None:
+        """Close the files of sealed segments. No sync may be under way."""
+        while self._retired:
+            self._files.close(self._retired.pop())
+
+    # --- make durable, and visible -----------------------------------------------------------------
+
+    def sync(self, active: ActiveSegment, end: int) -> None:
+        """Make what lies before `end` durable. `WriterFailedError` if the disk refuses, for good."""
+        try:
+            active.sync(durable_end=self._watermark.mark.durable_end, end=end)
+        except OSError as error:
+            self._poison(error)
+
+    def sync_watermark(self) -> None:
+        """Make the last mark durable. `WriterFailedError` if the disk refuses, for good."""
+        try:
+            self._watermark.sync()
+        except OSError as error:
+            self._poison(error)
+
+    def publish(self, *, flushed: Tail | None = None, durable: Tail | None = None, log_start: int = 0) -> None:
+        """Let readers see what lies before `flushed`. Never moves a published end or start back."""
+        with self._mark_lock:
+            last = self._watermark.mark
+            flushed_end, flushed_tail = last.flushed_end, last.flushed_tail
+            if flushed is not None and flushed.end >= flushed_end:
+                flushed_end, flushed_tail = flushed.end, flushed.last_batch
+            durable_end, durable_tail = last.durable_end, last.durable_tail
+            if durable is not None and durable.end >= durable_end:
+                durable_end, durable_tail = durable.end, durable.last_batch
+            mark = Mark(
+                last.sequence + 1, max(last.log_start_offset, log_start),
+                flushed_end, durable_end, self._epoch, self._nonce, flushed_tail,
+                last.applied_txn, last.held_txn, last.held_from, last.promised_epoch, durable_tail,
+            )  # fmt: skip
+            try:
+                self._watermark.publish(mark)
+            except OSError as error:
+                self._poison(error)
+        self._wake()
+
+    def listen(self, waiter: Wakeable) -> None:
+        """Wake the waiter after every publication, from the thread that published, while it lives."""
+        with self._mark_lock:
+            self._listeners = (*(each for each in self._listeners if each() is not None), weakref.ref(waiter))
+
+    def _wake(self) -> None:
+        for listener in self._listeners:
+            if (waiter := listener()) is not None:
+                waiter.wake()
+
+    # --- whether the files are where readers look --------------------------------------------------
+
+    def find_gone(self, end: int) -> LogMovedError | None:
+        """What has become of the segment, if it has no name any more or was changed by somebody else. One fstat."""
+        active = self.active
+        try:
+            active.look(active.file_position(end))
+        except LogMovedError as error:
+            return error
+        except OSError as error:
+            raise StorageIOError(active.path, error, "looking whether it is still there") from error
+        return None
+
+    def find_moved(self, *, thorough: bool = False) -> LogMovedError | None:
+        """What has become of the directory or the watermark, if they are no longer what the path names. One lstat.
+
+        If thorough, also whether the segment alone was moved elsewhere. Takes no lock.
+        """
+        active, place = self.active, self.place
+        try:
+            if thorough and not place.exists(segment_name(active.base_offset)):
+                return LogMovedError(active.path, "was moved elsewhere", kept=True)
+            if self._watermark.is_named():
+                # Of a copy that was made of links the files are the same, and the directory is not.
+                if active.links == 1 or place.is_named():
+                    return None
+            elif place.is_named():
+                path = place.path_of(WATERMARK)
+                return LogMovedError(path, "was removed, or another file put in its place", kept=True)
+        except PermissionError:  # this process may have given up the right to look there, as a daemon does
+            return None
+        except OSError as error:
+            raise StorageIOError(place.path, error, "looking whether it is still there") from error
+        return LogMovedError(place.path, "was moved, or another directory put in its place", kept=True)
+
+    # --- failure -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise what has made the log impossible to write, if anything has."""
+        if isinstance(self.failure, LogMovedError):
+            raise self.failure.again()
+        if self.failure is not None:
+            raise WriterFailedError(self.active.path, self.failure) from self.failure
+
+    def fail(self, moved: LogMovedError) -> NoReturn:
+        """Write nothing more, because the files are not where readers look; readers in this process are woken."""
+        self.failure = moved.again()
+        self._wake()
+        raise moved
+
+    def _poison(self, error: OSError) -> NoReturn:
+        self.failure = error
+        raise WriterFailedError(self.active.path, error) from error
+
+    # --- retention ---------------------------------------------------------------------------------
+
+    def drop_before(self, base_offset: int) -> list[str]:
+        """Drop the sealed segments below `base_offset`, which must be a segment's; returns their paths.
+
+        The new log start is durable before the first file goes, so that a crash between leaves
+        files that recovery removes, never a gap.
+        """
+        dropped = [base for base in self._index.bases() if base < base_offset]
+        log_start = self._watermark.mark.log_start_offset
+        if not log_start <= base_offset <= self.active.base_offset or not dropped:
+            return []  # below the log start: decided before another pass dropped more
+        self.publish(log_start=base_offset)
+        self.sync_watermark()
+        self.publish()  # into the other slot: if either rots, the other knows
+        self.sync_watermark()  # before a file goes: a torn write may leave either slot alone
+        names = [segment_name(base) for base in dropped]
+        for name in names + [producers_name(base) for base in dropped if base in self._with_file]:
+            with suppress(FileNotFoundError):  # a pass that an interrupt or a failure ended got so far
+                self.place.unlink(name)
+        self._with_file.difference_update(dropped)
+        self.place.sync()
+        self._index.drop_before(base_offset)  # at last: what a pass has left, the next one still knows
+        return list(map(self.place.path_of, names))
+
+    # --- end ---------------------------------------------------------------------------------------
+
+    def files_to_close(self) -> list[int]:
+        """The descriptors of all files, for a caller that closes them with others."""
+        retired, self._retired = self._retired, []
+        return [*retired, self.active.fd, self._watermark.fileno()]
+
+    def abandon_in_child(self) -> None:
+        """After a fork: a thread that the child does not have may hold the lock."""
+        self._mark_lock = threading.Lock()
