@@ -1,13 +1,13 @@
-"""Alternatives: what else one would store messages with, each written as a good engineer would.
+"""Alternatives: other ways to store messages, each written as a good engineer would write it.
 
 Invariant: every alternative gets its best known settings for the promise that is compared.
-"No fsync" means no system syncs; "fsync" means every commit is on the disk when it returns.
-A commit is one call of `append_many`. Nothing here checks what the system itself does not:
-lmdb, sqlite3 and the Arrow stream carry no checksum of the messages.
+"No fsync" means that no system syncs; "fsync" means that every commit is on the disk when it returns.
+A commit is one call of `append_many`. No checks are added to those of the systems:
+lmdb, sqlite3 and the Arrow stream have no checksum of the messages.
 
 lmdb and pyarrow are in `lmdb_log.py` and `arrow_stream.py`, so that only their own processes import them.
 
-Threads: one writer each, used by one thread; `Shared` makes any of them safe for many.
+Threads: each writer belongs to one thread; `Shared` makes any of them safe for many threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMIT_MESSAGES = 10_000
 
 
 class Writer(Protocol):
-    """What a benchmark needs of a log: one commit a call."""
+    """What a benchmark needs of a log: one commit per call."""
 
     def append_many(self, values: list[bytes], keys: list[bytes] | None = None) -> object: ...
 
@@ -36,7 +36,7 @@ class Writer(Protocol):
 
 
 class RawFile:
-    """The machine's limit: the bytes, handed to the system as they are."""
+    """The machine's limit: the bytes are handed to the system as they are."""
 
     def __init__(self, directory: Path, *, sync: bool) -> None:
         self._fd = os.open(directory / "raw", os.O_CREAT | os.O_WRONLY)
@@ -54,9 +54,9 @@ class RawFile:
 
 
 class ObviousLog:
-    """The log everyone writes first: length, CRC, message, again and again; one write a commit.
+    """The log that everyone writes first: length, CRC, message, again and again; one write per commit.
 
-    A plain loop: here it beats both the list comprehension and the map and zip pipeline.
+    It uses a plain loop, which is faster here than a list comprehension or a pipeline of map and zip.
     """
 
     HEAD = struct.Struct("<II")  # value length, crc of the value
@@ -121,16 +121,16 @@ def _obvious_keyed_records(file: Readable) -> Iterator[tuple[int, bytes | None, 
 
 
 class Readable(Protocol):
-    """A file, as far as a reader of records needs one."""
+    """The part of a file's interface that a reader of records needs."""
 
     def read(self, count: int, /) -> bytes: ...
 
 
 class Sqlite:
-    """sqlite3 in WAL mode, one transaction with one executemany a commit.
+    """sqlite3 in WAL mode, one transaction with one executemany per commit.
 
-    Without fsync large pages and rare checkpoints are fastest; with it every commit writes its
-    pages to the WAL and waits, so small pages are.
+    Without fsync, large pages and rare checkpoints are fastest. With fsync, every commit writes its
+    pages to the WAL and waits, so small pages are fastest.
     """
 
     def __init__(self, directory: Path, *, sync: bool) -> None:
@@ -146,7 +146,7 @@ class Sqlite:
 
     def append_many(self, values: list[bytes], keys: list[bytes] | None = None) -> None:
         now_us = time.time_ns() // 1000
-        if len(values) == 1 and keys is None:  # A statement alone is its own transaction.
+        if len(values) == 1 and keys is None:  # A single statement is its own transaction.
             self._db.execute("INSERT INTO log (timestamp, value) VALUES (?, ?)", (now_us, values[0]))
             return
         self._db.execute("BEGIN")
@@ -183,10 +183,10 @@ def sqlite_records(directory: Path) -> Iterator[tuple[int, int, bytes | None, by
 
 
 class Gathering:
-    """Any of the writers above behind loglib's calls.
+    """Any of the writers above, with the calls of loglib.
 
-    With `gather`, messages wait in a list until 10,000 of them make a commit, as loglib's own
-    do; without it every call is a commit.
+    With `gather`, messages wait in a list until 10,000 of them make a commit, as in loglib.
+    Without it every call is a commit.
     """
 
     def __init__(self, writer: Writer, *, gather: bool) -> None:
@@ -221,7 +221,7 @@ class Gathering:
 class Shared:
     """Any of the writers above for many threads: a lock around each commit.
 
-    For sqlite3 this beats a connection a thread, whose busy handler sleeps for milliseconds.
+    For sqlite3 this is faster than one connection per thread, whose busy handler sleeps for milliseconds.
     """
 
     def __init__(self, writer: Writer) -> None:

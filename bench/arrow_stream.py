@@ -1,6 +1,6 @@
-"""A pyarrow IPC stream as a log: the alternative that is columnar.
+"""A pyarrow IPC stream as a log: the columnar alternative.
 
-Invariant: one record batch a commit, from Python lists of bytes and back to lists of bytes.
+Invariant: each commit is one record batch, made from Python lists of bytes and read back as lists of bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 
 class ArrowStream:
-    """A pyarrow IPC stream: one record batch a commit, built from Python lists of bytes."""
+    """A pyarrow IPC stream: one record batch per commit, built from Python lists of bytes."""
 
     VALUES = pa.schema([("value", pa.binary())])
     KEYED = pa.schema([("key", pa.binary()), ("value", pa.binary())])
@@ -45,6 +45,6 @@ def arrow_batches(directory: Path) -> Iterator[pa.RecordBatch]:
 
 
 def arrow_values(directory: Path) -> Iterator[list[bytes]]:
-    """Yield the values as lists of bytes, a record batch at a time."""
+    """Yield the values as lists of bytes, one record batch at a time."""
     for batch in arrow_batches(directory):
         yield batch.column("value").to_pylist()

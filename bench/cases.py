@@ -1,4 +1,4 @@
-"""Cases: the one table of what is measured, on which systems.
+"""Cases: the table of everything that is measured, and on which systems.
 
 Invariant: a case's name carries its parameters, and all runs of a case do the same work on the
 same inputs, so that a ratio between two of its runs means something.
@@ -21,7 +21,7 @@ FLOOR = "floor"  # the steps that cannot be left out, alone: see floors.py
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One system's part of a case. What `prepare` writes is kept for all repetitions."""
+    """One system's part of a case. The files that `prepare` writes are kept for all repetitions."""
 
     label: str
     job: Job
@@ -30,7 +30,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One workload over several systems, interleaved `repeats` times."""
+    """One workload on several systems, which take turns `repeats` times."""
 
     name: str
     runs: tuple[Run, ...]
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much work a case is."""
+    """How much work each case does."""
 
     messages: int
     synced_calls: int
@@ -77,7 +77,7 @@ def all_cases(sizes: Sizes) -> list[Case]:
 
 
 def shape_title(shape: str) -> str:
-    """Say a shape of messages as the case names do: "200B", "16B key + 200B", "50-350B", "text"."""
+    """Name a shape of messages as in the names of cases: "200B", "16B key + 200B", "50-350B", "text"."""
     key, plus, value = shape.rpartition("+")
     if plus:
         return f"{key}B key + {value}B"
@@ -236,7 +236,7 @@ def _read_cases(sizes: Sizes) -> list[Case]:
     ]
 
 
-# What is read by what has no file of its own; None: what is in memory.
+# Which system's file is read by a system that has no file of its own; None: it reads memory.
 _FILES = {("read_columns", "slices"): None, ("read_records", "floor"): None, ("read_arrow", "floor"): "raw"}
 
 

@@ -1,7 +1,7 @@
 """Floors: the steps that no log in pure Python can leave out, done alone, to show what bounds a figure.
 
-Invariant: nothing here is a log. There are no offsets, no headers, no recovery; what is written could
-not be read back. What loglib adds to a floor is ours to save, what the floor costs is not.
+Invariant: nothing here is a log. There are no offsets, no headers and no recovery, and the files could not
+be read back. loglib can save what it adds to a floor. It cannot save what the floor costs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RECORDS_AT_ONCE = 512  # made together, as loglib's readers do
 
 
 class JoinedFile:
-    """Each call's values joined, the CRC-32C over them, and one write."""
+    """Join the values of each call, compute their CRC-32C, and write them in one call."""
 
     def __init__(self, directory: Path) -> None:
         self._fd = os.open(directory / "floor", os.O_CREAT | os.O_WRONLY)
@@ -36,7 +36,7 @@ class JoinedFile:
 
 
 class SpreadFile(JoinedFile):
-    """The same in eight parts: each record goes to the part that the CRC-32 of its key names."""
+    """The same in eight parts: the CRC-32 of a record's key chooses the part."""
 
     def append_many(self, values: list[bytes], keys: list[bytes] | None = None) -> None:
         if keys is None:
@@ -51,7 +51,7 @@ class SpreadFile(JoinedFile):
 
 
 def records_of(values: list[bytes], keys: list[bytes] | None) -> Iterator[Record]:
-    """Records of values and keys that are there already: nothing is read, checked or cut."""
+    """Make records from values and keys that are in memory already: nothing is read, checked or cut."""
     for start in range(0, len(values), _RECORDS_AT_ONCE):
         stop = min(start + _RECORDS_AT_ONCE, len(values))
         fields = zip(
@@ -62,7 +62,7 @@ def records_of(values: list[bytes], keys: list[bytes] | None) -> Iterator[Record
 
 
 def pread_and_check(path: Path) -> None:
-    """Read blocks of 1 MiB, with the CRC-32C of each."""
+    """Read blocks of 1 MiB and compute the CRC-32C of each."""
     fd = os.open(path, os.O_RDONLY)
     position = 0
     while block := os.pread(fd, BLOCK_BYTES, position):

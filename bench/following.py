@@ -1,7 +1,7 @@
 """Following: how long a message takes from one process to another.
 
-Invariant: the writer stamps a message right before it hands it over, the follower reads the
-clock right after it has it, and both read the same clock (CLOCK_MONOTONIC, one for the system).
+Invariant: the writer stamps a message right before it appends the message. The follower reads the
+clock right after it has the message. Both read the same clock (CLOCK_MONOTONIC, one per system).
 
 The follower is a process of its own: `python following.py SYSTEM DIRECTORY MESSAGES`. It
 prints "ready" and, when it has all messages, its latencies and CPU seconds.
@@ -60,7 +60,7 @@ def follow(directory: Path, options: Options) -> Measurement:
 
 
 def follow_idle(directory: Path, options: Options) -> Measurement:
-    """Follow a log that nobody writes to: what waiting costs."""
+    """Follow a log that nobody writes to, to measure what waiting costs."""
     from loglib import Topic
 
     seconds = options.number("seconds")
@@ -79,21 +79,21 @@ def _open_sender(system: str, directory: Path) -> tuple[Callable[[bytes], object
         from ours import open_topic
 
         topic: FlushingWriter = open_topic(directory / "log", flush="each call, no fsync")
-        topic.append(bytes(MESSAGE_BYTES))  # There is a log to follow.
+        topic.append(bytes(MESSAGE_BYTES))  # Now there is a log to follow.
         return topic.append, topic.close
     file = RawFile(directory, sync=False)
     return lambda value: file.append_many([value]), file.close
 
 
 def _send(append: Callable[[bytes], object], messages: int) -> None:
-    start = time.monotonic() + 0.5  # The follower said that it is ready; let it fall asleep.
+    start = time.monotonic() + 0.5  # The follower is ready; give it time to fall asleep.
     for index in range(messages):
         time.sleep(max(0.0, start + index / 1000 - time.monotonic()))
         append(_STAMP.pack(time.monotonic_ns()) + _PADDING)
 
 
 class _Follower:
-    """Starts the follower, waits until it is ready, and never leaves it behind."""
+    """Starts the follower, waits until it is ready, and always ends it."""
 
     def __init__(self, system: str, directory: Path, messages: int) -> None:
         command = [sys.executable, __file__, system, str(directory), str(messages)]
@@ -124,7 +124,7 @@ def _follower_main(system: str, directory: Path, messages: int) -> None:
     latencies: list[float] = []
     clock = time.monotonic_ns
     source = sources[system](directory)
-    next(source)  # Opens, and says that it has.
+    next(source)  # The follower opens the log, and prints that it has.
     print("ready", flush=True)
     started = cpu_seconds()
     for value in source:
@@ -144,7 +144,7 @@ def _loglib_values(directory: Path) -> Iterator[bytes]:
 
 
 def _inotify_values(directory: Path) -> Iterator[bytes]:
-    """A plain file, and the system's word that it has grown."""
+    """Read a plain file; inotify reports that it has grown."""
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init1(os.O_CLOEXEC)
     if watch < 0 or libc.inotify_add_watch(watch, os.fsencode(directory / "raw"), _IN_MODIFY) < 0:
@@ -157,7 +157,7 @@ def _inotify_values(directory: Path) -> Iterator[bytes]:
 
 
 def _polled_values(directory: Path) -> Iterator[bytes]:
-    """A plain file, looked at every millisecond."""
+    """Read a plain file, polled every millisecond."""
     fd = os.open(directory / "raw", os.O_RDONLY)
     yield b""
     while True:
@@ -166,7 +166,7 @@ def _polled_values(directory: Path) -> Iterator[bytes]:
 
 
 def _new_values(fd: int) -> Iterator[bytes]:
-    """Yield the whole messages that are new: one that crosses a page can be seen half written."""
+    """Yield the new messages that are whole: a message that crosses a page can be seen half written."""
     while len(value := os.pread(fd, MESSAGE_BYTES, os.lseek(fd, 0, os.SEEK_CUR))) == MESSAGE_BYTES:
         os.lseek(fd, MESSAGE_BYTES, os.SEEK_CUR)
         yield value

@@ -1,7 +1,7 @@
-"""Groups: what belonging to a consumer group costs, and how long a killed member's partitions wait.
+"""Groups: what a consumer group costs, and how long a killed member's partitions wait for an owner.
 
-Invariant: the group and those that read without one get the same records, one by one, from the
-same partitions; joining and opening are outside the clocks, committing is not.
+Invariant: readers with and without a group get the same records, one by one, from the same
+partitions. Joining and opening are not timed; committing is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PRODUCED_EVERY_S = 0.001
 
 
 def fill(directory: Path, options: Options) -> None:
-    """Write the messages in turns to four partitions."""
+    """Write the messages to four partitions in turn."""
     messages = options.number("messages")
     with open_topic(directory / "log", flush="no fsync", partitions=4) as topic:
         values = [b"x" * 200] * 10_000
@@ -49,7 +49,7 @@ def read(directory: Path, options: Options) -> Measurement:
         def before() -> None:
             if system == "group":
                 group = topic.group(f"{os.getpid()}-{next(names)}")
-                group.poll(max_records=1)  # it has joined, and owns all
+                group.poll(max_records=1)  # now it has joined and owns all partitions
                 group.seek("begin")
                 records.append(group.follow())
             else:
@@ -74,7 +74,7 @@ def read(directory: Path, options: Options) -> Measurement:
 
 
 def commit(directory: Path, options: Options) -> Measurement:
-    """Commit one record again and again."""
+    """Commit the same record again and again."""
     commits = options.number("commits")
     with Topic.open(directory / "log", durability=options.text("durability")) as topic:
         topic.append(b"x", sync=True)
@@ -105,7 +105,7 @@ def takeover(directory: Path, options: Options) -> Measurement:
 
 
 class _Pool:
-    """Members in processes of their own, and a topic that gets records all the time."""
+    """Members, each in its own process, and a topic that gets records all the time."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "log"
@@ -138,7 +138,7 @@ class _Pool:
         return member
 
     def _settled(self) -> dict[int, tuple[int, int]]:
-        """Who handles each partition since when, once all that live have their share."""
+        """Which member handles each partition, and since when, once all living members have their share."""
         pids = {member.pid for member in self._members}
         while True:
             for partition in range(_PARTITIONS):
@@ -151,7 +151,7 @@ class _Pool:
 
 
 def _be_member(path: Path, told: Path) -> None:
-    """Follow the group, and tell of the first record of each partition that this member gets."""
+    """Follow the group, and report the first record that this member gets of each partition."""
     fd = os.open(told, os.O_WRONLY | os.O_APPEND)
     fresh: set[int] = set()
     with Topic.open(path, mode="r") as topic, topic.group("takeover", on_assign=fresh.update) as group:

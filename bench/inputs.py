@@ -1,7 +1,7 @@
-"""Inputs: the messages every system is given, made before any clock starts.
+"""Inputs: the messages that every system gets, made before any clock starts.
 
-Invariant: the same arguments give the same messages, and every message is its own object
-in memory, so no system profits from writing one cached message again and again.
+Invariant: the same arguments give the same messages. Every message is a separate object in memory,
+so no system gains from writing one cached message again and again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def values_of(shape: str, count: int) -> list[bytes]:
 
 
 def keys_of(shape: str, count: int) -> list[bytes] | None:
-    """Return a key for each message of a "16+200" shape, about ten messages to a key; else None."""
+    """Return a key for each message of a "16+200" shape, about ten messages per key; for other shapes None."""
     size, plus, _ = shape.partition("+")
     if not plus:
         return None
@@ -47,12 +47,12 @@ def value_sizes(shape: str, count: int) -> list[int]:
 
 
 def in_calls(items: list[bytes], per_call: int) -> list[list[bytes]]:
-    """Cut items into the lists that are passed to one call each."""
+    """Cut items into lists, one for each call."""
     return [items[start : start + per_call] for start in range(0, len(items), per_call)]
 
 
 def _access_log_lines(count: int) -> list[bytes]:
-    """Return lines like a web server's access log: what people compress."""
+    """Return lines like those of a web server's access log, which people compress."""
     choose = random.Random(4)
     statuses = (200, 200, 200, 304, 404)
     pages = [f"/articles/{name}-{number}" for name in ("log", "offset", "segment", "batch") for number in range(50)]

@@ -1,6 +1,6 @@
-"""Job: one measurement, as it is handed to the process that makes it.
+"""Job: one measurement, as it is passed to the process that makes it.
 
-Invariant: a job is words and numbers only, so it travels on a command line and prints well.
+Invariant: a job has only words and numbers, so it fits on a command line and prints well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Option = int | str | bool
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A job's settings by name, each asked for with the type it must have."""
+    """A job's settings by name. Each is read with the type that it must have."""
 
     values: dict[str, Option]
 
@@ -29,7 +29,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Which work (a name in worker.py) with which options."""
+    """The work to do (a name in worker.py) and its options."""
 
     kind: str
     options: dict[str, Option] = field(default_factory=dict)

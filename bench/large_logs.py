@@ -1,6 +1,6 @@
-"""Large logs: what must not grow with the log, that is the time of a seek and the memory in use.
+"""Large logs: two things that must not grow with the log: the time of a seek, and the memory in use.
 
-Invariant: positions to seek are offsets of real records, and each answer is checked.
+Invariant: each seek goes to the offset of a real record, and each answer is checked.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MESSAGE_BYTES = 200
 
 
 def fill_large(directory: Path, options: Options) -> None:
-    """Write a log of so many megabytes of values."""
+    """Write a log with this many megabytes of values."""
     with open_topic(directory / "log", flush="no fsync") as topic:
         for values in _calls(options.number("megabytes")):
             topic.append_many(values)
 
 
 def fill_for_seek(directory: Path, options: Options) -> None:
-    """Write a log of so many megabytes, and beside it the places of some records spread over it."""
+    """Write a log of this many megabytes, and beside it a file with the places of some records all over the log."""
     megabytes = options.number("megabytes")
     choose = random.Random(megabytes)
     calls = -(-megabytes * 1_000_000 // (COMMIT_MESSAGES * _MESSAGE_BYTES))
@@ -52,12 +52,12 @@ def fill_for_seek(directory: Path, options: Options) -> None:
 
 
 def seek(directory: Path, options: Options) -> Measurement:
-    """Open the log, read the one message at an offset, close it; again with its pages dropped from the cache."""
+    """Open the log, read the message at an offset, close the log. Then again without its pages in the cache."""
     places = json.loads((directory / "places.json").read_text())
     random.Random(5).shuffle(places)
     segments = sorted((directory / "log").rglob("*.log"))
     read = _raw_read(segments[0]) if options.text("system") == "raw" else _loglib_read(directory / "log")
-    _timed_seeks(read, places[:_SEEKS])  # The system may have let go of what nobody has read for a while.
+    _timed_seeks(read, places[:_SEEKS])  # The system may have dropped pages that nobody has read for a while.
     warm = sorted(_timed_seeks(read, places[:_SEEKS]))
     cold = sorted(_timed_seeks(read, places[: _SEEKS // 4], before=lambda: _drop_pages(segments)))
     return Measurement(
@@ -123,7 +123,7 @@ def memory_records(directory: Path, options: Options) -> Measurement:
 
 
 def _calls(megabytes: int) -> Iterator[list[bytes]]:
-    """Yield the messages of each call: the same list of 10,000 until there are so many megabytes."""
+    """Yield the messages of each call: the same list of 10,000, until this many megabytes are reached."""
     values = values_of(str(_MESSAGE_BYTES), COMMIT_MESSAGES)
     messages = megabytes * 1_000_000 // _MESSAGE_BYTES
     for first in range(0, messages, COMMIT_MESSAGES):
@@ -172,7 +172,7 @@ def _drop_pages(paths: list[Path]) -> None:
 
 
 def _peak_of(work: Callable[[], int]) -> Measurement:
-    """Run work once and report the peak above what the process used after importing loglib."""
+    """Run the work once. Report the peak memory above what the process used after it imported loglib."""
     floor_bytes = start_peak()
     start, cpu_start = time.perf_counter(), time.process_time()
     payload_bytes = work()

@@ -1,7 +1,7 @@
 """lmdb as a log: the alternative that is a memory-mapped B+tree.
 
-Invariant: integer keys in append mode, one write transaction with one putmulti a commit; the
-map is not writable and without fsync neither data nor meta pages are synced.
+Invariant: keys are integers in append mode; each commit is one write transaction with one putmulti. The
+map is not writable. Without fsync, neither data pages nor meta pages are synced.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MAP_BYTES = 16 << 30  # Address space, not disk: the file grows as it is filled
 
 
 class Lmdb:
-    """lmdb with integer keys in append mode, one write transaction with one putmulti a commit.
+    """lmdb with integer keys in append mode, one write transaction with one putmulti per commit.
 
-    putmulti takes a lazy zip: a list of pairs costs a third of the speed.
+    putmulti gets a lazy zip: a list of pairs would cost a third of the speed.
     """
 
     KEY_HEAD = struct.Struct("<H")

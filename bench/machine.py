@@ -1,6 +1,6 @@
-"""Machine: what the figures were measured on, and a real disk to measure on.
+"""Machine: a description of the machine that the figures come from, and a real disk to measure on.
 
-Invariant: describes the machine without naming any path of it.
+Invariant: the description names no path of the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 def description(directory: Path) -> dict[str, str]:
-    """Return what a reader needs to judge the figures."""
+    """Return the facts that a reader needs to judge the figures."""
     packages = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     return {
         "CPU": f"{_cpu_model()}, {os.cpu_count()} cores",
@@ -32,7 +32,7 @@ def description(directory: Path) -> dict[str, str]:
 
 
 def disk_directory() -> Path:
-    """Return a directory for temporary files that is on a disk; the usual one is often in memory."""
+    """Return a directory for temporary files on a disk; the usual directory is often in memory."""
     candidates = [Path(tempfile.gettempdir()), Path("/var/tmp"), Path.cwd()]
     for candidate in candidates:
         if candidate.is_dir() and file_system(candidate) not in _MEMORY_FILE_SYSTEMS:
@@ -41,7 +41,7 @@ def disk_directory() -> Path:
 
 
 def free_bytes(directory: Path) -> int:
-    """Return how much may still be written."""
+    """Return how many bytes may still be written."""
     return shutil.disk_usage(directory).free
 
 

@@ -1,7 +1,7 @@
 """Measure: wall clock, CPU seconds and peak memory of one piece of work, in the process that does it.
 
-Invariant: nothing is measured but the work. Inputs exist before, `before` and `after` of a
-round are outside the clocks, and peak memory is counted above what the inputs already use.
+Invariant: only the work is measured. Inputs exist before it, `before` and `after` of a round are
+not timed, and peak memory is counted above what the inputs already use.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Short work repeats until this much was timed: a 20 ms round on a shared machine says little.
+# Short work repeats until this much time was measured: a 20 ms round on a shared machine says little.
 _TIMED_SECONDS = 0.4
 _MOST_ROUNDS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one process measured: the median of its rounds, and the best. `figures` are a case's own columns."""
+    """What one process measured: the median of its rounds, and the best one. `figures` are a case's own columns."""
 
     messages: int = 0
     payload_bytes: int = 0
@@ -36,23 +36,23 @@ class Measurement:
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
+        """Messages per second."""
         return self.messages / self.seconds if self.seconds else 0.0
 
     @property
     def best_rate(self) -> float:
-        """Messages a second in the round that was disturbed least."""
+        """Messages per second in the fastest round, which was disturbed least."""
         return self.messages / self.best_seconds if self.best_seconds else self.rate
 
     @property
     def byte_rate(self) -> float:
-        """Payload bytes a second: keys and values, not what a system adds to them."""
+        """Payload bytes per second: keys and values, without what a system adds to them."""
         return self.payload_bytes / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The clocks of some rounds of work."""
+    """The measured times of some rounds of work."""
 
     seconds: float
     best_seconds: float
@@ -61,7 +61,7 @@ class Timing:
 
 
 def nothing() -> None:
-    """The default for what surrounds a round."""
+    """The default for `before` and `after`."""
 
 
 def timed_rounds(
@@ -69,7 +69,7 @@ def timed_rounds(
 ) -> Timing:
     """Run `work` for some rounds; `before` and `after` of a round are not timed."""
     gc.collect()
-    gc.freeze()  # The inputs are ours; no system should pay for walking them.
+    gc.freeze()  # The inputs are ours; no system should pay when the collector walks over them.
     wall: list[float] = []
     cpu: list[float] = []
     floor_bytes = start_peak()
@@ -90,7 +90,7 @@ def cpu_seconds() -> float:
 
 
 def start_peak() -> int:
-    """Forget the peak so far (Linux can) and return the memory in use now."""
+    """Reset the peak (Linux can do this) and return the memory in use now."""
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")  # 5 resets VmHWM.
@@ -107,7 +107,7 @@ def peak_bytes() -> int:
 
 
 def percentile(sorted_values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of the values do not pass."""
+    """The smallest value that at least `percent` per cent of the values are at or below."""
     index = -(-len(sorted_values) * percent // 100) - 1
     return sorted_values[max(0, int(index))]
 

@@ -1,6 +1,6 @@
-"""Opening: how long a log takes to open, with many segments and after a kill, and how long the import takes.
+"""Opening: how long it takes to open a log with many segments or after a kill, and to import loglib.
 
-Invariant: every opening is in a process that has opened no log before.
+Invariant: every opening is in a process that has not opened a log before.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def open_log(directory: Path, options: Options) -> Measurement:
 
 
 def open_after_kill(directory: Path, options: Options) -> Measurement:
-    """Let a process write and be killed, then open what it left."""
+    """Let a process write, kill it, then open the log that it left."""
     from loglib import Topic
 
     words = [options.text(name) for name in ("megabytes", "tail_megabytes", "durability")]
@@ -65,11 +65,11 @@ def open_after_kill(directory: Path, options: Options) -> Measurement:
 
 
 def import_time(directory: Path, options: Options) -> Measurement:
-    """Compare a bare interpreter with one that imports loglib, in turn."""
+    """Compare a bare interpreter with one that imports loglib; the two take turns."""
     differences, bare = [], []
     for index in range(options.number("repeats") + 1):
         bare_ms, import_ms = _interpreter_ms("pass"), _interpreter_ms("import loglib")
-        if index:  # The first writes the compiled files, as an installation does.
+        if index:  # The first import writes the compiled files, as an installation does.
             bare.append(bare_ms)
             differences.append(import_ms - bare_ms)
     figures = {
@@ -101,7 +101,7 @@ def _interpreter_ms(code: str) -> float:
 
 
 def _write_and_die(path: Path, megabytes: int, tail_megabytes: int, durability: Literal["disk", "os"]) -> None:
-    """Write so many megabytes, the last of them handed to the system without a flush, and be killed."""
+    """Write this many megabytes, the last of them without a flush (handed to the system), and be killed."""
     from loglib import Topic
     from ours import NEVER
 

@@ -1,7 +1,7 @@
-"""Ours: loglib behind the same few calls as the alternatives.
+"""Ours: loglib with the same few calls as the alternatives.
 
-Invariant: only the public API is used, with the defaults wherever a case does not name a
-setting, so the figures are what a user gets.
+Invariant: only the public API is used. Settings that a case does not name have their defaults, so a
+user gets the same figures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def open_topic(directory: Path, *, flush: str, partitions: int = 1, compression:
 
 
 class SyncedCalls:
-    """A topic with every call durable when it returns."""
+    """A topic in which every call is durable when it returns."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -51,6 +51,6 @@ def batches(directory: Path) -> Iterator[Batch]:
 
 
 def records(directory: Path) -> Iterator[Record]:
-    """Return the iterator a user gets, with nothing around it."""
+    """Return the iterator that a user gets, with nothing around it."""
     topic = Topic.open(directory, mode="r")
     return iter(topic.read(start="begin"))

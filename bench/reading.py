@@ -1,7 +1,7 @@
 """Reading: the workloads that read a whole log from the page cache.
 
-Invariant: every message is turned into what the case's name says, and let go of before the
-next batch; every reader counts the messages, so none can be lazy unseen.
+Invariant: every message becomes what the case's name says, and is freed before the next batch. Every
+reader counts the messages, so a reader that does the work lazily is noticed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_records(directory: Path, options: Options) -> Measurement:
 
 
 def read_arrow(directory: Path, options: Options) -> Measurement:
-    """Read Arrow record batches, or, for the machine's limit, the bytes of 1 MiB blocks."""
+    """Read Arrow record batches; for the machine's limit, the bytes of 1 MiB blocks."""
     if options.text("system") == "raw":
         return _measured(lambda: _pread_all(directory / "raw"), options)
     if options.text("system") == "floor":
@@ -132,9 +132,9 @@ def _obvious_values(directory: Path, *, keyed: bool) -> Iterator[list[bytes]]:
 
 
 def _slices(options: Options) -> Callable[[], Iterator[list[bytes]]]:
-    """Return the least that a list of bytes costs: slices of one buffer at known places.
+    """Make a list of bytes in the cheapest way: slices of one buffer at known places.
 
-    No message is made before: a heap with room left from that would serve this reader alone.
+    No message is made before: that would leave room in the heap, which only this reader would use.
     """
     messages = options.number("messages")
     bounds = list(accumulate(value_sizes(options.text("shape"), messages), initial=0))

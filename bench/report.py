@@ -1,6 +1,6 @@
 """Report: results as Markdown tables, for the terminal and for RESULTS.md.
 
-Invariant: a column appears when some run of the case has a figure for it.
+Invariant: a table has a column if some run of the case has a figure for it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def document(results: Results, checks: list[Check], facts: dict[str, str]) -> st
 
 
 def target_table(checks: list[Check]) -> str:
-    """Return the targets, one a line."""
+    """Return the targets, one per line."""
     rows = [[check.case, check.figure, check.target, "yes" if check.reached else "**no**"] for check in checks]
     return _table(["case", "figure", "target", "reached"], rows)
 
 
 def case_table(results: Results, case: str) -> str:
-    """Return one case's systems, one a line."""
+    """Return the systems of one case, one per line."""
     labels = [label for label in results.cases[case] if results.all_of(case, label)]
     measured = {label: results.all_of(case, label) for label in labels}
     columns = [

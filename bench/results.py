@@ -1,7 +1,7 @@
-"""Results: every measurement of a run of the benchmarks, and the figures made of them.
+"""Results: all measurements of one run of the benchmarks, and the figures computed from them.
 
-Invariant: a ratio pairs measurements of one repetition, which ran within seconds of each other,
-and is the median of those pairs; a machine that is busy for a while then spoils no ratio.
+Invariant: a ratio compares two measurements of one repetition, which ran within seconds of each other. The
+ratio that is reported is the median over the repetitions. So a machine that is busy for a while spoils no ratio.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Figure = Callable[[Measurement], float]
 
 @dataclass(slots=True)
 class Results:
-    """By case and by run: one measurement a repetition, None where it failed."""
+    """By case and by run: one measurement per repetition, None where it failed."""
 
     cases: dict[str, dict[str, list[Measurement | None]]] = field(default_factory=dict)
 
@@ -34,17 +34,17 @@ class Results:
         return statistics.median(figures) if figures else None
 
     def least(self, case: str, label: str, figure: Figure) -> float | None:
-        """Return the least of a figure over the repetitions: for times, the one that was disturbed least."""
+        """Return the lowest of a figure over the repetitions: for times, the one that was disturbed least."""
         return min((figure(one) for one in self.all_of(case, label)), default=None)
 
     def ratio(self, case: str, label: str, other: str, figure: Figure = lambda one: one.rate) -> float | None:
-        """Return how many times `other` the run `label` is: the median over the repetitions' own ratios."""
+        """Return the ratio of the run `label` to the run `other`: the median of the ratios in each repetition."""
         runs = self.cases.get(case, {})
         pairs = zip(runs.get(label, []), runs.get(other, []), strict=False)
         ratios = [figure(one) / figure(two) for one, two in pairs if one and two and figure(two)]
         return statistics.median(ratios) if ratios else None
 
     def best_ratio(self, case: str, label: str, other: str) -> float | None:
-        """Return the same between the best rounds of all: what is left where a busy machine disturbed neither."""
+        """Return the same ratio between the best rounds of all repetitions, which a busy machine disturbed least."""
         best = [max((one.best_rate for one in self.all_of(case, name)), default=0.0) for name in (label, other)]
         return best[0] / best[1] if all(best) else None

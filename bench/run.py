@@ -1,7 +1,7 @@
 """Run: the benchmarks, `python bench/run.py [--only PATTERN] [--quick] [--full] [--write]`.
 
-Invariant: every measurement has a process and a directory of its own, the systems of a case
-take turns, and nothing that was written stays.
+Invariant: every measurement has its own process and its own directory. The systems of a case take
+turns. All files are removed at the end.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from targets import checks
 
 _WORKER = Path(__file__).with_name("worker.py")
 _RESULTS = Path(__file__).with_name("RESULTS.md")
-_TIMEOUT_SECONDS = 300  # For one measurement; the largest, a log of 10 GB, takes about a minute.
+_TIMEOUT_SECONDS = 300  # For one measurement. The largest, a log of 10 GB, takes about a minute.
 
 
 def main() -> int:
-    """Run the chosen cases, print them and the targets; return 1 if some measurement failed."""
+    """Run the chosen cases, print them and the targets. Return 1 if a measurement failed."""
     arguments = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the directory is removed.
     cases = all_cases(Sizes.chosen(quick=arguments.quick, full=arguments.full))
@@ -87,7 +87,7 @@ def _run_case(case: Case, results: Results, directory: Path) -> int:
 
 
 def _measured(run: Run, prepared: dict[str, Path], directory: Path) -> Measurement | None:
-    """Measure one run, on what its `prepare` wrote in an earlier repetition, if it has one."""
+    """Measure one run. Its `prepare`, if it has one, runs once, and later repetitions use the same files."""
     try:
         if run.prepare is None:
             with tempfile.TemporaryDirectory(dir=directory) as fresh:
@@ -104,7 +104,7 @@ def _measured(run: Run, prepared: dict[str, Path], directory: Path) -> Measureme
 
 
 def _work(job: Job, directory: Path) -> Measurement | None:
-    """Have one process do a job; return what it measured, or None if it only prepared something."""
+    """Let one process do a job. Return what it measured, or None if it only prepared files."""
     command = [sys.executable, str(_WORKER), job.to_json(), str(directory)]
     finished = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_SECONDS)
     fields = json.loads(finished.stdout)
@@ -118,7 +118,7 @@ def _facts(directory: Path) -> dict[str, str]:
 
 
 def _shown_arguments() -> list[str]:
-    """Return the command line without the directory, which is nobody's business."""
+    """Return the command line without the directory, which should not be shown."""
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--dir=")]
     if "--dir" in arguments:
         at = arguments.index("--dir")

@@ -1,6 +1,6 @@
-"""Systems: the writer that a case's words name, made when it is needed.
+"""Systems: makes the writer that a case names, when it is needed.
 
-Invariant: a process imports only the system it measures.
+Invariant: a process imports only the system that it measures.
 
     flush           loglib                                   the alternatives
     no fsync        durability="os", one flush at the end    no sync
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FlushingWriter(Protocol):
-    """What the workloads call: loglib's Topic has these, and the alternatives get them from Gathering."""
+    """The calls that workloads make: loglib's Topic has them, and the alternatives get them from Gathering."""
 
     def append(self, value: bytes) -> object: ...
 
@@ -32,7 +32,7 @@ class FlushingWriter(Protocol):
 
 
 def open_writer(system: str, directory: Path, *, flush: str, gather: bool, partitions: int) -> FlushingWriter:
-    """Open `system` in an empty directory; with `gather`, several calls make one commit of 10,000."""
+    """Open `system` in an empty directory. With `gather`, several calls make one commit of 10,000 messages."""
     if system == "loglib":
         import ours
 

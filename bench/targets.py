@@ -1,6 +1,6 @@
-"""Targets: the speeds the project set out to reach, checked against a run of the benchmarks.
+"""Targets: the speeds that the project wants to reach, compared with a run of the benchmarks.
 
-Invariant: a check reports, it never fails anything: how fast a shared machine was today is not
+Invariant: a check only reports and never fails, because the speed of a shared machine on one day is not
 a test. A check whose cases were not run is left out.
 """
 

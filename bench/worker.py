@@ -1,6 +1,6 @@
 """Worker: one measurement in a process of its own, `python worker.py JOB DIRECTORY`.
 
-Invariant: prints one line of JSON, the measurement, and nothing else on standard output.
+Invariant: it prints the measurement as one line of JSON, and nothing else on standard output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from job import Job, Options
 if TYPE_CHECKING:
     from measure import Measurement
 
-# Modules are named, not imported: a process loads only what it measures.
+# Modules are named and not imported, so that a process loads only what it measures.
 _KINDS = {
     "write": ("writing", "write"),
     "threads": ("writing", "write_from_threads"),
@@ -48,7 +48,7 @@ _KINDS = {
 
 
 def main(job: Job, directory: Path) -> None:
-    """Do the job and print what it measured (or `null`, if it only prepared something)."""
+    """Do the job and print what it measured (`null` if it only prepared files)."""
     module, function = _KINDS[job.kind]
     work = getattr(importlib.import_module(module), function)
     measurement: Measurement | None = work(directory, Options(job.options))

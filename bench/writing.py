@@ -1,7 +1,7 @@
 """Writing: the workloads that append.
 
-Invariant: a round starts on an empty directory and ends when `flush` has returned; opening and
-closing are not timed (sqlite3's last checkpoint, then, is not either).
+Invariant: a round starts with an empty directory and ends when `flush` has returned. Opening and
+closing are not timed, and so sqlite3's last checkpoint is not timed either.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from job import Options
 
-# Clocks around each call cost 0.1 us, so latencies come from calls of their own, for this long.
+# Reading the clock around each call costs 0.1 us, so latencies are measured in separate calls, for this long.
 _LATENCY_SECONDS = 0.4
 _LATENCY_CALLS = 200_000
 
 
 def write(directory: Path, options: Options) -> Measurement:
-    """Append `messages` of a shape, `per_call` a call."""
+    """Append `messages` of a shape, `per_call` in each call."""
     shape, per_call = options.text("shape"), options.number("per_call")
     values = values_of(shape, options.number("messages"))
     keys = keys_of(shape, len(values))
@@ -45,7 +45,7 @@ def write(directory: Path, options: Options) -> Measurement:
 
 
 def write_from_threads(directory: Path, options: Options) -> Measurement:
-    """Append from many threads, each call durable when it returns."""
+    """Append from many threads; each call is durable when it returns."""
     threads, messages = options.number("threads"), options.number("messages")
     shares = in_calls(values_of("200", messages), -(-messages // threads))
     latencies: list[float] = []
@@ -70,7 +70,7 @@ def write_from_threads(directory: Path, options: Options) -> Measurement:
 
 
 def list_append(directory: Path, options: Options) -> Measurement:
-    """Do the least that gathering messages can cost: append to a list, join each 10,000."""
+    """Gather messages in the cheapest way: append to a list, and join every 10,000."""
     values = values_of("200", options.number("messages"))
 
     def work() -> None:
@@ -102,7 +102,7 @@ def fill(directory: Path, options: Options) -> None:
 
 
 def compress(directory: Path, options: Options) -> Measurement:
-    """Write and read text with a codec: both speeds, and how much smaller the files are."""
+    """Write and read text with a codec: measure both speeds, and how much smaller the files are."""
     from ours import batches, open_topic
 
     lines = values_of("text", options.number("messages"))
@@ -133,7 +133,7 @@ def in_blocks(values: list[bytes], keys: list[bytes] | None) -> list[bytes]:
 
 
 class _Rounds:
-    """Opens a fresh writer for each round of a case, and removes what it wrote."""
+    """Opens a new writer for each round of a case, and removes what it wrote."""
 
     def __init__(self, directory: Path, options: Options) -> None:
         self._path = directory / "log"
@@ -173,11 +173,11 @@ class _Rounds:
         self._writer.close()
         shutil.rmtree(self._path)
         if self._options.text("flush") != "no fsync":
-            os.sync()  # The removal's own writes must not meet the next round's.
+            os.sync()  # The writes of the removal must not overlap with those of the next round.
 
 
 def _calls(values: list[bytes], keys: list[bytes] | None, per_call: int) -> Callable[[FlushingWriter], None]:
-    """Return the loop of a case: as few instructions around each call as Python allows."""
+    """Return the loop of a case, with as few instructions around each call as Python allows."""
     if per_call == 1:
         return lambda writer: _one_a_call(writer, values)
     batches = in_calls(values, per_call)
@@ -188,7 +188,7 @@ def _calls(values: list[bytes], keys: list[bytes] | None, per_call: int) -> Call
 
 
 def _raw_calls(values: list[bytes], keys: list[bytes] | None, options: Options) -> Callable[[FlushingWriter], None]:
-    """Return the loop of the machine's limit: blocks of 1 MiB, or, when each call is synced, one write a call."""
+    """Return the loop for the machine's limit: blocks of 1 MiB, or one write per call if each call is synced."""
     if options.text("flush") != "fsync":
         blocks = in_blocks(values, keys)
         return lambda writer: _many_a_call(writer, [blocks])
