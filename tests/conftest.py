@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -85,6 +86,22 @@ def open_topic(path: Path, clock: Clock) -> Iterator[Callable[..., Topic]]:
 
 
 @pytest.fixture
+def topic(open_topic: Callable[..., Topic]) -> Topic:
+    """One partition with the records 0 to 9, a batch each."""
+    topic = open_topic(partitions=1)
+    for number in range(10):
+        topic.append(b"%d" % number, sync=True)
+    return topic
+
+
+@pytest.fixture
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members look at each other whenever they are asked for records: nothing depends on the time of day."""
+    for name in ("_LOOK_S", "_COMMIT_AFTER_S"):
+        monkeypatch.setattr(f"loglib.groups.group.{name}", 0.0)
+
+
+@pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that the test starts run without coverage, whose modules and locks would be in the way."""
     for name in [name for name in os.environ if name.startswith("COV")]:
@@ -96,10 +113,29 @@ def values_of(topic: Any, start: Any = "begin") -> list[bytes | None]:
     return [record.value for record in topic.read(start)]
 
 
+def offsets_of(topic: Topic) -> list[int]:
+    return [record.offset for record in topic.read()]
+
+
 def records_of(path: Path) -> list[Record]:
     """All records of the topic, read as another process would."""
     with Topic.open(path, mode="r") as topic:
         return list(topic.read())
+
+
+def fill(topic: Topic, count: int, *, partition: int = 0, step: int = SECOND) -> list[int]:
+    """Append records with rising times, flushed; returns their offsets."""
+    offsets = [
+        topic.append(b"%d" % number, partition=partition, timestamp=NOW + number * step).offset
+        for number in range(count)
+    ]
+    topic.flush()
+    return offsets
+
+
+def wait_until_waiting(*readers: Any) -> None:
+    while any(reader._waiter is None for reader in readers):
+        time.sleep(0)
 
 
 def crash_copy(source: Path, target: Path) -> Path:
@@ -121,6 +157,12 @@ def tree(path: Path) -> dict[str, bytes]:
 
 def last_segment(path: Path, partition: int = 0) -> Path:
     return max((path / f"{partition:04d}").glob("*.log"))
+
+
+def once_each(calls: list[tuple[str, str]], *names: str) -> list[tuple[str, str]]:
+    """The calls of these names, and of several equal ones in a row the first."""
+    chosen = [call for call in calls if call[0] in names]
+    return [call for call, before in zip(chosen, [("", ""), *chosen], strict=False) if call != before]
 
 
 def open_files() -> list[str]:
@@ -151,6 +193,7 @@ def run_python(program: str, *arguments: object) -> str:
 
 
 __all__ = [
-    "MANUAL", "NOW", "QUIET", "SECOND", "SOURCE", "Clock", "UnsyncedFiles", "crash_copy", "last_segment", "needs_proc",
-    "needs_root", "open_files", "records_of", "run_python", "start_python", "tree", "values_of",
+    "MANUAL", "NOW", "QUIET", "SECOND", "SOURCE", "Clock", "UnsyncedFiles", "crash_copy", "fill", "last_segment",
+    "needs_proc", "needs_root", "offsets_of", "once_each", "open_files", "records_of", "run_python",
+    "start_python", "tree", "values_of", "wait_until_waiting",
 ]  # fmt: skip

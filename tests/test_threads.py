@@ -210,7 +210,7 @@ def test_flushing_rolling_and_retention_at_once_lose_only_what_was_to_go(open_to
 
 
 def test_log_start_never_moves_back_while_all_lists_and_drops(path: Path) -> None:
-    """Every roll begins a retention pass, and every start by time lists the directory: see test_writer.py."""
+    """Every roll begins a retention pass, and every start by time lists the directory: see test_writer_retention.py."""
 
     class Slowly(UnsyncedFiles):
         def unlink(self, path: str, **within: Any) -> None:

@@ -39,8 +39,9 @@ def main(named: list[str]) -> int:
 
 
 def fail(names: Iterable[str]) -> bool:
-    """Whether one of these modules' fast tests fails."""
-    files = [str(TESTS / f"test_{name}.py") for name in names]
+    """Whether a fast test of these fails; "writer" is test_writer.py and each test_writer_*.py."""
+    modules = [(TESTS / f"test_{name}.py", *sorted(TESTS.glob(f"test_{name}_*.py"))) for name in names]
+    files = [str(path) for each in modules for path in each]
     plain = ["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout=30"]
     fast = ["-m", "not slow and not spark and not reliability"]
     code = pytest.main([*plain, *fast, *files]) if files else pytest.ExitCode.OK

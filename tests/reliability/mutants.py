@@ -20,7 +20,7 @@ class Mutant(NamedTuple):
 
     name: str
     module: str
-    tests: tuple[str, ...]  # that find it soonest: "writer" for test_writer.py
+    tests: tuple[str, ...]  # that find it soonest: "writer" for test_writer.py and test_writer_*.py
     old: str
     new: str
 

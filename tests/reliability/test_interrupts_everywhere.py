@@ -25,7 +25,7 @@ from conftest import QUIET, open_files, records_of, values_of
 from interrupts import Interrupter, every_line
 from loglib import Batch, Record, Retention, Topic
 from loglib.testing import UnsyncedFiles
-from test_writer import ACTIONS, POLICIES, interrupt_everywhere
+from test_writer_interrupts import ACTIONS, POLICIES, interrupt_everywhere
 
 pytestmark = [
     pytest.mark.reliability,
