@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from builders import calm
 from loglib import RecordTooLargeError, Topic
-from loglib.append import bulk
-from loglib.append.bulk import BULK_RECORDS, encode_all
+from loglib.append import bulk, router
+from loglib.append.bulk import encode_all
 from loglib.config import TopicConfig
 from loglib.format.batch import Columns
 
 Open = Callable[..., Topic]
-MANY = [b"%d" % number for number in range(3 * BULK_RECORDS)]
+MANY = [b"%d" % number for number in range(3 * router.MANY)]
 
 
 def values_of(topic: Topic) -> list[bytes | None]:
@@ -97,7 +97,7 @@ def test_batches_are_about_as_large_as_configured(runs: list[tuple[int, int]], a
 
 
 def test_groups_are_given_in_turn() -> None:
-    groups = {name: Columns([name.encode()] * BULK_RECORDS) for name in ("a", "b")}
+    groups = {name: Columns([name.encode()] * router.MANY) for name in ("a", "b")}
     assert [name for name, _ in encode_all(groups, TopicConfig(batch_records=600), 0)] == ["a", "a", "b", "b"]
 
 

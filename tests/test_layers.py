@@ -23,7 +23,7 @@ LAYERS = [
     {"log", "append/open_batch", "append/active", "append/bulk", "retention"},
     {"append/tail"},
     {"append/writer", "reader", "transfer", "check"},
-    {"append/flusher", "handles", "keeper"},
+    {"append/flusher", "append/router", "handles", "keeper"},
     {"partition", "groups"},
     {"store"},
     {"topic"},

@@ -8,20 +8,20 @@ Threads: safe for all; each reader it gives out belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from .append.bulk import BULK_RECORDS, chunks, encode_all
 from .append.flusher import from_background
+from .append.producers import parse_producer, producer_id
+from .append.router import append_loads, weigh
 from .append.writer import Writer
-from .arguments import HeadersLike, check_columns, gather_columns, record_columns
+from .arguments import HeadersLike, gather_columns, record_columns
 from .check import CheckReport, check_log, verify_log
 from .config import TopicConfig, microseconds
 from .display import Shown, sized
-from .errors import LogClosedError, OffsetOutOfRangeError, ReadOnlyError, tell_appended, tell_not_appended
-from .format.batch import NO_PRODUCER, Columns, Producer, encode_body
-from .format.codec import codec_id
+from .errors import LogClosedError, OffsetOutOfRangeError, ReadOnlyError, tell_not_appended
+from .format.batch import NO_PRODUCER
 from .handles import Handles
 from .keeper import Keeper
 from .log import Log
@@ -34,7 +34,7 @@ from .system.files import Files
 from .transfer import read_frame, send
 from .unique import Unique
 
-__all__ = ["Partition", "append_groups", "parse_producer"]
+__all__ = ["Partition"]
 
 
 class Partition(Shown, Unique):
@@ -142,39 +142,20 @@ class Partition(Shown, Unique):
         columns = gather_columns(values, keys, timestamps, headers)
         count = len(columns.values)
         try:
-            return append_groups({self: columns} if count else {}, self._config, producer=producer)
+            by = NO_PRODUCER if producer is None else parse_producer(producer)
+            if not count:
+                return []
+            return append_loads({self.writer(): weigh(columns, self._config, by)}, self._config, by)
         except BaseException as error:
             tell_not_appended(error, {self.id: range(count)})
             raise
-
-    def append_columns(
-        self, columns: Columns, size_bytes: int, *, producer: Producer = NO_PRODUCER
-    ) -> list[OffsetRange]:
-        """Append records that are checked columns already; an error says in `appended` which of them are in."""
-        writer = self.writer()
-        if producer != NO_PRODUCER:
-            body = encode_body(columns, codec=codec_id(self._config.compression))
-            return [OffsetRange(self.id, writer.append_body(body, producer=producer))]
-        if 2 * size_bytes < self._config.batch_bytes and len(columns.values) <= self._config.batch_records:
-            return [OffsetRange(self.id, writer.append(columns, size_bytes))]
-        codec = codec_id(self._config.compression)
-        ranges: list[OffsetRange] = []
-        try:
-            ranges.extend(  # one by one: those before an error stay
-                OffsetRange(self.id, writer.append_body(encode_body(chunk, codec=codec)))
-                for chunk in chunks(columns, self._config)
-            )
-        except BaseException as error:
-            tell_appended(error, ranges)
-            raise
-        return ranges
 
     def last_sequence(self, producer: str) -> int | None:
         """The number with which the producer appended last here, to go on from; None if it is not known.
 
         Needs the partition for writing, as appending does. What is not flushed counts: a crash may undo it.
         """
-        return self.writer().last_sequence(_producer_id(producer))
+        return self.writer().last_sequence(producer_id(producer))
 
     def flush(self) -> None:
         """Make everything appended durable and visible to readers."""
@@ -332,45 +313,3 @@ class Partition(Shown, Unique):
                 self._writer.close()
         finally:
             self._log.close()
-
-
-def append_groups(
-    groups: Mapping[Partition, Columns], config: TopicConfig, *, producer: tuple[str, int] | None = None
-) -> list[OffsetRange]:
-    """Append gathered records to their partitions; what is refused is refused before anything is appended."""
-    by = NO_PRODUCER if producer is None else parse_producer(producer)
-    bulk: dict[Partition, Columns] = {}
-    few: dict[Partition, tuple[Columns, int]] = {}
-    for partition, columns in groups.items():
-        partition.writer()
-        if producer is None and len(columns.values) >= BULK_RECORDS:
-            bulk[partition] = columns
-        else:
-            few[partition] = check_columns(columns, limit_bytes=config.max_record_bytes)
-    bodies = encode_all(bulk, config, codec_id(config.compression))
-    ranges: list[OffsetRange] = []
-    try:
-        ranges.extend(OffsetRange(partition.id, partition.writer().append_body(body)) for partition, body in bodies)
-        for partition, (columns, size) in few.items():
-            ranges += partition.append_columns(columns, size, producer=by)
-    except BaseException as error:
-        tell_appended(error, ranges)
-        raise
-    return ranges
-
-
-def parse_producer(producer: tuple[str, int]) -> Producer:
-    """A producer's name as the number that the batch header has room for, and its sequence."""
-    match producer:
-        case (str() as name, int() as sequence) if type(sequence) is int:
-            if not 0 <= sequence < 1 << 64:
-                raise ValueError(f"a producer's sequence must be a number of 64 bits, not {sequence}")
-            return Producer(_producer_id(name), sequence)
-        case _:
-            raise TypeError(f"a producer must be a name (str) and a sequence (int), not {producer!r}")
-
-
-def _producer_id(name: str) -> int:
-    from hashlib import blake2b  # here, since importing it takes longer than the rest of the library
-
-    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1

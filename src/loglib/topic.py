@@ -30,14 +30,14 @@ from types import EllipsisType, FrameType
 from typing import Any, Literal, Unpack, cast
 
 from . import description, store
-from .append.bulk import BULK_RECORDS
 from .append.flusher import Flusher
 from .append.partitioner import BUILT_IN, Partitioner, name_of, spread
+from .append.producers import parse_producer
+from .append.router import Load, append_loads, weigh
 from .append.writer import WRITER_DESCRIPTORS, Writer
 from .arguments import (
     HeadersLike,
     Start,
-    check_columns,
     check_names,
     gather_columns,
     partition_number,
@@ -59,14 +59,14 @@ from .errors import (
     tell_not_appended,
     together,
 )
-from .format.batch import Columns
+from .format.batch import NO_PRODUCER, Columns, Producer
 from .format.codec import codec_id
 from .groups import Group, GroupInfo, Move, TopicPartition, administration
 from .groups.group import AnyGroup, CommitPolicy, OnChange
 from .groups.place import Place, group_names
 from .handles import Handles
 from .keeper import Keeper
-from .partition import Partition, append_groups, parse_producer
+from .partition import Partition
 from .reader import OnGap, Reader, StartLike
 from .records import Batch, OffsetRange, Position
 from .retention import Decision
@@ -383,35 +383,28 @@ class Topic(Shown):
         count = len(columns.values)
         if not count:
             return []
+        by = NO_PRODUCER if producer is None else parse_producer(producer)
+        self._check_writable()
+        loads: dict[Writer, Load] = {}
         if partition is None and columns.keys is None:
             if producer is not None:
                 raise ValueError("an idempotent append without keys must say partition=, to meet its first try again")
-            if count < BULK_RECORDS:
-                columns, size = check_columns(columns, limit_bytes=self.config.max_record_bytes)
-                partition = self._choose(count, size).partition
-                try:
-                    return self.partitions[partition].append_columns(columns, size)
-                except BaseException as error:
-                    tell_not_appended(error, {partition: range(count)})
-                    raise
-            partition = self._choose(count, self.config.batch_bytes).partition
-        if partition is None and len(self.partitions) == 1:
-            partition = 0
-        keyless = cache(lambda: self._place_of_null_keys(producer))
-        if partition is not None:
-            groups = {partition: columns}
+            load = weigh(columns, self.config)
+            writer = self._choose(count, self.config.batch_bytes if load.size_bytes is None else load.size_bytes)
+            loads[writer] = load
+            groups = {writer.partition: columns}
         else:
-            groups = spread(columns, len(self.partitions), self._require_partitioner(), keyless)
-        self._check_writable()
+            keyless = cache(lambda: self._place_of_null_keys(by))
+            groups = self._spread(columns, partition, keyless)
         try:
-            return append_groups(
-                {self.partition(number): group for number, group in groups.items()}, self.config, producer=producer
-            )
+            for number, group in () if loads else groups.items():
+                loads[self.partition(number).writer()] = weigh(group, self.config, by)
+            return append_loads(loads, self.config, by)
         except BaseException as error:
             indexes: dict[int, Sequence[int]] = {number: range(count) for number in groups}
             if len(groups) > 1:  # which record went where is not kept, but can be found out again
                 numbered = Columns(range(count), columns.keys)  # type: ignore[arg-type]
-                again = spread(numbered, len(self.partitions), self._require_partitioner(), keyless)
+                again = self._spread(numbered, None, keyless)
                 indexes = {number: group.values for number, group in again.items()}  # type: ignore[misc]
             tell_not_appended(error, indexes)
             raise
@@ -732,12 +725,19 @@ class Topic(Shown):
             sticky = self._sticky = writers[_random_below(len(writers))]
         return sticky
 
-    def _place_of_null_keys(self, producer: tuple[str, int] | None) -> int:
+    def _spread(self, columns: Columns, partition: int | None, keyless: Callable[[], int]) -> dict[int, Columns]:
+        """The records by partition: the one given, or where their keys belong."""
+        if partition is None and len(self.partitions) == 1:
+            partition = 0
+        if partition is not None:
+            return {partition: columns}
+        return spread(columns, len(self.partitions), self._require_partitioner(), keyless)
+
+    def _place_of_null_keys(self, producer: Producer) -> int:
         """The partition of a call's records with null keys; with a producer, the same at each try."""
-        if producer is None:
+        if producer == NO_PRODUCER:
             return self._choose().partition
-        name, sequence = parse_producer(producer)
-        return (name + sequence) % len(self.partitions)
+        return (producer.id + producer.sequence) % len(self.partitions)
 
     def _own_any(self) -> Writer:
         """In shared mode, take one partition that no other process has."""

@@ -19,9 +19,7 @@ from ..arguments import check_columns, record_sizes
 from ..config import TopicConfig
 from ..format.batch import Body, Columns, Sizes, encode_body
 
-__all__ = ["BULK_RECORDS", "chunks", "encode_all"]
-
-BULK_RECORDS = 1024  # worth a batch of their own, however small they are
+__all__ = ["chunks", "encode_all"]
 
 _AHEAD_BYTES = 16 << 20
 _SAMPLE = 32  # records from which the size of the first batch is guessed

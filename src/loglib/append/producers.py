@@ -19,7 +19,7 @@ from ..errors import LogError
 from ..format.batch import Header, Producer
 from ..segment import ProducerState
 
-__all__ = ["Producers"]
+__all__ = ["Producers", "parse_producer", "producer_id"]
 
 _LAST_S = (1 << 32) - 1  # the year 2106; what is stored is not larger
 
@@ -88,3 +88,21 @@ class Producers:
         self._known.pop(producer.id, None)  # to the end: the header's table has those that appended last
         seconds = min(max(-(-append_time // 1_000_000), 1), _LAST_S)  # 0 would be unknown
         self._known[producer.id] = ProducerState(producer.id, producer.sequence, offsets.start, len(offsets), seconds)
+
+
+def parse_producer(producer: tuple[str, int]) -> Producer:
+    """A producer's name as the number that the batch header has room for, and its sequence."""
+    match producer:
+        case (str() as name, int() as sequence) if type(sequence) is int:
+            if not 0 <= sequence < 1 << 64:
+                raise ValueError(f"a producer's sequence must be a number of 64 bits, not {sequence}")
+            return Producer(producer_id(name), sequence)
+        case _:
+            raise TypeError(f"a producer must be a name (str) and a sequence (int), not {producer!r}")
+
+
+def producer_id(name: str) -> int:
+    """The number that stands for a producer's name in batch headers; never 0, which stands for none."""
+    from hashlib import blake2b  # here, since importing it takes longer than the rest of the library
+
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1

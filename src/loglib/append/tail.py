@@ -65,7 +65,13 @@ class TailWriter(Unique):
     """
 
     def __init__(
-        self, place: Directory, identity: Identity, config: TopicConfig, *, index: SegmentIndex, now: Moment
+        self,
+        place: Directory,
+        identity: Identity,
+        config: TopicConfig,
+        *,
+        index: SegmentIndex,
+        moment: Callable[[], Moment],
     ) -> None:
         self.place = place  # where all files are opened, made and removed, wherever its path leads
         self._files = place.files
@@ -92,7 +98,7 @@ class TailWriter(Unique):
         self.producers = Producers(identity.partition, recovered.producers, self._headers_with_producers)
         self._with_file = {base for base, each in recovered.headers.items() if each.more_producers}
         name = segment_name(header.base_offset)
-        began = self._began(place.path_of(name), header, now) if tail.end > header.base_offset else None
+        began = self._began(place.path_of(name), header, moment) if tail.end > header.base_offset else None
         with ExitStack() as opened:
             path = place.path_of(WATERMARK)
             self._watermark = WatermarkWriter(self._files, path, identity.salt, mark, within=place)
@@ -104,10 +110,10 @@ class TailWriter(Unique):
             self.sync_watermark()
             opened.pop_all()
 
-    def _began(self, path: str, header: SegmentHeader, now: Moment) -> int:
+    def _began(self, path: str, header: SegmentHeader, moment: Callable[[], Moment]) -> int:
         with SegmentReader(self._files, path, self._identity, within=self.place) as reader:
             first = reader.header_at(header.base_offset)
-        return began_boottime(Stamp.of(header), first.append_time, now)
+        return began_boottime(Stamp.of(header), first.append_time, moment())
 
     def _headers_with_producers(self) -> Iterator[Header]:
         """The headers of the batches that were in the segment when it was opened, if any names a producer."""

@@ -113,7 +113,7 @@ class Writer(Unique):
         self._to_close: Iterator[int] | None = None  # set when closing has begun
         self._held = writer_lock.acquire(files, os.path.join(directory, writer_lock.NAME), config.permissions)
         try:
-            self.disk = TailWriter(self._held.directory, identity, config, index=index, now=self._clock.moment())
+            self.disk = TailWriter(self._held.directory, identity, config, index=index, moment=self._clock.moment)
             self.batch = OpenBatch(self.disk.start, self.partition, any_size=self._takes_any_size)
             _live.add(self)
         except BaseException:
