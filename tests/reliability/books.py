@@ -1,12 +1,12 @@
-"""Books: of each record whose append has returned, that it is readable, or that exactly one error has named it.
+"""Books: each record whose append has returned must be readable, or exactly one error must have named it.
 
-    returned    an append has answered: the record is owed
-    raised      an error came to the application: what it calls lost is not owed any more, what it calls in doubt may be
-                there or not
-    settle      all was flushed, or the log opened again: what is owed must be there, what was lost must not
-    died        the process or the machine was killed: what is owed may be gone without a word, once
+    returned    an append has returned: the record is owed
+    raised      the application got an error: records that it calls lost are owed no longer, records that it calls
+                in doubt may be there or not
+    settle      all was flushed, or the log was opened again: owed records must be there, lost ones must not
+    died        the process or the machine was killed: owed records may be gone without an error, once
 
-Records are known by their place. A place that was lost is given out again; one that is owed is not.
+A record is known by its place. The place of a lost record is given out again; the place of an owed one is not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Place = tuple[int, int]  # partition, offset
 
 
 class Untold(AssertionError):
-    """A record is neither readable nor named by an error, or both, or named twice."""
+    """A record is neither readable nor named by an error, or it is both, or it is named twice."""
 
 
 class Books:
@@ -33,11 +33,11 @@ class Books:
         self.owed: dict[Place, bytes | None] = {}
         self.doubtful: dict[Place, bytes | None] = {}
         self.lost: dict[Place, bytes | None] = {}
-        self.accounted = 0  # records of which it is settled what became of them
-        self.named = 0  # and how many of these an error has named
+        self.accounted = 0  # records whose outcome is settled
+        self.named = 0  # how many of these an error has named
 
     def returned(self, ranges: Iterable[OffsetRange], values: Sequence[bytes | None]) -> None:
-        """An append has answered with these places for these records, or its error with `appended`."""
+        """An append has returned these places for these records, or its error named them in `appended`."""
         places = [(partition, offset) for partition, offsets in ranges for offset in offsets]
         for place, value in zip(places, values, strict=True):
             if place in self.owed:
@@ -46,7 +46,7 @@ class Books:
             self.lost.pop(place, None)
 
     def failed(self, error: BaseException, values: Sequence[bytes | None]) -> None:
-        """An append of these records has raised the error, which says which of them are in."""
+        """An append of these records has raised the error. The error says which of them are in the log."""
         missing = set(getattr(error, "not_appended", ()))
         ranges: tuple[OffsetRange, ...] = getattr(error, "appended", ())
         if not ranges and not missing:  # a single record
@@ -55,13 +55,13 @@ class Books:
         self.raised(error, own=len(missing))
 
     def raised(self, error: BaseException, *, own: int = 0) -> None:
-        """An error has come to the application; `own` records of the call that raised it are not in the log."""
+        """The application got an error; `own` records of the call that raised it are not in the log."""
         if not isinstance(error, LogError):
             return
         for partition, offsets in error.lost:
             for place in ((partition, offset) for offset in offsets):
                 if place in self.lost:
-                    own -= 1  # the place was given out again, to one of them
+                    own -= 1  # the place was given out again, to one of these records
                     if own < 0:
                         raise Untold(f"{place} was named twice: {error!r}")
                 if place in self.owed:
@@ -74,7 +74,7 @@ class Books:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Enter what is raised by a call that appends nothing itself."""
+        """Note an error that is raised by a call that appends nothing itself."""
         try:
             yield
         except LogError as error:
@@ -82,12 +82,12 @@ class Books:
             raise
 
     def died(self) -> None:
-        """No error can tell any more: what is not promised may be gone."""
+        """No error can name records any more: records that are not promised may be gone."""
         self.doubtful |= self.owed
         self.owed = {}
 
     def settle(self, found: Mapping[Place, bytes | None], starts: Mapping[int, int] | None = None) -> None:
-        """All was flushed, or opened again; this is what is readable, from these log starts on."""
+        """All was flushed, or opened again; `found` can be read, from these log starts on."""
         for place, value in self.owed.items():
             if place[1] < (starts or {}).get(place[0], 0):  # retention
                 continue
@@ -103,5 +103,5 @@ class Books:
 
 
 def found_in(topic: Any) -> dict[Place, bytes | None]:
-    """What can be read of a topic, by place."""
+    """The readable records of a topic, by place."""
     return {(each.partition, each.offset): each.value for each in topic.read()}

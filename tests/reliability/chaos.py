@@ -1,8 +1,9 @@
-"""Chaos: members of a consumer group in processes of their own, that come and go, are killed, and stopped.
+"""Chaos: members of a consumer group, each in its own process, that come and go, are killed, and are stopped.
 
-Each member writes down what it does, at once and in one file for all (`Evidence`): which partitions it gets and gives
-up, and each record when it has handled it. From these lines, the group's committed offsets, and what the test knows of
-who was killed when, `faults` finds whatever a group must never do; a mutant of the library must be found out by it.
+Each member writes down at once what it does, in one file for all members (`Evidence`): the partitions that it gets and
+gives up, and each record when it has handled it. `faults` finds everything that a group must never do. It uses these
+lines, the committed offsets of the group, and the times when the test killed members. It must find mutants of the
+library.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from loglib.system.directory import Directory
 from loglib.system.files import REAL
 
 GROUP = "chaos"
-KEPT = ".kept"  # logs of commits that a member has folded
-PRODUCED_AT_ONCE = 20  # records to each
-PARTITIONS_AT_ONCE = 8  # of so many random partitions,
+KEPT = ".kept"  # suffix of the logs of commits that a member has folded
+PRODUCED_AT_ONCE = 20  # records per partition
+PARTITIONS_AT_ONCE = 8  # random partitions
 PRODUCED_EVERY_S = 0.02
 PATIENCE_S = 60.0
 NEVER_NS = 1 << 62
 LINE_BYTES = 64
-CLOCKS_NS = 2_000_000  # two clocks are compared, one in microseconds
+CLOCKS_NS = 2_000_000  # tolerance where two clocks are compared, one of them in microseconds
 
 
 # --- what a member writes down --------------------------------------------------------------------------------------
 
 
 class Line(NamedTuple):
-    """One line of evidence. Times are CLOCK_MONOTONIC's, which is one for all processes."""
+    """One line of evidence. Times are of CLOCK_MONOTONIC, which all processes share."""
 
     time_ns: int
     kind: str  # "assigned", "revoked", "handled" or "stale"
@@ -57,12 +58,12 @@ class Line(NamedTuple):
     offset: int = -1
 
     def encode(self) -> bytes:
-        """As text, padded so that no line crosses a page: at that border a write may be seen, or killed, half done."""
+        """As text, padded so that no line crosses a page: there a write may be seen, or be killed, half done."""
         return " ".join(map(str, self)).ljust(LINE_BYTES - 1).encode() + b"\n"
 
 
 class Evidence:
-    """A file that many processes append to, each line by one write."""
+    """A file to which many processes append, each line with one write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,7 +88,7 @@ class Member:
         self.generations: dict[int, int] = {}
 
     def live(self) -> None:
-        """Until SIGTERM, which closes the group wherever the member is."""
+        """Follow the group until SIGTERM, which closes the group wherever the member is."""
         with Topic.open(self.path, mode="r") as topic:
             self.group_topic = topic.name
             self.group = group = topic.group(
@@ -106,14 +107,14 @@ class Member:
                         group.commit(record)
                 if self.options["commit"] == "manual" and not group.closed:
                     group.commit()
-            except _PoisonError:  # what a body raises is handed out again
+            except _PoisonError:  # a record whose body raised is handed out again
                 continue
             except StaleGenerationError:
                 self.evidence.add("stale")
                 return
 
     def handle(self, record: Record) -> None:
-        """Take some time, or raise, or be killed in the midst of it."""
+        """Take some time, or raise, or be killed in the middle."""
         generation = self.generations.get(record.partition, -1)
         chance = self.rng.random()
         if chance < 0.001:
@@ -124,7 +125,7 @@ class Member:
 
     def assigned(self, partitions: list[int]) -> None:
         for number in partitions:
-            # Not what the owner's file says: that may be another's already, if this member was stopped and evicted.
+            # Not the owner's file: it may belong to another member already, if this one was stopped and evicted.
             _, self.generations[number] = self.group._ownership._held[TopicPartition(self.group_topic, number)]
             self.evidence.add("assigned", number, self.generations[number])
 
@@ -134,7 +135,7 @@ class Member:
 
 
 class _PoisonError(Exception):
-    """A body that failed."""
+    """The body of a loop failed."""
 
 
 # --- the test's side ------------------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def produce(path: Path, seed: int) -> None:
 
 
 class Chaos:
-    """A group, its members, and what is done to them."""
+    """A group, its members, and the harm that is done to them."""
 
     def __init__(
         self, directory: Path, seed: int, *, partitions: int, members: int, stops: bool = True, **options: Any
@@ -172,7 +173,7 @@ class Chaos:
         self.options = {"commit": "after", "strategy": "range"} | options
         self.evidence = Evidence(directory / "evidence")
         self.ended_ns: dict[int, int] = {}  # by process: when it was killed or evicted
-        self.evicted: dict[int, int] = {}  # by process: when, as commits are dated
+        self.evicted: dict[int, int] = {}  # by process: when, by the clock of commits
         self.members: list[int] = []
         self.done: dict[str, int] = defaultdict(int)
         Topic.open(self.path, partitions=partitions, durability="os").close()
@@ -185,14 +186,14 @@ class Chaos:
         self.done["joins"] += 1
 
     def leave(self) -> None:
-        """Let one go in order."""
+        """Let a member leave in order."""
         pid = self._any()
         os.kill(pid, signal.SIGTERM)
         self._gone(pid)
         self.done["leaves"] += 1
 
     def kill(self) -> None:
-        """The kernel's way: at whatever instruction."""
+        """Kill a member with SIGKILL, at any instruction."""
         pid = self._any()
         self.ended_ns[pid] = time.monotonic_ns()
         os.kill(pid, signal.SIGKILL)
@@ -200,7 +201,7 @@ class Chaos:
         self.done["kills"] += 1
 
     def stop(self) -> None:
-        """Stop one for a while; sometimes it is evicted meanwhile."""
+        """Stop a member for a while; sometimes it is evicted in the meantime."""
         pid = self._any()
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED)
@@ -215,7 +216,7 @@ class Chaos:
         self.done["stops"] += 1
 
     def evict(self, pid: int) -> None:
-        """Take a member's place from it, if it has joined yet: one that has not yet locked its file makes another."""
+        """Evict a member if it has joined: a member that has not yet locked its file would make another file."""
         if look(REAL, str(self.path / "groups" / GROUP / "members" / f"m{pid}")) is not None:
             self.ended_ns[pid] = time.monotonic_ns()
             with Topic.open(self.path, mode="r") as topic:
@@ -224,7 +225,7 @@ class Chaos:
             self.done["evictions"] += 1
 
     def run(self, seconds: float, *, drain: bool = True) -> None:
-        """Do all this at random, then let the members that are left handle what is left."""
+        """Do all this at random, then let the remaining members handle the remaining records."""
         until = time.monotonic() + seconds
         actions: list[Callable[[], None]] = [self.leave, self.kill, self.kill, *([self.stop] * self.stops)]
         while time.monotonic() < until:
@@ -236,7 +237,7 @@ class Chaos:
         self.finish(drain=drain)
 
     def finish(self, *, drain: bool = True) -> None:
-        """No more records, and everybody leaves when they are handled."""
+        """Append no more records. All members leave when all records are handled."""
         os.kill(self.producer, signal.SIGTERM)
         assert wait(self.producer) == 0, "the producer failed; its error is above"
         if not self.members:
@@ -248,11 +249,11 @@ class Chaos:
             self._gone(pid)
 
     def share(self) -> None:
-        """Wait until each member has partitions; before that, the first has all there are."""
+        """Wait until each member has partitions; before that, the first member has all of them."""
         self._wait(lambda: set(self.owners().values()) == set(self.members), "a member has no partition")
 
     def settle(self) -> None:
-        """Wait until each partition's records, as they come now, are handled by somebody."""
+        """Wait until some member handles the new records of each partition."""
         seen_bytes = self.evidence.path.stat().st_size
 
         def settled() -> bool:
@@ -264,7 +265,7 @@ class Chaos:
         self._wait(settled, "a partition has no owner")
 
     def drain(self) -> None:
-        """Wait until the group has committed all there is."""
+        """Wait until the group has committed all records."""
         with Topic.open(self.path, mode="r") as topic:
             ends = {each.id: each.high_watermark for each in topic.partitions if each.high_watermark}
             self._wait(
@@ -279,11 +280,11 @@ class Chaos:
             time.sleep(0.02)
 
     def owners(self) -> dict[int, int]:
-        """The process that was last given each partition."""
+        """By partition: the process to which it was assigned last."""
         return {line.partition: line.pid for line in self.evidence.lines() if line.kind == "assigned"}
 
     def clean_up(self) -> None:
-        """End what a failure has left running."""
+        """End the processes that a failure has left running."""
         for pid in [*self.members, self.producer]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -297,14 +298,14 @@ class Chaos:
         self.members.remove(pid)
         status = wait(pid)
         assert killed or status in (0, -signal.SIGTERM), f"member {pid} failed, seed {self.seed}; its error is above"
-        if status == -signal.SIGTERM:  # before it could say how to end
+        if status == -signal.SIGTERM:  # before it could install its handler
             self.ended_ns[pid] = time.monotonic_ns()
         return status
 
     # --- what was committed --------------------------------------------------------------------------------
 
     def _last_commits(self, topic: Topic) -> dict[int, int]:
-        """The offset committed of each partition, as a member sees it."""
+        """The committed offset of each partition, as a member sees it."""
         offsets = topic.place(GROUP).offsets()
         try:
             return {partition.partition: commit.offset for partition, commit in offsets.commits().items()}
@@ -312,14 +313,14 @@ class Chaos:
             offsets.close()
 
     def commits(self, topic: Topic) -> Iterator[Line]:
-        """Every commit there ever was, in the order of time, as lines of evidence that are dated from 1970 on.
+        """Every commit that was ever made, in the order of time, as lines of evidence with times since 1970.
 
-        What a new owner, or a member that folds a log, has carried on is no commit of its own.
+        A commit that a new owner, or a member that folds a log, repeats is not a commit of its own.
         """
         place = topic.place(GROUP)
         found: dict[tuple[int, int, int, int], Line] = {}
         for log in (Path(place.path) / "offsets").iterdir():
-            if log.name.endswith(".tmp"):  # of a member that was killed while it made one
+            if log.name.endswith(".tmp"):  # left from a member that was killed while it made a log
                 continue
             name = log.name.removeprefix(".").removesuffix(KEPT)
             for entries in _entries(Log(REAL, str(log), offsets_identity(place.log_id, GROUP, name))):
@@ -333,12 +334,12 @@ class Chaos:
 
 
 def keep(offsets: Offsets, held: Directory, name: str) -> None:
-    """In place of removing a log of commits: they are what the group is judged by."""
+    """Keep a log of commits instead of removing it: the group is judged by its commits."""
     os.rename(offsets._path(name), offsets._path(f".{name}{KEPT}"))
 
 
 def _entries(log: Log) -> Iterator[dict[TopicPartition, Any]]:
-    """What a log says, record by record; above its watermark as well, as far as there are whole batches."""
+    """The entries of a log, record by record; above its watermark as well, as far as there are whole batches."""
     segments = list_segments(REAL, log.directory)
     end = max(segments) + segments[max(segments)] - HEADER_BYTES
     cursor = Cursor(log, min(segments), on_damage=lambda _: None)
@@ -355,7 +356,7 @@ def _entries(log: Log) -> Iterator[dict[TopicPartition, Any]]:
 
 
 class Ownership(NamedTuple):
-    """A member's time as the owner of a partition."""
+    """A time in which a member owned a partition."""
 
     start_ns: int
     end_ns: int
@@ -364,12 +365,12 @@ class Ownership(NamedTuple):
 
 
 def ownerships(chaos: Chaos) -> dict[int, list[Ownership]]:
-    """Who owned what, when; by partition."""
+    """By partition: which member owned it, and when."""
     found: dict[int, list[Ownership]] = defaultdict(list)
     begun: dict[tuple[int, int, int], int] = {}
     for line in chaos.evidence.lines():
         key = line.pid, line.partition, line.generation
-        if line.time_ns > chaos.ended_ns.get(line.pid, NEVER_NS):  # it was evicted, and does not know yet
+        if line.time_ns > chaos.ended_ns.get(line.pid, NEVER_NS):  # it was evicted, and does not know this yet
             continue
         if line.kind == "assigned":
             begun[key] = line.time_ns
@@ -381,7 +382,7 @@ def ownerships(chaos: Chaos) -> dict[int, list[Ownership]]:
 
 
 def faults(chaos: Chaos) -> list[str]:
-    """Everything that a group must not do, and that was done."""
+    """Everything that the group did and must not do."""
     with Topic.open(chaos.path, mode="r") as topic:
         offsets = {each.id: [record.offset for record in each.read()] for each in topic.partitions}
         for each in topic.partitions:
@@ -427,7 +428,7 @@ def _lost(offsets: dict[int, list[int]], lines: list[Line]) -> Iterator[str]:
 
 
 def _order(name: str, mine: list[int], offsets: list[int]) -> Iterator[str]:
-    """Within a generation each record follows the one before."""
+    """Within a generation, each record follows the one before."""
     if mine:
         first = bisect_left(offsets, mine[0])
         if mine != offsets[first : first + len(mine)]:
@@ -435,9 +436,9 @@ def _order(name: str, mine: list[int], offsets: list[int]) -> Iterator[str]:
 
 
 def _starts(name: str, first: list[Line], commits: list[Line], offsets: list[int], chaos: Chaos) -> Iterator[str]:
-    """A new owner starts at the last commit: what is repeated was not committed."""
+    """A new owner starts at the last commit: only records that were not committed are repeated."""
     sure = [each for each in commits if each.pid not in chaos.evicted]
-    # A commit that was under way when its member was stopped and evicted may come after the new owner's first look.
+    # If a member was stopped and evicted during a commit, the commit may come after the new owner's first look.
     unsure = [each for each in commits if each.pid in chaos.evicted]
     last = max(sure, key=lambda each: each.generation, default=None)
     last = [each for each in sure if last is not None and each.generation == last.generation][-1:]
@@ -449,7 +450,7 @@ def _starts(name: str, first: list[Line], commits: list[Line], offsets: list[int
 
 
 def _commits(name: str, mine: list[Line], commits: list[Line], offsets: list[int], chaos: Chaos) -> Iterator[str]:
-    """Nothing is committed before it is handled."""
+    """No record is committed before it is handled."""
     for each in commits:
         done = [line.offset for line in mine if line.time_ns + chaos.epoch_ns <= each.time_ns + CLOCKS_NS]
         end = offsets[bisect_left(offsets, done[-1]) + 1 :][:1] if done else [0]
@@ -458,7 +459,7 @@ def _commits(name: str, mine: list[Line], commits: list[Line], offsets: list[int
 
 
 def _late_commits(partition: int, commits: list[Line], chaos: Chaos) -> Iterator[str]:
-    """Who has lost a partition commits no more; what it began before it was stopped and evicted does not count."""
+    """A member that lost a partition commits no more. A commit begun before its stop and eviction does not count."""
     highest = 0
     for each in commits:
         if each.generation < highest and each.pid not in chaos.evicted:
@@ -469,7 +470,7 @@ def _late_commits(partition: int, commits: list[Line], chaos: Chaos) -> Iterator
 
 
 def _after_the_end(lines: list[Line]) -> Iterator[str]:
-    """Who closes its group in the midst of a record may end that one, and gets no more."""
+    """A member that closes its group in the middle of a record may finish this record, and gets no more."""
     late: dict[int, int] = defaultdict(int)
     for line in lines:
         late[line.pid] += line.kind == "handled" and line.generation < 0
@@ -479,7 +480,7 @@ def _after_the_end(lines: list[Line]) -> Iterator[str]:
 
 
 def takeovers_ms(chaos: Chaos) -> list[float]:
-    """From each kill to the first record of each partition that its next owner handled."""
+    """The times from each kill to the first record of each partition that its next owner handled."""
     first: dict[tuple[int, int], int] = {}
     for line in chaos.evidence.lines():
         if line.kind == "handled":

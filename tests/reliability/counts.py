@@ -1,7 +1,7 @@
 """Counts: what the reliability tests did, gathered from all their processes and printed as one table.
 
-Each test adds its figures under the goal that it serves; a goal's figures are the sums over its
-tests. `LOGLIB_SOAK` multiplies how much is done: 1 by default, 20 for a soak of some hours.
+Each test adds its figures under the goal that it serves. The figures of a goal are the sums over its
+tests. `LOGLIB_SOAK` multiplies the number of cases: 1 by default, 20 for a soak of some hours.
 
     counts.count("G4", kills=100, lost=0)       one more line in .reliability/counts.jsonl
     python tests/reliability/counts.py          the table
@@ -45,12 +45,12 @@ GOALS = {
 
 
 def scale(number: int) -> int:
-    """`number` of something, more in a soak; at least one."""
+    """How many cases to run where `number` is the default: more in a soak, and at least one."""
     return max(1, round(number * float(os.environ.get("LOGLIB_SOAK", "1"))))
 
 
 def count(goal: str, **figures: int) -> None:
-    """Add figures to a goal's. One write in append mode, so that processes do not mix their lines."""
+    """Add figures to a goal. One write in append mode, so that the lines of processes do not mix."""
     assert goal in GOALS, goal
     FILE.parent.mkdir(exist_ok=True)
     with FILE.open("a", encoding="utf-8") as lines:
@@ -58,7 +58,7 @@ def count(goal: str, **figures: int) -> None:
 
 
 def need(condition: object, what: str) -> None:
-    """Skip, loudly, where the machine lacks something; a failure where CI is to prove the figures."""
+    """Skip the test with a clear message if the machine lacks something; fail instead if `CI` is set."""
     if condition:
         return
     if os.environ.get("CI"):

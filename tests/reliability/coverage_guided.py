@@ -3,8 +3,8 @@
     pip install atheris
     python tests/reliability/coverage_guided.py batch_columns -runs=1000000
 
-The targets are those of fuzzing.py; here the fuzzer's input takes the place of their random numbers,
-and what they raise is a finding. The seeded runs of test_hostile.py need none of this.
+The targets are those of fuzzing.py. The fuzzer's input replaces their random numbers, and each
+exception is a finding. The seeded runs of test_hostile.py do not need this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ with atheris.instrument_imports(include=["loglib"]):
 
 
 def numbers_from(content: bytes) -> fuzzing.Draw:
-    """Two bytes of the input make a number in [0, 1); after its end all are 0."""
+    """Two bytes of the input make a number in [0, 1); after the end of the input all numbers are 0."""
     provider = atheris.FuzzedDataProvider(content)
     return lambda: provider.ConsumeIntInRange(0, 65535) / 65536
 

@@ -1,21 +1,21 @@
-"""Crash engine: runs workloads on a `CrashFS`, cuts the power at every instant, and judges what recovery makes of it.
+"""Crash engine: runs workloads on a `CrashFS`, cuts the power at every instant, and judges the result of recovery.
 
-A workload is a list of calls, named in `CALLS`. While it runs, a `History` of each partition notes what was appended
-and, with the number of file operations made until then, what was promised: by a call that returned, or by a published
-watermark, which lets readers see. A state is judged by the real `Writer`:
+A workload is a list of calls, named in `CALLS`. While it runs, a `History` of each partition notes which records were
+appended, and which were promised after how many file operations. A call that returns promises records, and so does a
+published watermark, because readers see them. The real `Writer` recovers each state. The result must not be:
 
     lost        fewer records than were promised at the instant of the cut
-    phantoms    records that were never appended there, or others in their place, or dropped ones come back
-    refused     an error where nothing but a crash has happened
+    phantoms    records that were never appended there, that replace others, or that were dropped before
+    refused     an error although nothing but a crash has happened
 
-then recovered a second time, which must change nothing, appended to, and read. Before all that a reader looks, which
-must see the beginning of what is there afterwards. The files of a partition determine the outcome, so equal files are
-recovered once for all instants at which they occur.
+Then the state is recovered a second time, which must change nothing. It is appended to, and read. Before the first
+recovery a reader reads the state; it must see the beginning of what is there afterwards. The files of a partition
+determine the outcome, so equal files are recovered once for all instants at which they occur.
 
 A failure says how to repeat it, and `save` keeps the state for ever: tests/reliability/regressions/.
 
-    run_workloads(workloads())                      everything there is, up to the first failure
-    run_workloads(workloads(), disk=NeverSynced)    the same over another `CrashFS`: does the engine see the fault?
+    run_workloads(workloads())                      all workloads, up to the first failure
+    run_workloads(workloads(), disk=NeverSynced)    the same over a faulty `CrashFS`: the engine must see the fault
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from loglib.testing import CrashFS, CrashState, Image, MemoryFiles, Mode, Operat
 PATH = "/topic"
 LOG_ID = uuid.UUID("4c4c4c4c-0000-4000-8000-000000000001")
 NOW = 1_700_000_000_000_000
-LEFT_OUT = ("lock",)  # its text is for messages: states that differ in nothing else count once
+LEFT_OUT = ("lock",)  # its text is only for messages: states that differ in nothing else count once
 REGRESSIONS = Path(__file__).parent / "regressions"
 
 Row = tuple[int, bytes | None, bytes | None]  # offset, value, key
 
 
 class Workload(NamedTuple):
-    """Calls, on what topic, and the seed of everything random about them."""
+    """A list of calls, the policies of the topic, and the seed of everything random."""
 
     calls: tuple[str, ...]
     durability: str = "disk"
@@ -67,7 +67,7 @@ class Workload(NamedTuple):
     mode: Mode = "strict"
 
     def config(self) -> TopicConfig:
-        """Small segments and batches, and nothing that goes by the clock, so that no thread is started."""
+        """Small segments and batches, and no policy that goes by the clock, so that no thread is started."""
         return TopicConfig(
             partitions=self.partitions, flush=FlushPolicy(records=None, interval=None, bytes=None),
             retention=Retention(age=None), segment_age=None, segment_bytes=8192, batch_bytes=4096,
@@ -88,7 +88,7 @@ class Failure(AssertionError):
         self.first_partition = 0
 
     def found_in(self, state: CrashState, histories: Sequence[History], *, first_partition: int = 0) -> None:
-        """Note where, unless a state inside has been noted."""
+        """Note where the failure was found, unless a state inside recovery has been noted."""
         if self.state is None:
             self.state, self.histories, self.first_partition = state, histories, first_partition
 
@@ -106,7 +106,7 @@ class History:
         self._promises: dict[bool, list[tuple[int, int]]] = {True: [(0, 0)], False: [(0, 0)]}
 
     def promise(self, at: int, count: int, *, power: bool) -> None:
-        """The first `count` records survive the process, with `power` also a power cut."""
+        """The first `count` records survive the process; with `power` they also survive a power cut."""
         for kind in (False, True) if power else (False,):
             promises = self._promises[kind]
             if count > promises[-1][1]:
@@ -120,7 +120,7 @@ class History:
         return bisect_right(self.rows, (offset - 1, b"\xff" * 8))
 
     def at(self, instant: int, *, power: bool) -> dict[str, Any]:
-        """What is true at the instant, in terms of JSON."""
+        """What holds at the instant, as JSON values."""
         rows = [(offset, *(None if each is None else _pack(each) for each in two)) for offset, *two in self.rows]
         return {
             "rows": rows,
@@ -130,7 +130,7 @@ class History:
         }
 
     def judge(self, at: int, *, power: bool, log_start: int, rows: tuple[Row, ...]) -> None:
-        """Raise a `Failure` unless these rows may be what is left after a cut at that instant."""
+        """Raise a `Failure` unless a cut at that instant may leave these rows."""
         if log_start not in {start for since, start in self.starts if since <= at}:
             raise Failure("phantoms", f"log start {log_start}, of {self.starts}")
         if self.dropped and (kept := [start for since, start in self.dropped if since <= at]) and log_start < kept[-1]:
@@ -148,7 +148,7 @@ def _short(rows: Sequence[Row]) -> str:
 
 
 class Recorder(CrashFS):
-    """A `CrashFS` that leaves the text in lock files out of its operations."""
+    """A `CrashFS` whose operations do not include the text in lock files."""
 
     def _changed(self, name: str, path: str, *facts: Any, **more: Any) -> None:
         if not path.endswith("/lock") or name not in ("write", "truncate"):
@@ -156,14 +156,14 @@ class Recorder(CrashFS):
 
 
 class NeverSynced(Recorder):
-    """Says that files are synced, and does nothing."""
+    """Reports that files are synced, and does not sync them."""
 
     def datasync(self, fd: int) -> None:
         self._opened(fd)
 
 
 class DirectoriesNeverSynced(Recorder):
-    """Says that directories are synced, and does nothing."""
+    """Reports that directories are synced, and does not sync them."""
 
     def fsync(self, fd: int) -> None:
         self._opened(fd)
@@ -182,7 +182,7 @@ class World:
         self.choose = Random(workload.seed)
         self.histories = [History() for _ in range(config.partitions)]
         self.appended = 0
-        self.named = 0  # by errors, as lost
+        self.named = 0  # records that errors have called lost
         self.sequence = 0
         self.last_call: tuple[list[bytes], int] | None = None
         self.identities = [Identity.of(LOG_ID.bytes, number) for number in range(config.partitions)]
@@ -204,7 +204,7 @@ class World:
         return len(self.fs.operations)
 
     def states(self, *, since: int) -> Iterator[CrashState]:
-        """What cuts may leave, from this instant on."""
+        """The states that cuts from this instant on may leave."""
         self.note_marks()
         seed, mode = self.workload.seed, self.workload.mode
         return crash_states(self.image, self.fs.operations, mode=mode, seed=seed, random=8, since=since)
@@ -218,7 +218,7 @@ class World:
         self.histories[partition].rows.append((offset, value, key))
 
     def told(self, error: LogError) -> None:
-        """An error has named records: they were appended and not promised, and are not in the log from now on."""
+        """An error has named records. They were appended but not promised, and from now on they are not in the log."""
         if error.appended or error.in_doubt:
             raise Failure("lost", f"{error!r} speaks of {error.appended} and {error.in_doubt}")
         for number, offsets in error.lost:
@@ -235,7 +235,7 @@ class World:
             history.promise(self.now, len(history.rows), power=power or self.config.durability == "disk")
 
     def note_marks(self) -> None:
-        """What published watermarks have promised since the last look."""
+        """Note what published watermarks have promised since the last call."""
         identities, histories = dict(enumerate(self.identities)), dict(enumerate(self.histories))
         note_marks(self.fs.operations, identities, histories, since=self._seen)
         self._seen = self.now
@@ -248,7 +248,7 @@ def note_marks(
     operations: Sequence[Operation], identities: Mapping[int, Identity], histories: Mapping[int, History],
     *, since: int = 0,
 ) -> None:  # fmt: skip
-    """A published mark lets readers see up to its flushed end, and says what is on the disk."""
+    """Note the promises of published marks: readers see up to the flushed end, the disk has up to the durable end."""
     for at in range(since, len(operations)):
         operation = operations[at]
         if operation.name == "write" and operation.path.endswith("/watermark"):
@@ -305,7 +305,7 @@ def _produce(world: World) -> None:
 
 
 def _produce_many(world: World) -> None:
-    """More producers than the header has room for here, so that a roll writes a file of them."""
+    """Use more producers than the header has room for here, so that a roll writes a file of them."""
     world.sequence += 1
     for name in ("q", "r", "s"):
         values = [world.value(20)]
@@ -314,7 +314,7 @@ def _produce_many(world: World) -> None:
 
 
 def _full(world: World) -> None:
-    """The disk is full, or soon is: what the errors name is not in the log, and all else is."""
+    """Fill the disk, now or soon: records that the errors name are not in the log, and all others are."""
     world.fs.capacity = world.fs.used + world.choose.choice((0, 200, 1500, 6000))
     try:
         for size in (40, 5000, 40):
@@ -339,7 +339,7 @@ def _retry(world: World) -> None:
     found = world.topic.append_many(values, partition=0, producer=("p", sequence))
     offsets = [offset for each in found for offset in each.offsets]
     known = {row[1]: row[0] for row in world.histories[0].rows}
-    if known.get(values[0]) is None:  # lost in a crash, and appended anew
+    if known.get(values[0]) is None:  # lost in a crash, and appended again
         _note_ranges(world, found, values)
     elif offsets != [known[value] for value in values]:
         raise Failure("phantoms", f"tried again, the call was answered with {offsets}")
@@ -385,9 +385,9 @@ def _receive(world: World) -> None:
 
 
 def _crash(world: World) -> None:
-    """Cut the power, or kill the process, and go on with what is left."""
+    """Cut the power, or kill the process, and continue with what is left."""
     state = world.choose.choice(list(world.states(since=world.now)))
-    world.topic.close()  # of the process that is gone: its disk is another one now
+    world.topic.close()  # the topic of the process that is gone: its disk is no longer in use
     before = world.histories
     world.start(state.image)
     world.histories = []
@@ -408,7 +408,7 @@ def _kill(world: World) -> None:
     """Kill the process, and open the topic again: what it had not synced is still pending."""
     world.note_marks()
     world.fs.kill()
-    with suppress(LogError, OSError):  # what is left of it in this process cannot do a thing
+    with suppress(LogError, OSError):  # its objects in this process can do nothing any more
         world.topic.close()
     world.open()
     for number, history in enumerate(world.histories):
@@ -425,12 +425,12 @@ CALLS: dict[str, Callable[[World], None]] = {
     "produce-many": _produce_many, "crash": _crash,
 }  # fmt: skip
 SHORT = [name for name in CALLS if name != "crash"]
-LATE = ("full", "produce-many")  # of three calls, the last at most: what they do to what follows, two show
+LATE = ("full", "produce-many")  # at most the last of three calls: two calls show their effect on what follows
 WEIGHTS = {"crash": 1, "kill": 1, "retry": 1, "drop": 1, "reopen": 1, "append-sync": 3, "flush": 3, "append": 3}
 
 
 def frame_of(number: int) -> tuple[bytes, list[tuple[int, bytes]]]:
-    """A transfer frame of two batches of another log, and its records: (offset from the first, value)."""
+    """A transfer frame with two batches of another log, and its records: (offset from the first, value)."""
     files = MemoryFiles()
     with made(files, Workload(()).config()) as topic:
         values = [b"%d/%d" % (number, each) + b"~" * 60 for each in range(3)]
@@ -446,7 +446,7 @@ def frame_of(number: int) -> tuple[bytes, list[tuple[int, bytes]]]:
 
 @contextmanager
 def made(files: MemoryFiles, config: TopicConfig) -> Iterator[Topic]:
-    """A new topic whose log id is not drawn at random."""
+    """A new topic with a fixed log id."""
     with mock.patch.object(description.uuid, "uuid4", return_value=LOG_ID):
         description.create(files, PATH, config, now=NOW)
     topic = Topic.open(PATH, files=files, clock=_clock)
@@ -478,7 +478,7 @@ def _make_image(config: TopicConfig) -> Image:
 
 
 class Outcome(NamedTuple):
-    """What recovery made of the files of one partition."""
+    """The result of recovery for the files of one partition."""
 
     log_start: int
     rows: tuple[Row, ...]
@@ -503,16 +503,16 @@ _AGAIN, _AGAIN_BYTES = record_columns(b"once more", b"key", None, None, limit_by
 
 
 class Judge:
-    """Recovers states, each set of files once, and counts."""
+    """Recovers states, each set of files once, and counts them."""
 
     def __init__(self, *, disk: Callable[[Image], CrashFS] = Recorder, nested_every: int = 0) -> None:
         self.disk = disk
-        self.nested_every = nested_every  # of the recoveries that had something to do, one in so many is cut itself
+        self.nested_every = nested_every  # one in so many of the recoveries that had something to do is cut itself
         self.digests: set[int] = set()
-        self.nested: set[int] = set()  # of the states inside recovery
+        self.nested: set[int] = set()  # digests of the states inside recovery
         self.judged = 0
-        self.accounted = 0  # records appended, each of which is looked for in every state
-        self.named = 0  # and those among them that errors have called lost
+        self.accounted = 0  # records that were appended; each is looked for in every state
+        self.named = 0  # how many of them errors have called lost
         self._outcomes: dict[tuple[int, int, str], Outcome] = {}
         self._went_on: dict[int, Outcome] = {}  # by the files after recovery
         self._same: dict[Outcome, Outcome] = {}
@@ -559,7 +559,7 @@ class Judge:
     def _outcome(
         self, image: Image, digest: int, config: TopicConfig, identity: Identity
     ) -> tuple[Outcome, Sequence[Operation]]:
-        """What recovery makes of a partition, and, if this is its first time, by which operations it mends it."""
+        """The result of recovery for a partition; at the first time also the operations by which recovery mends it."""
         directory = f"{PATH}/{identity.partition:04d}"
         key = (digest, identity.partition, config.durability)
         outcome = self._outcomes.get(key)
@@ -572,12 +572,12 @@ class Judge:
     def _recover(
         self, image: Image, directory: str, config: TopicConfig, identity: Identity
     ) -> tuple[Outcome, Sequence[Operation]]:
-        """Recover, and go on; the operations are the recovery's, if it mended anything."""
+        """Recover, and continue. The operations are those of the recovery, if it mended anything."""
         self.judged += 1
         files = self.disk(image)
         seen: tuple[Row, ...] = ()
         try:
-            if config.durability == "disk":  # otherwise readers have to wait for a writer to mend the log
+            if config.durability == "disk":  # otherwise readers must wait until a writer has mended the log
                 seen = _read(Log(files, directory, identity))
             writer = Writer(files, directory, identity, config, index=SegmentIndex([]), clock=_clock)
             recovery, end, done = writer.disk.recovery, writer.batch.tail.end, len(files.operations)
@@ -593,7 +593,7 @@ class Judge:
         return outcome, () if recovery.clean else files.operations[:done]
 
     def _gone_on(self, files: CrashFS, directory: str, config: TopicConfig, identity: Identity, end: int) -> Outcome:
-        """Recover again, which must change nothing, append, flush and read; once for files that are the same."""
+        """Recover again, which must change nothing; then append, flush and read. Done once for equal files."""
         ours = {path: content for path, content in files.tree().items() if path.startswith(directory)}
         key = hash((
             end, identity.partition, config.durability, config.compression,
@@ -620,7 +620,7 @@ class Judge:
         self, image: Image, operations: Sequence[Operation], config: TopicConfig, identity: Identity,
         outcome: Outcome, history: History, state: CrashState,
     ) -> None:  # fmt: skip
-        """Cut the power during this recovery, at every instant; what it restored is promised once it is published."""
+        """Cut the power at every instant of this recovery; what it restored is promised once it is published."""
         inner = History(outcome.rows, outcome.log_start)
         before = sum(row[0] < outcome.log_start for row in history.rows)
         inner.promise(0, history.promised(state.at, power=True) - before, power=True)
@@ -642,7 +642,7 @@ class Judge:
 
 
 def _check_kept(image: Image, files: CrashFS, recovery: Recovery) -> None:
-    """What was cut must stand in the quarantine file."""
+    """The bytes that were cut must be in the quarantine file."""
     if recovery.quarantine is None:
         raise Failure("lost", f"{recovery.cut_bytes} bytes were cut and not kept aside")
     segment, _, position = recovery.quarantine.rpartition(".torn-")
@@ -655,7 +655,7 @@ def _check_kept(image: Image, files: CrashFS, recovery: Recovery) -> None:
 
 
 def judge_making(judge: Judge, workload: Workload) -> None:
-    """Cut the power while a topic is made, first opened, appended to, described anew and closed."""
+    """Cut the power while a topic is made, first opened, appended to, altered and closed."""
     fs = judge.disk(Image.empty())
     path, numbers = "/data/logs/topic", iter(range(1, 1000))
     config = workload.config()
@@ -689,7 +689,7 @@ def judge_making(judge: Judge, workload: Workload) -> None:
 
 
 def judge_made(files: CrashFS, path: str, policies: dict[str, Any], least: list[bytes]) -> None:
-    """Open what may be half a topic, twice; at least these records must be there."""
+    """Open a topic that may be half made, twice; at least these records must be there."""
     expected = least
     try:
         for again in (False, True):
@@ -709,7 +709,7 @@ _MADE = [b"one", b"two"]
 
 
 def run_workload(workload: Workload, judge: Judge) -> None:
-    """Run one workload and judge the states that cuts during its last call may leave, or, if it is long, during any."""
+    """Run one workload. Judge the states that cuts during its last call may leave; if it is long, during any call."""
     if workload.calls == MAKING:
         judge_making(judge, workload)
         return
@@ -718,12 +718,12 @@ def run_workload(workload: Workload, judge: Judge) -> None:
         begun = 0
         for number, name in enumerate(workload.calls, 1):
             before, now = world.fs, world.now
-            if name == "crash":  # what came before is on another disk
+            if name == "crash":  # the earlier states are on another disk
                 judge.judge(world.states(since=begun), world.config, world.identities, world.histories)
             CALLS[name](world)
             if world.fs is not before:
                 begun = 0
-            elif number == len(workload.calls) <= LONGEST_SHORT:  # the workloads without this call had the rest
+            elif number == len(workload.calls) <= LONGEST_SHORT:  # the workloads without this call have judged the rest
                 begun = now + 1
         judge.judge(world.states(since=begun), world.config, world.identities, world.histories)
     finally:
@@ -735,7 +735,7 @@ def run_workload(workload: Workload, judge: Judge) -> None:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Each recovery has something to tell, and a million of them too much."""
+    """Switch logging off: each recovery logs a line, and there are a million of them."""
     logging.disable()
     try:
         yield
@@ -747,12 +747,12 @@ def _unlogged() -> Iterator[None]:
 def run_workloads(
     workloads: Iterable[Workload], *, judge: Judge | None = None, disk: Callable[[Image], CrashFS] = Recorder
 ) -> Judge:
-    """Run them up to the first `Failure`, which says how to repeat it; returns what has been counted."""
+    """Run the workloads up to the first `Failure`, which says how to repeat it. Returns the counts."""
     judge = judge or Judge(disk=disk)
-    _fresh.clear()  # made by the code as it is now, which may be patched
+    _fresh.clear()  # images made by earlier code; the code may be patched now
     for workload in workloads:
         try:
-            with mock.patch.object(segment, "MAX_PRODUCERS", 1):  # so that few are too many
+            with mock.patch.object(segment, "MAX_PRODUCERS", 1):  # so that two producers are too many
                 run_workload(workload, judge)
         except Failure as failure:
             failure.workload = workload
@@ -769,14 +769,14 @@ LONGEST_SHORT = 3
 
 
 def short_workloads(length: int, *, durability: str = "disk") -> Iterator[Workload]:
-    """Every workload of so many calls."""
+    """Every workload with this many calls."""
     for calls in product(SHORT, repeat=length):
         if length < LONGEST_SHORT or not set(LATE) & set(calls[:-1]):
             yield Workload(calls, durability, partitions=2 if "append-keyed" in calls else 1)
 
 
 def long_workload(seed: int) -> Workload:
-    """Some calls in an order that the seed gives."""
+    """Some calls in an order that the seed determines."""
     choose = Random(f"a long workload/{seed}")
     partitions = choose.choice((1, 1, 1, 2))
     names = [name for name in CALLS if partitions > 1 or name != "append-keyed"]
@@ -793,7 +793,7 @@ def making_workloads() -> Iterator[Workload]:
 
 
 def workloads(*, long: int = 200) -> Iterator[Workload]:
-    """All kinds, the short ones first: what a fault is soonest found by."""
+    """All kinds, the short ones first, because they find a fault soonest."""
     for durability in ("disk", "os"):
         yield from short_workloads(1, durability=durability)
     yield from making_workloads()

@@ -1,6 +1,6 @@
-"""Described: values that say what they are, so that one look tells a right record from any wrong one.
+"""Described: values that describe themselves, so that a reader can tell a right record from any wrong one.
 
-partition:number:life:size:crc xxxxxxxx...      in ASCII; the CRC covers all the rest
+partition:number:life:size:crc xxxxxxxx...      in ASCII; the CRC covers all other bytes
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Value(NamedTuple):
     life: int = 0  # of the writer that appended it
 
     def encode(self, size_bytes: int = 0) -> bytes:
-        """The value, `size_bytes` longer than it must be."""
+        """The value, `size_bytes` longer than the shortest one."""
         facts = b"%d:%d:%d:%d" % (*self, size_bytes)
         filling = (facts + b" ") * (size_bytes // (len(facts) + 1) + 1)
         rest = filling[:size_bytes]
@@ -25,7 +25,7 @@ class Value(NamedTuple):
 
 
 def decode(value: bytes | None) -> Value:
-    """What the value says of itself; AssertionError if it is not as it was made."""
+    """The description in the value; AssertionError if the value was changed."""
     assert value is not None
     head, _, rest = value.partition(b" ")
     facts, _, crc = head.rpartition(b":")

@@ -1,12 +1,12 @@
-"""Fuzzing: hostile bytes for every decoder, with checksums that are right, and what may come of them.
+"""Fuzzing: hostile bytes with right checksums for every decoder, and the results that are allowed.
 
-Random bytes end at the first checksum. So each target builds what a writer would write, changes some
-of it for values that decoders stumble over, and seals it again. A target draws everything from one
-function, `random`, of numbers in [0, 1): seeded it is replayable, and fed from a fuzzer's input it is
-coverage-guided (coverage_guided.py).
+Random bytes do not pass the first checksum. So each target builds what a writer would write, replaces some
+of it with values that often break decoders, and seals it again. A target draws everything from one
+function, `random`, of numbers in [0, 1). With a seed a run can be repeated; with the input of a fuzzer
+it is coverage-guided (coverage_guided.py).
 
-What may come of an execution: the refusal that the decoder is there for, or a value that agrees with
-what the bytes say by another way of reading them. Everything else is a fault and is raised.
+An execution may end in two ways: the decoder refuses the bytes, or its value agrees with another way of
+reading the same bytes. Everything else is a fault and is raised.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Draw = Callable[[], float]
 SALT = IDENTITY.salt
 HERE = Source("hostile", 0)
 
-# What lengths, counts and offsets are wrong by.
+# Wrong values for lengths, counts and offsets.
 WILD = (
     0, 1, 2, 3, 7, 8, 9, 15, 16, 63, 64, 100, 127, 128, 129, 136, 255, 256, 4095, 4096, 4097, 65535, 65536,
     (1 << 20) - 1, 1 << 20, 1 << 24, (1 << 24) + 1, 1 << 25, 1 << 26, 1 << 29, (1 << 30) - 8, 1 << 30, (1 << 30) + 8,
@@ -73,7 +73,7 @@ WILD = (
 
 
 class Outcome(NamedTuple):
-    """Whether the decoder took the bytes."""
+    """Whether the decoder accepted the bytes."""
 
     accepted: bool
 
@@ -86,7 +86,7 @@ def pick(random: Draw, items: Any) -> Any:
 
 
 def wild(random: Draw, bits: int, *, near: int = 0) -> int:
-    """A number that fits so many bits: one of those that hurt, or one close to what it should be."""
+    """A number of this many bits: one that often breaks decoders, or one close to the right value."""
     if random() < 0.5:
         return int(pick(random, WILD)) & (1 << bits) - 1
     return near + int(random() * 33) - 16 & (1 << bits) - 1
@@ -150,7 +150,7 @@ def change_fields(random: Draw, fields: list[Any]) -> None:
 
 
 def batch_header(random: Draw) -> Outcome:
-    """Fields that lie: what passes has columns that lie in its body, within the limits."""
+    """False fields: a header that passes has columns inside its body and within the limits."""
     fields = list(pick(random, TEMPLATES)[0])
     change_fields(random, fields)
     try:
@@ -171,7 +171,7 @@ def check_layout(header: Header) -> None:
 
 
 def any_header(random: Draw) -> Outcome:
-    """Bytes that no checksum protects are refused, all of them."""
+    """Bytes without a right checksum: all of them are refused."""
     stored = seal(list(pick(random, TEMPLATES)[0]))
     changed = bytes(damaged(random, stored)) if random() < 0.9 else stored[: int(random() * len(stored))]
     try:
@@ -183,7 +183,7 @@ def any_header(random: Draw) -> Outcome:
 
 
 def columns_of_any_kind(random: Draw) -> bytes:
-    """A plain batch whose columns are right in most places, and wrong in some."""
+    """A plain batch whose columns are right in most places and wrong in some."""
     count = 1 + int(random() * 6)
     flags = int(random() * 32) if random() < 0.7 else KEYS | NULL_VALUES | NULL_KEYS | TIMESTAMPS | HEADERS
     parts: list[bytes] = []
@@ -246,7 +246,7 @@ def padded(content: bytes) -> bytes:
 
 
 def opened(stored: bytes) -> Batch:
-    """The batch in these bytes, taken as a segment's reader takes it."""
+    """The batch in these bytes, read as a segment's reader reads it."""
     header = parse_header(stored, 0, salt=SALT, offset=0)
     body = memoryview(stored)[BATCH.size : header.length]
     check_body(header, body)
@@ -256,7 +256,7 @@ def opened(stored: bytes) -> Batch:
 
 
 def batch_columns(random: Draw) -> Outcome:
-    """Columns that lie: what is decoded is what the columns say, read in the plainest way."""
+    """False columns: the decoded values are those that the plainest way of reading gives."""
     stored = columns_of_any_kind(random)
     try:
         batch = opened(stored)
@@ -294,7 +294,7 @@ def plainly(body: bytes, offsets_at: int, items_at: int, validity_at: int, count
 
 
 def batch_to_arrow(random: Draw) -> Outcome:
-    """The same columns as Arrow arrays: valid in every way that Arrow can check, and the same values, or refused."""
+    """The same columns as Arrow arrays: refused, or valid by all checks of Arrow and with the same values."""
     stored = columns_of_any_kind(random)
     try:
         batch = opened(stored)
@@ -323,7 +323,7 @@ COMPRESSED = [(number, fields, body) for fields, body in TEMPLATES if (number :=
 
 
 def compressed_body(random: Draw) -> Outcome:
-    """Compressed bytes that were changed, or that declare another size."""
+    """Compressed bytes that were changed, or that declare a wrong size."""
     number, fields, body = pick(random, COMPRESSED)
     header = Header._make(fields)
     stored = body[: header.stored_bytes]
@@ -348,7 +348,7 @@ FIRST_SEGMENT = first_segment(IDENTITY, created=NOW).encode()
 
 
 def segment_header(random: Draw) -> Outcome:
-    """Fields and a table of producers that lie; what passes can be made use of."""
+    """False fields and a false table of producers; a header that passes can be used."""
     fields = list(SEGMENT.unpack_from(FIRST_SEGMENT))
     table = b""
     if random() < 0.5:
@@ -379,7 +379,7 @@ _SLOT_FIELDS = [index for index, bits in enumerate(_SLOT_BITS) if bits]
 
 
 def watermark(random: Draw) -> Outcome:
-    """Slots that lie or are torn: the mark is that of a whole slot whose numbers are in order, or there is none."""
+    """False or torn slots: the mark is from a whole slot whose numbers are in order, or there is none."""
     content = bytearray(encode_new(a_mark(4, 0, 4096, 4096, 1), SALT))
     for at in (0, SECOND_SLOT):
         if random() < 0.7:
@@ -409,7 +409,7 @@ _POINTERS = (3, 4, 15, 22, 24)  # of a batch header's fields: length, base_offse
 
 
 class Bytes(SegmentReader):
-    """A segment that is nothing but bytes, and counts the headers that are looked at."""
+    """A segment made of bytes in memory. It counts the headers that are read."""
 
     looks = 0
 
@@ -432,7 +432,7 @@ class Bytes(SegmentReader):
 
 
 def linked_batches(random: Draw, base: int) -> tuple[list[bytes], int]:
-    """Batches as a writer links them, with pointers that lie in some; and how many of these there are."""
+    """Batches linked as a writer links them, some with false pointers; and the number of these."""
     stored: list[bytes] = []
     at, previous_crc, previous_bytes, lies = base, 0, int(random() * 3) * 64, 0
     jumps = None
@@ -452,7 +452,7 @@ def linked_batches(random: Draw, base: int) -> tuple[list[bytes], int]:
 
 
 def search(random: Draw) -> Outcome:
-    """Pointers that lie, and damage: what is found is there and holds the offset, and it is not looked for for ever."""
+    """False pointers, and damage: a batch that is found exists and holds the offset, and the search ends."""
     base = pick(random, (0, 0, 4096, 1 << 40))
     batches, lies = linked_batches(random, base)
     starts = list(accumulate(map(len, batches), initial=base))
@@ -511,7 +511,7 @@ def in_order(headers: list[Header]) -> bool:
 
 
 class _OneFile(Files):
-    """A directory with nothing but a description in it."""
+    """A directory with only a description in it."""
 
     content = b""
 
@@ -531,7 +531,7 @@ _ODD: tuple[Any, ...] = (
 
 
 def topic_description(random: Draw) -> Outcome:
-    """JSON that is no topic's; what passes is a configuration with all its rules kept."""
+    """JSON that does not describe a topic; what passes is a configuration that keeps all rules."""
     values = dict(_VALUES)
     for _ in range(1 + int(random() * 3)):
         name = pick(random, tuple(values))
@@ -564,7 +564,7 @@ _LETTERS = "abzAZ09._-/\\\0\n ~*?é\u202e\ud800"
 
 
 def names(random: Draw) -> Outcome:
-    """Names of topics and of segments: what passes cannot leave its directory, and stands for one number."""
+    """Names: a topic's name that passes stays in its directory, and a segment's name stands for one number."""
     text = "".join(pick(random, _LETTERS) for _ in range(int(random() * 12))) * (1 if random() < 0.95 else 30)
     base = parse_segment_name(text if random() < 0.5 else f"{wild(random, 64):020d}.log")
     assert base is None or segment_name(base)
@@ -582,7 +582,7 @@ FRAME = Struct("<4sHHIIQQ")
 
 
 def frame(random: Draw) -> bytes:
-    """A frame, of one batch, from a peer that lies."""
+    """A frame with one batch, from a hostile peer."""
     if random() < 0.5:
         fields, body = pick(random, TEMPLATES)
         fields = list(fields)
@@ -600,7 +600,7 @@ def frame(random: Draw) -> bytes:
 
 
 def transfer_frame(random: Draw) -> Outcome:
-    """What is taken from it is what a reader can read."""
+    """A reader can read every batch that is accepted."""
     stream = io.BytesIO(frame(random))
     try:
         for header, stored in transfer.read_frame(stream):
@@ -614,7 +614,7 @@ def transfer_frame(random: Draw) -> Outcome:
     return ACCEPTED
 
 
-# Executions at scale 1: five million in all, the cheap ones most often.
+# Executions at scale 1: five million in all, most of them of the cheap targets.
 TARGETS: dict[Callable[[Draw], Outcome], int] = {
     batch_header: 2_200_000,
     any_header: 750_000,

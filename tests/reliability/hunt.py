@@ -1,9 +1,9 @@
-"""Hunt: run what finds faults in durability soonest; exit status 1 if there is one, 0 if all seems well, else 2.
+"""Hunt: run the tests that find faults in durability soonest. Exit status: 1 for a fault, 0 for none, otherwise 2.
 
     python hunt.py [TESTS ...]      with the package to be judged on PYTHONPATH
 
-First the crash states of single calls, then the ordinary tests that are named, then the crash states of longer
-workloads, and at last the other ordinary tests of what writes and recovers.
+The order: the crash states of single calls, the ordinary tests that are named, the crash states of longer
+workloads, and last the other ordinary tests of writing and recovery.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDINARY = (
 
 
 def main(named: list[str]) -> int:
-    from crash_engine import SHORT, run_workloads, workloads  # what they import may be at fault itself
+    from crash_engine import SHORT, run_workloads, workloads  # what they import may have the fault
 
     first = [name for name in ORDINARY if name in named]
     kinds = workloads(long=40)
@@ -53,7 +53,7 @@ def fail(names: Iterable[str]) -> bool:
 if __name__ == "__main__":
     try:
         status = main(sys.argv[1:])
-    except Exception:  # of whatever kind: the library fails where it must not
+    except Exception:  # of any kind: the library fails where it must not
         traceback.print_exc()
         status = 1
     sys.exit(status)

@@ -1,9 +1,8 @@
-"""Mutants: small, named ways to break what makes the log durable, each of which the tests must notice.
+"""Mutants: small, named changes that break the durability of the log. The tests must notice each of them.
 
-They stand in mutants.diff: a name, the module, and the lines that go (-), come (+), or stay and only
-say where. Behind the module stand the tests that are to be tried first, if they are not the module's
-own. A proof that passes whatever the code does proves nothing; test_mutants.py shows that this one
-does not.
+They stand in mutants.diff: a name, the module, and lines that are removed (-), are added (+), or stay and
+only show the place. After the module's name stand the tests to be tried first, if they are not the module's
+own. A proof that passes whatever the code does proves nothing; test_mutants.py shows that this proof can fail.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ PACKAGE = Path(__file__).resolve().parents[2] / "src" / "loglib"
 
 
 class Mutant(NamedTuple):
-    """The lines `old`, which stand once in the module, are replaced by `new`."""
+    """The lines `old` stand once in the module; `new` replaces them."""
 
     name: str
     module: str
-    tests: tuple[str, ...]  # that find it soonest: "writer" for test_writer.py and test_writer_*.py
+    tests: tuple[str, ...]  # which find it soonest: "writer" for test_writer.py and test_writer_*.py
     old: str
     new: str
 
     def plant(self, directory: Path) -> None:
-        """Put a copy of the package with the mutant in it into a directory for PYTHONPATH."""
+        """Put a copy of the package with the mutant into a directory for PYTHONPATH."""
         target = directory / "loglib"
-        shutil.copytree(PACKAGE, target)  # with the byte code of the modules that stay as they are
+        shutil.copytree(PACKAGE, target)  # with the byte code of the modules that are not changed
         path = target / self.module
         source = "\n" + path.read_text("utf-8")
         assert source.count(self.old) == 1, f"{self.name}: {source.count(self.old)} times in {self.module}:{self.old}"

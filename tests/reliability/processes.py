@@ -16,13 +16,13 @@ Shared = TypeVar("Shared", bound=ctypes.Structure)
 
 
 def shared(kind: type[Shared]) -> Shared:
-    """A structure of zeros that forked children share with their parent; a number in it is stored at once."""
+    """A structure of zeros that forked children share with their parent; storing a number in it is atomic."""
     return kind.from_buffer(mmap.mmap(-1, ctypes.sizeof(kind)))
 
 
 def fork(action: Callable[[], object]) -> int:
-    """A child that does the action and ends, with status 0 if it went well; otherwise it prints what went wrong."""
-    gc.freeze()  # the child shares the memory that it does not change
+    """Fork a child that does the action and ends: with status 0, or it prints the error."""
+    gc.freeze()  # so that the child goes on sharing memory that it does not change
     pid = os.fork()
     if pid == 0:
         _end_with_parent()
@@ -31,7 +31,7 @@ def fork(action: Callable[[], object]) -> int:
 
 
 def end_with(action: Callable[[], object]) -> NoReturn:
-    """In a child: do the action, and end with status 0 if it went well; otherwise print what went wrong."""
+    """In a child: do the action and end with status 0, or print the error."""
     status = 1
     try:
         action()
@@ -43,7 +43,7 @@ def end_with(action: Callable[[], object]) -> NoReturn:
 
 
 def _end_with_parent() -> None:
-    """A test that is ended must not leave its children behind."""
+    """End this child when its parent ends: a test that is ended must not leave children behind."""
     set_signal_on_parents_end = 1
     ctypes.CDLL(None).prctl(set_signal_on_parents_end, signal.SIGKILL)
 
@@ -54,19 +54,19 @@ def wait(pid: int) -> int:
 
 
 def ended() -> bool:
-    """Whether a child has ended that was not waited for yet."""
+    """Whether a child that was not waited for yet has ended."""
     return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def together(actions: list[Callable[[], object]]) -> None:
-    """All actions at once, each in a child of its own; all must go well."""
+    """Do all actions at once, each in its own child; all must succeed."""
     children = [fork(action) for action in actions]
     assert [wait(child) for child in children] == [0] * len(children), "a child failed; its error is above"
 
 
 @contextmanager
 def killed(action: Callable[[], object]) -> Iterator[int]:
-    """A child that does the action until the block ends and kills it; ending by itself is a failure."""
+    """A child that does the action until the block ends and kills it. If it ends by itself, this is a failure."""
     pid = fork(action)
     try:
         yield pid

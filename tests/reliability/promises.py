@@ -1,8 +1,9 @@
-"""Promises: what a writer that is going to die has begun and been told is safe, kept where its death cannot reach.
+"""Promises: which records a writer that will be killed has begun, and which it was told are safe.
 
-A writer lives in a forked process and tells its parent by numbers in shared memory, one store each: no message can be
-half sent or late. Its records say who they are (partition, serial number, life of the writer), and the rest of each
-follows from that, so that whatever is found later can be judged: whether it is whole, in order, expected and enough.
+A writer runs in a forked process. It reports to its parent by numbers in shared memory, one store each, so no message
+can be half sent or late. Its records have their partition, serial number and life of the writer, and the rest of each
+record follows from these. So the records that are found later can be judged: are they whole, in order, expected and
+enough?
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PARTITIONS = 4
 
 
 class Broken(AssertionError):
-    """A promise was broken. `kind`: lost, phantom or refused."""
+    """A promise was broken. `kind` is lost, phantom or refused."""
 
     def __init__(self, kind: str, what: str) -> None:
         self.kind = kind
@@ -26,7 +27,7 @@ class Broken(AssertionError):
 
 
 class Ledger:
-    """Numbers that the writer sets and the parent reads, for each partition."""
+    """Numbers for each partition, which the writer sets and the parent reads."""
 
     def __init__(self) -> None:
         numbers = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
@@ -35,7 +36,7 @@ class Ledger:
         self.begun = numbers[8:][:PARTITIONS]  # serial number after the last that it has tried to append
         self.acknowledged = numbers[16:][:PARTITIONS]  # serial number after the last that is safe
         self.dropping = numbers[24:][:PARTITIONS]  # first serial number that retention keeps, once it has begun
-        self.dropped = numbers[32:][:PARTITIONS]  # and once it has ended
+        self.dropped = numbers[32:][:PARTITIONS]  # the same, once it has ended
 
     def clear(self) -> None:
         self._all[:] = memoryview(bytes(self._all.nbytes)).cast("Q")
@@ -43,29 +44,29 @@ class Ledger:
 
 @dataclass
 class Partition:
-    """What one partition may hold, judged by the promises of all lives since it was last looked at."""
+    """What one partition may hold, by the promises of all lives since the last check."""
 
     number: int
     seed: str
     first: int = 0  # serial number of the first record
-    values: list[bytes] = field(default_factory=list)  # as they were found last
+    values: list[bytes] = field(default_factory=list)  # as found at the last check
     lives: list[tuple[int, int, int]] = field(default_factory=list)  # (life, begun, acknowledged) since then
     dropping: int = 0
     dropped: int = 0
 
     def note(self, life: int, begun: int, acknowledged: int, dropping: int, dropped: int) -> None:
-        """Take over what a life has left in the ledger."""
+        """Note the numbers that a life has left in the ledger."""
         self.lives.append((life, begun, acknowledged))
         self.dropping = max(self.dropping, dropping)
         self.dropped = max(self.dropped, dropped)
 
     @property
     def owed(self) -> int:
-        """Serial number up to which records must be there."""
+        """The serial number up to which records must be there."""
         return max([self.first + len(self.values), *(acknowledged for _, _, acknowledged in self.lives)])
 
     def judge(self, found: Sequence[bytes | None]) -> None:
-        """Raise `Broken` unless this is what the partition must hold; then remember it."""
+        """Raise `Broken` unless these are the records that the partition must hold; then remember them."""
         names = [_name_of(value) for value in found]
         first = names[0][1] if names else self.first
         end = first + len(names)
@@ -89,7 +90,7 @@ class Partition:
         self.first, self.values, self.lives = first, [value for value in found if value is not None], []
 
     def _judge_lives(self, new: dict[int, int]) -> None:
-        """Whether each new record, by serial number, may come from the life that it names."""
+        """Check that each new record, by serial number, may come from the life that it names."""
         for life, begun, acknowledged in self.lives:
             if any(serial < acknowledged and each > life for serial, each in new.items()):
                 raise Broken("lost", f"records acknowledged in life {life} were written again later; {self}")
@@ -104,13 +105,13 @@ class Partition:
 
 
 def value_of(seed: str, partition: int, serial: int, life: int) -> bytes:
-    """The record that can be nothing else."""
+    """The only value that the record may have."""
     chance = random.Random(f"{seed} {partition} {serial} {life}")
     return b"%d %d %d " % (partition, serial, life) + chance.randbytes(chance.choice((0, 1, 30, 200, 1500)))
 
 
 def key_of(partition: int, serial: int) -> bytes:
-    """A key that goes to the partition, if there are PARTITIONS of them."""
+    """A key that goes to this partition of PARTITIONS."""
     return _KEYS[partition][serial % len(_KEYS[partition])]
 
 

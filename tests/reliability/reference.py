@@ -1,7 +1,7 @@
-"""Reference: one of everything that loglib does with files, and an account of what must come of it if something fails.
+"""Reference: work that does everything that loglib does with files once, and an account of the allowed results.
 
-The work goes on after an error as a caller would: with the same writer where that still works, with a new one where
-it says that it has failed. What fails does so once, so that the end must always be reached.
+After an error the work continues as a caller would: with the same writer if that still works, and with a new one if
+the writer says that it has failed. Each fault happens once, so the work must always reach its end.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ POLICIES = {**QUIET, "partitions": 2, "segment_bytes": 4096, "batch_bytes": 2048
 
 
 class Account:
-    """What a partition may hold: a prefix of `values`, at least the acknowledged ones, less what retention dropped."""
+    """What a partition may hold: a prefix of `values` with all acknowledged ones, without what retention dropped."""
 
     def __init__(self) -> None:
-        self.values: Values = []  # all that may be there, in order
+        self.values: Values = []  # all records that may be there, in order
         self.acknowledged = 0
-        self.dropped = 0  # how many retention has dropped
-        self.may_drop = 0  # and how many it may have
+        self.dropped = 0  # how many records retention has dropped
+        self.may_drop = 0  # how many it may have dropped
 
     def check(self, found: Values) -> None:
         for start in range(self.dropped, self.may_drop + 1):
@@ -43,7 +43,7 @@ class Account:
         raise AssertionError(f"found {_brief(found)}, {self.acknowledged} acknowledged of {_brief(self.values)}")
 
     def settle(self, found: Values) -> None:
-        """Check what is there after an error, and go on from it: what was in doubt is not any more."""
+        """Check which records are there after an error, and continue from these: no record is in doubt any more."""
         self.check(found)
         self.values = self.values[: self.dropped + len(found)]
         self.acknowledge()
@@ -53,7 +53,7 @@ class Account:
 
 
 class Kept:
-    """A topic, opened again whenever it has been closed or has failed, and the accounts of its partitions."""
+    """A topic that is opened again whenever it was closed or has failed, and the accounts of its partitions."""
 
     def __init__(self, path: Path, files: Files, accounts: list[Account], policies: dict[str, Any]) -> None:
         self.path, self.files, self.accounts, self.policies = path, files, accounts, policies
@@ -78,7 +78,7 @@ class Kept:
 
     @contextmanager
     def telling(self, values: Sequence[bytes] = ()) -> Iterator[None]:
-        """Have the books told of an error, raised by an append of these records, if there are any."""
+        """Note an error in the books. If there are records, an append of them has raised it."""
         try:
             yield
         except (LogError, OSError) as error:
@@ -86,7 +86,7 @@ class Kept:
             raise
 
     def append(self, number: int, values: Sequence[bytes], **arguments: Any) -> None:
-        """Append one record or several, and enter them."""
+        """Append one record or several, and note them."""
         partition = self.open().partition(number)
         with self.telling(values):
             if len(values) > 1:
@@ -113,7 +113,7 @@ class Kept:
             account.acknowledge()
 
     def go_on(self) -> list[Exception]:
-        """After an error: flush what can be flushed, or close a writer that has failed; returns what that said."""
+        """After an error: flush what can be flushed, or close a writer that has failed. Returns the errors of that."""
         said: list[Exception] = []
         while self.topic is not None:
             try:
@@ -126,13 +126,13 @@ class Kept:
                 with suppress(LogError, OSError), self.telling():
                     self.topic.close()
                 self.topic = None
-            except (LogError, OSError) as error:  # of housekeeping: the next call after it says so
+            except (LogError, OSError) as error:  # of housekeeping, raised by the next call
                 said.append(error)
                 assert len(said) < 3, said
         return said
 
     def judge(self) -> None:
-        """Open with files that work: nothing acknowledged is lost, nothing given up is there, and all goes on."""
+        """Open with files that work: no acknowledged record is lost, no lost one is there, and appending works."""
         if not (self.path / "topic.json").exists():
             assert not any(account.acknowledged for account in self.accounts), f"{self.path} is gone"
             return
@@ -176,7 +176,7 @@ class Reference:
                     self.note("go_on", each)
 
     def note(self, where: str, error: BaseException) -> None:
-        """Keep the error; not its traceback, which keeps whatever was open where it came from."""
+        """Keep the error without its traceback: that would keep files open."""
         self.errors.append((where, error))
         reason: BaseException | None = error
         while reason is not None:
@@ -199,7 +199,7 @@ class Reference:
     def append_singly(self) -> None:
         for value in self.new_values(3):
             self.main.append(0, [value], key=b"key")
-            self.main.accounts[0].values.append(value)  # a record that was refused must not be there
+            self.main.accounts[0].values.append(value)  # if the append is refused, the record must not be there
 
     def append_many(self) -> None:
         self.main.open()
@@ -265,7 +265,7 @@ class Reference:
             os.close(frames)
 
     def crash(self) -> None:
-        """Leave a copy as a dying process would: with batches that were written and never synced, and a torn one."""
+        """Leave a copy as a dying process would: with batches that were never synced, and a torn batch."""
         self.append_many()
         self.leave_a_crash(self.main.path, self.crashed.path)
         for account, original in zip(self.crashed.accounts, self.main.accounts, strict=True):

@@ -1,7 +1,7 @@
-"""G1: no state that a crash may leave loses what was promised, shows what was not appended, or is refused.
+"""G1: a state that a crash may leave never loses promised records, never shows invented ones, and is never refused.
 
-Every workload of up to three calls is cut at every instant, then long ones drawn with seeds, until there are half a
-million distinct states, a tenth of them inside a recovery. See crash_engine.py.
+The power is cut at every instant of every workload of up to three calls, and then of long workloads drawn with seeds,
+until there are half a million distinct states, a tenth of them inside a recovery. See crash_engine.py.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from loglib.recovery import Tail
 from loglib.testing import CrashFS, Image
 
 SHARDS = 28
-STATES = 18_500  # of each shard; about one in twenty is another's too
+STATES = 18_500  # per shard; another shard has about one in twenty of them too
 NESTED_EVERY = 110  # so that a tenth of all states are inside a recovery
 SHORT_SHARDS = 4
 
 
 def check(cases: Iterable[Workload], judge: Judge) -> None:
-    """Run the workloads, keep what fails, and count."""
+    """Run the workloads, keep the states that fail, and count."""
     figures = {"lost": 0, "phantoms": 0, "refused": 0}
     ran = 0
 
@@ -74,7 +74,7 @@ def check(cases: Iterable[Workload], judge: Judge) -> None:
 
 
 def new_ones(kind: str, digests: set[int]) -> int:
-    """How many of the digests no test has had in this run, in whichever process; they are noted."""
+    """How many of these digests are new in this run, in all processes; the new ones are noted."""
     directory = counts.FILE.parent
     directory.mkdir(exist_ok=True)
     with (directory / f"crash-{kind}.digests").open("a+b") as file:
@@ -94,7 +94,7 @@ def new_ones(kind: str, digests: set[int]) -> int:
 @pytest.mark.parametrize("shard", range(SHORT_SHARDS))
 def test_no_workload_of_up_to_three_calls_loses_anything(shard: int, durability: str) -> None:
     everything = chain.from_iterable(short_workloads(length, durability=durability) for length in (1, 2, 3))
-    share = 1 if counts.scale(100) >= 100 else 100 // counts.scale(100)  # when developing, a part
+    share = 1 if counts.scale(100) >= 100 else 100 // counts.scale(100)  # a part of them in short runs
     check(islice(everything, shard, None, SHORT_SHARDS * share), Judge(nested_every=NESTED_EVERY))
 
 
@@ -121,7 +121,7 @@ def test_no_long_workload_loses_anything(shard: int) -> None:
 
 
 def shard_of(workload: Workload) -> int:
-    """The same for workloads that begin alike: they have states in common, which are judged once in a shard."""
+    """The same shard for workloads that begin alike: their common states are then judged once."""
     return crc32(repr(workload._replace(calls=workload.calls[:1], seed=0)).encode()) % SHARDS
 
 
@@ -129,7 +129,7 @@ def shard_of(workload: Workload) -> int:
 
 
 class SyncedLate(Recorder):
-    """Answers a sync at once, and does it before the next call."""
+    """Reports a sync as done at once, and does it before the next call."""
 
     def __init__(self, image: Image | None = None) -> None:
         super().__init__(image)
@@ -192,7 +192,7 @@ def test_failure_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
 
 
 def test_states_that_once_failed_are_recovered() -> None:
-    kept = sorted(REGRESSIONS.glob("*.json"))  # at first, one in which a body that is not checked would be read
+    kept = sorted(REGRESSIONS.glob("*.json"))  # the first of them: a state in which an unchecked body would be read
     assert kept
     for path in kept:
         replay(path)

@@ -1,14 +1,13 @@
 """G3: every single-bit flip and every truncation of a segment, its watermark and its description.
 
-What counts as detected: reading past damage returns every batch but the damaged one, unchanged; it
-leaves out exactly that one's offsets; and the error names the file and a byte of the batch, at or
-before the flipped one, or a byte of the header that was hit. Nothing else may come of it: no other
-exception, no other record, no end without a word.
+Damage is detected if three things hold. Reading past the damage returns every batch but the damaged one,
+unchanged. The gap has exactly the offsets of that batch. The error names the file and a byte: of the batch, at
+or before the flipped byte, or of the header that was hit. Nothing else may happen: no other exception, no
+other record, no end without an error.
 
-For each flip the damaged batch is read where it begins, and the way past it is looked for. For one
-flip in each byte the batch and its neighbours are read by the cursor that every reader stands on. For
-a sample, spread evenly, the whole partition is read, verified and opened for writing, as a program
-would.
+For each flip, the damaged batch is read, and the next batch is searched for. For one flip in each byte, the
+batch and its neighbours are read by the cursor that every reader uses. For an evenly spread sample, the whole
+partition is read, verified and opened for writing, as a program would do it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ WATERMARK = f"{DIRECTORY}/watermark"
 DESCRIPTION = f"{TOPIC}/topic.json"
 SEGMENT_BYTES = 1 << 16
 SHARDS = 4
-SAMPLE = 2003  # one in so many is read, verified and opened as a program would: a prime, so that it meets every field
+SAMPLE = 2003  # one in so many is read, verified and opened as a program would; a prime, so that every field is met
 
 
 class Stored(NamedTuple):
@@ -57,7 +56,7 @@ class Stored(NamedTuple):
 
 
 class Lab:
-    """A topic in memory whose one segment is exactly 64 KiB long, and what was read from it while it was whole."""
+    """A topic in memory with one segment of exactly 64 KiB, and what was read from it while it was whole."""
 
     def __init__(self) -> None:
         self.files = MemoryFiles()
@@ -140,7 +139,7 @@ class Lab:
 
 
 def without_lock(tree: dict[str, bytes]) -> dict[str, bytes]:
-    """What there is, but for the text in the lock, which says who holds it."""
+    """All files, without the text in the lock, which says who holds it."""
     return {path: content for path, content in tree.items() if not path.endswith("/lock")}
 
 
@@ -152,7 +151,7 @@ def body_of(batch: Any) -> bytes:
 
 
 def same(found: object, expected: object, what: str) -> None:
-    """An assertion that does not print 64 KiB when it fails."""
+    """Assert that two values are equal, without printing 64 KiB if they differ."""
     if found != expected:
         raise AssertionError(f"not what was written: {what}")
 
@@ -163,12 +162,12 @@ def lab() -> Lab:
 
 
 def check_batch(where: Lab, bad: Stored, at: int, what: str) -> None:
-    """With byte `at` of a batch changed, it is refused, by file and byte, and reading goes on behind it."""
+    """If byte `at` of a batch is changed, the batch is refused by file and byte, and reading continues behind it."""
     first = HEADER_BYTES + bad.start
     try:
         where.segment.batches(bad.start, where.end, block_bytes=bad.stop - bad.start)
     except CorruptLogError as error:
-        # The fault of a magic is told at its first byte, that of a header at its CRC, that of a body where it begins.
+        # The error names the first byte of a wrong magic, the CRC of a wrong header, and the start of a wrong body.
         assert error.path == SEGMENT and first <= error.file_position <= max(at, first + 4), what
     else:
         raise AssertionError(f"not noticed: {what}")
@@ -177,7 +176,7 @@ def check_batch(where: Lab, bad: Stored, at: int, what: str) -> None:
 
 
 def check_neighbours(where: Lab, index: int, what: str) -> None:
-    """The batches before and behind a bad one are read, and it is a gap."""
+    """The batches before and behind a bad one are read, and the bad one is a gap."""
     bad = where.batches[index]
     around = where.batches[max(0, index - 1) : index + 2]
     found, gaps = where.read(around[0].start, around[-1].stop)
@@ -187,7 +186,7 @@ def check_neighbours(where: Lab, index: int, what: str) -> None:
 
 
 def check_as_a_program_would(where: Lab, lost: range, path: str, near: range, what: str) -> None:
-    """Read by the public calls, verified, and opened for writing: nothing is wrong, nothing is touched."""
+    """Read by the public calls, verify, and open for writing: no wrong record, no changed byte."""
     before = where.files.tree()
     with pytest.raises(CorruptLogError) as caught:
         list(where.topic.read())
@@ -204,7 +203,7 @@ def check_as_a_program_would(where: Lab, lost: range, path: str, near: range, wh
         Topic.open(TOPIC, files=where.files, clock=where.clock).close()
     except CorruptLogError:
         same(without_lock(where.files.tree()), without_lock(before), what)
-    else:  # what is bad lies below the end, where opening does not look: it must not be touched
+    else:  # the damage lies below the end, where opening does not look: it must stay
         same(where.files.tree()[SEGMENT], before[SEGMENT], what)
         where.patch(WATERMARK, 0, before[WATERMARK])
 
@@ -213,7 +212,7 @@ def check_as_a_program_would(where: Lab, lost: range, path: str, near: range, wh
 
 
 def flips(where: Lab, shard: int) -> Iterator[tuple[int, int]]:
-    """The bytes of the batches that fall to a shard, and what a flip of each bit makes of them."""
+    """The bytes of the batches in this shard, and their values after a flip of each bit."""
     for at in range(HEADER_BYTES + shard, SEGMENT_BYTES, SHARDS):
         for bit in range(8):
             yield at, where.whole[SEGMENT][at] ^ 1 << bit
@@ -336,7 +335,7 @@ def test_no_flip_and_no_cut_of_the_description_makes_another_topic() -> None:
         where.patch(DESCRIPTION, 0, content)
         try:
             assert description.read(where.files, TOPIC) == described, content
-            harmless += 1  # the name of the checksum itself, or space
+            harmless += 1  # the name of the checksum itself, or white space
         except LogError as error:
             assert isinstance(error, CorruptLogError) and error.path == DESCRIPTION, content
     where.cut(DESCRIPTION, 0)
@@ -349,7 +348,7 @@ def test_no_flip_and_no_cut_of_the_description_makes_another_topic() -> None:
 
 
 def test_no_truncation_of_a_segment_is_taken_for_its_end() -> None:
-    """From the longest to the shortest: the batches before the cut are read, and all behind it is a gap."""
+    """From the longest to the shortest: the batches before the cut are read, and all that is behind it is a gap."""
     where = lab()
     done = 0
     for size in reversed(range(SEGMENT_BYTES)):
@@ -375,10 +374,10 @@ def test_no_truncation_of_a_segment_is_taken_for_its_end() -> None:
 
 
 def check_touched(where: Lab, ranges: list[range], what: str) -> int:
-    """With these bytes of the file changed, each batch that has none of them is read and no other is.
+    """If these bytes of the file are changed, exactly the batches that have none of them are read.
 
-    With two holes, of which each has taken several headers, no pointer may lead to what lies between them; then
-    that is left out as well, and counted: how many batches, which is returned.
+    If there are two holes that have each taken several headers, no pointer may lead to the batches between them.
+    Then these are left out as well. Returns how many batches were left out in this way.
     """
     touched = [
         each for each in where.batches
@@ -398,7 +397,7 @@ def check_touched(where: Lab, ranges: list[range], what: str) -> int:
 
 
 def joined(ranges: Iterable[range]) -> list[range]:
-    """The same offsets with neighbours as one: two bad batches side by side may be one gap."""
+    """The same offsets with neighbours joined: two bad batches side by side may be one gap."""
     found: list[range] = []
     for each in ranges:
         if found and found[-1].stop == each.start:
@@ -438,7 +437,7 @@ def test_no_zeroed_or_swapped_sector_is_returned(sector: int) -> None:
 
 @pytest.mark.parametrize("watermark", ["as it was", "lost"])
 def test_writer_that_meets_damage_below_the_end_touches_nothing(watermark: str) -> None:
-    """Even if the watermark is lost: then what later batches say was durable counts, all but the last."""
+    """Even if the watermark is lost: later batches say what was durable, which is all but the last batch."""
     where = lab()
     refused = 0
     for index, each in enumerate(where.batches):
@@ -459,7 +458,7 @@ def test_writer_that_meets_damage_below_the_end_touches_nothing(watermark: str) 
                 assert watermark == "as it was" or last, f"taken for a torn tail: {what}"
                 if watermark == "as it was":
                     same(where.files.tree()[SEGMENT], before[SEGMENT], what)
-            for name in set(where.files.tree()) - set(where.whole):  # what was kept aside of the last
+            for name in set(where.files.tree()) - set(where.whole):  # the part of the last one that was kept aside
                 where.files.unlink(name)
             where.cut(SEGMENT, SEGMENT_BYTES)
             where.restore(SEGMENT)
@@ -472,7 +471,7 @@ def test_writer_that_meets_damage_below_the_end_touches_nothing(watermark: str) 
 
 
 def test_every_offset_is_a_records_or_refused() -> None:
-    """F31: also those in a payload, beyond the end, negative and huge."""
+    """F31: also offsets in a payload, beyond the end, negative and huge."""
     where = lab()
     topic = where.topic
     offsets = {record.offset: record for record in where.records}

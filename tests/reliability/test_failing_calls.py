@@ -1,10 +1,10 @@
-"""G6: every call to the system fails once, in every way, and no harm comes of it.
+"""G6: every call to the system fails once, in every way, and does no harm.
 
-The reference work is done again and again with one call going wrong: an error, a short count, or an error although it
-was done. Only documented errors may come out, no file may stay open, the writer works again or says that it has
-failed, and whatever was acknowledged is there.
+The reference work is done again and again, and each time one call goes wrong: an error, a short count, or an error
+although the call was done. Only documented errors may be raised, and no file may stay open. The writer works again or
+says that it has failed. All acknowledged records are there.
 
-The same is confirmed without the seam: `strace` makes system calls of a child process fail, and kills or interrupts it.
+This is confirmed without the seam: `strace` makes system calls of a child process fail, and kills or interrupts it.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ SHARDS = 4
 
 
 class OneFault(WatchedFiles):
-    """The `at`-th call, from 1, goes wrong: with an error; "late", with EIO after it was done; or "short"."""
+    """Call number `at`, from 1, goes wrong: with an error; "late", with EIO after the call was done; or "short"."""
 
     def __init__(self, at: int, fault: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class OneFault(WatchedFiles):
         if self.hit is call:
             if self.fault == "late":
                 if call.name in ("create", "open_read", "open_write", "open_directory"):
-                    self.inner.close(result)  # a number that nobody has learnt cannot be closed
+                    self.inner.close(result)  # the caller never gets this descriptor, so it could not close it
                 self.fail(errno.EIO)
             if call.name in ("pread", "read"):
                 return result[: len(result) // 2]
@@ -75,7 +75,7 @@ class OneFault(WatchedFiles):
         try:
             self.before(Call("close", self._paths.get(fd, "")))
         finally:
-            self.inner.close(fd)  # as the kernel: the file is closed, whatever it answers
+            self.inner.close(fd)  # as in the kernel: the file is closed, whatever the call returns
 
     def pwritev(self, fd: int, parts: Any, position: int) -> int:
         if self.next_is_short():
@@ -92,7 +92,7 @@ class OneFault(WatchedFiles):
 
 @pytest.fixture
 def fast(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, where syncing takes no time."""
+    """A directory in memory, where a sync takes no time."""
     with memory(tmp_path / "memory", "size=256m") as point:
         yield point
 
@@ -150,8 +150,8 @@ def test_no_call_that_fails_does_harm(fast: Path, shard: int) -> None:
 
 POINTS = 100  # in each of the three tests
 
-# After EINTR the interpreter calls again (PEP 475), so that nobody hears of it. `close` is not here: strace answers in
-# place of the kernel, which would have closed the file. `pwritev2` is what os.pwritev calls.
+# After EINTR the interpreter repeats the call (PEP 475), so no caller notices. `close` is not here: strace answers
+# instead of the kernel, which would have closed the file. os.pwritev calls `pwritev2`.
 AGAIN = ("openat", "pread64", "pwritev2", "fdatasync", "fsync", "ftruncate", "flock", "sendfile")
 SYSTEM_CALLS = (*AGAIN, "newfstatat", "rename", "unlink", "mkdir", "getdents64", "statfs", "fchmod", "chmod")
 
@@ -161,7 +161,7 @@ class Progress(ctypes.Structure):
 
 
 class Strace:
-    """The reference work in a child that is traced: what `strace` does to one of its system calls."""
+    """The reference work in a traced child: `strace` makes one of its system calls go wrong."""
 
     def __init__(self, root: Path) -> None:
         need(shutil.which("strace"), "strace (Debian's strace)")
@@ -171,7 +171,7 @@ class Strace:
         for step in STEPS:
             step(self.unharmed)
             self.acknowledged.append([account.acknowledged for account in self.unharmed.main.accounts])
-        self.steps = 0  # that the last child has made
+        self.steps = 0  # which the last child has done
         self.calls = self.count_calls()
 
     def made(self, name: str) -> Path:
@@ -188,13 +188,13 @@ class Strace:
         return {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[1] in SYSTEM_CALLS}
 
     def inject(self, call: str, at: int, what: str) -> int:
-        """Do this to that call; returns how the child ended."""
+        """Inject this fault into that call. Returns how the child ended."""
         status, report = self.trace(f"--trace={call}", f"--inject={call}:{what}:when={at}")
         assert "INJECTED" in report or "SIG" in report, f"{call} number {at} was never made"
         return status
 
     def trace(self, *options: str, judging: bool = True) -> tuple[int, str]:
-        """How the child ended, and what strace wrote."""
+        """Returns how the child ended, and what strace wrote."""
         work, progress = Reference(self.made("traced"), REAL, leave_torn_copy_elsewhere), shared(Progress)
         child = fork(lambda: work_when_traced(work, progress, judging=judging))
         report = self.root / "report"
@@ -208,7 +208,7 @@ class Strace:
         return status, report.read_text()
 
     def judge_the_dead(self) -> None:
-        """What the main topic of a child that did not reach its end must hold, going by the steps that it had made."""
+        """Check the main topic of a child that did not reach its end, by the steps that the child had done."""
         main = Kept(self.root / "traced" / "topic", REAL, [Account(), Account()], POLICIES)
         for account, whole, least in zip(
             main.accounts, self.unharmed.main.accounts, self.acknowledged[self.steps], strict=True
@@ -219,7 +219,7 @@ class Strace:
 
 def work_when_traced(work: Reference, progress: Progress, *, judging: bool) -> None:
     before = open_files()
-    while not progress.traced:  # without a system call that could be counted
+    while not progress.traced:  # this wait makes no system call that is counted
         time.sleep(0.001)
     try:
         for step in STEPS:
@@ -229,14 +229,14 @@ def work_when_traced(work: Reference, progress: Progress, *, judging: bool) -> N
         for kept in (work.main, work.receiver, work.crashed):
             with suppress(LogError, OSError):
                 kept.close()
-        return  # the number of a file that was being opened may be lost
+        return  # the descriptor of a file that was being opened may be lost
     if judging:
         assert open_files() == before, "files were left open"
         work.judge()
 
 
 def leave_torn_copy_elsewhere(source: Path, target: Path) -> None:
-    """In a process that is not traced."""
+    """The same in a process that is not traced."""
     script = 'cp -r "$0" "$1" && last=$(ls "$1"/0001/*.log | tail -n 1) && head -c 1200 /dev/zero >>"$last"'
     assert os.spawnvp(os.P_WAIT, "sh", ["sh", "-c", script, str(source), str(target)]) == 0
 
@@ -247,7 +247,7 @@ def strace(fast: Path) -> Strace:
 
 
 def points(strace: Strace, whats: dict[str, tuple[str, ...]], seed: str) -> Iterator[tuple[str, int, str]]:
-    """System calls, by name and number, and what becomes of each, drawn evenly over all calls."""
+    """System calls, by name and number, and the fault for each, drawn evenly over all calls."""
     chance = random.Random(seed)
     calls = [(call, at) for call, number in strace.calls.items() for at in range(1, number + 1)]
     for _ in range(scale(POINTS)):

@@ -1,7 +1,7 @@
-"""G7: forks at random moments while threads append, flush, roll, read and open: the parent's stays the parent's.
+"""G7: forks at random moments while threads append, flush, roll, read and open: the parent keeps all that it had.
 
-In the child every call on what the parent has open for writing is refused, reading works at once, and neither its end
-nor its life keeps a lock or writes a byte. The parent does not notice.
+In the child, every call on topics that the parent has open for writing is refused, and reading works at once. The
+child keeps no lock and writes no byte, while it lives and when it ends. The parent notices nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ THREADS = 3
 
 
 class Parent:
-    """Threads at work on a topic, and a thread that opens and closes another one all the time."""
+    """Threads that work on a topic, and a thread that opens and closes another topic all the time."""
 
     def __init__(self, path: Path, policy: FlushPolicy) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class Parent:
     def append(self, number: int) -> None:
         self.topic.append(b"%d:%d" % (number, self.appended[number]), key=b"%d" % number)
         self.appended[number] += 1
-        time.sleep(0.0001)  # so that the one who forks has its turn
+        time.sleep(0.0001)  # so that the thread that forks gets its turn
 
     def flush_and_roll(self) -> None:
         self.topic.flush()
@@ -104,7 +104,7 @@ class Parent:
         self.topic.close()
 
     def read_on(self) -> None:
-        """With what the parent's threads were in the middle of using, and with a topic opened here."""
+        """Read with objects that the parent's threads were using at the fork, and with a topic opened here."""
         for topic in (self.reading, Topic.open(self.path, mode="r")):
             for _ in zip(topic.read(), range(50), strict=False):
                 pass
@@ -112,7 +112,7 @@ class Parent:
                 assert partition.segments
 
     def leave(self) -> None:
-        """As a child does that ends by its last line: finalizers and exit functions run."""
+        """End as a child does after its last line: finalizers and exit functions run."""
         for held in (self.topic, self.reading):
             held.close()
         del self.topic, self.reading
@@ -126,7 +126,7 @@ def fork_at_random_moments(path: Path, policy: FlushPolicy, forks: int, seed: in
         time.sleep(rng.uniform(0, 0.003))
         pid = os.fork()
         if pid == 0:
-            signal.alarm(60)  # whatever hangs here hangs for ever
+            signal.alarm(60)  # a hang here would last for ever
             status = 1
             try:
                 rng.choice([parent.be_refused, parent.read_on, parent.leave])()
@@ -136,7 +136,7 @@ def fork_at_random_moments(path: Path, policy: FlushPolicy, forks: int, seed: in
             os._exit(status)
         assert wait(pid) == 0, f"fork {number} of seed {seed}"
         assert not parent.failures
-    # A child that stays holds nothing.
+    # A child that goes on living holds no lock.
     staying = os.fork()
     if staying == 0:
         signal.pause()

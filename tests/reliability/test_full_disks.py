@@ -1,7 +1,7 @@
-"""G6, disks and limits that refuse for real: full, out of files, read-only, another's, or no disk at all.
+"""G6, disks and limits that refuse for real: full, out of files, read-only, another user's, or no disk at all.
 
-Small file systems of memory, ext4 on a loop device, limits of the process. Each refusal must be said clearly and do no
-harm, reading must go on wherever it can, and once the reason is gone, so must writing.
+The tests use small file systems in memory, ext4 on a loop device, and limits of the process. Each refusal must raise a
+clear error and do no harm. Reading must continue wherever it can, and writing once the reason is gone.
 """
 
 import os
@@ -37,7 +37,7 @@ def loop_disk(tmp_path: Path) -> Iterator[Disk]:
 
 @contextmanager
 def small(tmp_path: Path, kind: str) -> Iterator[Path]:
-    """A file system that is soon full."""
+    """A small file system, which is soon full."""
     if kind == "ext4":
         with disk(tmp_path, "ext4") as made:
             yield made.point
@@ -47,7 +47,7 @@ def small(tmp_path: Path, kind: str) -> Iterator[Path]:
 
 
 def in_a_child(act: Callable[[], object]) -> None:
-    """Do it in a process of its own, which may take on limits and another user's rights."""
+    """Do the action in a separate process, which may set limits and take another user's rights."""
     assert wait(fork(act)) == 0, "the child's error is above"
 
 
@@ -55,7 +55,7 @@ def in_a_child(act: Callable[[], object]) -> None:
 
 
 def use_up_files(directory: Path) -> list[Path]:
-    """Make files until there can be no more of them."""
+    """Make files until the file system has room for no more."""
     made: list[Path] = []
     with suppress(OSError):
         while True:
@@ -67,7 +67,7 @@ def use_up_files(directory: Path) -> list[Path]:
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Path, kind: str) -> None:
-    """Writers in a row on a disk that fills and empties; each goes on in what the one before has left."""
+    """One writer after another on a disk that fills and empties; each continues the log that the one before left."""
     chance = random.Random(kind)
     expected: list[bytes | None] = []
     refusals = 0
@@ -94,7 +94,7 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
                     expected += values
                 except (StorageFullError, WriterFailedError) as error:
                     refusals += 1
-                    if isinstance(error, WriterFailedError):  # ext4 may find no room when it is to sync
+                    if isinstance(error, WriterFailedError):  # ext4 may find no room during a sync
                         for filler in fillers:
                             filler.unlink(missing_ok=True)
                         expected += reopened_after_failure(topic, path, expected, values)
@@ -119,7 +119,7 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
 
 
 def test_every_record_is_readable_or_named_whatever_call_meets_the_full_disk(tmp_path: Path) -> None:
-    """Single appends, bulk, keys, flush, roll and close over four partitions; what is tried again is in once."""
+    """Single appends, bulk, keys, flush, roll and close over four partitions; a repeated append is in the log once."""
     chance = random.Random("books")
     books = Books()
     with memory(tmp_path / "disk", "size=4m") as point:
@@ -158,7 +158,7 @@ def test_every_record_is_readable_or_named_whatever_call_meets_the_full_disk(tmp
 
 
 def flush_all(topic: Topic, books: Books) -> None:
-    """Flush until there is nothing left to be told."""
+    """Flush until no error is left to be raised."""
     told = True
     while told:
         told = False
@@ -179,7 +179,7 @@ def append_one(topic: Topic, books: Books, value: bytes, partition: int, *, sync
 
 
 def act_on(topic: Topic, chance: random.Random, books: Books, values: list[bytes]) -> None:
-    """Append the records in some way, and those that are not in once more; or flush or roll."""
+    """Append the records in some way, and append again those that are not in the log; or flush or roll."""
     way = chance.choice(("single", "single", "many", "keys", "flush", "roll"))
     partition = chance.randrange(4)
     if way == "single":
@@ -208,7 +208,7 @@ def append_many(
         error, ranges = raised, list(raised.appended)
     missing = set() if error is None else set(error.not_appended)
     inside = [index for index in range(len(values)) if index not in missing]
-    for number in range(4):  # those of a partition stand in their order
+    for number in range(4):  # records of one partition stand in their order
         own = [values[index] for index in inside if (by_crc32(keys[index], 4) if keys else partition) == number]
         books.returned([each for each in ranges if each.partition == number], own)
     if error is not None:
@@ -219,7 +219,7 @@ def append_many(
 def reopened_after_failure(
     topic: Topic, path: Path, expected: list[bytes | None], doubtful: list[bytes | None]
 ) -> list[bytes | None]:
-    """Which of the doubtful records recovery has found."""
+    """Which of the records in doubt recovery has found."""
     with suppress(WriterFailedError):
         topic.close()
     with Topic.open(path) as again:
@@ -257,7 +257,7 @@ def test_full_disk_is_read_without_needing_room(loop_disk: Disk) -> None:
     before = tree(path)
     assert len(records_of(path)) == 100
     assert tree(path) == before
-    with Topic.open(path) as topic:  # whether two more blocks can be had to keep the tail in, ext4 decides
+    with Topic.open(path) as topic:  # ext4 decides whether there are two more blocks for the tail
         assert topic.partition(0).recovery[:2] == (8000, 0)
         assert len(values_of(topic)) == 100
     count("G6", refusals=1, lost=0, phantoms=0)
@@ -305,7 +305,7 @@ def test_transfer_to_a_full_device_leaves_the_log_as_it_was(tmp_path: Path) -> N
 
 
 def test_every_shortage_of_descriptors_is_said_and_leaves_none_open(tmp_path: Path) -> None:
-    """With one descriptor more in each round, until there are enough for everything."""
+    """Each round has one descriptor more, until there are enough for everything."""
     path = tmp_path / "topic"
     with Topic.open(path, segment_bytes=4096, partitions=3, **QUIET) as topic:
         for partition in range(3):
@@ -376,7 +376,7 @@ def test_file_system_that_turns_read_only_stops_the_writer_and_no_reader(loop_di
     topic = Topic.open(path, **QUIET)
     topic.append(b"kept", sync=True)
     topic.append(b"in doubt")
-    mount("-o", "remount,abort", loop_disk.device, loop_disk.point)  # what ext4 does by itself when its journal fails
+    mount("-o", "remount,abort", loop_disk.device, loop_disk.point)  # ext4 does this by itself when its journal fails
     for act in (topic.flush, lambda: topic.append(b"x", sync=True), topic.partition(0).roll, topic.close):
         with pytest.raises((WriterFailedError, StorageIOError), match="Read-only file system"):
             act()
@@ -422,7 +422,7 @@ def test_immutable_file_is_read_and_not_written(loop_disk: Disk, name: str) -> N
     run("chattr", "+i", path / name)
     assert [record.value for record in records_of(path)] == [b"kept"]
     before = open_files()
-    if name == "topic.json":  # nobody writes to it
+    if name == "topic.json":  # nobody writes to this file
         Topic.open(path).close()
     else:
         with pytest.raises(PermissionError):

@@ -1,8 +1,8 @@
 """G13: consumer groups of real processes, which join, leave, are killed and stopped at random moments.
 
-What must hold, whatever happens: never two owners of a partition at once; every record handled at least once; order
-within a partition for as long as one member owns it; repeated is only what was not committed. See chaos.py, which
-looks for whatever is not so, and whose word counts only because it finds out the mutants at the end of this file.
+These must hold, whatever happens: a partition never has two owners at once; every record is handled at least once;
+records of a partition are in order while one member owns it; only records that were not committed are repeated.
+chaos.py looks for violations. It can be trusted because it finds the mutants at the end of this file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SHAPES = {
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """On the disk of the checkout: a commit takes its time there, in which others come between; in memory none do."""
+    """On the disk of the checkout: a commit takes time there, so that other members act during it."""
     FILE.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FILE.parent) as directory:
         yield Path(directory)
@@ -58,8 +58,8 @@ def tmp_path() -> Iterator[Path]:
 
 @contextmanager
 def chaos(directory: Path, seed: int, **shape: Any) -> Iterator[Chaos]:
-    """A group in chaos, of which nothing stays. Its commits all stay so long: they are what it is judged by."""
-    with ExitStack() as patched:  # for the members as well, which are forked
+    """A group in chaos, removed at the end. All its commits are kept until then, because they judge it."""
+    with ExitStack() as patched:  # also in the members, which are forked
         patched.enter_context(mock.patch.object(offsets_module, "_COMPACT_BYTES", 1 << 40))
         patched.enter_context(mock.patch.object(Offsets, "_remove", keep))
         found = Chaos(directory, seed, **shape)
@@ -83,7 +83,7 @@ def test_group_in_chaos_never_has_two_owners_and_loses_nothing(shape: dict[str, 
 
 
 def test_takeover_time(tmp_path: Path) -> None:
-    """How long a killed member's partitions are without an owner; reported, and no condition."""
+    """How long a killed member's partitions are without an owner: reported, not a condition."""
     seed = random.randrange(1 << 32)
     with chaos(tmp_path, seed, partitions=8, members=4) as group:
         for _ in range(4):
@@ -115,7 +115,7 @@ def test_stopped_member_keeps_its_partitions_until_it_is_evicted(tmp_path: Path)
         assert victim in group.owners().values()
         group.evict(victim)
         group.members.remove(victim)
-        group.settle()  # the other has taken over, while the victim is stopped still
+        group.settle()  # the other member has taken over, while the victim is still stopped
         assert set(group.owners().values()) == {other}
         os.kill(victim, signal.SIGCONT)
         assert wait(victim) == 0
@@ -135,7 +135,7 @@ RECORDS = 4000
 
 
 def consume(path: Path, evidence_path: Path) -> None:
-    """Be a member until there is nothing more."""
+    """Be a member until there are no more records."""
     evidence = Evidence(evidence_path)
     with Topic.open(path, mode="r") as topic, topic.group("kinds") as group:
         for record in group.follow(timeout=1.5):

@@ -1,10 +1,10 @@
-"""G1, consumer groups: after any crash a group's commits are those that were made, and no acknowledged one is gone.
+"""G1, consumer groups: after any crash a group has only commits that were made, and no acknowledged one is gone.
 
-Groups are made, joined, left, committed to, compacted and reset on a `CrashFS`, by one and by more members, which is
-cut at every instant. What comes after must find the commits as they stood behind one of the calls: the last one that
-had returned, or one that had been begun. With durability "os" each partition may be at an earlier one after a power
-cut, on its own, since each member has a log. A group whose making was cut has never been. The next member goes on
-from there, in a higher generation. See crash_engine.py.
+Groups are made, joined, left, committed to, compacted and reset on a `CrashFS`, by one or more members. The power is
+cut at every instant. Afterwards the commits must be those after one of the calls: the last call that had returned, or
+one that had begun. With durability "os" each partition may go back to an earlier commit on its own after a power cut,
+because each member has a log. If the making of a group was cut, there is no group. The next member continues from
+there, in a higher generation. See crash_engine.py.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from loglib.groups.offsets import Offsets, _MemberLog
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles
 
 SHARDS = 4
-STATES = 5_000  # of each shard
+STATES = 5_000  # per shard
 PARTITIONS = 2
 
 Standing = dict[int, tuple[int, int, str]]  # by partition: offset, generation, meta
 
 
 class Step(NamedTuple):
-    """One commit: from when it could be there, from when it had to be, and what stood then."""
+    """One commit: from when it may be there, from when it must be there, and the standing after it."""
 
     begun: int
     returned: int
@@ -42,20 +42,20 @@ class Step(NamedTuple):
 
 
 class History:
-    """The commits of a group, in order; each is there as a whole or not at all."""
+    """The commits of a group, in order; each is there whole or not at all."""
 
     def __init__(self, standing: Standing) -> None:
         self.steps = [Step(0, 0, standing)]
 
     def allowed(self, at: int, *, durable: bool) -> list[Standing]:
-        """What may stand after a cut at that instant."""
+        """The standings that a cut at that instant may leave."""
         begun = [step for step in self.steps if step.begun <= at]
         returned = sum(step.returned <= at for step in begun) if durable else 1
         return [step.standing for step in begun[returned - 1 :]]
 
 
 class World:
-    """A topic with some records on a disk that records, the members of its group, and what they have committed."""
+    """A topic with some records on a recording disk, the members of its group, and what they have committed."""
 
     def __init__(self, seed: int, *, durability: str, disk: type[CrashFS] = Recorder) -> None:
         self.choose = Random(seed)
@@ -76,7 +76,7 @@ class World:
         return self.fs.crash_states(seed=self.choose.randrange(1 << 30), random=6, since=since)
 
     def close(self) -> None:
-        """Of the process that is gone: nothing of it reaches the disk any more."""
+        """Close the objects of the process that is gone: nothing of them reaches the disk any more."""
         self.fs.kill()
         for member in self.members:
             member.abandon_in_child(os.getpid())
@@ -85,13 +85,13 @@ class World:
 
 @contextmanager
 def noting(world: World) -> Iterator[None]:
-    """Note every commit, whoever makes it: also those of joining, leaving and resetting."""
+    """Note every commit, also those of joining, leaving and resetting."""
     commit = Offsets.commit
 
     def noted(log: Offsets, commits: Mapping[Any, Any], **facts: Any) -> None:
         begun, standing = len(world.fs.operations), dict(world.history.steps[-1].standing)
         for partition, each in commits.items():
-            # A claim where nothing was committed says nothing yet of where the group is.
+            # A claim of a partition without a commit does not say yet where the group is.
             if each.offset is not None and each.generation >= standing.get(partition.partition, (0, 0, ""))[1]:
                 standing[partition.partition] = each.offset, each.generation, each.meta
         commit(log, commits, **facts)
@@ -129,7 +129,7 @@ def settle(world: World) -> None:
 
 
 def commit(world: World) -> None:
-    """Some member, for one of its partitions or for all."""
+    """Some member commits one of its partitions, or all."""
     member = world.choose.choice([each for each in world.members if each.assignment] or [None])
     if member is None:
         return join(world)
@@ -152,7 +152,7 @@ def reset(world: World) -> None:
 
 
 def kill(world: World) -> None:
-    """Kill the process: what it had not synced is still pending, and its locks are gone."""
+    """Kill the process: its unsynced operations are still pending, and its locks are gone."""
     world.close()
     world.members = []
     world.topic = Topic.open(PATH, mode="r", files=world.fs, clock=lambda: NOW)
@@ -160,7 +160,7 @@ def kill(world: World) -> None:
 
 
 def crash(world: World) -> None:
-    """Cut the power and go on with what is left."""
+    """Cut the power and continue with what is left."""
     state = world.choose.choice(list(world.states(since=len(world.fs.operations))))
     standing = found_in(state.files)
     world.close()
@@ -180,7 +180,7 @@ WEIGHTS = [3, 1, 6, 2, 1, 1, 1]
 
 
 def _image(durability: str) -> Image:
-    """A disk with a topic that has records, everything on it synced."""
+    """A disk with a topic that has records; everything is synced."""
     files = MemoryFiles()
     with made(files, Workload((), durability, partitions=PARTITIONS).config()) as topic:
         for number in range(8):
@@ -196,7 +196,7 @@ def standing_of(group: Group) -> Standing:
 
 
 def found_in(files: CrashFS) -> Standing:
-    """What a member that joins after the crash finds; and it can go on, and what it then commits is there."""
+    """What a member that joins after the crash finds. The member must be able to continue and to commit."""
     try:
         with Topic.open(PATH, mode="r", files=files, clock=lambda: NOW) as topic:
             with topic.group("etl", member="next", commit="manual") as group:
@@ -215,14 +215,14 @@ def found_in(files: CrashFS) -> Standing:
 
 
 def _each_among(found: Standing, allowed: list[Standing]) -> bool:
-    """Whether each partition is where it was at some time."""
+    """Whether each partition stands where it stood at some time."""
     return all(
         found.get(number) in [standing.get(number) for standing in allowed] for number in range(PARTITIONS)
     )
 
 
 class Judge:
-    """Looks at states, each set of files once, and counts."""
+    """Judges states, each set of files once, and counts them."""
 
     def __init__(self) -> None:
         self.found: dict[int, Standing] = {}
@@ -247,7 +247,7 @@ class Judge:
 
 
 def run(seed: int, judge: Judge, *, disk: type[CrashFS] = Recorder) -> None:
-    """Run one workload, and judge the states that cuts may leave at all its instants."""
+    """Run one workload, and judge the states that cuts at all its instants may leave."""
     choose = Random(f"a group/{seed}")
     world = World(seed, durability=choose.choice(("disk", "disk", "os")), disk=disk)
     calls = ["join", "commit", *choose.choices(list(CALLS), WEIGHTS, k=choose.randrange(3, 9))]
@@ -255,7 +255,7 @@ def run(seed: int, judge: Judge, *, disk: type[CrashFS] = Recorder) -> None:
         with noting(world):
             begun = 0
             for name in calls:
-                if name == "crash":  # what came before is on another disk
+                if name == "crash":  # the earlier states are on another disk
                     judge.judge(world, begun)
                 CALLS[name](world)
                 begun = 0 if name == "crash" else begun
@@ -295,7 +295,7 @@ def test_commits_that_are_not_synced_are_missed(disk: type[CrashFS]) -> None:
 
 
 def test_crash_that_is_not_seen_to_is_missed() -> None:
-    """Without a look above a watermark, one that was not synced hides the last commits."""
+    """If members do not look above a watermark, an unsynced watermark hides the last commits."""
     with mock.patch.object(_MemberLog, "_above", lambda *_: {}), pytest.raises(Failure):
         for seed in range(20):
             run(seed, Judge())

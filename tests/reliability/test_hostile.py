@@ -1,6 +1,6 @@
-"""G9: hostile bytes: every decoder, five million times; whole files; bombs; names; and files that are no files.
+"""G9: hostile bytes: every decoder, five million times; whole files; bombs; names; links and devices instead of files.
 
-Each failure names the target, the shard and the execution; `replay` in this module runs that one again.
+Each failure names the target, the shard and the execution; `replay` in this module runs this execution again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from spark_logs import all_rows, scan_rows
 
 pytestmark = pytest.mark.reliability
 
-BLOCK = 5000  # executions from one seed, so that replaying one takes a moment
+BLOCK = 5000  # executions per seed: few, so that replaying one takes a moment
 SHARDS = {fuzzing.batch_header: 3, fuzzing.watermark: 2, fuzzing.segment_header: 2, fuzzing.batch_columns: 2}
 
 
@@ -70,7 +70,7 @@ def seed_of(target: Callable[[Draw], Outcome], block: int) -> str:
 
 
 def replay(name: str, block: int, execution: int) -> Outcome:
-    """The execution that a failure named."""
+    """Run the execution that a failure named."""
     target = getattr(fuzzing, name)
     random = Random(seed_of(target, block)).random
     for _ in range(execution):
@@ -87,7 +87,7 @@ def replay(name: str, block: int, execution: int) -> Outcome:
 TOPIC = "/logs/hostile"
 SEGMENT = f"{TOPIC}/0000/{0:020d}.log"
 WATERMARK = f"{TOPIC}/0000/watermark"
-HEADER_FIELDS = (  # at which byte, and how long
+HEADER_FIELDS = (  # (first byte, size)
     (8, 2), (10, 2), (32, 4), (36, 4), (40, 8), (48, 8), (56, 8), (64, 8), (72, 4), (76, 4), (80, 8), (88, 8), (96, 24),
     (120, 4), (124, 4), (128, 8), (136, 16), (152, 4), (156, 4),
 )  # fmt: skip
@@ -101,7 +101,7 @@ def description_bytes() -> bytes:
 
 
 def hostile_tree(random: Draw) -> dict[str, bytes]:
-    """A partition written by somebody who knows the format, and whose checksums are all right."""
+    """A partition written by somebody who knows the format; all its checksums are right."""
     batches, previous, last = b"", 0, 0
     jumps = None
     for _ in range(1 + int(random() * 5)):
@@ -162,7 +162,7 @@ NOWHERE = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 @pytest.mark.parametrize("shard", range(2))
 def test_forged_partitions_give_errors_of_the_library_and_no_others(shard: int) -> None:
-    """Read in every way, and opened for writing: within a second, and if it is refused nothing is changed."""
+    """Read in every way and open for writing: within a second, and a refusal changes nothing."""
     done, refused = counts.scale(2000), 0
     for number in range(done):
         random = Random(f"partition {shard} {number}").random
@@ -209,7 +209,7 @@ def write_once(files: CrashFS) -> int:
 
 
 def test_whatever_a_peer_sends_the_log_stays_readable() -> None:
-    """Batches that are refused leave nothing behind; those that are taken are read like any others."""
+    """Batches that are refused leave nothing behind; batches that are accepted are read like any others."""
     done, taken = counts.scale(4000), 0
     files = CrashFS()
     with Topic.open(TOPIC, files=files, clock=Clock(), **QUIET) as topic:
@@ -221,7 +221,7 @@ def test_whatever_a_peer_sends_the_log_stays_readable() -> None:
             try:
                 taken += partition.receive(stream, preserve_offsets=random() < 0.2) is not None
             except LogError:
-                taken += partition.log_end_offset > end  # the frame promised more than the batch that it held
+                taken += partition.log_end_offset > end  # the frame declared more than its one batch
             except Exception as error:
                 raise AssertionError(f"peer {number}: {error!r}") from error
             if number % 200 == 0:
@@ -238,7 +238,7 @@ def test_whatever_a_peer_sends_the_log_stays_readable() -> None:
 
 
 def test_forged_partitions_through_the_spark_source(tmp_path: Path) -> None:
-    """As a Spark task reads it, without Spark: valid Arrow batches of what the library reads, or an error."""
+    """Read as a Spark task reads, without Spark: valid Arrow batches with the right records, or an error."""
     path = tmp_path / "hostile"
     make_topic(path, TopicConfig(**QUIET))
     done, given = counts.scale(1500), 0
@@ -254,7 +254,7 @@ def test_forged_partitions_through_the_spark_source(tmp_path: Path) -> None:
             continue
         except Exception as error:
             raise AssertionError(f"spark {number}: {error!r}") from error
-        with suppress(LogError):  # where only the watermark lies: it is asked for more by the one than by the other
+        with suppress(LogError):  # if only the watermark is false: one of the two asks it for more than the other
             assert rows == all_rows(path), f"spark {number}"
             given += 1
     assert given
@@ -297,7 +297,7 @@ print("done")
 @pytest.mark.parametrize("declared", [1000, 24 << 20, 1 << 29], ids="declares-{}".format)
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["zlib", "lz4", "zstd"])
 def test_bomb_costs_no_more_than_64_mib(number: int, declared: int, tmp_path: Path) -> None:
-    """With the address space limited to that: bombs larger than they say, as large, and some that say 512 MiB."""
+    """With an address space of that size: bombs larger than they declare, as large, and some that declare 512 MiB."""
     for size in (256 << 20, declared):
         assert run_python(BOMB, tmp_path / f"bomb-{size}", number, size, declared).strip() == "done"
     counts.count("G9", bombs=2, wrong=0)
@@ -309,14 +309,14 @@ def test_bomb_costs_no_more_than_64_mib(number: int, declared: int, tmp_path: Pa
 @settings(calm, max_examples=400)
 @given(st.text(max_size=300) | st.text("aZ0._-/\\ ~", max_size=12) | st.sampled_from((".", "..", "CON", "a" * 250)))
 def test_no_name_leads_out_of_its_directory(name: str) -> None:
-    """F25. What is taken for a name is one entry of the directory; of what is not, nothing is made."""
+    """F25. An accepted name makes one entry of the directory; a refused name makes nothing."""
     with TemporaryDirectory() as directory:
         inside = Path(directory) / "inside"
         inside.mkdir()
         try:
             check_names(name)
         except ValueError:
-            if "/" not in name:  # then it would be a path, which is the caller's to choose
+            if "/" not in name:  # otherwise it is a path, which the caller may choose
                 with pytest.raises(ValueError, match=r"."):
                     Topic.open(f"{inside}/{name}" if name not in ("", ".", "..") else f"{inside}/\0")
                 assert list(inside.iterdir()) == []
@@ -361,13 +361,13 @@ def plant(kind: str, at: Path, elsewhere: Path) -> None:
 
 @contextmanager
 def a_second() -> Iterator[None]:
-    """A hang is an error."""
+    """Turn a hang into an error."""
 
     def hang(*_: object) -> None:
         raise TimeoutError("it hangs")
 
     before = signal.signal(signal.SIGALRM, hang)
-    signal.setitimer(signal.ITIMER_REAL, 10)  # on a machine that has much else to do
+    signal.setitimer(signal.ITIMER_REAL, 10)  # long enough for a busy machine
     try:
         yield
     finally:
@@ -378,14 +378,14 @@ def a_second() -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_no_file_is_refused_or_left_alone_and_never_followed(place: str, kind: str, tmp_path: Path) -> None:
-    """F26. Nothing hangs, nothing outside is read as ours, nothing outside is written."""
+    """F26. Nothing hangs, and no file outside of the topic is read as a part of it or written."""
     if kind == "device":
         counts.need(os.geteuid() == 0, "root, to make a device file")
     path, outside = tmp_path / "topic", tmp_path / "outside"
     with Topic.open(path, **QUIET) as topic:
         topic.append(b"ours", sync=True)
     at = place_of(path, place)
-    if at.exists():  # so that a link leads to what would do, if it were followed
+    if at.exists():  # so that the link leads to a valid file, if it is followed
         at.rename(outside)
     else:
         outside.write_bytes(b"not ours")

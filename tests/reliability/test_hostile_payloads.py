@@ -1,8 +1,8 @@
-"""G17: payloads that pose as batches, in a log read in every way, damaged, cut off in a crash and gone on with.
+"""G17: payloads that pose as batches, in a log that is read in every way, damaged, cut off in a crash and continued.
 
 Somebody who knows the format, the log id, the writer's nonce and the clock appends records made of batches, headers,
-marks and frames, each in its right place (forgery.py). What is read is compared with what was appended: nothing is
-invented, nothing hidden, and nothing called damaged but what is. Each failure names its seed.
+marks and frames, each in its right place (forgery.py). The records that are read are compared with those that were
+appended: none is invented, none is hidden, and only damage is called damage. Each failure names its seed.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Story:
             "batch_bytes": 1 << 20,
         }
         self.batches: list[Stored] = []
-        self.marks: list[tuple[int, bytes]] = []  # watermarks there have been since the log start moved, and their ends
+        self.marks: list[tuple[int, bytes]] = []  # the watermarks since the log start moved, and their ends
         self.payloads = 0
         log_id = uuid.UUID(int=random.getrandbits(128))
-        with mock.patch.object(uuid, "uuid4", lambda: log_id):  # or its checksums would be other ones each time
+        with mock.patch.object(uuid, "uuid4", lambda: log_id):  # otherwise the checksums would differ each time
             self.topic = Topic.open(TOPIC, files=self.files, clock=self.clock, **self.policies)
         self.identity = Identity.of(self.topic.log_id, 0)
         self._marked()
@@ -143,7 +143,7 @@ class Story:
         partition.flush()
         (appended,) = ranges
         end = partition.log_end_offset
-        if appended.offsets.start != base:  # the producer's number was known: a replay
+        if appended.offsets.start != base:  # the producer's sequence was known: a replay
             return
         assert appended.offsets == range(base, base + len(columns.values))
         self.batches.append(
@@ -167,7 +167,7 @@ class Story:
         self.payloads += len(columns.values)
 
     def headers(self) -> list[Header]:
-        """Of the batches so far, as any reader finds them."""
+        """The headers of the batches so far, as any reader finds them."""
         found: list[Header] = []
         for each in self.batches:
             base = max(each_base for each_base in self.topic.partition(0).log.index.bases() if each_base <= each.base)
@@ -204,7 +204,7 @@ def records_of(batches: Iterable[Stored]) -> list[Record]:
 
 
 def same(found: Sequence[Any], expected: Sequence[Any], what: str) -> None:
-    """An assertion that says what is wrong, and does not print the payloads."""
+    """Assert that two values are equal. The message says what is wrong, and does not print the payloads."""
     if list(found) == list(expected):
         return
     invented = [each for each in found if each not in expected]
@@ -231,7 +231,7 @@ class Reads:
         return self.random.sample(items, min(most, len(items)))
 
     def every_way(self, topic: Topic, batches: list[Stored]) -> None:
-        """All that a reader may ask for, of a log that is sound and has these batches."""
+        """Do all reads that a reader can do, in a sound log with these batches."""
         records = records_of(batches)
         self.whole(topic, batches, records)
         self.offsets(topic, batches, records)
@@ -303,7 +303,7 @@ def arrow_rows(topic: Topic) -> Iterator[tuple[int, bytes | None, bytes | None]]
 
 
 def received(topic: Topic, most: int) -> list[tuple[Any, ...]]:
-    """What another log has after everything was sent to it, `most` bytes at a time."""
+    """The records of another log after everything was sent to it, `most` bytes at a time."""
     partition = topic.partition(0)
     pipe = os.memfd_create("frames")
     try:
@@ -325,7 +325,7 @@ def received(topic: Topic, most: int) -> list[tuple[Any, ...]]:
 
 
 def on_disk(tree: Tree, path: Path) -> Path:
-    """The same topic where other programs find it."""
+    """The same topic on disk, where other programs can read it."""
     shutil.rmtree(path, ignore_errors=True)
     for name, content in tree.items():
         place = path / os.path.relpath(name, TOPIC)
@@ -404,7 +404,7 @@ def test_damage_beside_forgeries_costs_its_own_batches_and_nothing_is_invented(s
 def read_damaged(story: Story, random: Random) -> int:
     tree, ends = dict(story.tree), {*story.bases, story.end}
     bad = sorted(random.sample(story.batches, min(len(story.batches), random.choice((1, 1, 1, 2, 3)))))
-    # One of them: what lies between two, no pointer may lead to. Nor between one and two at the end of its segment.
+    # Wipe at most one: no pointer may lead to batches between two, or between one and the last two of a segment.
     last_two = any(one.end == other.base and other.end in ends for one, other in pairwise(bad))
     wiped = None if last_two else random.choice([None, *bad])
     for each in bad:
@@ -435,7 +435,7 @@ def read_damaged(story: Story, random: Random) -> int:
 
 
 def hurt(tree: Tree, story: Story, each: Stored, random: Random, *, wipe: bool) -> None:
-    """Change one byte of the batch, of its header as a rule; or wipe its header out."""
+    """Change one byte of the batch, mostly of its header; or zero its header."""
     base = max(base for base in story.bases if base <= each.base)
     at = HEADER_BYTES + each.base - base
     content = bytearray(tree[segment(base)])
@@ -449,7 +449,7 @@ def hurt(tree: Tree, story: Story, each: Stored, random: Random, *, wipe: bool) 
 
 
 def time_beside_damage(topic: Topic, story: Story, bad: list[Stored], time: int) -> None:
-    """The truth, or an error; with leave to skip, the first that is left, or a gap before it."""
+    """A start by time gives the right record or an error; past damage, the first record left or a gap before it."""
     first = next((each.offset for each in story.records if each.timestamp >= time), story.end)
     try:
         found = topic.read(to_datetime(time)).tell()[0]
@@ -464,7 +464,7 @@ def time_beside_damage(topic: Topic, story: Story, bad: list[Stored], time: int)
 
 
 def joined(ranges: Iterable[range]) -> list[range]:
-    """The same offsets, neighbours as one."""
+    """The same offsets, with neighbours joined."""
     found: list[range] = []
     for each in sorted((each for each in ranges if each), key=lambda each: each.start):
         if found and found[-1].stop >= each.start:
@@ -496,7 +496,7 @@ def test_recovery_keeps_what_was_appended_and_takes_no_forgery_for_it(shard: int
 
 
 def crashes(story: Story) -> Iterator[tuple[str, Tree, list[Stored], bool]]:
-    """What a crash may have left: its name, the files, the batches to be kept, and whether it may be refused."""
+    """States that a crash may leave: name, files, the batches to be kept, and whether recovery may refuse the state."""
     tree, random = story.tree, story.random
     bare = {name: content for name, content in tree.items() if name != WATERMARK}
     slotless = tree | {WATERMARK: bytes(len(tree[WATERMARK]))}
@@ -510,18 +510,18 @@ def crashes(story: Story) -> Iterator[tuple[str, Tree, list[Stored], bool]]:
     for each in random.sample(in_last, min(3, len(in_last))):
         torn, how = torn_at(tree[segment(last)], each, last, random)
         if torn == tree[segment(last)][: len(torn)] and len(torn) == HEADER_BYTES + each.end - last:
-            continue  # zeros were lost, and zeros came in their place
+            continue  # zeros were lost, and zeros replaced them
         kept = [other for other in story.batches if other.end <= each.base]
         marks = [mark for end, mark in story.marks if end <= each.base]
         if marks:
             stale = tree | {segment(last): torn, WATERMARK: random.choice(marks)}
             yield f"{how} {each.base}, an old watermark", stale, kept, False
-        # Then whatever is in the file may have been durable, and only what looks like batches up to its end tells.
+        # Anything in the file may have been durable then, and only bytes that look like batches up to its end show it.
         yield f"{how} {each.base}, no watermark", bare | {segment(last): torn}, kept, True
 
 
 def torn_at(content: bytes, each: Stored, base: int, random: Random) -> tuple[bytes, str]:
-    """The segment with this batch as the last, and that one torn."""
+    """The segment with this batch as its last one, torn."""
     at, end = HEADER_BYTES + each.base - base, HEADER_BYTES + each.end - base
     match random.randrange(4):
         case 0:
@@ -538,7 +538,7 @@ def torn_at(content: bytes, each: Stored, base: int, random: Random) -> tuple[by
 
 
 class Recovery:
-    """Reading what a crash has left, opening it, going on, and reading again."""
+    """Read what a crash has left, open it, append, and read again."""
 
     def __init__(self, story: Story, tree: Tree, kept: list[Stored], *, refusable: bool) -> None:
         self.story, self.refused, self.reads = story, 0, 0
@@ -558,7 +558,7 @@ class Recovery:
             same([record.value for record in topic.read()][-2:], [b"more", b"and more"], "what was appended")
 
     def _read_before(self, tree: Tree, kept: list[Stored]) -> None:
-        """Before a writer has come, readers see a part from the beginning, whole batches all."""
+        """Before a writer opens the log, readers see a part of it from the beginning, in whole batches."""
         with opened(tree, self.story.clock, mode="r") as topic:
             found = list(topic.read())
             records = records_of(kept)
@@ -603,7 +603,7 @@ class CountingFiles(CrashFS):
 
 
 def test_payloads_cost_no_more_to_look_through_than_zeros() -> None:
-    """Counted, not timed: the headers looked at and the bytes read."""
+    """Counts the headers and the bytes that are read; measures no time."""
     size = 8 << 20
     zeros, *others = (costs_of(content * (size // len(content))) for content in (b"\0", b"\x89LLB", b"\x89LLB\0\0\0\0"))
     for costs in others:
@@ -614,7 +614,7 @@ def test_payloads_cost_no_more_to_look_through_than_zeros() -> None:
 
 
 def costs_of(value: bytes) -> dict[str, tuple[int, int]]:
-    """What it takes to find one's way in a log of two such values between small ones: (looks, bytes)."""
+    """The cost of lookups in a log with two such values between small ones: (headers read, bytes read)."""
     files = CrashFS()
     with Topic.open(TOPIC, files=files, clock=Clock(), **QUIET) as topic:
         for number, each in enumerate((b"small", value, b"small", value, b"small")):
@@ -624,7 +624,7 @@ def costs_of(value: bytes) -> dict[str, tuple[int, int]]:
     bare = {name: content for name, content in tree.items() if name != WATERMARK}
     torn = tree | {segment(0): tree[segment(0)][:-1]}
     broken = bytearray(tree[segment(0)])
-    broken[HEADER_BYTES + 144 + 20] ^= 1  # the header of the first large one
+    broken[HEADER_BYTES + 144 + 20] ^= 1  # in the header of the first large batch
     damaged = tree | {segment(0): bytes(broken)}
     bare_and_torn = bare | {segment(0): tree[segment(0)][:-1]}
     return {

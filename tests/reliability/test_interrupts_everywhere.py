@@ -1,7 +1,7 @@
-"""G7: Ctrl-C, or any other exception from outside, at every line of every call, and at every point of those that write.
+"""G7: Ctrl-C, or another exception from outside, at every line of every call, and at every opcode of calls that write.
 
-An interrupted call has happened or has not. What was acknowledged is there afterwards, positions are those of the
-records handed out, nothing stays open or locked, and the next call works.
+An interrupted call is either done or not done. Afterwards all acknowledged records are there, positions are those of
+the records handed out, nothing stays open or locked, and the next call works.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from test_writer_interrupts import ACTIONS, POLICIES, interrupt_everywhere
 
 pytestmark = [
     pytest.mark.reliability,
-    # An interrupt in a finalizer is printed and forgotten, by the interpreter as well.
+    # The interpreter prints and forgets an interrupt in a finalizer.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
 @pytest.fixture(autouse=True)
 def quick_collections() -> Iterator[None]:
-    """The collector, which is called for each interrupt, has nothing to do with what was there before."""
+    """Freeze existing objects, so that the collector, which runs after each interrupt, skips them."""
     gc.collect()
     gc.freeze()
     yield
@@ -44,7 +44,7 @@ def quick_collections() -> Iterator[None]:
 
 
 class Cancelled(BaseException):
-    """What a framework throws into a thread that it wants to end."""
+    """An exception that a framework throws into a thread to end it."""
 
 
 # --- writing ---------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ VALUES = [[b"%d:%d" % (partition, number) + b"x" * 700 for number in range(6)] f
 
 
 class World:
-    """A topic of two partitions with some segments each, a reader that has begun, and what the calls need."""
+    """A topic of two partitions with some segments each, a reader that has begun, and all that the calls need."""
 
     def __init__(self, template: Path, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
@@ -86,7 +86,7 @@ class World:
         self.reading = Topic.open(path, mode="r")
         self.reader = self.reading.read()
         self.first = self.reader.poll(max_records=3)
-        self.got: list[Record | Batch] = []  # by the call, after the first
+        self.got: list[Record | Batch] = []  # got by the call, after the first record
         self.told = self.reader.tell()
         self.frames = path.parent / "frames"
         self.other = Topic.open(path.parent / "other", files=UnsyncedFiles(), partitions=2, **QUIET)
@@ -189,7 +189,7 @@ CALLS = [
 
 
 def look_at_the_reader(world: World, where: str) -> None:
-    """It goes on where it was, and knows its way back, and from there in order and to the end."""
+    """The reader continues where it was, can go back, and reads from there in order to the end."""
     got = [*world.first, *world.got, *world.reader]
     world.reader.seek(world.told)
     again = [*world.first, *world.reader]
@@ -233,7 +233,7 @@ def test_interrupt_at_any_line_of_a_call_leaves_everything_in_order(call: Callab
         look_at_the_topic(world.topic, where, dropped=call is retain, more=[b"later"])
         world.close()
         world = None  # type: ignore[assignment]
-        gc.collect()  # what an interrupted frame has left
+        gc.collect()  # objects that an interrupted frame has left
         assert len(open_files()) <= len(before) + 2, where  # those that were being opened or closed
         with Topic.open(path, files=UnsyncedFiles()) as topic:
             assert all(each.recovery is not None and each.recovery.clean for each in topic.partitions), where
@@ -246,7 +246,7 @@ def test_interrupt_at_any_line_of_a_call_leaves_everything_in_order(call: Callab
 
 
 def as_it_is(path: Path) -> None:
-    """Closed in order."""
+    """A topic that was closed in order."""
 
 
 def never_made(path: Path) -> None:
@@ -254,7 +254,7 @@ def never_made(path: Path) -> None:
 
 
 def torn(path: Path) -> None:
-    """Killed while it wrote: half a batch at the end, and a segment half made."""
+    """A topic that was killed while it wrote: half a batch at the end, and a half-made segment."""
     for partition in path.glob("0*"):
         last = max(partition.glob("*.log"))
         with last.open("ab") as segment:
@@ -267,7 +267,7 @@ def without_watermark(path: Path) -> None:
         watermark.unlink()
 
 
-@pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")  # open already, and nobody has it yet
+@pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")  # open, and the caller did not have it yet
 @pytest.mark.parametrize("state", [as_it_is, never_made, torn, without_watermark])
 def test_interrupt_at_any_line_of_opening_leaves_the_lock_free_and_the_log_whole(
     state: Callable[[Path], None], path: Path
@@ -309,23 +309,23 @@ def test_interrupt_at_any_line_of_opening_leaves_the_lock_free_and_the_log_whole
 
 
 class Told(ctypes.Structure):
-    """What the interrupted process has come to."""
+    """How far the interrupted process has come."""
 
     _fields_ = (("interrupts", ctypes.c_uint64), ("appended", ctypes.c_uint64))
 
 
 class Storm:
-    """Works on a topic while a timer interrupts it at any moment. Each record's value is a number of its own."""
+    """Works on a topic while a timer interrupts it at any moment. The value of each record is a different number."""
 
     def __init__(self, path: Path, told: Told, seed: int) -> None:
         self.path = path
         self.told = told
         self.rng = random.Random(seed)
         self.number = 0
-        self.sure: list[int] = []  # those whose append returned
+        self.sure: list[int] = []  # values whose append returned
         self.armed = False
         signal.signal(signal.SIGALRM, self.interrupt)
-        sys.unraisablehook = lambda _: None  # of interrupts in finalizers there are many
+        sys.unraisablehook = lambda _: None  # there are many interrupts in finalizers
 
     def interrupt(self, *_: object) -> None:
         if self.armed:
@@ -346,14 +346,14 @@ class Storm:
         try:
             self.armed = True
             signal.setitimer(signal.ITIMER_REAL, self.rng.uniform(0.000_001, 0.000_5))
-            for _ in range(100):  # and not for ever: an interrupt in a finalizer is printed and forgotten
+            for _ in range(100):  # with a limit, because an interrupt in a finalizer is printed and forgotten
                 self.rng.choice(actions)(topic)
             self.armed = False
         except KeyboardInterrupt:
             self.told.interrupts += 1
 
     def close(self, topic: Topic) -> None:
-        """Interrupted too, and called again until it is done."""
+        """Close the topic; this is interrupted too, and called again until it is done."""
         while True:
             try:
                 self.armed = True
@@ -395,7 +395,7 @@ class Storm:
             pass
 
     def check(self) -> None:
-        """What was appended is there once and in order; of what was being appended, the first records or none."""
+        """All appended records are there, once and in order; of an interrupted append, the first records or none."""
         found = [int(record.value or b"") for record in records_of(self.path)]
         assert found == sorted(set(found))
         assert set(self.sure) <= set(found)

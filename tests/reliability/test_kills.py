@@ -1,8 +1,8 @@
 """G4: writers killed by SIGKILL at any moment, life after life in the same topic.
 
-Each life is a forked child that opens the topic, and so recovers what the life before it left, and works until it is
-killed. How far it has come it says in memory that it shares with the test, before and after each call. What is then in
-the log must be all that was acknowledged or seen by a reader, of the rest the first so many, and nothing else.
+Each life is a forked child. It opens the topic, recovers what the life before it left, and works until it is killed.
+Before and after each call it writes its progress into memory that it shares with the test. The log must then have all
+records that were acknowledged or seen by a reader, perhaps some of the following ones without a gap, and nothing else.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from loglib.testing import UnsyncedFiles
 
 pytestmark = pytest.mark.reliability
 
-SEGMENT_BYTES = 4096  # and batches of no more
+SEGMENT_BYTES = 4096  # and batches are no larger
 KEPT_BYTES = 20_000
-LONGEST_LIFE_S = 0.008  # some times what opening takes; half of the lives are counted from when that is done
+LONGEST_LIFE_S = 0.008  # a few times as long as opening takes; for half of the lives it starts after opening
 
 
 # --- what a life says ------------------------------------------------------------------------------------
 
 
 class Told(ctypes.Structure):
-    """What a life says of one partition; each number is stored at once."""
+    """What a life reports of one partition; storing a number is atomic."""
 
     _fields_ = (
         ("recovered", ctypes.c_uint64),  # how many records it found
-        ("begun", ctypes.c_uint64),  # it has begun to append those below this number,
-        ("acknowledged", ctypes.c_uint64),  # and these are durable
+        ("begun", ctypes.c_uint64),  # it has begun to append records below this number,
+        ("acknowledged", ctypes.c_uint64),  # and records below this one are durable
     )
 
 
@@ -77,7 +77,7 @@ class Work:
         # The last segment may be empty; the one before it is not.
         newest = list(partition.read(partition.segments[-2:][0].base_offset))[-1:]
         told.recovered = told.acknowledged = told.begun = decode(newest[0].value).number + 1 if newest else 0
-        self.pending: list[tuple[int, int]] = []  # number and offset of what is not yet acknowledged
+        self.pending: list[tuple[int, int]] = []  # number and offset of records that are not yet acknowledged
 
     def append(self) -> None:
         place = {} if len(self.topic.partitions) == 1 else {"partition": self.partition.id}
@@ -109,7 +109,7 @@ class Work:
         self.partition.retain()
 
     def values(self, number: int) -> list[bytes]:
-        """The next so many records' values."""
+        """The values of this many next records."""
         start, size_bytes = self.told.begun, self.rng.choice([0, 20, 300])
         return [Value(self.partition.id, each, self.life).encode(size_bytes) for each in range(start, start + number)]
 
@@ -121,7 +121,7 @@ class Work:
         self.pending.clear()
 
     def look(self) -> None:
-        """What readers may see is durable as well."""
+        """Records that readers may see are durable as well."""
         end = self.partition.high_watermark
         while self.pending and self.pending[0][1] < end:
             self.told.acknowledged = self.pending.pop(0)[0] + 1
@@ -146,30 +146,30 @@ def live(path: Path, shared: Shared, life: int, rng: random.Random, files: Files
 
 
 class Ledger:
-    """What one partition must hold, and may."""
+    """What one partition must hold, and what it may hold."""
 
     def __init__(self, partition: int, told: Told) -> None:
         self.partition = partition
         self.told = told
-        self.least = 0  # so many records were acknowledged or seen
-        self.most = 0  # so many were begun
-        self.starts = [(0, 0)]  # with which number each life began
+        self.least = 0  # this many records were acknowledged or seen
+        self.most = 0  # this many were begun
+        self.starts = [(0, 0)]  # (number, life): the number with which each life began
         self.known: dict[int, Record] = {}
 
     def believe(self, life: int) -> None:
-        """Take over what a life has told before it was killed."""
+        """Note what a life reported before it was killed."""
         found = self.told.recovered
         assert self.least <= found <= self.most, f"{self.least} to {self.most} records expected, {found} recovered"
         self.starts.append((found, life))
         self.least, self.most = self.told.acknowledged, self.told.begun
 
     def see(self, records: list[Record]) -> None:
-        """What a reader saw of a living writer stays."""
+        """Note records that a reader saw while the writer lived: they must stay."""
         if records:
             self.least = max(self.least, decode(records[-1].value).number + 1)
 
     def check(self, records: list[Record], log_start: int, end: int) -> None:
-        """The records are those that were appended, in order, and as many as promised."""
+        """The records are those that were appended, in order, and at least as many as promised."""
         numbers = [self.number_of(each) for each in records]
         first = numbers[0] if numbers else self.least
         assert numbers == list(range(first, first + len(numbers)))
@@ -188,7 +188,7 @@ class Ledger:
 
 
 class Lives:
-    """One topic, its writers one after the other, and what they have promised."""
+    """One topic, its writers one after another, and what they have promised."""
 
     def __init__(self, path: Path, seed: int, *, partitions: int, files: Files, **policies: Any) -> None:
         self.path = path
@@ -203,7 +203,7 @@ class Lives:
         Topic.open(path, partitions=partitions, segment_bytes=SEGMENT_BYTES, **policies).close()
 
     def go_on(self) -> None:
-        """One more life, and a look at what it leaves."""
+        """Run one more life, and check what it leaves."""
         self.life += 1
         self.shared.opened = 0
         rng = random.Random(self.rng.random())
@@ -226,7 +226,7 @@ class Lives:
         self.check()
 
     def watch(self) -> list[list[Record]]:
-        """What a reader sees while the writer lives."""
+        """Read while the writer lives."""
         with Topic.open(self.path, mode="r") as topic:
             try:
                 return [list(partition.read()) for partition in topic.partitions]
@@ -239,7 +239,7 @@ class Lives:
                 ledger.check(list(partition.read()), partition.log_start_offset, partition.high_watermark)
 
     def end(self) -> None:
-        """The last one opens it in the test itself; every byte is right."""
+        """The last life opens the topic in the test itself; every byte must be right."""
         with Topic.open(self.path, files=self.files) as topic:
             for partition in topic.partitions:
                 partition.check()
@@ -277,7 +277,7 @@ def test_killed_writers_lose_nothing_acknowledged_and_leave_no_phantoms(shard: i
 
 
 class OneBehind(UnsyncedFiles):
-    """Hands each batch to the system only when the next one comes, as a buffer of its own would."""
+    """Hands each batch to the system only when the next one comes, as a buffer in the process would."""
 
     def __init__(self) -> None:
         self.held: tuple[Any, ...] | None = None
@@ -315,7 +315,7 @@ def test_kills_find_out_a_writer_that_promises_too_much(
 
 
 def hold_through_a_fork_that_python_does_not_see(path: Path, said: int) -> None:
-    """A child that was forked by other means than Python's keeps all files, and so the lock."""
+    """Fork a child without Python's `fork`: it keeps all files, and so the lock."""
     topic = Topic.open(path)
     topic.append(b"before", sync=True)
     fork = ctypes.CDLL(None).fork
@@ -338,7 +338,7 @@ def test_lock_that_a_child_of_a_killed_writer_keeps_is_said_to_be_so_and_never_s
                 Topic.open(path)
             assert len(records_of(path)) == number + 1, "reading needs no lock"
         finally:
-            ended = os.pidfd_open(child)  # it is no child of this process, which cannot wait for it otherwise
+            ended = os.pidfd_open(child)  # this process is not its parent, and so cannot use waitpid
             os.kill(child, signal.SIGKILL)
             select.select([ended], [], [], 30)
             os.close(ended)

@@ -1,8 +1,8 @@
 """G15: clocks that lie for up to an hour at a time, in one process or across several and across restarts.
 
-Worlds of random events know the true time beside: no pass of retention may drop what the right clock would keep, no
-age may be above the true one, and with a right clock everything goes that is due. Then real processes, one after
-the other on one topic, each with wall clocks set wrong and right while it runs; some of them are killed.
+Worlds of random events also know the true time. No pass of retention may drop a segment that a right clock would keep,
+no age may be above the true one, and with a right clock every segment that is due goes. Then real processes run, one
+after another on one topic. The wall clock of each is set wrong and right while it runs; some of them are killed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_no_lie_costs_data_and_what_is_due_goes(shard: int) -> None:
 
 
 def without_jumps(boot: timeline._Boot, stamp: Stamp) -> bool:
-    """As `_Boot.add`, but that a jump of the wall clock is not seen."""
+    """As `_Boot.add`, but a jump of the wall clock is not noticed."""
     if boot.proof is None and stamp.boottime_us - boot.anchor.boottime_us > timeline.BELIEVED_AFTER_US:
         boot.proof = (boot.anchor, stamp)
         return True
@@ -57,7 +57,7 @@ def without_jumps(boot: timeline._Boot, stamp: Stamp) -> bool:
 def test_worlds_find_a_rule_that_is_too_trusting(
     name: str, mistake: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proof can fail: with a weaker rule it does."""
+    """The proof can fail: with a weaker rule it fails."""
     monkeypatch.setattr(f"loglib.timeline.{name}", mistake)
     for number in range(1000):
         try:
@@ -102,7 +102,7 @@ PROCESS = """
 
 
 def test_real_processes_with_wrong_clocks_drop_nothing(tmp_path: Path) -> None:
-    """Their segments are seconds old, and the limit is an hour: no wall clock may talk retention into dropping one."""
+    """Their segments are seconds old, and the limit is an hour: no wall clock may make retention drop one."""
     path = tmp_path / "topic"
     policy = Retention(age=timedelta(hours=1))
     Topic.open(path, retention=policy, flush=FlushPolicy(interval=None), segment_age=None).close()
@@ -126,7 +126,7 @@ def test_real_processes_with_wrong_clocks_drop_nothing(tmp_path: Path) -> None:
     with Topic.open(path, mode="r") as topic:
         times = [record.timestamp for record in topic.read()]
         assert len(times) >= rolled
-    with Topic.open(path) as topic:  # and with the right clock event times are right again at once
+    with Topic.open(path) as topic:  # with the right clock, event times are right again at once
         before = time.time_ns() // 1000
         offset = topic.append(b"right", sync=True).offset
         (record,) = topic.read(offset)

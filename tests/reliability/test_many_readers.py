@@ -1,7 +1,7 @@
-"""G8: two thousand readers at once, of one writer at full speed and of retention at its heels.
+"""G8: two thousand readers at once, while one writer appends at full speed and retention drops its segments.
 
-Every value says what it is (see described.py), so a record that is wrong, twice, out of order or missing is seen by
-whoever reads it. A reader may be told that retention was faster; it begins anew, and nothing else may go wrong.
+Every value describes itself (see described.py), so a reader notices a record that is wrong, repeated, out of order or
+missing. A reader may be told that retention was faster; then it starts again. Nothing else may go wrong.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.reliability
 
 PARTITIONS = 2
 SEGMENT_BYTES = 16 << 10
-KEPT_BYTES = 256 << 10  # so little that readers are overtaken all the time
+KEPT_BYTES = 256 << 10  # so few that retention overtakes readers all the time
 AT_ONCE = 300  # records that a reader takes before it does something else
 READERS = 2000
 
 
 class Shared(ctypes.Structure):
-    """What the processes tell each other; the counts by process."""
+    """What the processes tell each other; counts by process."""
 
     _fields_ = (
         ("present", ctypes.c_uint64 * READERS),  # readers that are open
@@ -53,7 +53,7 @@ class Shared(ctypes.Structure):
 
 
 class Looker:
-    """One reader: reads in every way there is and believes nothing."""
+    """One reader: it reads in every way, and checks everything."""
 
     def __init__(self, topic: Topic, rng: random.Random) -> None:
         self.topic = topic
@@ -63,7 +63,7 @@ class Looker:
         self.last = [Record(number, 0, 0, None, None, (), 0) for number in range(PARTITIONS)]  # seen of each partition
 
     def open(self) -> Reader:
-        """A reader at the beginning, which may move while it is looked for."""
+        """Open a reader at the beginning, which may move during the search for it."""
         while True:
             try:
                 return self.topic.follow("begin")
@@ -71,7 +71,7 @@ class Looker:
                 self.overtaken += 1
 
     def look(self) -> None:
-        """One way of reading, chosen at random."""
+        """Read in one way, chosen at random."""
         way = self.rng.choice([self.read, self.follow, self.poll, self.batches, self.seek, self.by_time])
         try:
             way()
@@ -94,7 +94,7 @@ class Looker:
         self.check(record for batch in self.topic.batches() for record in batch.records())
 
     def seek(self) -> None:
-        """To a record seen before, which must be there still, or to an end."""
+        """Seek to a record seen before, which must still be there, or to an end."""
         seen = self.rng.choice(self.last)
         if seen.value is None:
             return self.read()
@@ -112,7 +112,7 @@ class Looker:
             self.check(records, since=now)
 
     def check(self, records: Iterable[Record], *, since: int = 0) -> None:
-        """Take some records: each is whole, each partition's follow one another, and all of them are flushed."""
+        """Take some records. Each is whole, those of a partition follow each other, and all of them are flushed."""
         expected: dict[int, Value] = {}
         for record, _ in zip(records, range(AT_ONCE), strict=False):
             found = decode(record.value)
@@ -127,7 +127,7 @@ class Looker:
 
 
 class Looking:
-    """Some readers in one process, in a thread each."""
+    """Some readers in one process, each in its own thread."""
 
     def __init__(self, path: Path, told: Shared, process: int, threads: int) -> None:
         self.path = path
@@ -138,7 +138,7 @@ class Looking:
         self.failures: list[BaseException] = []
 
     def run(self) -> None:
-        """Read until it is over. Every other thread shares a topic with others."""
+        """Read until the end. Half of the threads share a topic."""
         os.nice(5)  # the writer goes first
         first = self.process * self.threads
         with Topic.open(self.path, mode="r") as shared_topic:
@@ -174,10 +174,10 @@ class Looking:
 
 
 def write(path: Path, told: Shared) -> None:
-    """Append to all partitions, as fast as it goes."""
+    """Append to all partitions, as fast as possible."""
     rng = random.Random(0)
     numbers = [0] * PARTITIONS
-    with Topic.open(path, files=UnsyncedFiles()) as topic:  # the disk must not keep it waiting
+    with Topic.open(path, files=UnsyncedFiles()) as topic:  # the writer must not wait for the disk
         while not told.over:
             partition = rng.randrange(PARTITIONS)
             start, size_bytes = numbers[partition], rng.choice([0, 30, 300])
@@ -193,7 +193,7 @@ def write(path: Path, told: Shared) -> None:
 
 
 def read_while_writing(path: Path, *, processes: int, seconds: float) -> None:
-    """All readers are there before the first begins, and while the writer writes for so many seconds."""
+    """Start all readers before the first one begins to read; the writer writes for this many seconds."""
     told = shared(Shared)
     Topic.open(
         path, partitions=PARTITIONS, segment_bytes=SEGMENT_BYTES, segment_age=None, flush=MANUAL,
@@ -225,7 +225,7 @@ LARGE_BYTES = 8 << 20
 
 
 def write_large(path: Path, told: Shared) -> None:
-    """Batches of a few records that are together as large as can be written in one call."""
+    """Append 8 MiB in each call, as a few large records."""
     with Topic.open(path, files=UnsyncedFiles()) as topic:
         number = 0
         while not told.over:
@@ -237,7 +237,7 @@ def write_large(path: Path, told: Shared) -> None:
 
 
 def read_large(path: Path, told: Shared, process: int) -> None:
-    """Poll without a pause: it must not find a part of a batch."""
+    """Poll without a pause, and never find a part of a batch."""
     with Topic.open(path, mode="r") as topic:
         reader = topic.follow("begin")
         number = 0

@@ -1,6 +1,6 @@
-"""G10: the model of tests/test_model.py for long: thousands of sequences of calls, crashes, retention and clock jumps.
+"""G10: a long run of the model in tests/test_model.py: thousands of sequences of calls, crashes and clock jumps.
 
-Each shard draws from a seed of its own, so that a failure comes again, and comes with how to repeat it by hand.
+Each shard has its own seed, so a failure comes again. The failure says how to repeat it by hand.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.reliability
 
 SHARDS = 32
 SEQUENCES = 2000
-COUNTED = 0.93  # of the sequences; the others are begun, and given up by hypothesis
-STEPS = 62  # at most; 50 on average, since hypothesis ends some earlier
+COUNTED = 0.93  # part of the sequences; Hypothesis begins the others and gives them up
+STEPS = 62  # at most; 50 on average, because Hypothesis ends some earlier
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

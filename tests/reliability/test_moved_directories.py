@@ -1,12 +1,12 @@
 """G15: directories are moved, removed, made anew and restored under living writers and followers.
 
-Each round is a chain of generations. The writer of a generation appends to what is at the path, in a
-process of its own, until it says that its files are gone; meanwhile somebody has moved them away,
-removed them, or put others in their place, and the next generation's writer is at work. Then:
+Each round is a chain of generations. The writer of a generation has its own process. It appends to the
+topic at the path until it reports that its files are gone. In the meantime its files were moved away, removed
+or replaced, and the writer of the next generation works at the path. These are failures:
 
-    lost      an acknowledged record that is not in the log at the path, or in the files that were moved
-    wrong     a writer that does not say so within the bound, a follower that waits for ever, or that is
-              handed records out of order or of two histories
+    lost      an acknowledged record that is not in the log at the path, and not in the files that were moved
+    wrong     a writer that does not report the change within the bound; a follower that waits for ever, or gets
+              records out of order or of two histories
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from loglib.testing import UnsyncedFiles
 pytestmark = pytest.mark.reliability
 
 GENERATIONS = 4
-BOUND_S = 30.0  # far above the second or two that it takes, for a machine that is busy
+BOUND_S = 30.0  # far above the second or two that it takes, because the machine may be busy
 EVENTS = ("moved", "removed", "partition removed", "restored by rename", "restored in place", "copied back")
 
 
@@ -42,14 +42,14 @@ class Told(ctypes.Structure):
 
     _fields_ = (
         ("acknowledged", ctypes.c_uint64 * (GENERATIONS + 1)),  # records of each generation
-        ("appending", ctypes.c_uint64 * (GENERATIONS + 1)),  # of them, and those that may be in all the same
+        ("appending", ctypes.c_uint64 * (GENERATIONS + 1)),  # the same, plus records that may be in the log
         ("open", ctypes.c_uint64 * (GENERATIONS + 1)),  # whether the writer is at work
-        ("found", ctypes.c_uint64 * (GENERATIONS + 1)),  # records of the generation before, when this one began, and 1
+        ("found", ctypes.c_uint64 * (GENERATIONS + 1)),  # records of the generation before when this one began, plus 1
         ("said", ctypes.c_uint64 * (GENERATIONS + 1)),  # 1: the writer's files are gone; 2: they are elsewhere
-        ("pause", ctypes.c_uint64),  # 1: the writer is to wait between two calls; 2: it does
-        ("overwritten", ctypes.c_uint64),  # whether files were changed that somebody may have open
-        ("changes", ctypes.c_uint64),  # of the directory, begun and ended
-        ("followed", ctypes.c_uint64),  # the newest generation that the follower has seen a record of, and 1
+        ("pause", ctypes.c_uint64),  # 1: the writer is asked to wait between two calls; 2: it waits
+        ("overwritten", ctypes.c_uint64),  # whether files that somebody may have open were changed
+        ("changes", ctypes.c_uint64),  # changes of the directory: how many were begun or ended
+        ("followed", ctypes.c_uint64),  # the newest generation of which the follower has seen a record, plus 1
         ("follower_errors", ctypes.c_uint64),
         ("records_followed", ctypes.c_uint64),
         ("over", ctypes.c_uint64),
@@ -67,7 +67,7 @@ def parse(value: bytes | None) -> tuple[int, int]:
 
 
 class Round:
-    """One chain of generations, in a directory of its own."""
+    """One chain of generations, in its own directory."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.path = directory / "topic"
@@ -75,13 +75,13 @@ class Round:
         self.rng = Random(f"moved directories {seed}")
         self.events: list[str] = []
         self.aside = 0
-        # The first topic drops old segments, and so would a writer that took the next one's files for its own.
+        # The first topic drops old segments. So a writer that takes the next topic's files for its own would drop them.
         self.policies: dict[str, Any] = QUIET | {"segment_bytes": 4096}
 
     # --- the processes -------------------------------------------------------------------------------
 
     def write(self, generation: int, seed: int) -> None:
-        """Append until the files are gone, and say so."""
+        """Append until the files are gone, and report this."""
         told, rng = self.told, Random(seed)
         retention = Retention(age=None, bytes=8000 if generation == 0 else None)
         policies = {} if (self.path / "topic.json").exists() else self.policies | {"retention": retention}
@@ -116,7 +116,7 @@ class Round:
             told.said[generation] = 2 if error.kept else 1
 
     def follow(self) -> None:
-        """Follow what is at the path, from its beginning or from where reading was, and check the order."""
+        """Follow the topic at the path, from its beginning or from the last position, and check the order."""
         told = self.told
         while not told.over:
             changes, begun = told.changes, False
@@ -134,8 +134,8 @@ class Round:
                 assert not begun
                 time.sleep(0.01)
             except CorruptLogError:
-                # In the midst of a change the description may be one topic's and the partition another's, or some
-                # files be removed and others not yet; and what is copied into open files is damage to who reads them.
+                # During a change, the description may be of one topic and the partition of another, or only some files
+                # may be removed. And a copy into open files is damage for everyone who reads them.
                 if not told.overwritten and changes == told.changes and not changes % 2:
                     raise
                 told.follower_errors += begun
@@ -153,7 +153,7 @@ class Round:
     # --- what is done to them ----------------------------------------------------------------------
 
     def change(self, event: str, writer: int) -> Path | None:
-        """Do it; returns where the files are that the writer had, if they are anywhere."""
+        """Change the directory. Returns where the writer's files are now, if they still exist."""
         path, moved, copy = self.path, self.new_name(), self.new_name()
         match event:
             case "moved":
@@ -162,7 +162,7 @@ class Round:
             case "removed":
                 remove(path)
             case "partition removed":
-                path.rename(moved)  # or the next writer would find a topic without its partition
+                path.rename(moved)  # otherwise the next writer would find a topic without its partition
                 remove(moved / "0000")
             case "restored by rename":
                 self.copy(copy, writer)
@@ -174,10 +174,10 @@ class Round:
                 self.copy(copy, writer)
                 (path / "0000").rename(moved)
                 (copy / "0000").rename(path / "0000")
-            case _:  # copied back, into the files that are open: between two calls of their writer, since what is
-                # written over in the microseconds between a write and the look before it only readers meet
+            case _:  # copied back into the open files, between two calls of their writer: only readers notice files
+                # that are overwritten in the microseconds between the writer's check and its write
                 self.copy(copy, writer)
-                for _ in range(2):  # or nothing would be changed: the first may have been written before the copy
+                for _ in range(2):  # otherwise nothing might change: the first may have been written before the copy
                     before = sum(self.told.acknowledged)
                     self.wait_until(lambda: sum(self.told.acknowledged) > before)  # noqa: B023
                 self.told.overwritten = 1
@@ -185,7 +185,7 @@ class Round:
                 self.wait_until(lambda: self.told.pause == 2)
                 self.copy_back(copy)
                 self.told.pause = 0
-                # What it was about to publish may speak of what it has lost: so once more when it has ended.
+                # The writer may yet publish a mark for records that it has lost: so once more when it has ended.
                 self.wait_until(lambda: self.ended(writer))
                 self.copy_back(copy)
         return None
@@ -202,13 +202,13 @@ class Round:
         return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def copy(self, target: Path, writer: int) -> None:
-        """A copy of the topic as it is at one instant."""
+        """Copy the topic as it is at one instant."""
         self.stop(writer)
         shutil.copytree(self.path, target)
         os.kill(writer, signal.SIGCONT)
 
     def stop(self, writer: int) -> None:
-        """Stop it, and wait until it stands still."""
+        """Stop the process, and wait until it stands still."""
         os.kill(writer, signal.SIGSTOP)
         os.waitid(os.P_PID, writer, os.WSTOPPED)
 
@@ -248,7 +248,7 @@ class Round:
         count("G15", rounds=1, **figures, **followed, lost=0, wrong=0)
 
     def check_kept(self, generation: int, files: Path | None) -> int:
-        """Every record that the writer acknowledged is in the files that were moved, if they were; returns how many."""
+        """Check that moved files have every record that the writer acknowledged. Returns how many there are."""
         acknowledged, appending = self.told.acknowledged[generation], self.told.appending[generation]
         if files is not None:
             assert self.told.said[generation] == 2
@@ -272,7 +272,7 @@ class Round:
 
 
 def remove(path: Path) -> None:
-    """rm -rf, again where a writer makes files meanwhile."""
+    """rm -rf, repeated if a writer makes files in the meantime."""
     while path.exists():
         with suppress(OSError):
             shutil.rmtree(path)

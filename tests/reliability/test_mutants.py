@@ -1,4 +1,4 @@
-"""G2: each of the mutants is killed, and the library as it is passes what kills them."""
+"""G2: each mutant is killed, and the library without a mutant passes the same tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HUNT = Path(__file__).with_name("hunt.py")
 
 
 def hunt(package: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    """Judge the package in a process of its own, by these tests sooner than by others."""
+    """Judge the package in a separate process; these tests run before others."""
     environment = os.environ | {
         "PYTHONPATH": str(package), "CI": "true", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"
     }  # fmt: skip

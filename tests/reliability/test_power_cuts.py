@@ -1,11 +1,11 @@
-"""G5: the power is cut on real file systems, again and again, and nothing that was acknowledged is ever lost.
+"""G5: the power is cut on real file systems, again and again, and no acknowledged record is ever lost.
 
-A writer works in a process of its own, on ext4 or XFS on a loop device. At some moment the file system is shut down as
-a power cut does it, the writer is killed, the file system mounted again. Only what was acknowledged *before* the cut
-counts. The next writer goes on in what the cuts have left, often before anybody has looked at it: its recovery is cut
-short as well.
+A writer works in its own process, on ext4 or XFS on a loop device. At some moment the file system is shut down as in a
+power cut, the writer is killed, and the file system is mounted again. Only records acknowledged *before* the cut count.
+The next writer continues with what the cuts have left, often before a test has read it, so cuts also come during its
+recovery.
 
-Some tests are of the tests: a writer that does not sync is found out.
+Some tests test the tests: they must find a writer that does not sync.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from loglib.system.files import REAL, Files
 
 pytestmark = pytest.mark.reliability
 
-CUTS = 112  # of each kind of work on each file system
-PATIENCE = 60.0  # seconds for some steps of a writer, on a machine that has other work
+CUTS = 112  # for each kind of work on each file system
+PATIENCE = 60.0  # seconds for some steps of a writer; the machine may be busy
 
 
 class Scribe:
-    """The writer: does one step after another to a topic and keeps the ledger."""
+    """The writer: does one step after another on a topic and keeps the ledger."""
 
     def __init__(self, path: Path, life: int, seed: str, ledger: Ledger, files: Files, config: dict[str, Any]) -> None:
         self.path, self.life, self.seed, self.ledger, self.files, self.config = path, life, seed, ledger, files, config
@@ -56,7 +56,7 @@ class Scribe:
         return Topic.open(self.path, files=self.files, **QUIET | self.config)
 
     def new_values(self, partition: int, number: int) -> list[bytes]:
-        """The next records of the partition. From here on some of them may be found."""
+        """The next records of the partition. From now on some of them may be found."""
         begin = self.ledger.begun[partition]
         self.ledger.begun[partition] = begin + number
         return [value_of(self.seed, partition, serial, self.life) for serial in range(begin, begin + number)]
@@ -79,7 +79,7 @@ class Scribe:
         self.topic.append_many(self.new_values(partition, self.chance.randint(1, 30)), partition=partition)
 
     def append_batch(self) -> None:
-        """As a producer that numbers its batches and sends each twice."""
+        """Append as a producer that numbers its batches and sends each one twice."""
         partition = self.some_partition()
         values = self.new_values(partition, self.chance.randint(1, 10))
         for _ in range(2):
@@ -97,7 +97,7 @@ class Scribe:
             self.acknowledge(partition.id)
 
     def write_out(self) -> None:
-        """A flush that promises nothing, to a topic with durability "os"."""
+        """Flush a topic with durability "os", which promises nothing."""
         self.topic.flush()
 
     def roll(self) -> None:
@@ -106,7 +106,7 @@ class Scribe:
         self.acknowledge(partition)
 
     def drop(self) -> None:
-        """Retention, down to three segments."""
+        """Retain only three segments."""
         partition = self.topic.partition(self.some_partition())
         sealed = [segment for segment in partition.segments if segment.sealed]
         if len(sealed) < 4:
@@ -125,7 +125,7 @@ class Scribe:
 
 
 class Maker:
-    """A writer that makes topics, with one record in each: they are numbered as records of one partition."""
+    """A writer that makes topics with one record in each, numbered like the records of one partition."""
 
     def __init__(self, path: Path, life: int, seed: str, ledger: Ledger, files: Files, config: dict[str, Any]) -> None:
         self.path, self.life, self.seed, self.ledger, self.files, self.config = path, life, seed, ledger, files, config
@@ -143,7 +143,7 @@ class Maker:
 
 
 def records_of_topics(path: Path) -> list[bytes | None]:
-    """The record of each topic in the directory, up to the first that is missing or empty, each recovered."""
+    """Recover each topic in the directory; returns their records up to the first topic that is missing or empty."""
     found: list[bytes | None] = []
     while (topic_path := path / f"{len(found):06d}").exists():
         with Topic.open(topic_path) as topic:
@@ -156,12 +156,12 @@ def records_of_topics(path: Path) -> list[bytes | None]:
 
 @dataclass(frozen=True)
 class Work:
-    """A topic's policies, and the steps that its writer chooses from."""
+    """A topic's policies, and the steps from which its writer chooses."""
 
     steps: tuple[Callable[[Any], None], ...]
     config: dict[str, Any] = field(default_factory=dict)
     writer: type[Scribe] | type[Maker] = Scribe
-    # A log that has grown to so many bytes is left for a new one: looking at it takes longer with each cut.
+    # A log that has grown to this many bytes is replaced by a new one: reading it takes longer after each cut.
     largest: int = 1 << 20
     longest_life: int = 25  # in steps
 
@@ -187,7 +187,7 @@ WORK = {
 
 
 class PowerCuts:
-    """Writers, one after the other, each of which ends in a power cut."""
+    """Writers, one after another, each of which ends in a power cut."""
 
     def __init__(self, disk: Disk, work: Work, *, seed: str, files: Files = REAL) -> None:
         self.disk, self.work, self.seed, self.files = disk, work, seed, files
@@ -195,7 +195,7 @@ class PowerCuts:
         self.ledger = Ledger()
         self.cuts = 0
         self.acknowledged = 0
-        self.mended = 0  # partitions that were found with something to recover
+        self.mended = 0  # partitions in which recovery had something to do
         self.topics = 0
         self.begin_topic()
 
@@ -208,7 +208,7 @@ class PowerCuts:
         ]
 
     def run(self, cuts: int) -> None:
-        """Let writers live and die; `Broken` if one of them was lied to."""
+        """Let writers live and die; `Broken` if a promise to one of them was broken."""
         for _ in range(cuts):
             try:
                 self.one_life()
@@ -228,7 +228,7 @@ class PowerCuts:
         try:
             self.wait_a_while(child)
             self.ledger.state[2] = 1
-            acknowledged = list(self.ledger.acknowledged)  # before the cut: what comes later may come from the dead
+            acknowledged = list(self.ledger.acknowledged)  # before the cut: later acknowledgements may be false
             dropped = list(self.ledger.dropped)
             self.disk.cut_power(self.chance.choice((DROP_JOURNAL, DROP_JOURNAL, FLUSH_JOURNAL)))
         finally:
@@ -246,7 +246,7 @@ class PowerCuts:
             partition.note(self.cuts, begun, acknowledged[number], dropping, dropped[number])
 
     def wait_a_while(self, child: int) -> None:
-        """Until the writer has made some steps; or a moment, in which it opens and recovers."""
+        """Wait until the writer has done some steps, or for a moment in which it opens and recovers."""
         if self.chance.random() < 0.3:
             time.sleep(self.chance.uniform(0, 0.012))
             return
@@ -260,7 +260,7 @@ class PowerCuts:
         time.sleep(self.chance.uniform(0, 0.002))
 
     def be_the_writer(self, to_errors: int) -> None:
-        """Live until the end. What goes wrong before the cut, or is no documented error after it, is complained of."""
+        """Live until the end. Complain of an error before the cut, and of an undocumented error after it."""
         try:
             if self.chance.random() < 0.5:
                 threading.Thread(target=_write_back, args=(self.disk.point,), daemon=True).start()
@@ -272,10 +272,10 @@ class PowerCuts:
         except BaseException as error:
             if not self.ledger.state[2] or not isinstance(error, LogError | OSError):
                 os.write(to_errors, traceback.format_exc().encode())
-        os._exit(0)  # closing nothing: the machine is dead
+        os._exit(0)  # close nothing: the machine is dead
 
     def look(self) -> None:
-        """What is there now, as a reader finds it and after recovery; then judge it."""
+        """Read what is there now, before and after recovery, and judge it."""
         try:
             seen, found = self.topics_made() if self.work.writer is Maker else self.topic_written()
         except LogError as error:
@@ -290,12 +290,12 @@ class PowerCuts:
             self.begin_topic()
 
     def topic_written(self) -> tuple[list[list[bytes | None]], list[list[bytes | None]]]:
-        """What a reader finds in each partition, and what there is after recovery."""
+        """The records that a reader finds in each partition, and those after recovery."""
         nothing: list[list[bytes | None]] = [[] for _ in self.partitions]
         if not (self.path / "topic.json").exists():
             return nothing, nothing
         seen = nothing
-        if self.work.config.get("durability") != "os":  # that shows readers what a power cut may take
+        if self.work.config.get("durability") != "os":  # with "os", readers see records that a power cut may take
             with Topic.open(self.path, mode="r") as topic:
                 seen = [values_of(partition) for partition in topic.partitions]
         with Topic.open(self.path) as topic:
@@ -314,7 +314,7 @@ class PowerCuts:
 
 
 def _write_back(point: Path) -> None:
-    """Have the kernel write in between, as it does by itself after seconds: then a cut leaves parts of what was new."""
+    """Let the kernel write in between, as it does by itself after seconds: then a cut leaves parts of the new data."""
     libc = ctypes.CDLL(None)
     with suppress(OSError):  # the power may be gone already
         directory = os.open(point, os.O_RDONLY)
@@ -357,20 +357,20 @@ def test_reader_on_a_disk_that_is_gone_says_so(tmp_path: Path, kind: str) -> Non
             next(reading)
             tested.cut_power()
             for look in (lambda: list(reading), lambda: list(topic.read()), lambda: next(iter(topic.follow("begin")))):
-                with pytest.raises(StorageIOError, match="Input/output error"):  # and no end of the log
+                with pytest.raises(StorageIOError, match="Input/output error"):  # and not the end of the log
                     look()
     count("G6", refusals=3)
 
 
 class NeverSynced(Files):
-    """The mistake to be found out: a writer that acknowledges what the system has, and the disk may not."""
+    """A mistake that the tests must find: the writer acknowledges data that the disk may not have."""
 
     def datasync(self, fd: int) -> None:
         pass
 
 
 class OftenSynced(Files):
-    """The same mistake, made once in a while."""
+    """The same mistake, made only sometimes."""
 
     def __init__(self) -> None:
         self.chance = random.Random(0)

@@ -1,8 +1,8 @@
-"""G3: files and batches that are whole and in the wrong place: removed, cut, copied, swapped and spliced.
+"""G3: whole files and batches in the wrong place: removed, cut, copied, swapped and spliced.
 
-Whatever was done, reading past it returns exactly the records that no gap names, each as it was
-written; reading without leave to skip ends with an error, or returns all that was written; `verify`
-tells of it; and a writer refuses, or opens without having changed a byte below the end.
+After any such change, reading past damage returns exactly the records that no gap names, each as it was
+written. Reading without `on_gap="skip"` ends with an error, or returns all records. `verify` reports the
+change. A writer refuses to open, or opens without changing a byte below the end.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ END = BATCHES * BATCH
 
 
 class Case(NamedTuple):
-    """What was done to the files."""
+    """A change of the files."""
 
     name: str
     tree: Tree
-    # Several batches of another history that agree with each other: told at their end, when the first are handed out.
+    # Several batches of another history that agree with each other: noticed at their end, after the first was returned.
     told_late: bool = False
-    # Nothing flushed stands behind it that could tell.
+    # No flushed batch stands behind it that could show the change.
     hidden: bool = False
 
 
 class Histories(NamedTuple):
-    """The log; another log; and the same log as it would be if a crash had come in its midst."""
+    """The log, another log, and the same log as if a crash had come in its middle."""
 
     log: Tree
     other: Tree
@@ -68,7 +68,7 @@ def histories() -> Histories:
     early = without_locks(files.tree())
     write(files, range(FORKED, BATCHES), b"a.")
     forked = CrashFS(Image.of(early))
-    write(forked, range(0), b"")  # opened once more, so that the writers' epochs differ, too
+    write(forked, range(0), b"")  # opened once more, so that the epochs of the writers differ too
     write(forked, range(FORKED, BATCHES), b"c.")
     other = CrashFS()
     write(other, range(BATCHES), b"b.")
@@ -125,14 +125,14 @@ def files_tampered_with() -> Iterator[Case]:
     yield Case("partitions swapped", {name: content for name, content in log.items() if "json" in name} | swapped)
     yield Case("description of another log", log | {f"{TOPIC}/topic.json": other[f"{TOPIC}/topic.json"]})
     yield Case("a partition more than described", log | {segment(2, 0): log[segment(1, 0)]})
-    for partition in (0, 1):  # as from a backup that was taken before
+    for partition in (0, 1):  # as from an earlier backup
         for name in log:
             if f"/{partition:04d}/" in name and earlier.get(name, log[name]) != log[name]:
                 yield Case(f"{name} as it was before", log | {name: earlier[name]}, hidden="watermark" in name)
 
 
 def batches_spliced() -> Iterator[Case]:
-    """Each batch replaced by each other of the same size: of another place, partition, log or history."""
+    """Each batch is replaced by each other one of the same size: of another place, partition, log or history."""
     log, other, forked, _, _ = histories()
     places = [(partition, number) for partition in (0, 1) for number in range(BATCHES)]
     for place in places:
@@ -203,7 +203,7 @@ def check_reading(case: Case, topic: Topic) -> None:
             reader = partition.read(on_gap="skip")
             end = partition.high_watermark
         except CorruptLogError:
-            continue  # neither a watermark nor a segment to say how far the log goes
+            continue  # no watermark and no segment says how far the log goes
         found = list(reader)
         gone = [gap.offsets for gap in reader.gaps]
         expected = [
@@ -227,7 +227,7 @@ def check_writing(case: Case, files: CrashFS) -> None:
     try:
         Topic.open(TOPIC, files=files, clock=Clock()).close()
     except CorruptLogError as error:
-        # A partition that is whole may have been opened before, and closed again: that moves its watermark on.
+        # A whole partition may have been opened before, and closed again: this changes its watermark.
         opened = [name for name in case.tree if name.endswith("/watermark") and not error.path.startswith(name[:-10])]
         changed = differences(case.tree, without_locks(files.tree())) - set(opened)
     else:

@@ -1,4 +1,4 @@
-"""G12: of writers that come at once exactly one gets the partition, and the others learn that another has it."""
+"""G12: of writers that open a partition at once exactly one gets it, and the others are told that another has it."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ MOST = 100  # racers at once
 
 
 class Shared(ctypes.Structure):
-    """What the racers tell each other, a place for each where two could write at once."""
+    """What the racers tell each other; each racer has its own place where two could write at once."""
 
     _fields_ = (
-        ("round", ctypes.c_uint64),  # the racers wait for this one to begin
-        ("done", ctypes.c_uint64 * MOST),  # the rounds that each has done
+        ("round", ctypes.c_uint64),  # the racers wait for this round to begin
+        ("done", ctypes.c_uint64 * MOST),  # the rounds that each racer has done
         ("won", ctypes.c_uint64 * MOST),
         ("refused", ctypes.c_uint64 * MOST),
-        ("holder", ctypes.c_uint64),  # pid of the one that has the topic
+        ("holder", ctypes.c_uint64),  # pid of the racer that has the topic
         ("over", ctypes.c_uint64),
     )
 
 
 class Racer:
-    """Opens the topic once in every round; who gets it keeps it until all others have been refused."""
+    """Opens the topic once in every round. The winner keeps it until all others have been refused."""
 
     def __init__(self, path: Path, told: Shared, number: int, racers: int) -> None:
         self.path = path
         self.told = told
         self.number = number
         self.racers = racers
-        self.pause = 0 if racers < 10 else racers / 20_000  # many that only look would leave no time to those that act
+        self.pause = 0 if racers < 10 else racers / 20_000  # or many that wait leave no time for the others
 
     def run(self, rounds: int) -> None:
         rng = random.Random(self.number)
@@ -67,7 +67,7 @@ class Racer:
                 topic.append(b"%d" % number, sync=True)
                 told.holder = 0
         except LockedError as error:
-            # Who holds it may not have written its name yet; the one before it may have left its own.
+            # The holder may not have written its name yet; the holder before may have left its own.
             assert error.holder.startswith(("pid ", "another process", "a process forked by pid")), error.holder
             told.refused[self.number] += 1
 
@@ -77,7 +77,7 @@ class Racer:
 
 
 def referee(told: Shared, racers: int, rounds: int) -> None:
-    """Begin each round when the one before is over, and look who has won."""
+    """Begin each round when the one before is over, and check who has won."""
     for number in range(1, rounds + 1):
         told.round = number
         while not told.over and any(done < number for done in told.done[:racers]):
@@ -142,7 +142,7 @@ def test_of_threads_that_open_a_topic_at_once_one_gets_it(racers: int, rounds: i
 
 
 def write_somewhere(path: Path, told: Shared, number: int, rounds: int) -> None:
-    """Take whatever partition is free, write there and let it go, again and again."""
+    """Take any free partition, write there and release it, again and again."""
     for each in range(rounds):
         with Topic.open(path, shared=True, files=UnsyncedFiles()) as topic:
             try:
@@ -170,7 +170,7 @@ def test_processes_that_share_a_topic_never_share_a_partition(path: Path) -> Non
 
 
 def vandalise(path: Path, told: Shared) -> None:
-    """Remove the lock file, or put another in its place, all the time."""
+    """Remove the lock file, or replace it, all the time."""
     rng = random.Random(0)
     lock = path / "0000" / "lock"
     while not told.over:

@@ -1,8 +1,8 @@
-"""G6, the lie of fsync: the disk refuses what the page cache has taken, the next fsync succeeds, the bytes are gone.
+"""G6, the lie of fsync: the disk refuses data that the page cache has, the next fsync succeeds, the bytes are gone.
 
-The disk is an image in a full tmpfs, on a loop device: blocks that no file uses yet cannot be written, and ext4 and
-XFS learn it when they write back. The writer must never believe its file again, and recovery must see to it that what
-it shows is on the disk. Some tests are of the tests: recoveries that do less lose records here.
+The disk is an image in a full tmpfs, on a loop device. Blocks that no file uses yet cannot be written, and ext4 and
+XFS notice this when they write back. The writer must never trust its file again. Recovery must make sure that all
+records that it shows are on the disk. Some tests test the tests: recoveries that do less lose records here.
 """
 
 import os
@@ -27,7 +27,7 @@ ROUNDS = 12
 
 @pytest.fixture
 def worn(kind: str, tmp_path: Path) -> Iterator[Disk]:
-    """A disk that can be made to refuse what is new."""
+    """A disk that can be made to refuse new data."""
     with disk(tmp_path, kind) as made:
         yield made
 
@@ -38,9 +38,9 @@ def some_values(name: object, number: int, size: int = 3000) -> list[bytes]:
 
 
 def fill_up(worn: Disk, topic: Topic, name: object) -> tuple[list[bytes], list[bytes]]:
-    """Append to a disk that refuses what is new until a flush fails; returns what is acknowledged, and what in doubt.
+    """Append to a disk that refuses new data until a flush fails. Returns the acknowledged records, and those in doubt.
 
-    Some of it finds room: file systems set blocks aside for a file that grows. What finds none for a new
+    Some data finds room: file systems reserve blocks for a file that grows. A record that finds no room for a new
     segment is not in doubt: it was never written.
     """
     worn.wear_out()
@@ -102,7 +102,7 @@ def test_disk_that_goes_on_refusing_can_be_read_and_is_recovered_later(worn: Dis
 
 
 def live_through_refusals(worn: Disk, rounds: int) -> None:
-    """Rounds of a failing flush, recovery and a new start; what was once seen must be there ever after."""
+    """Repeat a failing flush, recovery and a new start; a record that was seen once must be there from then on."""
     path = worn.point / "topic"
     chance = random.Random(f"{worn.device} {rounds}")
     believed: list[bytes | None] = []
