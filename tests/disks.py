@@ -145,9 +145,9 @@ def fill(directory: Path) -> Path:
 
 
 @contextmanager
-def disk(directory: Path, kind: str, *, options: str = "noatime") -> Iterator[Disk]:
+def disk(directory: Path, kind: str, *, options: str = "noatime", size_bytes: int = 0) -> Iterator[Disk]:
     """A new file system of the kind, mounted at `directory`/disk; its image is in a tmpfs beside it."""
-    program, size = _MAKE[kind][0], _IMAGE_BYTES[kind]
+    program, size = _MAKE[kind][0], size_bytes or _IMAGE_BYTES[kind]
     need(shutil.which(program), f"{program} (Debian's {_PACKAGES[program]})")
     with memory(directory / "memory", f"size={size + (32 << 20)}") as store, ExitStack() as undo:
         image = store / "image"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from builders import calm
 from clock_worlds import DAY, HOUR, Machine, live
 from conftest import MANUAL, SECOND, Clock, values_of
-from loglib import Retention, Topic, UnsupportedFormatError
+from loglib import Retention, StorageFullError, Topic, UnsupportedFormatError
 from loglib.format.batch import crc32c
 from loglib.segment import Identity
 from loglib.system.files import REAL
@@ -348,6 +348,26 @@ def test_failure_in_one_partition_leaves_the_others_their_retention(open_topic: 
     assert len(topic.partition(1).segments) == 1
 
 
+def test_pass_that_fails_in_two_partitions_names_what_was_lost_in_both() -> None:
+    files = MemoryFiles(capacity=1 << 20)
+    with Topic.open("/topic", files=files, retention=Retention(age=None, bytes=0), partitions=2, flush=MANUAL) as topic:
+        lost = []
+        for partition in topic.partitions:
+            partition.append(b"x", sync=True)
+            partition.roll()
+            lost.append(partition.append(b"x" * 800_000))
+        fd = files.create("/others", 0o600)
+        files.write_all(fd, [bytes(files.free_space("/")[0] - 4096)], 0)
+        for partition in topic.partitions:
+            with pytest.raises(StorageFullError) as caught:  # as the background thread does
+                partition.writer().flush(background=True)
+            partition.writer().raise_soon(caught.value)
+        with pytest.raises(StorageFullError) as caught:
+            topic.retain()
+        assert [(each.partition, each.offsets.start) for each in caught.value.lost] == lost
+        assert sum(each.drop for each in topic.retain()) == 2
+
+
 def test_pass_that_nobody_asked_for_is_left_out_beside_another(open_topic: Open) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
@@ -438,3 +458,111 @@ def test_retention_in_a_reader_meets_no_files_that_retention_has_dropped(open_to
     with Topic.open(path, mode="r", files=Overtaken()) as reading:
         decisions = reading.retain(dry_run=True)
     assert not decisions[-1].drop
+
+
+# --- limits below one segment --------------------------------------------------------------------------------
+
+DISK = 8 << 20
+
+
+@pytest.mark.parametrize("size", [20_000, 100_000, 1_500_000])
+def test_limit_on_size_below_one_segment_filled_the_disk(size: int) -> None:
+    files = MemoryFiles(capacity=DISK)
+    for reopened in range(3):
+        with Topic.open("/topic", files=files, retention=Retention(age=None, bytes=2 << 20), flush=MANUAL) as topic:
+            for _ in range(4 * DISK // size):
+                topic.append(b"x" * size, sync=not reopened)
+            topic.flush()
+            partition = topic.partition(0)
+            kept = partition.high_watermark - partition.log_start_offset
+            assert size <= kept <= (2 << 20) + (512 << 10) + max(size, 1 << 20)
+            assert all(each.size_bytes <= max(size + 1000, 1 << 20) for each in partition.segments)
+            assert len(partition.segments) <= 8, "no more than a small limit needs"
+            assert 0 < len(values_of(topic)) <= kept // size
+
+
+def test_limit_on_size_that_was_set_on_a_large_segment_holds_from_the_next_append() -> None:
+    files = MemoryFiles()
+    with Topic.open("/topic", files=files, retention=Retention(age=None), flush=MANUAL) as topic:
+        topic.append_many([b"x" * 100_000] * 50)
+        topic.flush()
+        topic.alter(retention=Retention(age=None, bytes=1 << 20))
+        assert dropped(topic) == 0
+        topic.append(b"last", sync=True)
+        assert values_of(topic) == [b"last"]
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("size", [20_000, 100_000])
+def test_limit_on_free_space_below_one_segment_filled_the_disk(size: int, partitions: int) -> None:
+    files = MemoryFiles(capacity=DISK)
+    policy = Retention(age=None, keep_free=0.5)
+    for reopened in range(3):
+        with Topic.open(
+            "/topic", files=files, retention=policy, partitions=partitions, flush=MANUAL, batch_bytes=1 << 17
+        ) as topic:
+            least = DISK
+            for number in range(4 * DISK // size):
+                topic.append(b"x" * size, partition=number % partitions, sync=not reopened)
+                least = min(least, files.free_space("/topic")[0])
+            assert least > DISK // 4
+            topic.flush()
+            topic.retain()
+            assert files.free_space("/topic")[0] >= 0.5 * DISK
+            assert sum(len(each.segments) for each in topic.partitions) <= 24
+            assert len(values_of(topic)) * size > DISK // 8, "what there is room for is kept"
+
+
+def test_limit_on_free_space_that_was_set_on_a_large_segment_seals_it() -> None:
+    files = MemoryFiles(capacity=DISK)
+    with Topic.open("/topic", files=files, partitions=2, retention=Retention(age=None), flush=MANUAL) as topic:
+        topic.append_many([b"x" * 100_000] * 60, partition=0)
+        topic.append(b"x", partition=1, sync=True)
+        topic.alter(retention=Retention(age=None, keep_free=0.5))
+        assert not any(each.drop for each in topic.retain(dry_run=True)), "a dry run seals nothing"
+        assert [each.partition for each in topic.retain() if each.drop] == [0]
+        assert files.free_space("/topic")[0] >= 0.5 * DISK
+        assert [len(each.segments) for each in topic.partitions] == [1, 1]
+        assert values_of(topic) == [b"x"], "a segment of a few bytes is not worth sealing"
+        topic.alter(retention=Retention(age=None))
+        topic.append_many([b"x" * 1000] * 3000, partition=1)
+        topic.flush()
+        assert len(topic.partition(1).segments) == 1
+
+
+def test_space_that_others_have_taken_makes_no_storm_of_segments() -> None:
+    files = MemoryFiles(capacity=DISK)
+    fd = files.create("/others", 0o600)
+    files.write_all(fd, [bytes(DISK - (1 << 20))], 0)
+    with Topic.open("/topic", files=files, retention=Retention(age=None, keep_free=0.5), flush=MANUAL) as topic:
+        partition, rolls = topic.partition(0), 0
+        for _ in range(500):
+            topic.append(b"x" * 1000, sync=True)
+            before = partition.segments[-1].base_offset
+            topic.retain()
+            partition.keep_house()
+            rolls += partition.segments[-1].base_offset > before
+        assert 0 < rolls <= 520_000 // (64 << 10) + 1
+
+
+def test_segment_that_has_no_room_for_a_successor_stays() -> None:
+    files = MemoryFiles(capacity=1 << 20)
+    with Topic.open("/topic", files=files, retention=Retention(age=None, keep_free=0.5), flush=MANUAL) as topic:
+        topic.append(b"x" * (files.free_space("/topic")[0] - 400), sync=True)
+        topic.retain()
+        assert len(topic.partition(0).segments) == 1 and len(values_of(topic)) == 1
+
+
+def test_records_that_are_lost_when_a_segment_is_sealed_for_space_are_named() -> None:
+    files = MemoryFiles(capacity=1 << 20)
+    policy = Retention(age=None, keep_free=0.5)
+    with Topic.open("/topic", files=files, retention=policy, partitions=2, flush=MANUAL) as topic:
+        kept = [topic.append(b"x" * 200_000, partition=number, sync=True) for number in (0, 1)]
+        lost = [topic.append(b"y" * 300_000, partition=number) for number in (0, 1)]
+        fd = files.create("/others", 0o600)
+        files.write_all(fd, [bytes(files.free_space("/")[0] - 100)], 0)
+        with pytest.raises(StorageFullError) as caught:
+            topic.retain()
+        assert {(each.partition, each.offsets.start) for each in caught.value.lost} == {*lost}
+        topic.flush()
+        assert [(each.partition, each.offset) for each in topic.read()] == kept

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from builders import calm
 from loglib import Retention
-from loglib.retention import Candidate, Sealed, Space, due, reason_to_keep
+from loglib.config import MAX_OFFSET, TopicConfig
+from loglib.retention import Candidate, Sealed, Space, due, reason_to_keep, segment_limit
 from loglib.timeline import Age
 
 ROOM = Space(1 << 40, 1 << 40)
@@ -54,6 +55,30 @@ CASES = [
 @pytest.mark.parametrize(("sizes_and_ages", "policy", "expected"), CASES)
 def test_segments_are_dropped(sizes_and_ages: list[tuple[int, int]], policy: Retention, expected: int) -> None:
     assert dropped(sealed(*sizes_and_ages), policy) == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(None, 1 << 30), (0, 1 << 30), (1, 1 << 16), (2 << 20, 1 << 19), (1 << 40, 1 << 30)],
+    ids=["none", "the-open-segment-alone", "tiny", "small", "large"],
+)
+def test_segments_are_a_quarter_of_the_limit_on_bytes(limit: int | None, expected: int) -> None:
+    assert TopicConfig(retention=Retention(bytes=limit)).roll_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("keep_free", "space", "partitions", "expected"),
+    [
+        pytest.param(0.0, Space(0, 0), 1, MAX_OFFSET, id="no-limit"),
+        pytest.param(0.1, Space(800 << 20, 1 << 30), 4, 50 << 20, id="of-what-is-free"),
+        pytest.param(0.75, Space(1 << 30, 1 << 30), 1, 64 << 20, id="of-what-the-policy-leaves"),
+        pytest.param(0.1, Space(0, 1 << 30), 4, 1 << 16, id="full"),
+    ],
+)
+def test_open_segments_take_a_quarter_of_the_room(
+    keep_free: float, space: Space, partitions: int, expected: int
+) -> None:
+    assert segment_limit(Retention(keep_free=keep_free), space, partitions) == expected
 
 
 def test_bytes_of_the_open_segment_count() -> None:

@@ -22,6 +22,9 @@ MAX_OFFSET = (1 << 63) - 1  # offsets are signed 64-bit numbers in Arrow and Spa
 MAX_DECOMPRESSED_BYTES = 1 << 25  # of a batch's body: what a few forged bytes may claim, and cost
 MAX_RECORDS_PER_BATCH = 1 << 24
 MIN_SEGMENT_BYTES = 4096
+# Retention makes no smaller segments: a segment costs a header of 4 KiB and some fsyncs.
+LEAST_SEALED_BYTES = 1 << 16
+SEGMENTS_KEPT = 4  # at least, where a limit of bytes or of free space holds: or dropping one would drop nearly all
 FIXED = ("partitions", "partitioner")  # policies of a topic that cannot change: keys would move
 MAX_PARTITIONS = 10_000  # directories are named with four digits
 PARTITIONER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")  # a built-in one, or the application's function
@@ -85,6 +88,11 @@ class Retention:
     `age`, a timedelta, counts from the time the segment was sealed, so that its newest record is at least as
     old. `bytes` is the most that one partition keeps; with 0 it keeps only the segment that is being written.
     `keep_free` is the part of the file system, from 0 up to 1, that must stay free.
+
+    Segments are smaller than `segment_bytes` where a limit asks for it, so that there are some to drop: a quarter
+    of `bytes`, and where `keep_free` is set, a quarter of the room that the topic has, divided by its partitions;
+    64 KiB at least. A partition may exceed `bytes` by one segment and one batch until the next pass. If nothing
+    else frees enough space for `keep_free`, the open segments are sealed and dropped as well, from 64 KiB on.
     """
 
     age: timedelta | None = timedelta(days=7)
@@ -156,6 +164,12 @@ class TopicConfig:
             oct(self.permissions),
             "read and write bits, with the owner's set",
         )
+
+    @property
+    def roll_bytes(self) -> int:
+        """How large a segment gets, as far as the policies alone say."""
+        kept = self.retention.bytes
+        return min(self.segment_bytes, max(LEAST_SEALED_BYTES, kept // SEGMENTS_KEPT)) if kept else self.segment_bytes
 
     def to_json(self) -> dict[str, Any]:
         """The policies as JSON values; durations become seconds."""

@@ -9,6 +9,9 @@ Each pass looks at the clock and takes the look into the partition's timeline. A
 `clock`, for the processes to come. That is two writes a boot. A file that is lost, damaged or not to be written is
 a longer wait and nothing else.
 
+Where space is to stay free, each look at it says how large a segment of the topic may get until the next one. If
+space is short and no segment is sealed that could go, the open ones are sealed.
+
 Threads: safe for all. A pass that nobody has asked for is left out while another is running.
 """
 
@@ -21,10 +24,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from .append.writer import Writer
-from .config import TopicConfig
-from .errors import CorruptLogError, LogError
+from .config import LEAST_SEALED_BYTES, MAX_OFFSET, TopicConfig
+from .errors import CorruptLogError, LogError, StorageFullError, together
 from .log import Log
-from .retention import Candidate, Decision, Sealed, Space, due, reason_to_keep
+from .retention import Candidate, Decision, Sealed, Space, due, reason_to_keep, segment_limit
 from .segment import read_segment_header, segment_name
 from .system.clock import Clock, Moment
 from .system.files import Files
@@ -46,6 +49,7 @@ class Keeper(Unique):
         # Held over a pass. A signal handler may ask for one in the middle of another: hence reentrant.
         self._lock = threading.RLock()
         self._kept: dict[int, _Kept] = {}
+        self._segment_limit = MAX_OFFSET  # bytes, until the next look at the free space
 
     def use(self, config: TopicConfig) -> None:
         """Go on by these policies."""
@@ -53,6 +57,7 @@ class Keeper(Unique):
             self._config = config
             for kept in self._kept.values():
                 kept.use(config)
+            self._limit_segments()
 
     def add(self, log: Log) -> None:
         """A partition of the topic."""
@@ -62,13 +67,15 @@ class Keeper(Unique):
         """This process writes the partition, and so may drop its segments."""
         with self._lock:
             self._kept[partition].own(writer)
+            writer.disk.segment_limit = lambda: self._segment_limit
+            self._limit_segments()
 
     def run(self, partition: int) -> None:
         """A pass over one partition that this process owns; over all that it owns, if space is to be freed."""
         if not self._lock.acquire(blocking=False):
             return
         try:
-            found = self._due(self._kept, [partition], self._owned())
+            found = self._look([partition])
             self._drop(found, list(found))
         finally:
             self._lock.release()
@@ -76,7 +83,7 @@ class Keeper(Unique):
     def retain(self, partitions: Sequence[int]) -> list[Decision]:
         """A pass over these, which this process owns; returns the decision for each of their segments."""
         with self._lock:
-            found = self._due(self._kept, partitions, self._owned())
+            found = self._look(partitions)
             decisions = self._explain(self._kept, found, partitions)
             self._drop(found, partitions)
             return decisions
@@ -92,16 +99,48 @@ class Keeper(Unique):
     def _owned(self) -> list[int]:
         return [number for number, kept in self._kept.items() if kept.writer is not None]
 
+    def _look(self, partitions: Sequence[int]) -> dict[int, list[str]]:
+        """What is due of these, and of all that this process owns if space is to be freed."""
+        found = self._due(self._kept, partitions, self._owned())
+        if not any(found.values()) and self._space().is_short(self._config.retention) and self._seal_open():
+            found = self._due(self._kept, partitions, self._owned())
+        return found
+
+    def _space(self) -> Space:
+        """The file system's bytes, if some are to stay free; from now on segments are as small as that asks for."""
+        policy, space = self._config.retention, Space(0, 0)
+        if policy.keep_free:
+            space = Space(*self._files.free_space(self._kept[0].log.directory))
+        self._segment_limit = segment_limit(policy, space, len(self._kept))
+        return space
+
+    def _limit_segments(self) -> None:
+        with suppress(OSError):  # the next pass tells
+            self._space()
+
+    def _seal_open(self) -> bool:
+        """Seal the open segments that this process writes, the smallest excepted; says if there was one.
+
+        A segment for which there is no room for a successor stays open.
+        """
+        sealed, failures = False, []
+        for number in self._owned():
+            try:
+                sealed |= self._kept[number].seal(LEAST_SEALED_BYTES)
+            except LogError as error:
+                if error.lost or not isinstance(error, StorageFullError):
+                    failures.append(error)
+        if failures:
+            raise together(failures)
+        return sealed
+
     def _due(
         self, kept: dict[int, _Kept], partitions: Sequence[int], candidates: Sequence[int]
     ) -> dict[int, list[str]]:
         """The reasons to drop of each partition looked at: these, and all candidates if space is to be freed."""
-        policy, space = self._config.retention, Space(0, 0)
-        if policy.keep_free and partitions:
-            space = Space(*self._files.free_space(kept[partitions[0]].log.directory))
-            if space.free < policy.keep_free * space.total:
-                partitions = candidates
-        return due([kept[number].candidate() for number in partitions], policy, space)
+        policy, space = self._config.retention, self._space()
+        looked_at = candidates if space.is_short(policy) else partitions
+        return due([kept[number].candidate() for number in looked_at], policy, space)
 
     def _explain(
         self, kept: dict[int, _Kept], found: dict[int, list[str]], partitions: Sequence[int]
@@ -109,16 +148,16 @@ class Keeper(Unique):
         return [each for number in partitions for each in kept[number].decisions(found[number])]
 
     def _drop(self, found: dict[int, list[str]], partitions: Sequence[int]) -> None:
-        failure: Exception | None = None
+        failures: list[Exception] = []
         for number in partitions:
             try:
                 self._kept[number].drop(found[number])
             except (LogError, OSError) as error:  # the others' segments are due all the same
-                failure = failure or error
+                failures.append(error)
         for number in partitions:
             self._kept[number].write_down()
-        if failure is not None:
-            raise failure
+        if failures:
+            raise together(failures)
 
 
 class _Kept:
@@ -178,6 +217,12 @@ class _Kept:
                 )
             )
         return decisions
+
+    def seal(self, least_bytes: int) -> bool:
+        """Seal the open segment if it has so many bytes; says if it did."""
+        assert self.writer is not None
+        end = self.writer.next_offset
+        return end - (self.log.index.find(end) or 0) >= least_bytes and self.writer.roll()
 
     def drop(self, reasons: Sequence[str]) -> None:
         """Drop the oldest of the segments that have been looked at, one for each reason."""

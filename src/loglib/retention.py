@@ -14,10 +14,10 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .config import Retention, microseconds
+from .config import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Retention, microseconds
 from .timeline import BELIEVED_AFTER_US, Age
 
-__all__ = ["Candidate", "Decision", "Sealed", "Space", "due", "reason_to_keep"]
+__all__ = ["Candidate", "Decision", "Sealed", "Space", "due", "reason_to_keep", "segment_limit"]
 
 
 class Space(NamedTuple):
@@ -25,6 +25,10 @@ class Space(NamedTuple):
 
     free: int
     total: int
+
+    def is_short(self, policy: Retention) -> bool:
+        """Whether less is free than is to stay free."""
+        return self.free < policy.keep_free * self.total
 
 
 class Sealed(NamedTuple):
@@ -78,6 +82,18 @@ def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dic
         if front.oldest is not None:
             heapq.heappush(oldest, (front.oldest.age.order, front.partition, front))
     return {front.partition: front.reasons for front in fronts}
+
+
+def segment_limit(policy: Retention, space: Space, partitions: int) -> int:
+    """How large a segment may get, in bytes, while so much is free.
+
+    Together the topic's open segments take at most a quarter of what is free, and of what the policy leaves to the
+    topic. So a pass comes before the disk is full, and finds sealed segments.
+    """
+    if not policy.keep_free:
+        return MAX_OFFSET
+    room = min(space.free, round((1 - policy.keep_free) * space.total))
+    return max(LEAST_SEALED_BYTES, room // (SEGMENTS_KEPT * partitions))
 
 
 def reason_to_keep(age: Age | None, policy: Retention, *, believed: bool, steady_us: int) -> str:

@@ -168,7 +168,8 @@ class Topic(Shown):
         - `flush`: a `FlushPolicy`: when records become durable, and visible to readers. By default after 50 ms,
           100,000 records or 64 MiB.
         - `retention`: a `Retention`: when whole segments are dropped. By default 7 days after they are sealed.
-        - `segment_bytes`: int, at least 4096, by default 1 GiB. A segment is sealed before it grows beyond.
+        - `segment_bytes`: int, at least 4096, by default 1 GiB. A segment is sealed before it grows beyond, and
+          sooner where `retention` has a limit of bytes or of free space that needs smaller ones.
         - `segment_age`: timedelta, by default 1 day. A segment is sealed when its first batch is so old. None:
           age seals no segment.
         - `compression`: "none" by default, "zlib", "lz4" or "zstd". The last two need an extra to be installed.

@@ -20,7 +20,17 @@ from processes import fork, wait
 
 from conftest import QUIET, last_segment, open_files, records_of, tree, values_of
 from disks import Disk, disk, fill, memory, mount, run, unmount
-from loglib import CorruptLogError, LogError, OffsetRange, StorageFullError, StorageIOError, Topic, WriterFailedError
+from loglib import (
+    CorruptLogError,
+    FlushPolicy,
+    LogError,
+    OffsetRange,
+    Retention,
+    StorageFullError,
+    StorageIOError,
+    Topic,
+    WriterFailedError,
+)
 from loglib.append.partitioner import by_crc32
 
 pytestmark = pytest.mark.reliability
@@ -245,6 +255,28 @@ def test_no_file_left_for_a_topic_or_for_what_recovery_keeps_aside(tmp_path: Pat
             topic.append(b"more", sync=True)
         assert [record.value for record in records_of(path)] == [b"kept", b"more"]
     count("G6", refusals=2, lost=0, phantoms=0)
+
+
+@pytest.mark.parametrize(
+    "policy", [Retention(age=None, bytes=2 << 20), Retention(age=None, keep_free=0.3)], ids=["bytes", "keep_free"]
+)
+def test_disk_of_eight_mebibytes_never_fills_under_a_limit(tmp_path: Path, policy: Retention) -> None:
+    """With segments of 1 GiB by default, nobody asking for retention, and reopened now and then."""
+    chance = random.Random(8)
+    least_free, appended = 1.0, 0
+    with disk(tmp_path, "ext4", size_bytes=8 << 20) as made:
+        for _ in range(3):
+            with Topic.open(made.point / "topic", retention=policy, flush=FlushPolicy(interval=None)) as topic:
+                for _ in range(scale(40)):
+                    topic.append_many([chance.randbytes(chance.choice((100, 10_000, 100_000))) for _ in range(10)])
+                    appended += 10
+                    topic.flush()
+                    facts = os.statvfs(made.point)
+                    least_free = min(least_free, facts.f_bavail / facts.f_blocks)
+                assert 0 < len(values_of(topic)) < appended
+                assert not topic.verify().damage
+    assert least_free > 0.05
+    count("G6", refusals=0, lost=0, phantoms=0)
 
 
 def test_full_disk_is_read_without_needing_room(loop_disk: Disk) -> None:

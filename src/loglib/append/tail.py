@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import NoReturn
 
-from ..config import TopicConfig, microseconds
+from ..config import MAX_OFFSET, TopicConfig, microseconds
 from ..errors import LogMovedError, StorageIOError, WriterFailedError
 from ..format.batch import NO_PRODUCER, Body, Header, Producer, stamp
 from ..format.jumps import added
@@ -78,6 +78,7 @@ class TailWriter(Unique):
         self._identity = identity
         self._index = index
         self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock is right, if that is known
+        self.segment_limit: Callable[[], int] = lambda: MAX_OFFSET  # bytes; for when space is short
         self.failure: BaseException | None = None
         self.rolled = False  # since somebody has looked last
         self._begun_segment = -1  # base offset of a segment that a roll has begun to make
@@ -123,9 +124,13 @@ class TailWriter(Unique):
 
     def go_by(self, config: TopicConfig) -> None:
         """Roll by these policies from now on."""
-        self._segment_bytes, self._permissions = config.segment_bytes, config.permissions
+        self._roll_bytes, self._permissions = config.roll_bytes, config.permissions
         self._segment_age_us = None if config.segment_age is None else microseconds(config.segment_age)
         self._producer_expiry_us = None if config.producer_expiry is None else microseconds(config.producer_expiry)
+
+    def segment_bytes(self) -> int:
+        """How large a segment gets now."""
+        return min(self._roll_bytes, self.segment_limit())
 
     @property
     def mark(self) -> Mark:
@@ -212,7 +217,7 @@ class TailWriter(Unique):
             return False
         if end == self._begun_segment:  # an interrupted roll may have left its file: nothing may be written before it
             return True
-        if used + length > self._segment_bytes:
+        if used + length > self.segment_bytes():
             return True
         age, began = self._segment_age_us, self.active.began
         return age is not None and began is not None and now.boottime_us - began >= age

@@ -282,7 +282,7 @@ class Writer(Unique):
                 producer = NO_PRODUCER  # of another partition, say: its batches here are no producer's
             else:
                 known[producer.id] = producer.sequence
-            if part and size + header.length > self._config.segment_bytes:
+            if part and size + header.length > self.disk.segment_bytes():
                 yield part
                 part, size = [], 0
             part.append((header, [body], producer))
