@@ -107,6 +107,15 @@ def test_directory_that_fails_to_open_leaves_nothing_open(tmp_path: Path) -> Non
         Directory.open(REAL, str(tmp_path / "none"))
 
 
+def test_lock_is_let_go_although_a_forked_child_has_a_copy_of_the_directory(tmp_path: Path) -> None:
+    with Directory.open(REAL, str(tmp_path)) as opened:
+        opened.lock_for_a_moment("nobody", advice="")
+        copy = os.dup(opened.fd)
+    with Directory.open(REAL, str(tmp_path)) as another:
+        assert REAL.try_lock(another.fd)
+    os.close(copy)
+
+
 def test_calls_in_an_open_directory_are_recorded_with_whole_paths() -> None:
     memory = MemoryFiles()
     files = RecordingFiles(memory)

@@ -34,6 +34,7 @@ class Directory(Unique):
         self.fd = fd
         facts = files.fstat(fd)
         self._identity = facts.st_dev, facts.st_ino  # nobody else's while it is open, even when it is removed
+        self._locked = False
 
     @classmethod
     def open(cls, files: Files, path: str) -> Directory:
@@ -52,7 +53,9 @@ class Directory(Unique):
         self.close()
 
     def close(self) -> None:
-        """Close it. Once only."""
+        """Close it, and let its lock go. Once only."""
+        if self._locked:  # unlocked first: a child that was forked meanwhile has a copy that stays open
+            self.files.unlock(self.fd)
         self.files.close(self.fd)
 
     def lock_for_a_moment(self, holder: str, *, advice: str) -> None:
@@ -65,6 +68,7 @@ class Directory(Unique):
             if time.monotonic() > deadline:
                 raise LockedError(self.path, holder, advice=advice)
             time.sleep(_NAP_S)
+        self._locked = True
 
     def __repr__(self) -> str:
         return f"<Directory {self.path!r} open as {self.fd}>"
