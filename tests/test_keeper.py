@@ -410,12 +410,11 @@ def test_decisions_say_why_a_segment_goes_and_why_the_rest_stays(open_topic: Ope
         assert [each.reason for each in decisions[3:]] == ["an older segment stays"] * 2
 
 
-def test_retention_of_a_shared_topic_is_for_what_this_process_writes(open_topic: Open, machine: Machine) -> None:
+def test_retention_of_a_shared_topic_is_not_for_what_another_process_writes(open_topic: Open, machine: Machine) -> None:
     policy = Retention(age=timedelta(hours=2))
     first = open_topic(retention=policy, partitions=2, shared=True, clock=machine)
     second = open_topic(shared=True, clock=machine)
-    assert first.retain() == []
-    assert len(first.retain(dry_run=True)) == 2
+    assert len(first.retain()) == len(first.retain(dry_run=True)) == 2
     for number, topic in enumerate([first, second]):
         topic.append(b"x", partition=number, sync=True)
         topic.partition(number).roll()

@@ -8,6 +8,7 @@ Threads: safe for all; each reader it gives out belongs to one thread.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
@@ -20,7 +21,7 @@ from .arguments import HeadersLike, gather_columns, record_columns
 from .check import CheckReport, check_log, verify_log
 from .config import TopicConfig, microseconds
 from .display import Shown, sized
-from .errors import LogClosedError, OffsetOutOfRangeError, ReadOnlyError, tell_not_appended
+from .errors import LockedError, LogClosedError, OffsetOutOfRangeError, ReadOnlyError, tell_not_appended
 from .format.batch import NO_PRODUCER
 from .handles import Handles
 from .keeper import Keeper
@@ -30,6 +31,7 @@ from .records import Batch, OffsetRange, Position, to_datetime
 from .recovery import Recovery
 from .retention import Decision
 from .segment import Identity, SegmentInfo
+from .system.directory import Directory
 from .system.files import Files
 from .transfer import read_frame, send
 from .unique import Unique
@@ -235,7 +237,7 @@ class Partition(Shown, Unique):
         if dry_run:
             return self._keeper.explain([self.id])
         self.writer()  # which must be ours
-        return self._keeper.retain([self.id])
+        return self._keeper.retain(self.id)
 
     def delete_before(self, offset: int) -> int:
         """Drop the segments that lie wholly before a record's offset; returns the new log start, at or below it.
@@ -290,14 +292,23 @@ class Partition(Shown, Unique):
         with self._handles.opening:
             self._handles.check_open()
             if self._writer is None:  # still, now that no other thread is opening it
-                writer = Writer(
-                    self._files, self.path, self._identity, self._config, index=self._log.index, clock=self._clock
-                )
+                writer = self._open_writer()
                 writer.on_roll = lambda: self._in_background(self._run_retention)
                 self._keeper.own(self.id, writer)
                 self._handles.add_writer(writer)
                 self._log.writer = self._writer = writer
             return self._writer
+
+    def _open_writer(self) -> Writer:
+        """Make the writer. If another process holds the partition only to run retention, wait for it (decision 21)."""
+        arguments = (self._files, self.path, self._identity, self._config)
+        try:
+            return Writer(*arguments, index=self._log.index, clock=self._clock)
+        except LockedError as error:
+            holder = error.holder
+        with Directory.open(self._files, os.path.dirname(self.path)) as topic:
+            topic.lock_for_a_moment(holder, advice="try again; it drops segments of partitions that nobody holds")
+            return Writer(*arguments, index=self._log.index, clock=self._clock)
 
     def use(self, config: TopicConfig) -> None:
         """Go on by these policies."""

@@ -20,6 +20,7 @@ from .groups.members import live_members
 from .groups.place import GROUPS, group_names
 from .recovery import list_segments
 from .system import lock
+from .system.directory import Directory
 from .system.files import REAL, Files
 
 __all__ = ["TopicInfo", "delete", "names", "topics"]
@@ -90,6 +91,8 @@ def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
     parent, name = os.path.split(absolute)
     aside = os.path.join(parent, f".{name}.{files.random_bytes(8).hex()}.tmp")
     with ExitStack() as held:
+        topic = held.enter_context(Directory.open(files, absolute))
+        topic.lock_for_a_moment("a process that runs retention or changes policies", advice="try again")
         for number in range(_partitions(files, absolute)):
             directory = description.partition_directory(absolute, number)
             held.callback(lock.acquire(files, os.path.join(directory, lock.NAME), 0o600).release)

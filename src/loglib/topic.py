@@ -114,7 +114,7 @@ class Topic(Shown):
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
         self._failures: list[Exception] = []  # of partitions that are closed, while others are not
-        self._keeper = Keeper(files, config, clock_of(clock))
+        self._keeper = Keeper(files, path, config, clock_of(clock), shared=shared and mode == "a")
         self.partitions = tuple(
             Partition(
                 files, description.partition_directory(path, number), Identity.of(log_id, number), config,
@@ -553,14 +553,15 @@ class Topic(Shown):
     def retain(self, *, dry_run: bool = False) -> list[Decision]:
         """Drop what the retention policy gives up, and explain the decision for every segment.
 
-        With `dry_run` nothing is dropped. Runs by itself when a segment is rolled and once a minute.
+        With `dry_run` nothing is dropped. Runs by itself when a segment is rolled and once a minute. In a shared
+        topic it also drops segments of partitions that no process holds. A dry run explains all partitions.
         """
         self._handles.check_open()
         if not dry_run:
             self._check_writable()
         if dry_run:
             return self._keeper.explain(range(len(self.partitions)))
-        return self._keeper.retain([each.id for each in self.partitions if each.owned])
+        return self._keeper.retain()
 
     def close(self) -> None:
         """End the readers, flush, and release the locks. Released also when the flush fails.
@@ -651,7 +652,7 @@ class Topic(Shown):
             self._flusher = Flusher(
                 self._handles.writers,
                 interval=interval,
-                housekeeping=_housekeeper(self.partitions),
+                housekeeping=_housekeeper(self.partitions, self._keeper),
                 housekeeping_every=_HOUSEKEEPING_S,
             )
         self._handles.set_timer(None if interval is None else self._flusher)  # without, appenders flush when it is due
@@ -771,10 +772,11 @@ def _random_below(count: int) -> int:
     return int.from_bytes(os.urandom(4), "little") % count if count > 1 else 0
 
 
-def _housekeeper(partitions: tuple[Partition, ...]) -> Callable[[], None]:
+def _housekeeper(partitions: tuple[Partition, ...], keeper: Keeper) -> Callable[[], None]:
     def keep_house() -> None:
         for partition in partitions:
             partition.keep_house()
+        keeper.run_for_others()
 
     return keep_house
 

@@ -28,7 +28,7 @@ from ..unique import Unique
 from .directory import Directory
 from .files import Files
 
-__all__ = ["NAME", "Lock", "acquire"]
+__all__ = ["NAME", "Lock", "acquire", "is_free", "try_acquire"]
 
 NAME = "lock"
 
@@ -82,6 +82,24 @@ def acquire(files: Files, path: str, permissions: int) -> Lock:
             lock.release()
             raise
         return lock
+
+
+def try_acquire(files: Files, path: str) -> Lock | None:
+    """Lock the directory `path`, and name no holder; None if another has it."""
+    with _changing:
+        lock = Lock(Directory.open(files, path))
+        if files.try_lock(lock.directory.fd):
+            return lock
+        lock.release()
+        return None
+
+
+def is_free(files: Files, path: str) -> bool:
+    """Whether nobody holds the lock of the directory `path`. It is held for that moment."""
+    found = try_acquire(files, path)
+    if found is not None:
+        found.release()
+    return found is not None
 
 
 def _abandon_locks() -> None:
