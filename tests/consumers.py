@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from loglib import Group, Record, Topic, TopicPartition
+from loglib.cursor import Cursor
 
 
 def fill(topic: Topic, count: int, *, first: int = 0) -> None:
@@ -62,7 +63,7 @@ def committed_number(group: Group, partition: int = 0) -> int:
 
 def _records(log: Any) -> list[Record]:
     mark = log.mark()
-    cursor = log.cursor(mark.log_start_offset)
+    cursor = Cursor.at(log, mark.log_start_offset)
     found: list[Record] = []
     while batches := cursor.read(mark.flushed_end):
         for batch in batches:

@@ -14,10 +14,12 @@ from conftest import NOW, QUIET, SECOND, Clock, last_segment, needs_proc, open_f
 from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic
 from loglib import segment as segments
 from loglib.arguments import Time
+from loglib.cursor import Cursor
 from loglib.format.watermark import encode_new
-from loglib.log import Cursor, Log
+from loglib.log import Log
 from loglib.records import to_datetime
 from loglib.segment import Identity
+from loglib.starts import resolve
 from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, UnsyncedFiles, WatchedFiles
 
@@ -95,9 +97,9 @@ def test_time_is_found_over_many_segments(open_topic: Open, path: Path) -> None:
         for source in (topic, reading):
             log = source.partition(0).log
             for number in range(21):
-                assert log.resolve(Time(NOW + number * SECOND)) == offsets[number]
-                assert log.resolve(Time(NOW + number * SECOND - 1)) == offsets[number]
-            assert log.resolve(Time(NOW + 20 * SECOND + 1)) == log.mark().flushed_end
+                assert resolve(log, Time(NOW + number * SECOND)) == offsets[number]
+                assert resolve(log, Time(NOW + number * SECOND - 1)) == offsets[number]
+            assert resolve(log, Time(NOW + 20 * SECOND + 1)) == log.mark().flushed_end
 
 
 def test_time_finds_the_first_at_or_after_it_among_unordered_ones(open_topic: Open) -> None:
@@ -108,7 +110,7 @@ def test_time_finds_the_first_at_or_after_it_among_unordered_ones(open_topic: Op
     log = topic.partition(0).log
     for wanted in range(0, 100, 5):
         expected = next((offsets[i] for i, each in enumerate(times) if each >= wanted), log.mark().flushed_end)
-        assert log.resolve(Time(wanted)) == expected, wanted
+        assert resolve(log, Time(wanted)) == expected, wanted
 
 
 def test_time_is_found_after_retention_dropped_the_event_that_was_ahead(open_topic: Open) -> None:
@@ -120,8 +122,8 @@ def test_time_is_found_after_retention_dropped_the_event_that_was_ahead(open_top
     topic.flush()
     topic.partition(0).writer().drop_before(topic.partition(0).segments[1].base_offset)
     log = topic.partition(0).log
-    assert log.resolve(Time(20)) == offsets[1]
-    assert log.resolve(Time(500)) == log.mark().flushed_end
+    assert resolve(log, Time(20)) == offsets[1]
+    assert resolve(log, Time(500)) == log.mark().flushed_end
 
 
 def test_event_of_2037_made_every_later_start_by_time_read_the_whole_log(open_topic: Open) -> None:
@@ -138,8 +140,8 @@ def test_event_of_2037_made_every_later_start_by_time_read_the_whole_log(open_to
     log = topic.partition(0).log
     with mock.patch.object(segments, "parse_header", wraps=segments.parse_header) as parse:
         for number in (0, 99, 399, 400, 401, 599):
-            assert log.resolve(Time(NOW + number)) == offsets[number]
-        assert log.resolve(Time(NOW + 600)) == log.mark().flushed_end
+            assert resolve(log, Time(NOW + number)) == offsets[number]
+        assert resolve(log, Time(NOW + 600)) == log.mark().flushed_end
     assert parse.call_count < 7 * 150  # the way there, and the block that has the record
 
 
@@ -149,7 +151,7 @@ def test_reader_in_another_process_finds_segments_made_since(open_topic: Open, p
         assert values_of(reading) == [b"0", b"last"]
         topic.partition(0).roll()
         late = topic.append(b"new", timestamp=NOW + 100 * SECOND, sync=True)
-        assert reading.partition(0).log.resolve(Time(NOW + 50 * SECOND)) == late.offset
+        assert resolve(reading.partition(0).log, Time(NOW + 50 * SECOND)) == late.offset
         assert values_of(reading, late.offset) == [b"new"]
         topic.partition(0).roll()
         topic.append(b"newer", sync=True)
@@ -241,7 +243,7 @@ def test_mark_without_segments_reads_as_corruption(open_topic: Open, path: Path)
     last_segment(path).unlink()
     with Topic.open(path, mode="r") as reading:
         assert reading.partition(0).segments == []
-        assert reading.partition(0).log.resolve(Time(5)) == 0
+        assert resolve(reading.partition(0).log, Time(5)) == 0
 
 
 def test_closed_log_says_so(open_topic: Open, path: Path) -> None:
@@ -270,7 +272,7 @@ def test_cursor_moves_over_segments_and_stops_at_its_limit(open_topic: Open) -> 
     topic = rolled(open_topic, 3)
     log = topic.partition(0).log
     offsets = [record.offset for record in topic.read()]
-    cursor = log.cursor(offsets[1])
+    cursor = Cursor.at(log, offsets[1])
     assert cursor.offset == offsets[1]
     assert [b.values for b in cursor.read(offsets[2])] == [[b"1"]]
     assert cursor.read(offsets[2]) == []
@@ -351,7 +353,7 @@ def test_time_that_a_header_claims_and_no_record_has_is_passed_over(open_topic: 
     second = forged(content[4240:], previous_crc=int.from_bytes(first[4:8], "little"), identity=identity)
     segment.write_bytes(content[:4096] + first + second)
     with Topic.open(path, mode="r") as reading:
-        assert reading.partition(0).log.resolve(Time(NOW + 5)) == late.offset
+        assert resolve(reading.partition(0).log, Time(NOW + 5)) == late.offset
 
 
 def three_segments(topic: Topic) -> list[int]:
@@ -402,7 +404,7 @@ def test_reader_that_is_interrupted_before_it_moves_on_finds_no_damage(open_topi
     topic = open_topic()
     topic.append(b"x", sync=True)
     topic.append(b"y", sync=True)
-    cursor = topic.partition(0).log.cursor(0)
+    cursor = Cursor.at(topic.partition(0).log, 0)
     end = topic.partition(0).high_watermark
     first = cursor.read(end)
     cursor.position = 0  # as an interrupt leaves it that comes before the assignment
@@ -466,7 +468,7 @@ def test_gap_that_may_hold_the_first_record_of_a_time_is_where_reading_starts(
     with Topic.open(path, mode="r") as topic:
         log = topic.partition(0).log
         expected = [*offsets, log.mark().flushed_end][first]
-        assert log.resolve(Time(NOW + wanted), past_damage=True) == expected
+        assert resolve(log, Time(NOW + wanted), past_damage=True) == expected
 
 
 @pytest.mark.parametrize("by_time", [True, False])

@@ -24,6 +24,7 @@ from loglib import (
 )
 from loglib.append.writer import Writer
 from loglib.config import FlushPolicy, TopicConfig
+from loglib.cursor import Cursor
 from loglib.format.batch import Columns
 from loglib.format.watermark import WatermarkWriter
 from loglib.groups import offsets
@@ -179,7 +180,7 @@ def test_commit_can_be_read_as_the_format_says(open_log: Opener) -> None:
     log.commit({A: entry(7, 3, meta="ü"), B: entry(None, 8)}, fence=anyone)
     assert log._own is not None
     mark = log._own._log.mark()
-    (batch,) = log._own._log.cursor(mark.log_start_offset).read(mark.flushed_end)
+    (batch,) = Cursor.at(log._own._log, mark.log_start_offset).read(mark.flushed_end)
     assert batch.keys == [b"one"] and batch.timestamps == [5]
     assert json.loads(batch.values[0] or b"") == {
         "clicks": {"log_id": OF_TOPIC.hex(), "partitions": {"0": [7, 3, 1, 77, "ü"]}},

@@ -290,7 +290,7 @@ def test_batch_of_another_history_is_not_returned_where_the_next_one_denies_it(
 ) -> None:
     """A write that the disk has lost uncovers what stood there: a batch that is whole and fits its place."""
     if blocks == "a block for each":
-        monkeypatch.setattr("loglib.log.BLOCK_BYTES", 128)
+        monkeypatch.setattr("loglib.cursor.BLOCK_BYTES", 128)
     topic = open_topic()
     offsets = [topic.append(b"%d" % number, sync=True).offset for number in range(4)]
     segment = path / "0000" / f"{0:020d}.log"

@@ -9,6 +9,8 @@ import pytest
 
 from conftest import NOW
 from loglib import OffsetOutOfRangeError, Retention, Topic
+from loglib.cursor import Cursor
+from loglib.starts import resolve
 
 Open = Callable[..., Topic]
 
@@ -50,8 +52,8 @@ def test_new_reader_racing_retention_is_told_the_range(open_topic: Open, path: P
         stale = log.mark()
         topic.retain()
         with pytest.raises(OffsetOutOfRangeError):
-            log.cursor(offsets[1], mark=stale)
-        assert log.resolve(reading_time(NOW - 5), mark=stale) == topic.partition(0).log_start_offset
+            Cursor.at(log, offsets[1], mark=stale)
+        assert resolve(log, reading_time(NOW - 5), mark=stale) == topic.partition(0).log_start_offset
         with pytest.raises(OffsetOutOfRangeError):
             reading.read(offsets[1])
 
@@ -63,23 +65,25 @@ def reading_time(timestamp: int) -> Any:
 
 
 @pytest.mark.parametrize("start", ["begin", "-1h", timedelta(hours=1)])
-def test_start_that_is_no_offset_is_looked_for_again_when_retention_drops_it(start: Any, open_topic: Open) -> None:
+def test_start_that_is_no_offset_is_looked_for_again_when_retention_drops_it(
+    start: Any, open_topic: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody asked for an offset, and yet it was out of range: between its finding and its use the log start moved."""
     topic = open_topic()
     for number in range(6):
         topic.append(b"%d" % number, sync=True)
         topic.partition(0).roll()
     bases = [each.base_offset for each in topic.partition(0).segments]
-    log, writer = topic.partition(0).log, topic.partition(0).writer()
-    resolve, to_drop = log.resolve, [bases[1], bases[3]]
+    writer = topic.partition(0).writer()
+    to_drop = [bases[1], bases[3]]
 
     def overtaken(*arguments: Any, **keywords: Any) -> int:
         offset = resolve(*arguments, **keywords)
-        if to_drop and arguments[0] != "end":
+        if to_drop and arguments[1] != "end":
             writer.drop_before(to_drop.pop(0))
         return offset
 
-    log.resolve = overtaken  # type: ignore[method-assign]
+    monkeypatch.setattr("loglib.reader.resolve", overtaken)
     assert [record.value for record in topic.read(start)] == [b"3", b"4", b"5"]
     reader = topic.read()
     to_drop[:] = [bases[4]]

@@ -187,7 +187,7 @@ def test_start_and_end_inside_batches_are_exact(tmp_path: Path, seed: int) -> No
 
 def test_damage_is_never_passed_over_wherever_the_splits_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A split that begins before a damaged header must not go on at the next good one."""
-    monkeypatch.setattr("loglib.log.BLOCK_BYTES", 256)  # else each split happens to look far beyond its end
+    monkeypatch.setattr("loglib.cursor.BLOCK_BYTES", 256)  # else each split happens to look far beyond its end
     path = random_topic(tmp_path / "topic", seed=5, partitions=1, batches=30, segment_bytes=1 << 20)
     expected = all_rows(path)
     segment = last_segment(path)

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from . import description
+from .cursor import Cursor
 from .errors import CorruptLogError, OffsetOutOfRangeError
 from .format.batch import Header
 from .format.jumps import Jumps
 from .format.watermark import MOST_BYTES, Mark, broken_slots
-from .log import Cursor, Log
+from .log import Log
 from .records import Batch, Damage
 from .recovery import check_link, list_segments
 from .segment import HEADER_BYTES, NO_TIMESTAMP, SegmentHeader, read_producers, read_segment_header, segment_name

@@ -29,10 +29,12 @@ from operator import length_hint
 from typing import Literal
 
 from .arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers
+from .cursor import Cursor
 from .display import Shown, sized
 from .errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
-from .log import LOOK_S, Cursor, Log
+from .log import LOOK_S, Log
 from .records import Batch, Damage, Record
+from .starts import resolve
 from .system.wait import Waiter
 from .unique import Unique
 
@@ -91,7 +93,7 @@ class Reader(Shown, Unique):
         self._ends = dict.fromkeys(self._logs, _FOR_EVER)
         if not follow:
             ends = self._starts("end" if end is None else end, others="end")
-            self._ends = {each: self._logs[each].resolve(ends[each], past_damage=self._skip) for each in ends}
+            self._ends = {each: resolve(self._logs[each], ends[each], past_damage=self._skip) for each in ends}
         starts = self._starts(start, others="begin")
         self._cursors = {partition: self._cursor(partition, each) for partition, each in starts.items()}
         self._turns = deque(self._cursors)
@@ -264,9 +266,9 @@ class Reader(Shown, Unique):
         log = self._logs[partition]
         on_damage = partial(_note, self.gaps) if self._skip else None
         while True:
-            offset = start if isinstance(start, int) else log.resolve(start, past_damage=self._skip)
+            offset = start if isinstance(start, int) else resolve(log, start, past_damage=self._skip)
             try:
-                return log.cursor(offset, on_damage=on_damage)
+                return Cursor.at(log, offset, on_damage=on_damage)
             except OffsetOutOfRangeError:
                 if isinstance(start, int):
                     raise

@@ -40,9 +40,10 @@ from loglib.append.partitioner import by_crc32
 from loglib.append.writer import Writer
 from loglib.arguments import record_columns
 from loglib.config import TopicConfig
+from loglib.cursor import Cursor
 from loglib.format.watermark import newest
 from loglib.index import SegmentIndex
-from loglib.log import Cursor, Log
+from loglib.log import Log
 from loglib.recovery import Recovery
 from loglib.segment import Identity
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles, Mode, Operation, crash_states

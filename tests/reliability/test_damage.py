@@ -27,8 +27,8 @@ from builders import BODY_AT, describe
 from conftest import NOW, QUIET, Clock
 from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Record, Topic, description
 from loglib.config import TopicConfig
+from loglib.cursor import Cursor
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES, newest
-from loglib.log import Cursor
 from loglib.records import Damage
 from loglib.search import after_damage, around
 from loglib.segment import HEADER_BYTES, SegmentReader

@@ -46,6 +46,7 @@ from ..errors import (
 )
 from ..log import Log
 from ..records import Batch, Record
+from ..starts import resolve
 from ..system.wait import Observer
 from ..unique import Unique
 from .assignment import STRATEGIES, TopicPartition, assign
@@ -604,7 +605,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
 
     def _first(self, log: Log) -> int:
         """Where a group without a commit begins."""
-        return log.resolve(parse_start(self._start, now_us=self._place.clock()))
+        return resolve(log, parse_start(self._start, now_us=self._place.clock()))
 
     def _lose(self, lost: list[TopicPartition], partition: str = "") -> NoReturn:
         """After an eviction: others may read on already."""

@@ -33,6 +33,7 @@ from typing import NamedTuple
 from ..append.writer import Writer
 from ..arguments import record_sizes
 from ..config import Durability, FlushPolicy, Retention, TopicConfig
+from ..cursor import Cursor
 from ..description import make_partition, put_in_place
 from ..errors import (
     CorruptLogError,
@@ -46,7 +47,7 @@ from ..errors import (
 )
 from ..format.batch import Columns, crc32c
 from ..format.watermark import Mark
-from ..log import Cursor, Log
+from ..log import Log
 from ..records import Batch
 from ..recovery import list_segments, measure
 from ..segment import HEADER_BYTES, Identity, SegmentReader, read_segment_header, segment_name

@@ -25,6 +25,7 @@ from ..config import Durability
 from ..description import put_in_place
 from ..errors import GroupElsewhereError, GroupNotFoundError, LogMovedError
 from ..log import Log
+from ..starts import resolve
 from ..system.files import Files
 from .assignment import TopicPartition
 from .held import readable_by_all
@@ -95,7 +96,7 @@ class Place(NamedTuple):
         now = self.clock()
         offsets: dict[TopicPartition, int] = {}
         for each, start_of_it in starts.items():
-            offsets[each] = self.logs[each].resolve(parse_start(start_of_it, now_us=now))
+            offsets[each] = resolve(self.logs[each], parse_start(start_of_it, now_us=now))
             self.logs[each].rest()  # of a thousand, few have files open at a time
         return offsets
 

@@ -14,9 +14,10 @@ import errno
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 
+from ..cursor import Cursor
 from ..errors import StorageIOError
 from ..format.batch import Header
-from ..log import Cursor, LiveWriter
+from ..log import LiveWriter
 from ..records import Batch
 from ..system.wait import REPLACED, Observer
 from ..unique import Unique
@@ -247,7 +248,7 @@ class Progress(Unique):
             if cursor is None and self._positions[partition] == end:
                 return []  # and nothing is opened but the watermark
             if cursor is None:
-                cursor = log.cursor(self._positions[partition])
+                cursor = Cursor.at(log, self._positions[partition])
                 self._cursors[partition] = cursor
             return cursor.read(end)
         except OSError as error:

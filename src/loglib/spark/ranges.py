@@ -21,6 +21,7 @@ from ..format.watermark import Mark
 from ..log import Log
 from ..recovery import list_segments
 from ..segment import HEADER_BYTES, Identity, segment_name
+from ..starts import resolve
 from ..system.files import REAL
 from .options import Options, Places
 from .plan import Range
@@ -171,7 +172,7 @@ def _offset(part: _Part, log: Log, mark: Mark, places: Places, options: Options)
         nearest = min(max(place, kept.start), kept.stop - 1)
         warn_of_loss(f"{part}: offset {place} is gone (option {places.option}); it goes on at {nearest}")
         return nearest
-    offset = log.resolve(place, mark=mark)
+    offset = resolve(log, place, mark=mark)
     if places.must_match and offset == mark.flushed_end:
         raise ValueError(
             f"{part}: no record is as late as option {places.option} says; "

@@ -23,8 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from .. import description
+from ..cursor import Cursor
 from ..errors import LogError, OffsetOutOfRangeError
-from ..log import Cursor, Log
+from ..log import Log
 from ..records import Batch
 from ..system.files import REAL
 from .plan import Range, Split

@@ -1,0 +1,226 @@
+"""Cursor: a place in a log, and reading on from it, block by block.
+
+Invariant: the position is the base offset of a batch, or an end of the log. Each batch that is returned follows the
+one returned before it, by the CRC that it names, or stands behind damage that was told of.
+
+The files may be replaced while a cursor reads: it goes on in the same log, or raises `LogMovedError`. Damage is an
+error, or with `on_damage` a gap: offsets are places, so that reading goes on at the next place where a batch says
+that it belongs there.
+
+Threads: a cursor belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from .errors import CorruptLogError, InvalidOffsetError, LogError, LogMovedError, OffsetOutOfRangeError
+from .format.watermark import Mark
+from .log import Log
+from .records import Batch, Damage
+from .segment import SegmentReader
+from .unique import Unique
+
+__all__ = ["BLOCK_BYTES", "Cursor"]
+
+# One read of the file: a few batches, so that the cost of the call is spread, and still in the L2 cache.
+BLOCK_BYTES = 1 << 20
+
+
+class Cursor(Unique):
+    """A place in a log, and reading on from it, block by block."""
+
+    def __init__(
+        self,
+        log: Log,
+        position: int,
+        *,
+        skip_before: int = 0,
+        on_damage: Callable[[Damage], object] | None = None,
+    ) -> None:
+        self.log = log
+        self.position = position  # base offset of the next batch to read
+        self._skip_before = skip_before  # in it, the first record wanted
+        self._on_damage = on_damage  # is told of damage, past which reading goes on; None: damage is an error
+        # Where the batch read last ends, and its CRC: an interrupt may have parted it from the position.
+        self._last_read: tuple[int, int] | None = None
+        self._segment: SegmentReader | None = None
+        self._block_bytes = BLOCK_BYTES
+        self._restored = log.restored  # as it was when the segment was opened
+
+    @classmethod
+    def at(
+        cls, log: Log, offset: int, *, mark: Mark | None = None, on_damage: Callable[[Damage], object] | None = None
+    ) -> Cursor:
+        """A cursor at a record's offset, or at the flushed end; with `on_damage`, one that reads past damage."""
+        base = log.batch_base(offset, mark or log.mark(), past_damage=on_damage is not None)
+        return cls(log, base, skip_before=offset, on_damage=on_damage)
+
+    @property
+    def offset(self) -> int:
+        """The offset of the next record."""
+        return max(self.position, self._skip_before)
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def read(self, limit: int) -> list[Batch]:
+        """The next batches below `limit` (the flushed end, as a rule): those in one block of the file.
+
+        An empty list means that there are none below the limit. Raises `OffsetOutOfRangeError` when
+        retention has overtaken the cursor and `CorruptLogError` where the data is damaged. Where a restore
+        has put an older state of the log in place of the one read, `OffsetOutOfRangeError` or, if it has gone
+        on from there in another way, `LogMovedError`.
+        """
+        while True:
+            if self._restored != self.log.restored:
+                limit = self._check_restored(limit)
+            try:
+                return self._read(limit)
+            except CorruptLogError as error:
+                self.log.look(patient=False)  # files that were replaced look like damage
+                if self._restored != self.log.restored:
+                    continue
+                if self._on_damage is None:
+                    raise
+                self._pass_over(error, limit)
+
+    def _check_restored(self, limit: int) -> int:
+        """Go on in the files that have been put in place of those that were read, at the same batch.
+
+        The batch there must follow the one read last: a log that was restored may have gone on otherwise.
+        Returns the limit, or the flushed end where no batch of the restored log ends there.
+        """
+        log, position, restored, mark = self.log, self.position, self.log.restored, self.log.mark()
+        self.close()
+        try:
+            same = log.batch_base(position, mark, past_damage=self._on_damage is not None) == position
+        except InvalidOffsetError:
+            same = False
+        if same and position < mark.flushed_end and self._last_read is not None:
+            with log.open_segment(position, past_damage=True) as segment:
+                link = self._link_at(position, segment, mark.flushed_end)
+                same = self._last_read[0] != position or link in (None, self._last_read[1])
+        if not same:
+            raise LogMovedError(log.directory, f"was restored; what was read up to {position} is not in it")
+        self._restored = restored
+        with suppress(OffsetOutOfRangeError, InvalidOffsetError):
+            if log.batch_base(limit, mark) == limit:
+                return limit
+        return mark.flushed_end
+
+    def _read(self, limit: int) -> list[Batch]:
+        looked_again = False
+        while self.position < limit:
+            segment = self._segment
+            if segment is None:
+                segment = self._segment = self._open()
+            end = self.log.index.after(segment.base_offset)
+            if end is not None and self.position >= end:
+                self.close()
+                continue
+            stop = limit if end is None else min(limit, end)
+            batches = segment.batches(self.position, stop, block_bytes=self._block_bytes)
+            if batches:
+                self._check_chain(batches, segment, limit)
+                used = batches[-1].header.next_offset - self.position
+                self.position += used
+                # Batches are much of a size: as many fit the next block, and none is read in part.
+                self._block_bytes = used + used // 16 if used > BLOCK_BYTES // 2 else BLOCK_BYTES
+                if self._skip_before > batches[0].header.base_offset:
+                    batches[0] = batches[0].between(self._skip_before, self.position)
+                return batches
+            self.log.check_not_dropped(self.position)  # or the index knows no more where this segment ended
+            if looked_again:
+                position = segment.file_position(self.position)
+                raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {stop}")
+            self.log.refresh()  # the writer may have rolled since the last look
+            looked_again = True
+        return []
+
+    def seek(self, offset: int) -> None:
+        """Go to a record's offset or the flushed end; errors as `Cursor.at`."""
+        position = self.log.batch_base(offset, self.log.mark(), past_damage=self._on_damage is not None)
+        self.place = position, offset
+        self._restored = self.log.restored
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the cursor is, to go back to: the batch, and the first record wanted of it."""
+        return self.position, self._skip_before
+
+    @place.setter
+    def place(self, place: tuple[int, int]) -> None:
+        self.close()
+        (self.position, self._skip_before), self._last_read = place, None
+
+    def _open(self) -> SegmentReader:
+        try:
+            return self.log.open_segment(self.position)
+        except CorruptLogError as error:
+            if self._on_damage is None:
+                raise
+            segment = self.log.open_segment(self.position, past_damage=True)
+            self._tell(error, range(0))
+            return segment
+
+    def _check_chain(self, batches: list[Batch], segment: SegmentReader, limit: int) -> None:
+        """Leave away, or refuse, a batch that is whole and stems from another history.
+
+        A write that the disk has lost uncovers what stood there before a crash: a batch that fits its
+        place, but that the one behind it does not follow.
+        """
+        last_read = self._last_read
+        before = last_read[1] if last_read is not None and last_read[0] == self.position else None
+        ends = [before, *(each.header.header_crc for each in batches)]
+        links = [
+            *(each.header.previous_crc for each in batches),
+            self._link_at(batches[-1].next_offset, segment, limit),
+        ]
+        wrong = [
+            index
+            for index, (end, link) in enumerate(zip(ends, links, strict=True))
+            if None not in (end, link) and end != link
+        ]
+        if not wrong:
+            self._last_read = batches[-1].next_offset, batches[-1].header.header_crc
+            return
+        index = wrong[0]
+        strange = index if index + 1 in wrong else index - 1  # -1: it was handed out before the next was flushed
+        if strange > 0:
+            del batches[strange:]
+            self._last_read = batches[-1].next_offset, batches[-1].header.header_crc
+            return
+        found = f"a batch that follows one with CRC {links[index]:08x}"
+        position = segment.file_position(batches[0].header.base_offset)
+        error = CorruptLogError(segment.path, position, found, f"{ends[index]:08x}, that of the one before")
+        if strange == 0 or self._on_damage is None:
+            raise error
+        self._tell(error, range(0))
+        self._last_read = None
+        self._check_chain(batches, segment, limit)
+
+    def _link_at(self, offset: int, segment: SegmentReader, limit: int) -> int | None:
+        """Which batch the one at `offset` follows, by its CRC; None if there is none yet, or a bad one."""
+        if offset >= limit:
+            return None
+        with suppress(LogError):  # which is met again when it is its turn
+            if self.log.index.after(segment.base_offset) != offset:
+                return segment.header_at(offset).previous_crc
+            with self.log.open_segment(offset, past_damage=True) as following:
+                return following.header_at(offset).previous_crc
+        return None
+
+    def _pass_over(self, error: CorruptLogError, limit: int) -> None:
+        """Go on behind the damage."""
+        start = self.position
+        self.position = self.log.behind_damage(start, limit)
+        self._last_read = None
+        self._tell(error, range(start, self.position))
+
+    def _tell(self, error: CorruptLogError, offsets: range) -> None:
+        assert self._on_damage is not None
+        self._on_damage(Damage.of(error, self.log.partition, offsets))

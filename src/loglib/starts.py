@@ -1,0 +1,118 @@
+"""Starts: the offset at which reading begins, for "begin", "end", a time or an offset.
+
+Invariant: a start by time is the offset of the first record at or after that time, in the order of the log. Event
+times need not rise, so it is searched for by the largest event time so far, which rises: segment headers have it,
+and then batch headers. Retention may drop segments during the search, which then begins again.
+
+Threads: safe for all.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from .arguments import Time
+from .cursor import Cursor
+from .errors import CorruptLogError, OffsetOutOfRangeError
+from .format.watermark import Mark
+from .log import Log
+from .records import Damage
+from .search import first_reaching
+
+__all__ = ["resolve"]
+
+
+def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past_damage: bool = False) -> int:
+    """The offset of a start. A time gives the first record at or after it, or the flushed end.
+
+    With `past_damage` a gap in which the record may be counts as the first, so that who reads from there on is told.
+    """
+    mark = mark or log.mark()
+    if start == "begin":
+        return mark.log_start_offset
+    if start == "end":
+        return mark.flushed_end
+    if isinstance(start, Time):
+        return _of_time(log, start.timestamp_us, mark, past_damage=past_damage)
+    assert isinstance(start, int)
+    log.batch_base(start, mark, past_damage=past_damage)
+    return start
+
+
+def _of_time(log: Log, timestamp: int, mark: Mark, *, past_damage: bool) -> int:
+    find = _first_whole_at_or_after if past_damage else _first_at_or_after
+    while True:
+        try:
+            return find(log, timestamp, mark)
+        except (FileNotFoundError, OffsetOutOfRangeError) as error:
+            before, mark = mark, log.mark()
+            if mark.log_start_offset == before.log_start_offset:  # then it was not retention
+                expected = "all segments from the log start"
+                raise CorruptLogError(log.directory, 0, f"no file ({error})", expected) from error
+
+
+def _first_at_or_after(log: Log, timestamp: int, mark: Mark) -> int:
+    bases = [base for base in log.index.bases() if base >= mark.log_start_offset]
+    if not bases or mark.flushed_end > bases[-1]:
+        log.refresh()
+        bases = [base for base in log.index.bases() if base >= mark.log_start_offset]
+    # The header of segment i + 1 says how late the events up to the end of segment i are. Retention may have
+    # dropped the latest of them since.
+    low, high = 0, len(bases) - 1
+    while low < high:
+        middle = (low + high) // 2
+        with log.open_base(bases[middle + 1]) as following:
+            reached = following.header.running_max_timestamp >= timestamp
+        low, high = (low, middle) if reached else (middle + 1, high)
+    if not bases:
+        return mark.flushed_end
+    for base in bases[low:]:
+        if base >= mark.flushed_end:
+            break
+        with log.open_base(base) as segment:
+            last, end = log.end_of(segment, mark)
+            first = first_reaching(segment, timestamp, last, end)
+        if first is not None:
+            return _next_at_or_after(timestamp, Cursor(log, first.base_offset), mark)
+    return mark.flushed_end
+
+
+def _first_whole_at_or_after(log: Log, timestamp: int, mark: Mark) -> int:
+    """The same where there may be damage: if it is in the way of the search, by looking at every batch."""
+    try:
+        return _first_at_or_after(log, timestamp, mark)
+    except CorruptLogError:
+        doubtful: list[Damage] = []
+        cursor = Cursor(log, mark.log_start_offset, on_damage=doubtful.append)
+        found = _next_at_or_after(timestamp, cursor, mark, doubtful)
+        return min((gap.offsets.start for gap in doubtful if gap.offsets), default=found)
+
+
+def _next_at_or_after(timestamp: int, cursor: Cursor, mark: Mark, doubtful: list[Damage] | None = None) -> int:
+    log = cursor.log
+    segment: int | None = None
+    early = False  # whether all events before that segment are known to be before the time
+    try:
+        while batches := cursor.read(mark.flushed_end):
+            for batch in batches:
+                if doubtful and batch.header.running_max_timestamp < timestamp:
+                    base = log.index.find(batch.header.base_offset)
+                    if base is None or base != segment:
+                        segment, early = base, _begins_before(log, timestamp, batch.header.base_offset)
+                    if early:
+                        doubtful.clear()  # whatever it was, it was earlier
+                if batch.header.max_timestamp >= timestamp:
+                    stamped = zip(batch.offsets, batch.timestamps, strict=True)
+                    late = next((offset for offset, each in stamped if each >= timestamp), None)
+                    if late is not None:  # as it is where a forged header says more than its records
+                        return late
+    finally:
+        cursor.close()
+    return mark.flushed_end
+
+
+def _begins_before(log: Log, timestamp: int, offset: int) -> bool:
+    """Whether all events before the segment that holds the offset are known to be before the time."""
+    with suppress(CorruptLogError), log.open_segment(offset) as segment:
+        return segment.header.running_max_timestamp < timestamp
+    return False
