@@ -27,6 +27,7 @@ from loglib import (
     WriterFailedError,
 )
 from loglib.append.partitioner import by_crc32
+from loglib.lifetime import at_exit
 from loglib.testing import Call, CrashFS, FaultyFiles, UnsyncedFiles, WatchedFiles
 
 Open = Callable[..., Topic]
@@ -425,21 +426,16 @@ def test_interrupt_after_memory_ran_out_in_another_partition(open_topic: Open, m
     assert sorted(values_of(topic)) == [b"0", b"1"]
 
 
-def test_topics_that_are_closed_at_exit_raise_one_error(
-    open_topic: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from loglib import topic as topic_module
-
+def test_topics_that_are_closed_at_exit_raise_one_error(open_topic: Open, tmp_path: Path) -> None:
     topics = [open_topic(tmp_path / name, files=FullPartitions()) for name in ("a", "b", "c")]
-    monkeypatch.setattr(topic_module, "_open_topics", set(topics))
     lost = [topic.append(b"x") for topic in topics[:2]]
     for topic in topics[:2]:
         topic._files.full = {0}  # type: ignore[attr-defined]
     with pytest.raises(StorageFullError) as raised:
-        topic_module._close_topics()
+        at_exit.end()
     assert named(raised.value) == lost
     assert all(topic.closed for topic in topics)
-    topic_module._close_topics()
+    at_exit.end()
 
 
 def test_memory_that_runs_out_in_one_partition_stops_no_other(
@@ -486,7 +482,8 @@ def test_file_that_cannot_be_closed_or_cut_at_the_end_is_said(open_topic: Open) 
 def test_topics_left_open_at_exit_name_all_that_is_lost(tmp_path: Path) -> None:
     program = """
         import atexit, errno, os, sys
-        from loglib import Topic, topic as module
+        from loglib import Topic
+        from loglib.lifetime import at_exit
         from loglib.testing import FaultyFiles
         files = [FaultyFiles("pwritev", error=errno.ENOSPC, every=True, armed=False) for _ in range(2)]
         topics = [Topic.open(os.path.join(sys.argv[1], str(n)), files=each) for n, each in enumerate(files)]
@@ -494,10 +491,10 @@ def test_topics_left_open_at_exit_name_all_that_is_lost(tmp_path: Path) -> None:
             topic.append(b"x")
             each.armed = True
         try:
-            module._close_topics()
+            at_exit.end()
         except Exception as error:
             print(len(error.lost), len(error.errors))
-        module._open_topics.clear()
+        at_exit.clear()
     """
     tmp_path.joinpath("topics").mkdir()
     assert run_python(program, tmp_path / "topics").split() == ["2", "1"]

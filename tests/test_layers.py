@@ -13,6 +13,7 @@ PACKAGE = SOURCE / "loglib"
 # From the ground up: modules, or packages as a whole. A module may import only from layers below its own.
 LAYERS = [
     {"config", "errors", "unique", "display"},
+    {"lifetime"},
     {"system/files", "system/heap", "system/turn", "system/wait", "index", "format/jumps"},
     {"system/directory"},
     {"format/batch", "format/codec", "system/lock", "system/mounts", "system/clock"},
@@ -122,6 +123,15 @@ def test_file_calls_stand_in_files_only(name: str) -> None:
             assert node.attr not in FILE_CALLS - allowed, f"{name}, line {node.lineno}: os.{node.attr}"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id != "open", f"{name}, line {node.lineno}: open()"
+
+
+@pytest.mark.parametrize("name", sorted(set(modules()) - {"lifetime"}))
+def test_forks_exits_and_frames_are_seen_to_in_one_module(name: str) -> None:
+    for node in ast.walk(ast.parse(modules()[name].read_text("utf-8"))):
+        used = node.attr if isinstance(node, ast.Attribute) else ""
+        assert used not in {"register_at_fork", "WeakSet", "Finalize", "_getframe"}, f"{name}: {used}"
+        if isinstance(node, ast.Import):
+            assert "atexit" not in {each.name for each in node.names}, f"{name}, line {node.lineno}"
 
 
 @pytest.mark.parametrize("name", sorted(modules()))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import records_of, run_python
-from loglib import topic as topic_module
+from loglib import lifetime
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -140,9 +140,9 @@ def test_topic_opened_before_multiprocessing_is_imported_is_closed_once(tmp_path
 
 def test_multiprocessing_is_told_once(open_topic: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(topic_module, "_told", set())
+    monkeypatch.setattr(lifetime.at_exit, "_told", False)
     util = multiprocessing.util
     monkeypatch.setattr(util, "Finalize", lambda *what, exitpriority: told.append((*what, exitpriority)))
     for name in ("a", "b"):
         open_topic(path / name)
-    assert told == [(None, topic_module._close_topics, topic_module._LAST)] and topic_module._LAST < -5
+    assert told == [(None, lifetime.at_exit.end, lifetime._LAST)] and lifetime._LAST < -5

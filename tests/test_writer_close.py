@@ -144,8 +144,9 @@ def test_abandoned_writer_refuses_and_its_files_are_closed(open_topic: Open) -> 
     before = open_files()
     topic = open_topic(shared=True, partitions=2)
     topic.append(b"x", partition=0)
-    writer_module._abandon_writers()
-    topic_module._abandon_topics()
+    for module in (writer_module, topic_module):
+        module._in_child.call(os.getpid())
+        module._in_child.clear()
     for refused in (
         topic.flush, lambda: topic.append(b"x"), lambda: topic.partition(0).append(b"x"),
         lambda: topic.partition(1).append(b"x"), topic.read, topic.partition(0).flush,

@@ -6,22 +6,20 @@ its beginning, be it another thread's listing or a change by the writer. What wa
 back by a listing that finds its file still there.
 
 Threads: safe for all. Whoever searches has a snapshot that nobody changes, and takes no lock; a
-change puts a new snapshot in its place. Changes share one lock, which a fork waits for: a child would
-otherwise find it taken by a thread that it does not have.
+change puts a new snapshot in its place. Changes share one lock, which a fork waits for.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Iterable
 
 from sortedcontainers import SortedList
 
+from .lifetime import fork_lock
+
 __all__ = ["SegmentIndex"]
 
-_changing = threading.RLock()  # so that a signal handler may fork
-os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_changing.release)
+_changing = fork_lock()
 
 
 class SegmentIndex:

@@ -13,12 +13,10 @@ Threads: safe for all.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import logging
 import os
 import resource
-import sys
 import threading
 import warnings
 import weakref
@@ -26,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
-from types import EllipsisType, FrameType
+from types import EllipsisType
 from typing import Any, Literal, Unpack, cast
 
 from . import description, store
@@ -66,6 +64,7 @@ from .groups.group import AnyGroup, CommitPolicy, OnChange
 from .groups.place import Place, group_names
 from .handles import Handles
 from .keeper import Keeper
+from .lifetime import at_exit, in_child, is_interrupting, try_each
 from .partition import Partition
 from .reader import OnGap, Reader, StartLike
 from .records import Batch, OffsetRange, Position
@@ -80,8 +79,9 @@ __all__ = ["Topic"]
 
 logger = logging.getLogger("loglib")
 
-_LAST = -100  # among the exit functions of `multiprocessing`, whose own go down to -5: others may append still
 _HOUSEKEEPING_S = 60.0  # retention and rolling by age are matters of hours: once a minute is soon enough
+
+_in_child = in_child()
 
 
 class Topic(Shown):
@@ -113,7 +113,7 @@ class Topic(Shown):
         self._flusher: Flusher | None = None
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
-        self._failures: list[Exception] = []  # of partitions that are closed, while others are not
+        self._failed: list[tuple[Partition, Exception]] = []  # partitions that are closed, while others are not
         self._keeper = Keeper(files, path, config, clock_of(clock), shared=shared and mode == "a")
         self.partitions = tuple(
             Partition(
@@ -419,11 +419,7 @@ class Topic(Shown):
         self._check_writable()
         failed: list[tuple[Writer, Exception]] = []
         try:
-            for writer in list(self._handles.writers):
-                try:
-                    writer.flush()
-                except Exception as error:  # noqa: BLE001  Raised below.
-                    failed.append((writer, error))
+            try_each(list(self._handles.writers), lambda writer: writer.flush(), failed)
         except BaseException:  # an interrupt: what the errors name is not told yet
             for writer, each in failed:
                 if isinstance(each, LogError):
@@ -575,7 +571,7 @@ class Topic(Shown):
         """
         if self._released or isinstance(self._handles.closed, ForkedHandleError):
             return
-        if self._is_busy_below():
+        if is_interrupting([self, *self.partitions, *self._handles.writers]):
             threading.Thread(target=self.close, name="loglib-close").start()
             return
         with self._handles.opening:
@@ -586,24 +582,20 @@ class Topic(Shown):
         if self._flusher is not None:
             self._flusher.stop()
         self._handles.end_readers()
-        unforeseen: Exception | None = None  # no memory, say: the partition is still open, and may be closed again
-        for partition in self.partitions:
-            try:
-                partition.close()
-            except (LogError, OSError) as error:
-                self._failures.append(error)
-            except Exception as error:  # noqa: BLE001  Raised below.
-                unforeseen = unforeseen or error
-        if unforeseen is not None:
-            raise unforeseen
+        try_each(self.partitions, lambda partition: partition.close(), self._failed)
+        unforeseen = [each for each in self._failed if not isinstance(each[1], LogError | OSError)]
+        if unforeseen:  # no memory, say: the partition is still open, and may be closed again
+            self._failed = [each for each in self._failed if each not in unforeseen]
+            raise unforeseen[0][1]
         self._released = True
-        _open_topics.discard(self)
-        if self._failures:
-            raise together(self._failures)
+        _in_child.discard(self.abandon_in_child)
+        at_exit.discard(self.close)
+        if self._failed:
+            raise together([error for _, error in self._failed])
 
-    def abandon_in_child(self) -> None:
+    def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the topic is the parent's to write and to close."""
-        self._handles.abandon_in_child(ForkedHandleError(self.path, os.getppid()))
+        self._handles.abandon_in_child(ForkedHandleError(self.path, parent_pid))
 
     def track(self, joined: AnyGroup[Any, Any, Any]) -> None:
         """Close the group with the topic."""
@@ -632,8 +624,8 @@ class Topic(Shown):
         except BaseException:
             self.close()
             raise
-        _open_topics.add(self)
-        _close_topics_of_a_worker()
+        _in_child.add(self.abandon_in_child)
+        at_exit.add(self.close)
 
     def _use(self, config: TopicConfig) -> None:
         """Go on by these policies."""
@@ -677,18 +669,6 @@ class Topic(Shown):
                 self.path,
                 kind,
             )
-
-    def _is_busy_below(self) -> bool:
-        """Whether this thread is in the middle of a call on the topic, so that its caller is a signal handler."""
-        mine = {id(each) for each in (self, *self.partitions, *self._handles.writers)}
-        frame = sys._getframe().f_back  # noqa: SLF001
-        while frame is not None and _is_ours(frame):  # as far as the one who closes
-            frame = frame.f_back
-        while frame is not None:
-            if _is_ours(frame) and id(frame.f_locals.get("self")) in mine:
-                return True
-            frame = frame.f_back
-        return False
 
     def _wants_thread(self) -> bool:
         # Python 3.12 and later warn when a process with threads forks: no thread without a reason.
@@ -764,10 +744,6 @@ def _what_is_here(files: Files, path: str, mode: str) -> str:
     return "no topic here; mode='a' makes one" if mode == "r" else "no topic here; create=True makes one"
 
 
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__package__")).partition(".")[0] == __package__
-
-
 def _random_below(count: int) -> int:
     return int.from_bytes(os.urandom(4), "little") % count if count > 1 else 0
 
@@ -783,45 +759,3 @@ def _housekeeper(partitions: tuple[Partition, ...], keeper: Keeper) -> Callable[
 
 def _open_for_reading(path: str) -> Topic:
     return Topic.open(path, mode="r")
-
-
-# --- the end of the process ------------------------------------------------------------------------
-
-_open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
-
-
-def _close_topics() -> None:
-    """Flush what was appended when the interpreter ends without `close`."""
-    failures: list[Exception] = []
-    for topic in list(_open_topics):
-        try:
-            topic.close()
-        except Exception as error:  # noqa: BLE001  Raised below.
-            failures.append(error)
-    if failures:
-        raise together(failures)
-
-
-_told: set[int] = set()  # this process's id, once multiprocessing knows of its topics
-
-
-def _close_topics_of_a_worker() -> None:
-    """The same for a worker of `multiprocessing`, which leaves by `os._exit` and calls its own exit functions alone.
-
-    It need not be imported for that: a worker has done so, and in any other process `atexit` does it.
-    """
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None and os.getpid() not in _told:
-        util.Finalize(None, _close_topics, exitpriority=_LAST)
-        _told.add(os.getpid())
-
-
-def _abandon_topics() -> None:
-    _told.clear()  # a worker forgets its parent's exit functions
-    for topic in list(_open_topics):
-        topic.abandon_in_child()
-    _open_topics.clear()
-
-
-atexit.register(_close_topics)
-os.register_at_fork(after_in_child=_abandon_topics)

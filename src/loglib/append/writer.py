@@ -25,8 +25,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, Protocol
 
@@ -47,6 +45,7 @@ from ..format.batch import NO_PRODUCER, Body, Columns, Header, Producer, encode_
 from ..format.codec import codec_id
 from ..format.watermark import Mark
 from ..index import SegmentIndex
+from ..lifetime import finish, in_child
 from ..log import Wakeable
 from ..records import OffsetRange
 from ..recovery import Tail
@@ -68,6 +67,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How far a background flush may fall behind the flush policy before appenders flush themselves:
 # back-pressure, and the bound on what a crash can take.
 _LAG_ALLOWED = 4
+
+_in_child = in_child()
 
 
 class Timer(Protocol):
@@ -110,12 +111,12 @@ class Writer(Unique):
         self._asked = (0, 0)  # records and end of the log when a flush was last asked for
         self._buried = False  # whether what a failure has taken with it is owed
         self._closed: LogClosedError | None = None
-        self._to_close: Iterator[int] | None = None  # set when closing has begun
+        self._to_close: Iterator[tuple[Callable[[int], object], int]] | None = None  # set when closing has begun
         self._held = writer_lock.acquire(files, os.path.join(directory, writer_lock.NAME), config.permissions)
         try:
             self.disk = TailWriter(self._held.directory, identity, config, index=index, moment=self._clock.moment)
             self.batch = OpenBatch(self.disk.start, self.partition, any_size=self._takes_any_size)
-            _live.add(self)
+            _in_child.add(self.abandon_in_child)
         except BaseException:
             self._held.release()
             raise
@@ -632,16 +633,12 @@ class Writer(Unique):
             self._closed = self._closed or why
             self.batch = OpenBatch(self.batch.tail, self.partition, owed=self.batch.owed)
             if self._to_close is None:
-                self._to_close = iter(self.disk.files_to_close())
-            # One call from C, which no interrupt can split into a file taken and a file closed.
+                self._to_close = iter([(self._files.close, fd) for fd in self.disk.files_to_close()])
             try:
-                deque(map(self._files.close, self._to_close), maxlen=0)
+                finish(self._to_close)
             finally:
-                try:
-                    deque(map(self._files.close, self._to_close), maxlen=0)  # those after one that failed
-                finally:
-                    self._held.release()
-            _live.discard(self)
+                self._held.release()
+            _in_child.discard(self.abandon_in_child)
 
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the child's copies of the files go, buffers are the parent's to write."""
@@ -650,17 +647,3 @@ class Writer(Unique):
         self.disk.abandon_in_child()
         self.batch.owed = None
         self._release(ForkedHandleError(self.directory, parent_pid))
-
-
-_live: weakref.WeakSet[Writer] = weakref.WeakSet()
-_pid = os.getpid()
-
-
-def _abandon_writers() -> None:
-    global _pid
-    parent_pid, _pid = _pid, os.getpid()
-    for writer in list(_live):
-        writer.abandon_in_child(parent_pid)
-
-
-os.register_at_fork(after_in_child=_abandon_writers)

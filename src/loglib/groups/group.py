@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import threading
 import time
 import warnings
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,6 +42,7 @@ from ..errors import (
     StaleGenerationError,
     StorageIOError,
 )
+from ..lifetime import in_child
 from ..log import Log
 from ..records import Batch, Record
 from ..starts import resolve
@@ -81,6 +80,8 @@ _COMMIT_AFTER_S = 0.1
 _POLLED_RECORDS = 512
 _MEMBERS, _OWNERS = "members", "owners"  # as the observer calls these directories
 
+
+_in_child = in_child()
 
 Handed = TypeVar("Handed")  # what is handed out one by one
 HandedBatch = TypeVar("HandedBatch")
@@ -155,7 +156,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._progress = Progress(place, self._observer)
         self._ownership = Ownership(place.files, place.owners, self.member, place.permissions)
         self._left = False
-        _live_groups.add(self)
+        _in_child.add(self.abandon_in_child)
 
     def __enter__(self) -> Self:
         return self
@@ -703,7 +704,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             self._progress.close()
             self._observer.close()
             self._left = True
-            _live_groups.discard(self)
+            _in_child.discard(self.abandon_in_child)
 
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the membership is the parent's, and its locks must not live on in the child."""
@@ -783,18 +784,3 @@ def _commit_interval(policy: CommitPolicy) -> float | None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds < math.inf:
         raise ValueError(f'commit must be "after", "manual" or an interval above 0, not {policy!r}')
     return microseconds(seconds) / 1_000_000
-
-
-_live_groups: weakref.WeakSet[AnyGroup[Any, Any, Any]] = weakref.WeakSet()
-_pid = os.getpid()
-
-
-def _abandon_groups() -> None:
-    global _pid
-    parent_pid, _pid = _pid, os.getpid()
-    for group in list(_live_groups):
-        group.abandon_in_child(parent_pid)
-    _live_groups.clear()
-
-
-os.register_at_fork(after_in_child=_abandon_groups)

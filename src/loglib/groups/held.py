@@ -11,12 +11,11 @@ Threads: as its user says.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import starmap
-from operator import call, length_hint
+from operator import length_hint
 
+from ..lifetime import finish
 from ..system.directory import Directory
 from ..system.files import Files
 from ..unique import Unique
@@ -69,7 +68,7 @@ class HeldFile(Unique):
 
     def abandon(self) -> None:
         """Close and nothing else: in a forked child the lock is the parent's."""
-        deque(starmap(call, self._close), maxlen=0)  # in C, where no interrupt comes between taking and closing
+        finish(self._close)
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # of one whose making an interrupt has ended before its first line

@@ -14,16 +14,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import starmap
-from operator import call
 
 from ..errors import LockedError, printable
+from ..lifetime import finish, fork_lock, in_child
 from ..unique import Unique
 from .directory import Directory
 from .files import Files
@@ -32,8 +28,8 @@ __all__ = ["NAME", "Lock", "acquire", "is_free", "try_acquire"]
 
 NAME = "lock"
 
-_changing = threading.RLock()  # so that a signal handler may fork
-_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+_changing = fork_lock()
+_in_child = in_child()
 
 
 class Lock(Unique):
@@ -47,23 +43,21 @@ class Lock(Unique):
         # Unlocked first: a child that has just been forked may not have closed its copy yet.
         files, fd = directory.files, directory.fd
         self._to_do = iter([(files.unlock, fd), (files.close, fd)])
-        _held.add(self)
+        _in_child.add(self.abandon)
 
     def release(self) -> None:
         """Let it go; once is enough, and more does nothing."""
         with _changing:
-            try:
-                deque(starmap(call, self._to_do), maxlen=0)  # in C, where no interrupt comes between taking and doing
-            finally:
-                deque(starmap(call, self._to_do), maxlen=0)  # what comes after one that failed
-            _held.discard(self)
+            finish(self._to_do)
+            _in_child.discard(self.abandon)
 
     def __del__(self) -> None:  # an interrupt may come before its holder has it
         with suppress(OSError):  # there is nobody to tell
             self.release()
 
-    def abandon(self) -> None:
+    def abandon(self, parent_pid: int) -> None:
         """Close this process's copy of a lock that is its parent's."""
+        del parent_pid
         next(self._to_do, None)
         self.release()
 
@@ -100,15 +94,6 @@ def is_free(files: Files, path: str) -> bool:
     if found is not None:
         found.release()
     return found is not None
-
-
-def _abandon_locks() -> None:
-    for lock in list(_held):
-        lock.abandon()
-    _changing.release()
-
-
-os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_abandon_locks)
 
 
 def _sign(directory: Directory, name: str, permissions: int) -> None:

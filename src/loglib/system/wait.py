@@ -20,11 +20,11 @@ import select
 import struct
 import sys
 import time
-from collections import deque
 from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from ..lifetime import finish
 from ..unique import Unique
 
 __all__ = ["REPLACED", "Observer", "Waiter"]
@@ -63,7 +63,7 @@ class _Descriptors(Unique):
 
     def __del__(self) -> None:
         fds = [fd for fd in (self.wake_out, self.wake_in, self.inotify) if fd >= 0]
-        deque(map(os.close, fds), maxlen=0)  # in C, where no interrupt comes between one and the next
+        finish(iter([(os.close, fd) for fd in fds]))
 
 
 class Waiter(Unique):

@@ -1,0 +1,186 @@
+"""Lifetime: what becomes of open handles when the process forks, when it ends, and when closing fails midway.
+
+Invariant: a forked child has abandoned its parent's handles before its own code runs, so that it neither writes nor
+unlocks what is the parent's. A process that ends in order has closed its topics. No handle is kept alive from here.
+
+    fork_lock         a lock that a fork waits for
+    in_child          methods that a forked child calls, one kind of handle after the other
+    at_exit           methods that the end of the process calls
+    finish            calls of which each is made once, whatever fails and whenever an interrupt comes
+    try_each          one call for each of many, whatever fails
+    is_interrupting   whether a signal handler has come in the middle of a call
+
+Forks: of fork locks, the one made last is acquired first. The kinds of handles are abandoned in the order in which
+they were made: a module makes its kind after it has imported those that it builds on. So a child closes its copy of
+a partition's lock before the writer that would unlock it.
+
+Threads: safe for all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging  # noqa: F401  Imported first: what is closed at exit may log, before logging ends.
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import starmap
+from operator import call, length_hint
+from types import FrameType
+from typing import Generic, ParamSpec, TypeVar
+
+from .errors import together
+
+__all__ = ["Listeners", "at_exit", "finish", "fork_lock", "in_child", "is_interrupting", "try_each"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LAST = -100  # among the exit functions of `multiprocessing`, whose own go down to -5: others may append still
+
+
+class Listeners(Generic[P]):
+    """Methods that are called when something happens to all their objects. It keeps none of the objects alive."""
+
+    def __init__(self) -> None:
+        self._methods: set[weakref.WeakMethod[Callable[P, object]]] = set()
+
+    def add(self, method: Callable[P, object]) -> None:
+        self._methods.add(weakref.WeakMethod(method, self._methods.discard))
+
+    def discard(self, method: Callable[P, object]) -> None:
+        self._methods.discard(weakref.WeakMethod(method))
+
+    def clear(self) -> None:
+        self._methods.clear()
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> list[Exception]:
+        """Call them all, in no order; returns what they have raised."""
+        references = list(self._methods)  # a copy made in C: other threads may add some meanwhile
+        methods = filter(None, (reference() for reference in references))
+        return [error for _, error in try_each(methods, lambda method: method(*args, **kwargs))]
+
+
+# --- closing many things -----------------------------------------------------------------------------
+
+
+def finish(calls: Iterator[tuple[Callable[[int], object], int]]) -> None:
+    """Make the calls that are left, also those after one that fails. Each call is made once, whoever finishes them."""
+    try:
+        deque(starmap(call, calls), maxlen=0)  # in C, where no interrupt comes between taking a call and making it
+    finally:
+        if length_hint(calls):
+            finish(calls)
+
+
+def try_each(
+    items: Iterable[T], action: Callable[[T], object], failed: list[tuple[T, Exception]] | None = None
+) -> list[tuple[T, Exception]]:
+    """Do the action for each item; returns those for which it has failed, and the errors.
+
+    With `failed` they are added to that list, which the caller has also when an interrupt ends the call.
+    """
+    failed = [] if failed is None else failed
+    for item in items:
+        try:
+            action(item)
+        except Exception as error:  # noqa: BLE001  Raised by the caller, when all is tried.
+            failed.append((item, error))
+    return failed
+
+
+# --- forks -------------------------------------------------------------------------------------------
+
+
+def fork_lock() -> threading.RLock:
+    """A lock that a fork waits for: a child would otherwise find it taken by a thread that it does not have."""
+    lock = threading.RLock()  # so that a signal handler may fork
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
+
+_kinds: list[Listeners[[int]]] = []  # of handles, those that others build on first
+_pid = os.getpid()
+
+
+def in_child() -> Listeners[[int]]:
+    """A new kind of handle: listeners that a forked child calls with its parent's process id, and then forgets."""
+    _kinds.append(Listeners())
+    return _kinds[-1]
+
+
+def _abandon() -> None:
+    global _pid
+    parent_pid, _pid = _pid, os.getpid()
+    at_exit.clear()
+    failures: list[Exception] = []
+    for kind in _kinds:
+        failures += kind.call(parent_pid)
+        kind.clear()
+    if failures:
+        raise together(failures)  # which the interpreter prints
+
+
+os.register_at_fork(after_in_child=_abandon)
+
+
+# --- the end of the process --------------------------------------------------------------------------
+
+
+class _AtExit(Listeners[[]]):
+    """Called when the interpreter ends, and when a worker of `multiprocessing` ends.
+
+    Such a worker leaves by `os._exit` and calls the exit functions of that module alone. The module need not be
+    imported for that: a worker has imported it, and in any other process `atexit` does it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = False  # whether multiprocessing knows of it in this process
+
+    def add(self, method: Callable[[], object]) -> None:
+        super().add(method)
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None and not self._told:
+            util.Finalize(None, self.end, exitpriority=_LAST)
+            self._told = True
+
+    def clear(self) -> None:
+        super().clear()
+        self._told = False  # a worker forgets its parent's exit functions
+
+    def end(self) -> None:
+        """Call them all, and raise one error for what they have raised."""
+        failures = self.call()
+        if failures:
+            raise together(failures)
+
+
+at_exit = _AtExit()
+atexit.register(at_exit.end)
+
+
+# --- interrupts --------------------------------------------------------------------------------------
+
+
+def is_interrupting(objects: Iterable[object]) -> bool:
+    """Whether this thread is in the middle of a call on one of these objects, so that its caller is a signal handler.
+
+    Only loglib's own frames count. Those at the top, up to whoever has called loglib last, are the present call's.
+    """
+    interrupted = {id(each) for each in objects}
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    while frame is not None:
+        if _is_ours(frame) and id(frame.f_locals.get("self")) in interrupted:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__package__")).partition(".")[0] == __package__
