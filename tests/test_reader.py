@@ -166,18 +166,6 @@ def test_topic_without_records_reads_as_empty(open_topic: Open) -> None:
     assert topic.read(timedelta(days=1)).tell() == {0: 0, 1: 0}
 
 
-def test_take_gives_columns_and_goes_on_where_it_ended(open_topic: Open) -> None:
-    topic = open_topic()
-    topic.append_many([b"%d" % number for number in range(10)])
-    topic.flush()
-    with topic.read() as reader:
-        first, second = reader.take(4), reader.take()
-        assert first is not None and second is not None
-        assert (first.values, second.values) == ([b"0", b"1", b"2", b"3"], [b"%d" % number for number in range(4, 10)])
-        assert reader.tell() == {0: topic.partition(0).high_watermark}
-        assert reader.take() is None and reader.take(5) is None
-
-
 # --- poll, seek, tell ----------------------------------------------------------------------------
 
 

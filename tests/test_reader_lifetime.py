@@ -237,7 +237,7 @@ def test_reader_at_its_end_does_not_mind_that_its_topic_is_closed(open_topic: Op
     topic.close()
     for reader in (finished, bounded):
         assert list(reader) == list(reader.batches()) == []
-    for call in (lambda: list(fresh), lambda: list(fresh.batches()), fresh.poll, fresh.take):
+    for call in (lambda: list(fresh), lambda: list(fresh.batches()), fresh.poll):
         with pytest.raises(LogClosedError, match="open the topic again"):
             call()
 

@@ -160,23 +160,6 @@ class Reader(Shown, Unique):
             self._check_open()
         return polled
 
-    def take(self, most: int | None = None) -> Batch | None:
-        """The next records of one partition, as columns, if there are any just now: up to `most`, or a batch."""
-        if most is not None:
-            check_count("most", most)
-        self._check_open()
-        batch = self._first(0.0)
-        if batch is None:
-            return None
-        self._unmake()
-        start, stop = self._next_in(batch), batch.offsets.stop
-        if most is not None and most < stop - start:
-            batch.decode()  # once for all its parts
-            stop = start + most
-        part = batch.between(start, stop)
-        self._batch, self._made = batch, stop
-        return part
-
     def tell(self) -> dict[int, int]:
         """The offset of the next record to be handed out, by partition."""
         positions = {partition: cursor.offset for partition, cursor in self._cursors.items()}
