@@ -82,6 +82,21 @@ def test_topic_closes_its_groups(topic: Topic, path: Path) -> None:
         topic.group("etl")
 
 
+def test_topic_whose_group_fails_when_it_is_closed_closes_all_else(topic: Topic, path: Path) -> None:
+    """The topic's locks stayed taken, and its other groups and readers open, until it was closed again."""
+
+    def refuse(partitions: list[int]) -> None:
+        raise ValueError("a listener of the caller's")
+
+    failing, other, reader = topic.group("etl", on_revoke=refuse), topic.group("other"), topic.follow()
+    assert failing.poll() and other.poll()
+    with pytest.raises(ValueError, match="listener"):
+        topic.close()
+    assert failing.closed and other.closed and reader.closed
+    Topic.open(path).close()
+    topic.close()
+
+
 def test_topic_that_is_only_read_can_be_joined(topic: Topic, path: Path) -> None:
     with Topic.open(path, mode="r") as reading:
         with reading.group("etl") as group:

@@ -36,13 +36,10 @@ def group(
     names = [topic.name for topic in topics]
     if not topics or len(set(names)) < len(names):
         raise ValueError(f"a group needs topics of different names, not {names}")
-    joined = TopicsGroup(
+    return TopicsGroup(
         topics[0].place(name, topics), start=start, member=member, commit=commit, strategy=strategy,
         on_assign=on_assign, on_revoke=on_revoke, on_out_of_range=on_out_of_range,
     )  # fmt: skip
-    for topic in topics:
-        topic.track(joined)
-    return joined
 
 
 def group_info(topics: Topic | Sequence[Topic], name: str, *, count_records: bool = False) -> GroupInfo:

@@ -10,28 +10,14 @@ Threads: safe for all; `opening` is held while a writer is made.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 
 from .append.writer import Timer, Writer
 from .errors import LogClosedError
+from .lifetime import Listeners
 from .unique import Unique
 
 __all__ = ["Handles"]
-
-
-class Closable(Protocol):
-    """A reader or a member of a group."""
-
-    def keep(self, topic: object) -> None:
-        """Refer to the topic, which closes itself when nobody does."""
-
-    def end(self, why: str) -> None:
-        """Close, because the topic is closed."""
-
-
-Tracked = TypeVar("Tracked", bound=Closable)
 
 
 class Handles(Unique):
@@ -43,7 +29,7 @@ class Handles(Unique):
         self.closed: LogClosedError | None = None
         self.timer: Timer | None = None  # for the writers to come
         self.writers: list[Writer] = []
-        self._readers: weakref.WeakValueDictionary[int, Closable] = weakref.WeakValueDictionary()
+        self._readers: Listeners[[str]] = Listeners()  # and members of groups
 
     def check_open(self) -> None:
         if self.closed is not None:
@@ -60,17 +46,17 @@ class Handles(Unique):
         writer.timer = self.timer
         self.writers.append(writer)
 
-    def track(self, reader: Tracked) -> Tracked:
-        """Remember the reader, or member of a group, for as long as somebody has it, and have it keep the topic."""
-        self._readers[id(reader)] = reader
-        reader.keep(self.topic())
-        return reader
+    def track(self, end: Callable[[str], object]) -> object:
+        """Have a reader, or a member of a group, end when the topic is closed: call `end`, which is told why.
 
-    def end_readers(self) -> None:
-        """Tell them that the topic is closed."""
-        references = self._readers.valuerefs()  # a copy made in C: other threads may add readers meanwhile
-        for reader in filter(None, (reference() for reference in references)):
-            reader.end(str(self.closed))
+        Returns the topic, for the reader to refer to: it closes itself when nobody does.
+        """
+        self._readers.add(end)
+        return self.topic()
+
+    def end_readers(self) -> list[Exception]:
+        """Tell all of them that the topic is closed; returns what they have raised."""
+        return self._readers.call(str(self.closed))
 
     def abandon_in_child(self, why: LogClosedError) -> None:
         """After a fork: all of it is the parent's."""

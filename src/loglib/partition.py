@@ -190,13 +190,16 @@ class Partition(Shown, Unique):
 
     def read(self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise") -> Reader:
         """A reader that ends at `end`, or at the end as of now."""
-        return self._handles.track(Reader([self._log], start, end=end, on_gap=on_gap, clock=self._clock))
+        return Reader(
+            [self._log], start, end=end, on_gap=on_gap, clock=self._clock, track=self._handles.track
+        )  # fmt: skip
 
     def follow(self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise") -> Reader:
         """A reader that waits for more, for ever or until `timeout` seconds bring nothing."""
-        return self._handles.track(
-            Reader([self._log], start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._clock)
-        )
+        return Reader(
+            [self._log], start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._clock,
+            track=self._handles.track,
+        )  # fmt: skip
 
     def batches(
         self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"

@@ -68,6 +68,7 @@ class Reader(Shown, Unique):
         follow: bool = False,
         timeout: float | None = None,
         on_gap: OnGap = "raise",
+        track: Callable[[Callable[[str], None]], object],
     ) -> None:
         if on_gap not in ("raise", "skip"):
             raise ValueError(f'on_gap must be "raise" or "skip", not {on_gap!r}')
@@ -80,7 +81,6 @@ class Reader(Shown, Unique):
         self._timeout = timeout
         self._closed = False
         self._why = ""  # it is closed, if its topic is
-        self._topic: object = None
         self._reading = threading.Lock()  # held while files are in use, so that close() knows
         self._waiter: Waiter | None = None
         self._watching = (0, 0)  # the process that the waiter is of, and how often the logs had been restored then
@@ -97,6 +97,7 @@ class Reader(Shown, Unique):
         starts = self._starts(start, others="begin")
         self._cursors = {partition: self._cursor(partition, each) for partition, each in starts.items()}
         self._turns = deque(self._cursors)
+        self._topic = track(self._end)  # which closes itself when nobody refers to it
 
     def _facts(self) -> Iterator[tuple[str, object]]:
         if self._closed:
@@ -204,11 +205,7 @@ class Reader(Shown, Unique):
 
     # --- the topic -------------------------------------------------------------------------------
 
-    def keep(self, topic: object) -> None:
-        """Refer to the topic, which closes itself when nobody does."""
-        self._topic = topic
-
-    def end(self, why: str) -> None:
+    def _end(self, why: str) -> None:
         """Close, because the topic is closed: an iteration that is not at its end tells so."""
         if not self._closed:
             self._why = why

@@ -60,7 +60,7 @@ from .errors import (
 from .format.batch import NO_PRODUCER, Columns, Producer
 from .format.codec import codec_id
 from .groups import Group, GroupInfo, Move, TopicPartition, administration
-from .groups.group import AnyGroup, CommitPolicy, OnChange
+from .groups.group import CommitPolicy, OnChange
 from .groups.place import Place, group_names
 from .handles import Handles
 from .keeper import Keeper
@@ -113,6 +113,7 @@ class Topic(Shown):
         self._flusher: Flusher | None = None
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
+        self._unended: list[Exception] = []  # what readers and groups have raised when the topic was closed
         self._failed: list[tuple[Partition, Exception]] = []  # partitions that are closed, while others are not
         self._keeper = Keeper(files, path, config, clock_of(clock), shared=shared and mode == "a")
         self.partitions = tuple(
@@ -441,14 +442,14 @@ class Topic(Shown):
         """
         self._handles.check_open()
         logs = [each.log for each in self.partitions]
-        return self._handles.track(Reader(logs, start, end=end, on_gap=on_gap, clock=self._clock))
+        return Reader(logs, start, end=end, on_gap=on_gap, clock=self._clock, track=self._handles.track)
 
     def follow(self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise") -> Reader:
         """A reader that never ends: it waits for more, or stops after `timeout` seconds of silence."""
         self._handles.check_open()
         logs = [each.log for each in self.partitions]
-        return self._handles.track(
-            Reader(logs, start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._clock)
+        return Reader(
+            logs, start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._clock, track=self._handles.track
         )
 
     def batches(
@@ -491,11 +492,9 @@ class Topic(Shown):
         partitions: the latter before they are committed and given up. `on_out_of_range="start"` begins at
         `start` again where the committed offset is no longer in the log, instead of raising.
         """
-        return self._handles.track(
-            Group(
-                self.place(name), start=start, member=member, commit=commit, strategy=strategy,
-                on_assign=on_assign, on_revoke=on_revoke, on_out_of_range=on_out_of_range,
-            )
+        return Group(
+            self.place(name), start=start, member=member, commit=commit, strategy=strategy,
+            on_assign=on_assign, on_revoke=on_revoke, on_out_of_range=on_out_of_range,
         )  # fmt: skip
 
     def groups(self) -> list[str]:
@@ -581,7 +580,7 @@ class Topic(Shown):
         self._sticky = None
         if self._flusher is not None:
             self._flusher.stop()
-        self._handles.end_readers()
+        self._unended += self._handles.end_readers()
         try_each(self.partitions, lambda partition: partition.close(), self._failed)
         unforeseen = [each for each in self._failed if not isinstance(each[1], LogError | OSError)]
         if unforeseen:  # no memory, say: the partition is still open, and may be closed again
@@ -590,16 +589,13 @@ class Topic(Shown):
         self._released = True
         _in_child.discard(self.abandon_in_child)
         at_exit.discard(self.close)
-        if self._failed:
-            raise together([error for _, error in self._failed])
+        failures = self._unended + [error for _, error in self._failed]
+        if failures:
+            raise together(failures)
 
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the topic is the parent's to write and to close."""
         self._handles.abandon_in_child(ForkedHandleError(self.path, parent_pid))
-
-    def track(self, joined: AnyGroup[Any, Any, Any]) -> None:
-        """Close the group with the topic."""
-        self._handles.track(joined)
 
     def place(self, name: str, topics: Sequence[Topic] = ()) -> Place:
         """Where a group of that name, on this topic or on several, keeps its files."""
@@ -609,7 +605,8 @@ class Topic(Shown):
         durability, permissions = self.config.durability, self.config.permissions
         return Place(
             self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock,
-            tuple(each.path for each in topics if each is not self),
+            track=tuple(each._handles.track for each in topics or [self]),  # noqa: SLF001
+            other_paths=tuple(each.path for each in topics if each is not self),
         )  # fmt: skip
 
     # --- inside ----------------------------------------------------------------------------------

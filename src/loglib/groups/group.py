@@ -121,7 +121,6 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._restart = on_out_of_range == "start"
         self._closed: LogClosedError | None = None
         self._why = ""  # it is closed, if a topic of it is
-        self._topics: list[object] = []  # which close themselves when nobody refers to them
         self._using = threading.RLock()  # held while files are in use, so that close() from elsewhere knows
         self._working = threading.Lock()  # held as well, so that a call in the middle of another knows
         self._calling = False  # on_assign or on_revoke, which may call back
@@ -157,6 +156,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._ownership = Ownership(place.files, place.owners, self.member, place.permissions)
         self._left = False
         _in_child.add(self.abandon_in_child)
+        self._topics = [track(self._end) for track in place.track]  # which close themselves when nobody refers to them
 
     def __enter__(self) -> Self:
         return self
@@ -636,11 +636,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
     def closed(self) -> bool:
         return self._closed is not None
 
-    def keep(self, topic: object) -> None:
-        """Refer to the topic, which closes itself when nobody does."""
-        self._topics.append(topic)
-
-    def end(self, why: str) -> None:
+    def _end(self, why: str) -> None:
         """Close, because a topic is closed: a loop that would have ended after its timeout tells so."""
         if self._closed is None:
             self._why = why

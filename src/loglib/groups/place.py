@@ -68,6 +68,7 @@ class Place(NamedTuple):
     durability: Durability
     permissions: int
     clock: Callable[[], int]  # microseconds UTC
+    track: tuple[Callable[[Callable[[str], None]], object], ...]  # has a member end with a topic, which it returns
     other_paths: tuple[str, ...] = ()  # of the other topics
 
     @property
