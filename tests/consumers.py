@@ -43,7 +43,7 @@ def rebalance(*members: Group) -> None:
 
 def die(group: Group) -> None:
     """As far as others can see: no commit, no word, and the locks are gone."""
-    group.abandon_in_child(os.getpid())
+    group._abandon_in_child(os.getpid())
 
 
 def next_offset(topic: Topic, number: int, partition: int = 0) -> int:

@@ -347,7 +347,7 @@ def test_group_that_is_deleted_is_forgotten_by_all_its_topics(topic: Topic, tmp_
 def test_member_that_joins_while_its_group_is_deleted_learns_of_it(topic: Topic) -> None:
     group = topic.group("etl")
     group.poll()
-    topic.place("etl").remove()
+    topic._place("etl").remove()
     with pytest.raises(StaleGenerationError):
         group.commit()
     with pytest.raises(LogMovedError):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from .arguments import Start
 from .groups import GroupInfo, Move, TopicPartition, TopicsGroup, administration
 from .groups.group import CommitPolicy, OnChange
+from .groups.place import Place
 from .topic import Topic
 
 __all__ = ["delete_group", "evict_member", "group", "group_info", "reset_group"]
@@ -37,7 +38,7 @@ def group(
     if not topics or len(set(names)) < len(names):
         raise ValueError(f"a group needs topics of different names, not {names}")
     return TopicsGroup(
-        topics[0].place(name, topics), start=start, member=member, commit=commit, strategy=strategy,
+        _place(topics, name), start=start, member=member, commit=commit, strategy=strategy,
         on_assign=on_assign, on_revoke=on_revoke, on_out_of_range=on_out_of_range,
     )  # fmt: skip
 
@@ -49,7 +50,7 @@ def group_info(topics: Topic | Sequence[Topic], name: str, *, count_records: boo
     """
     if isinstance(topics, Topic):
         return topics.group_info(name, count_records=count_records)
-    return administration.inspect(topics[0].place(name, topics), count_records=count_records)
+    return administration.inspect(_place(topics, name), count_records=count_records)
 
 
 def reset_group(
@@ -63,14 +64,14 @@ def reset_group(
         return topics.reset_group(name, start, dry_run=dry_run)
     if isinstance(start, Mapping):
         start = {TopicPartition(*key): each for key, each in start.items()}
-    return {**administration.reset(topics[0].place(name, topics), start, dry_run=dry_run)}
+    return {**administration.reset(_place(topics, name), start, dry_run=dry_run)}
 
 
 def evict_member(topics: Topic | Sequence[Topic], name: str, member: str) -> list[Any]:
     """`Topic.evict_member` for a group on several topics: returns the partitions of all as `TopicPartition`s."""
     if isinstance(topics, Topic):
         return topics.evict_member(name, member)
-    return [*administration.evict(topics[0].place(name, topics), member)]
+    return [*administration.evict(_place(topics, name), member)]
 
 
 def delete_group(topics: Topic | Sequence[Topic], name: str) -> None:
@@ -78,4 +79,9 @@ def delete_group(topics: Topic | Sequence[Topic], name: str) -> None:
     if isinstance(topics, Topic):
         topics.delete_group(name)
     else:
-        administration.delete(topics[0].place(name, topics))
+        administration.delete(_place(topics, name))
+
+
+def _place(topics: Sequence[Topic], name: str) -> Place:
+    """Where the group keeps its files: with its first topic."""
+    return topics[0]._place(name, topics)  # noqa: SLF001

@@ -493,7 +493,7 @@ class Topic(Shown):
         `start` again where the committed offset is no longer in the log, instead of raising.
         """
         return Group(
-            self.place(name), start=start, member=member, commit=commit, strategy=strategy,
+            self._place(name), start=start, member=member, commit=commit, strategy=strategy,
             on_assign=on_assign, on_revoke=on_revoke, on_out_of_range=on_out_of_range,
         )  # fmt: skip
 
@@ -509,7 +509,7 @@ class Topic(Shown):
         `loglib.group_info`. `count_records` counts the records of the lag as well, by reading the header of
         every batch in it. Raises `GroupNotFoundError`, and `GroupElsewhereError` if another topic has the group.
         """
-        return administration.inspect(self.place(name), count_records=count_records).of_topic(self.name)
+        return administration.inspect(self._place(name), count_records=count_records).of_topic(self.name)
 
     def reset_group(
         self, name: str, start: Start | Mapping[int, Start], *, dry_run: bool = False
@@ -520,7 +520,7 @@ class Topic(Shown):
         `dry_run` nothing is committed. Raises `GroupBusyError` if the group has members, and
         `GroupElsewhereError` if it is kept with another topic.
         """
-        place = self.place(name)
+        place = self._place(name)
         start_of: Any = start
         if isinstance(start, Mapping):
             start_of = {TopicPartition(self.name, self.partition(key).id): each for key, each in start.items()}
@@ -533,7 +533,7 @@ class Topic(Shown):
         Others claim them at once. The member gets `StaleGenerationError` when it next asks for records or
         commits. Raises `LogError` if the group has no such member.
         """
-        taken = administration.evict(self.place(name), member)
+        taken = administration.evict(self._place(name), member)
         return [each.partition for each in taken if each.topic == self.name]
 
     def delete_group(self, name: str) -> None:
@@ -541,7 +541,7 @@ class Topic(Shown):
 
         Raises `GroupBusyError` if the group has members, and `GroupNotFoundError` if there is none of that name.
         """
-        administration.delete(self.place(name))
+        administration.delete(self._place(name))
 
     # --- housekeeping ----------------------------------------------------------------------------
 
@@ -587,17 +587,17 @@ class Topic(Shown):
             self._failed = [each for each in self._failed if each not in unforeseen]
             raise unforeseen[0][1]
         self._released = True
-        _in_child.discard(self.abandon_in_child)
+        _in_child.discard(self._abandon_in_child)
         at_exit.discard(self.close)
         failures = self._unended + [error for _, error in self._failed]
         if failures:
             raise together(failures)
 
-    def abandon_in_child(self, parent_pid: int) -> None:
+    def _abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the topic is the parent's to write and to close."""
         self._handles.abandon_in_child(ForkedHandleError(self.path, parent_pid))
 
-    def place(self, name: str, topics: Sequence[Topic] = ()) -> Place:
+    def _place(self, name: str, topics: Sequence[Topic] = ()) -> Place:
         """Where a group of that name, on this topic or on several, keeps its files."""
         check_names(name)
         self._handles.check_open()
@@ -621,7 +621,7 @@ class Topic(Shown):
         except BaseException:
             self.close()
             raise
-        _in_child.add(self.abandon_in_child)
+        _in_child.add(self._abandon_in_child)
         at_exit.add(self.close)
 
     def _use(self, config: TopicConfig) -> None:

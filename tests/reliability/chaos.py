@@ -307,7 +307,7 @@ class Chaos:
 
     def _last_commits(self, topic: Topic) -> dict[int, int]:
         """The committed offset of each partition, as a member sees it."""
-        offsets = topic.place(GROUP).offsets()
+        offsets = topic._place(GROUP).offsets()
         try:
             return {partition.partition: commit.offset for partition, commit in offsets.commits().items()}
         finally:
@@ -318,7 +318,7 @@ class Chaos:
 
         A commit that a new owner, or a member that folds a log, repeats is not a commit of its own.
         """
-        place = topic.place(GROUP)
+        place = topic._place(GROUP)
         found: dict[tuple[int, int, int, int], Line] = {}
         for log in (Path(place.path) / "offsets").iterdir():
             if log.name.endswith(".tmp"):  # left from a member that was killed while it made a log

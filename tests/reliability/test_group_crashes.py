@@ -79,7 +79,7 @@ class World:
         """Close the objects of the process that is gone: nothing of them reaches the disk any more."""
         self.fs.kill()
         for member in self.members:
-            member.abandon_in_child(os.getpid())
+            member._abandon_in_child(os.getpid())
         self.topic.close()
 
 

@@ -155,7 +155,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._progress = Progress(place, self._observer)
         self._ownership = Ownership(place.files, place.owners, self.member, place.permissions)
         self._left = False
-        _in_child.add(self.abandon_in_child)
+        _in_child.add(self._abandon_in_child)
         self._topics = [track(self._end) for track in place.track]  # which close themselves when nobody refers to them
 
     def __enter__(self) -> Self:
@@ -700,9 +700,9 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             self._progress.close()
             self._observer.close()
             self._left = True
-            _in_child.discard(self.abandon_in_child)
+            _in_child.discard(self._abandon_in_child)
 
-    def abandon_in_child(self, parent_pid: int) -> None:
+    def _abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the membership is the parent's, and its locks must not live on in the child."""
         self._using, self._working = threading.RLock(), threading.Lock()
         self._closed = ForkedHandleError(self._place.path, parent_pid)
