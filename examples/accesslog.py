@@ -88,12 +88,14 @@ def generate(count: int, *, seed: int = 1, days: int = 2) -> Iterator[bytes]:
     for minute, due in enumerate(due_lines):
         lines = round(count * due / due_lines[-1]) - made
         made += lines
+        when = start + timedelta(minutes=minute)
+        month = list(MONTHS)[when.month - 1].decode()  # strftime's %b would speak the user's language
+        minute_text = f"{when:%d}/{month}/{when:%Y:%H:%M}"
         for second in sorted(rng.randrange(60) for _ in range(lines)):
-            when = start + timedelta(minutes=minute, seconds=second)
             host = rng.choices(hosts, cum_weights=host_weights)[0]
             flares_up = rng.random() * (base[minute] + flare[minute]) < flare[minute]
             page = FLARE_PAGE if flares_up else rng.choices(pages, cum_weights=page_weights)[0]
-            line = _line(rng, host, when, page)
+            line = _line(rng, host, f"{minute_text}:{second:02}", page)
             yield line[: rng.randrange(40)] if rng.random() < 0.0002 else line
 
 
@@ -118,12 +120,10 @@ def _daily_rate(minute: int) -> float:
     return 1 - 0.7 * math.cos(2 * math.pi * (minute - 4 * 60) / (24 * 60))
 
 
-def _line(rng: random.Random, host: str, when: datetime, page: str) -> bytes:
+def _line(rng: random.Random, host: str, time: str, page: str) -> bytes:
     status = rng.choices([200, 304, 404, 500], cum_weights=[90, 97, 99.8, 100])[0]
     size = int(rng.lognormvariate(9, 1)) if status == 200 else 0
-    month = list(MONTHS)[when.month - 1].decode()  # strftime's %b would speak the user's language
-    time = f"{when:%d}/{month}/{when:%Y:%H:%M:%S} +0000"
-    return f'{host} - - [{time}] "GET {page} HTTP/1.1" {status} {size} "-" "{rng.choice(AGENTS)}"'.encode()
+    return f'{host} - - [{time} +0000] "GET {page} HTTP/1.1" {status} {size} "-" "{rng.choice(AGENTS)}"'.encode()
 
 
 if __name__ == "__main__":
