@@ -47,7 +47,7 @@ FILE_CALLS = {
     "posix_fadvise", "chmod", "fchmod", "lchmod", "chown", "fchown", "lchown", "utime", "lseek", "fdopen", "dup",
     "dup2", "memfd_create", "lockf",
 }  # fmt: skip
-MAY_CALL = {"system/files": FILE_CALLS, "system/wait": {"close", "read", "write"}}
+MAY_CALL = {"system/files": FILE_CALLS, "system/wait": {"close", "read", "write"}, "spark/session": {"access"}}
 # Modules by which files could be reached all the same, and who may have them: for constants only, but for `files`.
 FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinput", "subprocess"}
 MAY_IMPORT = {"__init__": {"fcntl"}, "records": {"io"}, "system/files": {"fcntl"}, "testing/memory": {"fcntl"}}

@@ -1,9 +1,7 @@
 """The Spark source without Spark: options, ranges, splits, and scanning a split into Arrow batches."""
 
 import json
-import os
 import shutil
-import sys
 from itertools import combinations, pairwise
 from pathlib import Path
 from random import Random
@@ -11,7 +9,6 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from builders import a_mark
@@ -20,7 +17,6 @@ from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRan
 from loglib.arguments import Time
 from loglib.format.watermark import encode_new
 from loglib.segment import HEADER_BYTES, Identity
-from loglib.spark import configure
 from loglib.spark.columns import arrow_schema
 from loglib.spark.options import Options, parse
 from loglib.spark.plan import Range, cut, plan
@@ -625,20 +621,3 @@ def test_module_that_spark_finds_is_silent_without_pyspark() -> None:
 def test_row_of_a_record_has_every_column(topic: Path) -> None:
     row = as_row(all_records(topic)[0])
     assert tuple(row) == COLUMNS
-
-
-@pytest.mark.parametrize(
-    ("master", "workers"), [(None, sys.executable), ("local[2]", sys.executable), ("spark://host:7077", None)]
-)
-def test_spark_that_started_another_python_did_not_find_the_source(
-    master: str | None, workers: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
-    builder = SparkSession.Builder()
-    configure(builder if master is None else builder.master(master))
-    assert (os.environ.get("PYSPARK_PYTHON"), os.environ.get("PYSPARK_DRIVER_PYTHON")) == (workers, sys.executable)
-    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        monkeypatch.setenv(name, "/opt/python")
-    configure(SparkSession.Builder())
-    assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == "/opt/python"

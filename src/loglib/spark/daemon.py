@@ -1,0 +1,87 @@
+"""Daemon: forks Spark's Python workers as PySpark's own daemon does, with two changes; see docs/spark.md.
+
+PySpark's daemon does all the work here as well. The changes:
+
+- PySpark is imported from the installed package. Spark puts `pyspark.zip` first on the path, and Python keeps no byte
+  code for a zip file: each daemon and each worker would compile PySpark again.
+- A worker whose socket the JVM has closed ends without a traceback. The JVM closes the socket of a worker that has been
+  idle for a minute, or whose rows nobody needs any more. With Unix domain sockets PySpark's worker fails to write its
+  farewell then, and prints a traceback.
+
+Invariant: everything else is as it is without this module. The path is changed only if the zip file is a part of the
+installed package. Every other error of a worker is raised.
+
+Processes: a program of its own, started by the script `python` beside it. It imports nothing of loglib, since workers
+inherit what it has imported: a job may bring along another loglib.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib.machinery import PathFinder
+
+__all__ = ["calm", "main", "prefer_installed_pyspark"]
+
+Worker = Callable[[socket.socket, bool], int]
+
+
+def main() -> None:
+    """Run PySpark's daemon until Spark closes its standard input."""
+    sys.path[0] = os.getcwd()  # as with `python -m`; it is the directory of this file, whose modules nobody means
+    prefer_installed_pyspark(sys.path)
+    from pyspark import daemon
+
+    daemon.worker = calm(daemon.worker)  # type: ignore[assignment]  # without the names of the parameters
+    daemon.manager()
+
+
+def prefer_installed_pyspark(path: list[str]) -> None:
+    """Move the zip files of a PySpark that is installed on the path to the end of it, in place."""
+    for entry in path:
+        if os.path.basename(entry) == "pyspark.zip":
+            directory = os.path.dirname(entry)
+            zips = [each for each in path if os.path.dirname(each) == directory and each.endswith(".zip")]
+            others = [each for each in path if each not in zips]
+            if _comes_with_zips(directory, others) and PathFinder.find_spec("py4j", others):
+                path[:] = others + zips
+            return
+
+
+def _comes_with_zips(directory: str, path: list[str]) -> bool:
+    """Whether the package `pyspark` to which the path leads has its zip files in the directory."""
+    spec = PathFinder.find_spec("pyspark", path)
+    if spec is None or spec.origin is None:
+        return False
+    own = os.path.join(os.path.dirname(spec.origin), "python", "lib")
+    return os.path.realpath(own) == os.path.realpath(directory)
+
+
+def calm(worker: Worker) -> Worker:
+    """The same worker, for which a socket that the JVM has closed is a reason to end and no error."""
+
+    @wraps(worker)
+    def run(sock: socket.socket, authenticated: bool) -> int:
+        try:
+            return worker(sock, authenticated)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            if error.__context__ is not None or not _is_closed(sock):  # it hides another error, or is of another pipe
+                raise
+            return 1  # after 0 the daemon would wait for the next task
+
+    return run
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """Whether the other end of the socket is closed."""
+    poller = select.poll()
+    poller.register(sock, 0)  # asks for nothing: a hang-up and an error are always reported
+    return bool(poller.poll(0))
+
+
+if __name__ == "__main__":
+    main()
