@@ -20,11 +20,13 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
@@ -39,6 +41,9 @@ Views = Counter[tuple[int, str]]  # (minute in seconds since 1970, page) -> view
 TOP, OTHER = 8, "other pages"
 MINUTE_US = 60_000_000
 LOG4J = Path(__file__).resolve().with_name("log4j2.properties")  # keeps Spark quiet
+# A JVM that lives for ten seconds spends most of its time on compiling its own code. These options make it compile fast
+# instead of well, and collect garbage in one thread. They are for a short program only: a long one is slower with them.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def main() -> None:
@@ -65,8 +70,7 @@ def main() -> None:
     print(summary)
 
     reason = "as asked for" if args.python else why_not_spark()
-    means = f"plain Python ({reason})" if reason else "Spark, which takes some seconds to start"
-    print(f"3. Counting views per minute and page with {means}", flush=True)
+    print(f"3. Counting views per minute and page with {f'plain Python ({reason})' if reason else 'Spark'}", flush=True)
     began = monotonic()
     views = count_with_python(hits) if reason else count_with_spark(hits)
     print(f"   {views.total():,} views counted in {monotonic() - began:.1f} s")
@@ -78,6 +82,40 @@ def remove_last_run(hits: Path, rejected: Path, chart: Path) -> None:
         if (topic / "topic.json").exists():  # a directory that is no topic is not ours to remove
             shutil.rmtree(topic)
     chart.unlink(missing_ok=True)
+
+
+def show_progress(what: str) -> None:
+    """Say what is being done: on a terminal in a line that the next one overwrites, else in a line of its own."""
+    if not sys.stdout.isatty():
+        print(f"   {what}", flush=True)
+        return
+    width = shutil.get_terminal_size().columns - 1
+    print(f"{f'   {what}'[:width]:{width}}", end="\r", flush=True)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Say what is being done for as long as it takes: on a terminal with the seconds so far, else once."""
+    if not sys.stdout.isatty():
+        show_progress(what)
+        yield
+        return
+
+    def count_seconds() -> None:
+        began = monotonic()
+        show_progress(what)
+        while not ended.wait(1):
+            show_progress(f"{what}: {monotonic() - began:.0f} s")
+
+    ended = Event()
+    thread = Thread(target=count_seconds, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        show_progress("")
 
 
 def in_a_process(function: Callable[..., T], *args: object) -> T:
@@ -107,7 +145,7 @@ def write(source: Path | int, hits_path: Path, rejected_path: Path) -> str:
             first_rejected = first_rejected or next(iter(others), b"")
             hit_count, rejected_count = hit_count + len(parsed), rejected_count + len(others)
             if (hit_count + rejected_count) % 50_000 == 0:
-                print(f"   {hit_count + rejected_count:,} lines", flush=True)
+                show_progress(f"{hit_count + rejected_count:,} lines")
     said = f"   {hit_count:,} messages; appending them took {append_seconds:.2f} s"
     if rejected_count:
         said += f"\n   {rejected_count:,} lines are no access-log lines and went to {rejected_path}, first of them"
@@ -174,24 +212,26 @@ def count_with_spark(path: Path) -> Views:
     from pyspark.sql import functions as f
 
     spark = start_spark()
+    with progress("opening the topic in Spark"):
+        reader = spark.read.format("loglib").option("columns", "timestamp,value")  # else Spark reads all columns
+        lines = reader.load(str(path))
     per_minute = (
-        spark.read.format("loglib")
-        .option("columns", "timestamp,value")  # Spark would read all of them, whatever is selected
-        .load(str(path))
-        .select("timestamp", f.regexp_extract(f.col("value").cast("string"), accesslog.PAGE, 1).alias("page"))
+        lines.select("timestamp", f.regexp_extract(f.col("value").cast("string"), accesslog.PAGE, 1).alias("page"))
         .where((f.col("page") != "") & ~f.col("page").rlike(accesslog.NOT_A_PAGE))
         .groupBy(f.window("timestamp", "1 minute")["start"].cast("long").alias("minute"), "page")
         .agg(f.count("*").alias("views"))
         .cache()  # asked twice, read once
     )
     by_page = per_minute.groupBy("page").agg(f.sum("views").alias("views")).orderBy(f.desc("views"), "page")
-    top = [row["page"] for row in by_page.limit(TOP).collect()]
+    with progress("finding the pages with the most views"):
+        top = [row["page"] for row in by_page.limit(TOP).collect()]
     folded = (
         per_minute.withColumn("page", f.when(f.col("page").isin(top), f.col("page")).otherwise(OTHER))
         .groupBy("minute", "page")
         .agg(f.sum("views").alias("views"))
     )
-    views: Views = Counter({(row["minute"], row["page"]): row["views"] for row in folded.collect()})
+    with progress("counting their views per minute"):
+        views: Views = Counter({(row["minute"], row["page"]): row["views"] for row in folded.collect()})
     spark.stop()
     return views
 
@@ -203,17 +243,18 @@ def start_spark() -> SparkSession:
 
     began = monotonic()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    spark = (
-        configure(SparkSession.builder)
-        .master("local[2]")
-        .appName("pageviews")
-        .config("spark.driver.extraJavaOptions", f'-Dlog4j2.configurationFile="{LOG4J}"')
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", SHORT_LIVED)
+    with progress("starting Spark"):
+        spark = (
+            configure(SparkSession.builder.master("local[2]"))
+            .appName("pageviews")
+            .config("spark.driver.extraJavaOptions", f'-Dlog4j2.configurationFile="{LOG4J}" {SHORT_LIVED}')
+            .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .getOrCreate()
+        )
     print(f"   Spark {spark.version} started in {monotonic() - began:.1f} s", flush=True)
     return spark
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import accesslog
+import pageviews
 from loglib import Topic
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -29,6 +30,7 @@ def run(example: str, *arguments: object, **environment: str) -> str:
     process = start(example, *arguments, **environment)
     output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors[-4000:]
+    assert "Traceback" not in errors
     return output
 
 
@@ -150,6 +152,19 @@ def test_pageviews_says_so_where_there_is_no_page(tmp_path: Path) -> None:
 def test_pageviews_without_java_counts_in_python_and_says_so(tmp_path: Path) -> None:
     output = run("pageviews.py", "--lines", 1000, "--out", tmp_path, JAVA_HOME="", PATH="")
     assert "with plain Python (Spark needs Java 17 or newer, and there is none)" in output
+
+
+def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pageviews.progress("counting"):
+        pass
+    assert capsys.readouterr().out == "   counting\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pageviews.progress("counting"):
+        pass
+    output = capsys.readouterr().out
+    assert output.startswith("   counting ") and output.endswith(" \r") and "\n" not in output
 
 
 @pytest.mark.spark
