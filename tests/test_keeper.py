@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -510,6 +511,23 @@ def test_limit_on_free_space_below_one_segment_filled_the_disk(size: int, partit
             assert files.free_space("/topic")[0] >= 0.5 * DISK
             assert sum(len(each.segments) for each in topic.partitions) <= 24
             assert len(values_of(topic)) * size > DISK // 8, "what there is room for is kept"
+
+
+@pytest.mark.parametrize(
+    "policy", [Retention(age=None, bytes=512 << 10), Retention(age=None, keep_free=0.4)], ids=["bytes", "keep_free"]
+)
+def test_threads_that_append_do_not_outrun_the_passes(policy: Retention) -> None:
+    files = MemoryFiles(capacity=DISK)
+    with Topic.open("/topic", files=files, partitions=4, retention=policy, flush=MANUAL, batch_bytes=1 << 16) as topic:
+
+        def write(number: int) -> int:
+            appends = (topic.append(b"x" * 20_000, partition=number) for _ in range(600))
+            return min(files.free_space("/topic")[0] for _ in appends)
+
+        with ThreadPoolExecutor(4) as threads:
+            assert min(threads.map(write, range(4))) > DISK // 8
+        topic.flush()
+        assert values_of(topic)
 
 
 def test_limit_on_free_space_that_was_set_on_a_large_segment_seals_it() -> None:

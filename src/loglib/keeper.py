@@ -17,7 +17,9 @@ know to wait, and its policies must be those of `topic.json`. Errors there are l
 Where space is to stay free, each look at it says how large a segment of the topic may get until the next one. If
 space is short and no segment is sealed that could go, the open ones are sealed.
 
-Threads: safe for all. A pass that nobody has asked for is left out while another is running.
+Threads: safe for all. A pass that nobody has asked for is left out while another is running. After a roll it waits for
+the other one where space is limited, or threads that append would outrun the passes; a second at most, since a signal
+handler may have come in the middle of what the other one waits for.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ from .unique import Unique
 __all__ = ["Keeper"]
 
 logger = logging.getLogger("loglib")
+
+_WAIT_S = 1.0  # for another pass, after a roll
 
 
 class Keeper(Unique):
@@ -81,9 +85,11 @@ class Keeper(Unique):
             writer.disk.segment_limit = lambda: self._segment_limit
             self._limit_segments()
 
-    def run(self, partition: int) -> None:
+    def run(self, partition: int, *, rolled: bool = False) -> None:
         """A pass over one partition that this process owns; over all that it owns, if space is to be freed."""
-        if not self._lock.acquire(blocking=False):
+        policy = self._config.retention
+        limited = policy.bytes is not None or policy.keep_free > 0
+        if not self._lock.acquire(timeout=_WAIT_S if rolled and limited else 0):
             return
         try:
             found = self._look([partition])

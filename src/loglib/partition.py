@@ -296,7 +296,7 @@ class Partition(Shown, Unique):
             self._handles.check_open()
             if self._writer is None:  # still, now that no other thread is opening it
                 writer = self._open_writer()
-                writer.on_roll = lambda: self._in_background(self._run_retention)
+                writer.on_roll = lambda: self._in_background(lambda: self._keeper.run(self.id, rolled=True))
                 self._keeper.own(self.id, writer)
                 self._handles.add_writer(writer)
                 self._log.writer = self._writer = writer
