@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from builders import BODY_AT, encoded, header_of
 from loglib.format import batch
-from loglib.format.batch import MAGIC, Columns, Header, Producer, crc32c
+from loglib.format.batch import MAGIC, Header, Producer, crc32c
 from loglib.format.codec import LZ4
+from loglib.format.columns import Columns
 from loglib.format.watermark import Mark, encode_new
 from loglib.segment import Identity, SegmentHeader
 from loglib.transfer import BATCHES
@@ -158,13 +159,15 @@ def columns_with(known: Known, columns: Columns, random: Random) -> Columns:
     )  # fmt: skip
     at = batch.layout(header_of(header, known.base_offset, identity=known.identity))
     start = known.base_offset + BODY_AT
-    values = _forged_items(known, columns.values, start + at.values, random)
-    keys = None if columns.keys is None else _forged_items(known, columns.keys, start + at.keys, random)
+    values = _forged_items(known, columns.values, start + at.values.items, random)
+    keys = columns.keys
+    if keys is not None and at.keys is not None:
+        keys = _forged_items(known, keys, start + at.keys.items, random)
     headers = columns.headers
-    if headers is not None and at.headers >= 0:
+    if headers is not None and at.headers is not None:
         pairs = [pair for each in headers for pair in each]
         names = sum(len(name.encode()) for name, _ in pairs)
-        place = start + at.headers + 2 * _padded(4 * (len(pairs) + 1)) + _padded(names)
+        place = start + at.headers.section + 2 * _padded(4 * (len(pairs) + 1)) + _padded(names)
         forged = iter(_forged_items(known, [value for _, value in pairs], place, random))
         headers = [tuple((name, next(forged) or b"") for name, _ in each) for each in headers]
     return Columns(values, keys, columns.timestamps, headers)

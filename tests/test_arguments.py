@@ -33,7 +33,7 @@ from loglib.arguments import (
     record_sizes,
     timestamp_us,
 )
-from loglib.format.batch import Columns
+from loglib.format.columns import Columns
 from loglib.reader import Reader
 
 MAX = (1 << 63) - 1

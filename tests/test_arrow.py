@@ -16,7 +16,8 @@ from builders import EVERYTHING, NOW, PLAIN, batch_of, calm, chained, encoded, h
 from conftest import run_python
 from loglib import Batch
 from loglib.format import arrow
-from loglib.format.batch import BadBatch, Columns, layout
+from loglib.format.batch import layout
+from loglib.format.columns import BadColumns, Columns
 from test_batch import columns
 
 
@@ -88,7 +89,7 @@ def test_arrow_array_outlives_its_batch(tmp_path: Path) -> None:
 
 def test_body_that_ends_early_is_refused() -> None:
     stored = encoded(PLAIN)
-    with pytest.raises(BadBatch, match="the end of the body"):
+    with pytest.raises(BadColumns, match="the end of the body"):
         header = header_of(stored)
         arrow.record_batch(0, header, layout(header), stored[:114], 112)
 

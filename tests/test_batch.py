@@ -1,9 +1,7 @@
-"""batch.py: records to bytes and back, and no trust in bytes that make no sense."""
+"""format/batch.py: a header and a body to bytes and back, and no trust in bytes that make no sense."""
 
 from __future__ import annotations
 
-import struct
-from array import array
 from typing import Any
 
 import pytest
@@ -25,10 +23,10 @@ from builders import (
     forged,
     header_of,
 )
-from loglib import RecordTooLargeError
 from loglib.config import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH
 from loglib.format import batch
-from loglib.format.batch import BadBatch, Columns, NewerBatch, Producer, Sizes
+from loglib.format.batch import BadBatch, NewerBatch, Producer
+from loglib.format.columns import Columns
 from loglib.segment import Identity
 
 CODECS = [pytest.param(number, id=name) for number, name in enumerate(("none", "zlib", "lz4", "zstd"))]
@@ -107,35 +105,6 @@ def test_length_is_never_below_the_record_count(codec: int) -> None:
 def test_body_that_does_not_shrink_is_stored_as_it_is() -> None:
     assert encoded(Columns([b"x"]), codec=1) == encoded(Columns([b"x"]))
     assert header_of(encoded(Columns([b"x" * 1000]), codec=1)).codec == 1
-
-
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 63, 64, 65])
-def test_nulls_come_back_whatever_their_number(count: int) -> None:
-    for period in (1, 2, 3, 5):
-        values = [None if i % period == 0 else b"%d" % i for i in range(count)]
-        keys = [b"" if i % period == 0 else None for i in range(count)]
-        found = batch_of(encoded(Columns(values, keys)))
-        assert (found.values, found.keys) == (values, keys)
-
-
-def test_unused_columns_take_no_room() -> None:
-    assert header_of(encoded(PLAIN)).flags == 0
-    assert header_of(encoded(Columns([b"x"] * 2, timestamps=[5, 5]))).flags == 0, "equal timestamps need no column"
-    assert header_of(encoded(Columns([b"x"] * 2, headers=[(), ()]))).flags == 0
-    assert header_of(encoded(EVERYTHING)).flags == 31
-    assert len(encoded(Columns([b"12345678"]))) == BODY_AT + 8 + 8
-
-
-def test_falling_timestamps_need_their_column() -> None:
-    header = header_of(encoded(Columns([b"a", b"b"], timestamps=[9, 3])))
-    assert (header.flags, header.base_timestamp, header.max_timestamp) == (batch.TIMESTAMPS, 9, 9)
-
-
-def test_part_takes_the_same_records_of_each_column() -> None:
-    part = EVERYTHING.part(slice(1, 3))
-    assert EVERYTHING.keys and EVERYTHING.timestamps and EVERYTHING.headers
-    assert part == Columns(*(column[1:3] for column in EVERYTHING if column is not None))
-    assert PLAIN.part(slice(1, 3)) == Columns([b"beta", b"gamma"])
 
 
 # --- place --------------------------------------------------------------------------------------------
@@ -309,36 +278,3 @@ class Repeated(list[bytes]):
 def test_more_records_than_a_batch_holds_are_refused_before_they_are_encoded() -> None:
     with pytest.raises(ValueError, match=f"at most {MAX_RECORDS_PER_BATCH} records"):
         batch.encode_body(Columns(Repeated(b"", MAX_RECORDS_PER_BATCH + 1)), codec=0)
-
-
-@pytest.mark.parametrize("sizes", [[1 << 26] * 32, [1 << 30, 1 << 30, 1]], ids=["uniform", "mixed"])
-def test_column_beyond_32_bits_is_refused_before_it_is_joined(sizes: list[int]) -> None:
-    with pytest.raises(RecordTooLargeError) as caught:
-        batch.encode_body(Columns([b""] * len(sizes)), codec=0, sizes=Sizes(sizes, None))
-    assert caught.value.size_bytes == sum(sizes)
-
-
-def test_item_whose_length_is_not_its_size_is_refused() -> None:
-    with pytest.raises(TypeError, match="length"):
-        batch.encode_body(Columns([memoryview(array("i", [1, 2]))]), codec=0)  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("piece_bytes", [1, 7, 64])
-def test_pieces_that_are_joined_apart_make_the_same_batch(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = encoded(EVERYTHING)
-    monkeypatch.setattr(batch, "_PIECE_BYTES", piece_bytes)
-    assert encoded(EVERYTHING) == whole
-    assert len(batch.encode_body(Columns([b"x"] * 5000), codec=0).parts) < 1024  # the most that one write takes
-
-
-def test_columns_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "MAX_BATCH_BYTES", 1000)
-    encoded(Columns([bytes(500)], [bytes(500)]))
-    with pytest.raises(RecordTooLargeError) as caught:
-        encoded(Columns([bytes(500)], [bytes(501)]), codec=1)
-    assert (caught.value.size_bytes, caught.value.limit_bytes) == (1001, 1000)
-
-
-def test_uniform_offsets_are_those_of_any_column() -> None:
-    for size in (0, 1, 200):
-        assert batch.uniform_offsets(size, 3) == struct.pack("<4i", 0, size, 2 * size, 3 * size)

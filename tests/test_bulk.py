@@ -15,7 +15,7 @@ from loglib import RecordTooLargeError, Topic
 from loglib.append import bulk, router
 from loglib.append.bulk import encode_all
 from loglib.config import TopicConfig
-from loglib.format.batch import Columns
+from loglib.format.columns import Columns
 
 Open = Callable[..., Topic]
 MANY = [b"%d" % number for number in range(3 * router.MANY)]

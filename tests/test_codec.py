@@ -17,8 +17,9 @@ from builders import BODY_AT, NOW, batch_of, calm, encoded, forged, header_of, r
 from loglib import CorruptLogError, MissingCodecError, Topic
 from loglib.config import CODEC_NAMES, MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES
 from loglib.format import codec
-from loglib.format.batch import BadBatch, Columns, encode_body, layout
+from loglib.format.batch import BadBatch, encode_body, layout
 from loglib.format.codec import BadCompression
+from loglib.format.columns import Columns
 
 CODECS = [pytest.param(number, id=CODEC_NAMES[number]) for number in (1, 2, 3)]
 PIECE = codec._PIECE_BYTES

@@ -16,7 +16,8 @@ LAYERS = [
     {"lifetime"},
     {"system/files", "system/heap", "system/turn", "system/wait", "index", "format/jumps"},
     {"system/directory"},
-    {"format/batch", "format/codec", "system/lock", "system/mounts", "system/clock"},
+    {"format/columns", "format/codec"},
+    {"format/batch", "system/lock", "system/mounts", "system/clock"},
     {"records", "format/watermark", "format/arrow"},
     {"segment", "arguments"},
     {"search"},
@@ -33,7 +34,6 @@ LAYERS = [
     {"spark", "testing"},
     {"__init__"},
 ]
-WITHIN = {("format/batch", "format/codec")}  # in one layer all the same: a batch's format, and how its body is packed
 LAZY = {("records", "format/arrow")}  # called by Batch.to_arrow, and imported only then
 
 FORBIDDEN = {"mmap", "pickle", "marshal", "shelve", "dbm", "cloudpickle"}
@@ -50,7 +50,7 @@ FILE_CALLS = {
 MAY_CALL = {"system/files": FILE_CALLS, "system/wait": {"close", "read", "write"}, "spark/session": {"access"}}
 # Modules by which files could be reached all the same, and who may have them: for constants only, but for `files`.
 FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinput", "subprocess"}
-MAY_IMPORT = {"__init__": {"fcntl"}, "records": {"io"}, "system/files": {"fcntl"}, "testing/memory": {"fcntl"}}
+MAY_IMPORT = {"__init__": {"fcntl"}, "format/columns": {"io"}, "system/files": {"fcntl"}, "testing/memory": {"fcntl"}}
 
 
 def modules() -> dict[str, Path]:
@@ -100,7 +100,7 @@ def test_every_module_has_its_layer() -> None:
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_imports_point_down(name: str) -> None:
     for imported in own_imports(name, modules()[name]):
-        if (name, imported) in WITHIN | LAZY or place_of(name) == place_of(imported):
+        if (name, imported) in LAZY or place_of(name) == place_of(imported):
             continue
         assert layer_of(imported) < layer_of(name), f"{name} imports {imported}, which is not below it"
 

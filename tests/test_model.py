@@ -41,7 +41,7 @@ from loglib import (
     Topic,
 )
 from loglib.config import microseconds
-from loglib.format.batch import Headers
+from loglib.format.columns import Headers
 from loglib.format.watermark import NAME, SECOND_SLOT, Mark, newest
 from loglib.partition import Partition
 from loglib.records import to_datetime

@@ -25,7 +25,7 @@ from loglib import (
 from loglib.append.writer import Writer
 from loglib.config import FlushPolicy, TopicConfig
 from loglib.cursor import Cursor
-from loglib.format.batch import Columns
+from loglib.format.columns import Columns
 from loglib.format.watermark import WatermarkWriter
 from loglib.groups import offsets
 from loglib.groups.offsets import Entry, Offsets, history_at, make_offsets, offsets_identity

@@ -4,7 +4,7 @@ import pytest
 
 from loglib import Position
 from loglib.append.open_batch import NO_ROOM, OpenBatch
-from loglib.format.batch import Columns
+from loglib.format.columns import Columns
 from loglib.recovery import Tail
 
 TAIL = Tail(1000, 0, 0, 0, 0, 0, 1)

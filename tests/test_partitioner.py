@@ -17,7 +17,7 @@ from builders import calm
 from loglib import Topic
 from loglib.append import partitioner as module
 from loglib.append.partitioner import Partitioner, by_crc32, by_murmur2, murmur2, name_of, spread
-from loglib.format.batch import Columns
+from loglib.format.columns import Columns
 
 # librdkafka's "consistent" partitioner is crc32(key) % partitions, with the CRC-32 of zlib and PNG; these are
 # values published for that CRC (the check value of the catalogue, and of the sentence that everybody uses).

@@ -776,7 +776,7 @@ def test_reopening_reads_only_what_lies_above_the_watermark(open_topic: Open, pa
 
 
 def topic_columns(count: int) -> Any:
-    from loglib.format.batch import Columns
+    from loglib.format.columns import Columns
 
     return Columns([b"z" * 1000] * count)
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from builders import BODY_AT, IDENTITY, NOW, PLAIN, calm, chained, forged, header_of, stamped, write_segment
 from loglib.errors import CorruptLogError
 from loglib.format import batch
-from loglib.format.batch import Columns, Header
+from loglib.format.batch import Header
+from loglib.format.columns import Columns
 from loglib.format.jumps import Jumps, added
 from loglib.search import after_damage, around, first_reaching, jumps_at, likely_headers, proven_headers, refuse_damage
 from loglib.segment import HEADER_BYTES, SegmentReader

@@ -30,7 +30,7 @@ from builders import (
     write_segment,
 )
 from loglib import CorruptLogError, LogError, StorageIOError, UnsupportedFormatError
-from loglib.format.batch import Columns
+from loglib.format.columns import Columns
 from loglib.search import around, first_reaching
 from loglib.segment import (
     HEADER_BYTES,

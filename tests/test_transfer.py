@@ -32,7 +32,8 @@ from loglib import (
     WriterFailedError,
     transfer,
 )
-from loglib.format.batch import Columns, Producer, encode_body
+from loglib.format.batch import Producer, encode_body
+from loglib.format.columns import Columns
 from loglib.log import Log
 from loglib.system.files import Files
 from loglib.testing import FaultyFiles

@@ -10,7 +10,7 @@ import pytest
 from conftest import QUIET, values_of
 from interrupts import Interrupter, every_point
 from loglib import FlushPolicy, Topic
-from loglib.format.batch import Columns
+from loglib.format.columns import Columns
 from loglib.testing import Call, RecordingFiles, UnsyncedFiles
 
 Open = Callable[..., Topic]

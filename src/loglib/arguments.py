@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
 from .config import microseconds
 from .errors import RecordTooLargeError
-from .format.batch import Columns, Headers
+from .format.columns import Columns, Headers
 from .records import from_datetime
 
 __all__ = [

@@ -9,25 +9,31 @@ Threads: immutable facts; columns are decoded when first asked for and then kept
 
 from __future__ import annotations
 
-import sys
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
-from io import BytesIO
-from itertools import chain, pairwise, repeat
-from operator import sub
-from struct import Struct
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .display import Shown
 from .errors import CorruptLogError, OffsetRange
-from .format.batch import HEADER_BYTES, BadBatch, Columns, Header, Headers, Layout, encode_body, layout, uniform_offsets
+from .format.batch import HEADER_BYTES, Header, encode_body, layout
+from .format.columns import (
+    BadColumns,
+    Columns,
+    Headers,
+    Layout,
+    decode_binary,
+    decode_headers,
+    decode_timestamps,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Batch", "Damage", "OffsetRange", "Position", "Record", "from_datetime", "to_datetime"]
+
+Item = TypeVar("Item")
+Where = TypeVar("Where")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -159,8 +165,8 @@ class Batch(Shown):
         }  # fmt: skip
         if not len(self):
             return self.header._replace(**facts | dict.fromkeys(_OF_A_BODY, 0)), bytes(8)
-        keys = self.keys if at.key_offsets >= 0 else None
-        headers = self.headers if at.header_counts >= 0 else None
+        keys = None if at.keys is None else self.keys
+        headers = None if at.headers is None else self.headers
         body = encode_body(Columns(self.values, keys, self.timestamps, headers), codec=0)
         facts |= {name: getattr(body, name) for name in _OF_A_BODY}
         return self.header._replace(**facts), b"".join(body.parts)
@@ -212,19 +218,15 @@ class Batch(Shown):
     def values(self) -> list[bytes | None]:
         """The values; None where null."""
         if self._values is None:
-            at = self._layout
-            self._values = self._column(at.value_offsets, at.values, self.header.value_bytes, at.value_validity)
+            self._values = self._decoded(decode_binary, self._layout.values)
         return self._values
 
     @property
     def keys(self) -> list[bytes | None]:
         """The keys; None where null."""
         if self._keys is None:
-            at = self._layout
-            if at.key_offsets < 0:
-                self._keys = [None] * len(self)
-            else:
-                self._keys = self._column(at.key_offsets, at.keys, self.header.key_bytes, at.key_validity)
+            at = self._layout.keys
+            self._keys = [None] * len(self) if at is None else self._decoded(decode_binary, at)
         return self._keys
 
     @property
@@ -232,10 +234,10 @@ class Batch(Shown):
         """The event times, microseconds UTC."""
         if self._timestamps is None:
             at = self._layout.timestamps
-            if at < 0:
+            if at is None:
                 self._timestamps = [self.header.base_timestamp] * len(self)
             else:
-                stored = _integers("q", self._data, self._body_at + at, self.header.record_count)
+                stored = decode_timestamps(self._data, self._body_at, at, self.header.record_count)
                 self._timestamps = stored[self._first : self._stop]
         return self._timestamps
 
@@ -243,14 +245,8 @@ class Batch(Shown):
     def headers(self) -> list[Headers]:
         """The record headers: a tuple of (name, bytes) pairs for each record, empty if it has none."""
         if self._headers is None:
-            at = self._layout
-            if at.header_counts < 0:
-                self._headers = [()] * len(self)
-            else:
-                try:
-                    self._headers = self._decode_headers()[self._first : self._stop]
-                except BadBatch as error:
-                    raise self._corrupt(error, body_at=self._body_at) from error
+            at = self._layout.headers
+            self._headers = [()] * len(self) if at is None else self._decoded(decode_headers, at)
         return self._headers
 
     def records(self) -> list[Record]:
@@ -273,91 +269,19 @@ class Batch(Shown):
 
         try:
             whole = record_batch(self.partition, self.header, self._layout, self._data, self._body_at, columns=columns)
-        except BadBatch as error:
-            raise self._corrupt(error, body_at=0) from error
+        except BadColumns as error:
+            raise self._corrupt(error) from error
         return whole if len(self) == self.header.record_count else whole.slice(self._first, len(self))
 
-    def _corrupt(self, error: BadBatch, *, body_at: int) -> CorruptLogError:
-        """The error for the caller; `error.at` counts from where the body is at `body_at`."""
+    def _decoded(self, decode: Callable[[bytes, int, Where], list[Item]], at: Where) -> list[Item]:
+        """What this batch shows of a column of the stored batch."""
+        try:
+            column = decode(self._data, self._body_at, at)
+        except BadColumns as error:
+            raise self._corrupt(error) from error
+        return column if len(self) == self.header.record_count else column[self._first : self._stop]
+
+    def _corrupt(self, error: BadColumns) -> CorruptLogError:
         path, position = self._source
-        in_body = 0 if self.header.codec else error.at - body_at  # a compressed body is named as a whole
+        in_body = 0 if self.header.codec else error.at  # a compressed body is named as a whole
         return CorruptLogError(path, position + HEADER_BYTES + in_body, error.found, error.expected)
-
-    def _column(self, offsets_at: int, bytes_at: int, size: int, validity_at: int) -> list[bytes | None]:
-        body, count = self._body_at, self.header.record_count
-        items: list[bytes | None]
-        try:
-            items = _decode_column(self._data, body + offsets_at, body + bytes_at, size, count)
-        except BadBatch as error:
-            raise self._corrupt(error, body_at=body) from error
-        if validity_at >= 0:
-            bits = _bits(self._data[body + validity_at : body + validity_at + -(-count // 8)])
-            items = [item if bit == "1" else None for item, bit in zip(items, bits, strict=False)]
-        if len(self) == count:
-            return items
-        return items[self._first : self._stop]
-
-    def _decode_headers(self) -> list[Headers]:
-        data, count = self._data, self.header.record_count
-        counts = _integers("i", data, self._body_at + self._layout.header_counts, count + 1)
-        start = self._body_at + self._layout.headers
-        names, values = _header_columns(data, start, self.header.header_bytes, counts)
-        try:
-            pairs = list(zip((name.decode() for name in names), values, strict=True))
-        except UnicodeDecodeError as error:
-            raise BadBatch(start, "a header name that is not UTF-8", "UTF-8") from error
-        return [tuple(pairs[first:stop]) for first, stop in pairwise(counts)]
-
-
-def _header_columns(data: bytes, start: int, size: int, counts: list[int]) -> tuple[list[bytes], list[bytes]]:
-    """Names and values in the headers section, whose own two offset columns come first."""
-    total = counts[-1]
-    offsets_bytes = 4 * (total + 1) + 7 & ~7
-    if counts[0] != 0 or min(map(sub, counts[1:], counts)) < 0 or 2 * offsets_bytes > size:
-        raise BadBatch(start, "header counts that do not fit their section", "counts from 0, never falling")
-    name_bytes = _integers("i", data, start + 4 * total, 1)[0]
-    value_bytes = _integers("i", data, start + offsets_bytes + 4 * total, 1)[0]
-    names_at = start + 2 * offsets_bytes
-    values_at = names_at + (name_bytes + 7 & ~7)
-    if name_bytes < 0 or value_bytes < 0 or values_at + value_bytes > start + size:
-        raise BadBatch(start, "header names and values beyond their section", f"at most {size} bytes")
-    names = _decode_column(data, start, names_at, name_bytes, total)
-    return names, _decode_column(data, start + offsets_bytes, values_at, value_bytes, total)
-
-
-_UNIFORM_MOST = 8192  # bounds what the two caches of uniform columns hold to a few megabytes
-
-
-def _decode_column(data: bytes, offsets_at: int, bytes_at: int, size: int, count: int) -> list[Any]:
-    """The items of a binary column, after proving that its offsets rise from 0 to `size`."""
-    if 0 < count <= _UNIFORM_MOST and size % count == 0:
-        offsets = data[offsets_at : offsets_at + 4 * (count + 1)]
-        if offsets == uniform_offsets(size // count, count):  # items of one size unpack twice as fast
-            return list(_uniform_struct(size // count, count).unpack_from(data, bytes_at))
-    bounds = _integers("i", data, offsets_at, count + 1)
-    sizes = list(map(sub, bounds[1:], bounds))
-    if bounds[0] != 0 or bounds[-1] != size or (sizes and min(sizes) < 0):
-        raise BadBatch(offsets_at, "column offsets that do not rise from 0 to the column's size", f"0 to {size}")
-    source = BytesIO(data)  # shares the bytes; its read() is the fastest slicer the standard library has
-    source.seek(bytes_at)
-    return list(map(source.read, sizes))
-
-
-@lru_cache(maxsize=16)
-def _uniform_struct(size: int, count: int) -> Struct:
-    return Struct(f"{size}s" * count)
-
-
-def _bits(bitmap: bytes) -> str:
-    """The bits of a bitmap in order, as "0" and "1"; shifting one large number would be quadratic."""
-    return f"{int.from_bytes(bitmap, 'little'):0{8 * len(bitmap)}b}"[::-1]
-
-
-def _integers(typecode: Literal["i", "q"], data: bytes, at: int, count: int) -> list[int]:
-    """`count` little-endian int32 ("i") or int64 ("q") numbers."""
-    stored = memoryview(data)[at : at + (4 if typecode == "i" else 8) * count]
-    if sys.byteorder == "little":
-        return stored.cast(typecode).tolist()
-    numbers = array(typecode, bytes(stored))  # of a memoryview it would take each byte for a number
-    numbers.byteswap()
-    return numbers.tolist()

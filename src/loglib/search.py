@@ -30,6 +30,7 @@ from typing import NoReturn
 from .config import MAX_BATCH_BYTES
 from .errors import CorruptLogError, UnsupportedFormatError
 from .format.batch import HEADER_BYTES, MAGIC, Header, crc32c
+from .format.columns import aligned
 from .format.jumps import Jumps
 from .segment import SegmentReader
 
@@ -287,10 +288,10 @@ def _length_by(remains: bytes, salt: int) -> int:
     """
     at = (_LENGTH_AT, _COUNT_AT, _STORED_AT)
     length, count, stored = (int.from_bytes(remains[each : each + 4], "little") for each in at)
-    by_body = _aligned(HEADER_BYTES + stored)
-    if length in (by_body, _aligned(count)):
+    by_body = aligned(HEADER_BYTES + stored)
+    if length in (by_body, aligned(count)):
         return length
-    by_body = max(by_body, _aligned(count))
+    by_body = max(by_body, aligned(count))
     if _has_crc_with(remains, _LENGTH_AT, by_body, salt):
         return by_body
     bodies = range(length - HEADER_BYTES, max(length - HEADER_BYTES - 8, -1), -1)
@@ -303,10 +304,6 @@ def _has_crc_with(remains: bytes, at: int, number: int, salt: int) -> bool:
         return False
     mended = remains[8:at] + number.to_bytes(4, "little") + remains[at + 4 :]
     return crc32c(mended, salt) == int.from_bytes(remains[4:8], "little")
-
-
-def _aligned(size: int) -> int:
-    return size + (-size & 7)
 
 
 def _chains(segment: SegmentReader, start: int, limit: int) -> Iterator[tuple[Header, Header]]:
@@ -326,7 +323,7 @@ def _chains(segment: SegmentReader, start: int, limit: int) -> Iterator[tuple[He
 
 def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Header]:
     """All that looks like a header in [start, stop), and names its own place."""
-    start += -start & 7
+    start = aligned(start)
     while start < stop:
         window = segment.read(start, min(_WINDOW, stop - start) + HEADER_BYTES)
         if len(window) < HEADER_BYTES:
@@ -353,7 +350,7 @@ def _named_places(window: bytes, start: int) -> Iterator[int]:
     differing = (here ^ named).to_bytes(size, "little")
     at = differing.find(_NO_DIFFERENCE)
     while at >= 0:
-        at += -at & 7
+        at = aligned(at)
         if differing.startswith(_NO_DIFFERENCE, at) and window.startswith(MAGIC, at):
             yield start + at
         at = differing.find(_NO_DIFFERENCE, at + 8)

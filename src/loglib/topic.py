@@ -57,8 +57,9 @@ from .errors import (
     tell_not_appended,
     together,
 )
-from .format.batch import NO_PRODUCER, Columns, Producer
+from .format.batch import NO_PRODUCER, Producer
 from .format.codec import codec_id
+from .format.columns import Columns
 from .groups import Group, GroupInfo, Move, TopicPartition, administration
 from .groups.group import CommitPolicy, OnChange
 from .groups.place import Place, group_names

@@ -41,17 +41,8 @@ from .errors import (
     StorageIOError,
     UnsupportedFormatError,
 )
-from .format.batch import (
-    HEADER_BYTES,
-    BadBatch,
-    Columns,
-    Header,
-    NewerBatch,
-    check_body,
-    crc32c,
-    open_body,
-    parse_header,
-)
+from .format.batch import HEADER_BYTES, BadBatch, Header, NewerBatch, check_body, crc32c, open_body, parse_header
+from .format.columns import Columns
 from .log import Log
 from .records import Batch, Source
 from .segment import Identity

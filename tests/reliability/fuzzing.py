@@ -28,14 +28,8 @@ from loglib.arguments import check_names
 from loglib.config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, TopicConfig
 from loglib.format import codec
 from loglib.format.batch import (
-    HEADERS,
-    KEYS,
-    NULL_KEYS,
-    NULL_VALUES,
-    TIMESTAMPS,
     VERSION,
     BadBatch,
-    Columns,
     Header,
     NewerBatch,
     check_body,
@@ -44,6 +38,7 @@ from loglib.format.batch import (
     open_body,
     parse_header,
 )
+from loglib.format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, BinaryColumn, Columns
 from loglib.format.jumps import added
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES, encode_new, newest
 from loglib.records import Batch, Source
@@ -165,7 +160,11 @@ def check_layout(header: Header) -> None:
     at = layout(header)
     assert BATCH.size < header.length <= MAX_BATCH_BYTES and 1 <= header.record_count <= header.length
     assert header.stored_bytes <= header.length - BATCH.size
-    assert 0 < at.values <= at.keys <= at.end
+    columns = [at.values] if at.keys is None else [at.values, at.keys]
+    ends = [column.items + column.size_bytes for column in columns]
+    if at.headers is not None:
+        ends.append(at.headers.section + at.headers.size_bytes)
+    assert 0 < at.values.items <= ends[0] and ends == sorted(ends) and ends[-1] <= at.end
     assert at.end <= (MAX_DECOMPRESSED_BYTES if header.codec else header.stored_bytes)
     assert header.version == VERSION and header.next_offset < 1 << 63
 
@@ -271,25 +270,25 @@ def batch_columns(random: Draw) -> Outcome:
 def check_columns(batch: Batch, body: bytes) -> None:
     header, at = batch.header, layout(batch.header)
     count = header.record_count
-    assert batch.values == plainly(body, at.value_offsets, at.values, at.value_validity, count)
-    if at.key_offsets >= 0:
-        assert batch.keys == plainly(body, at.key_offsets, at.keys, at.key_validity, count)
+    assert batch.values == plainly(body, at.values)
+    if at.keys is not None:
+        assert batch.keys == plainly(body, at.keys)
     else:
         assert batch.keys == [None] * count
-    if at.timestamps >= 0:
+    if at.timestamps is not None:
         assert batch.timestamps == list(Struct(f"<{count}q").unpack_from(body, at.timestamps))
     assert len(batch.headers) == count
-    if at.header_counts >= 0:
-        counts = Struct(f"<{count + 1}i").unpack_from(body, at.header_counts)
+    if at.headers is not None:
+        counts = Struct(f"<{count + 1}i").unpack_from(body, at.headers.counts)
         assert [len(pairs) for pairs in batch.headers] == [stop - start for start, stop in pairwise(counts)]
 
 
-def plainly(body: bytes, offsets_at: int, items_at: int, validity_at: int, count: int) -> list[bytes | None]:
-    bounds = Struct(f"<{count + 1}i").unpack_from(body, offsets_at)
+def plainly(body: bytes, at: BinaryColumn) -> list[bytes | None]:
+    bounds = Struct(f"<{at.length + 1}i").unpack_from(body, at.offsets)
     items: list[bytes | None] = []
     for index, (start, stop) in enumerate(pairwise(bounds)):
-        null = validity_at >= 0 and not body[validity_at + index // 8] >> index % 8 & 1
-        items.append(None if null else body[items_at + start : items_at + stop])
+        null = at.validity is not None and not body[at.validity + index // 8] >> index % 8 & 1
+        items.append(None if null else body[at.items + start : at.items + stop])
     return items
 
 

@@ -22,7 +22,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "reliability")]
 ORDINARY = (
     "watermark", "batch", "segment", "search", "recovery", "writer", "lock", "description", "producers", "files",
     "check", "log", "payloads", "topic", "partition", "fork", "moved", "timeline", "retention", "keeper", "abandoned",
-    "accounts", "transfer", "reader",
+    "accounts", "transfer", "reader", "columns",
 )  # fmt: skip
 
 

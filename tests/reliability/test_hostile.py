@@ -270,7 +270,7 @@ import loglib.format.arrow, lz4.frame, zlib, zstandard  # now, since importing t
 from builders import IDENTITY, a_mark, encoded, forged, make_topic
 from loglib import CorruptLogError, Topic
 from loglib.format import codec
-from loglib.format.batch import Columns
+from loglib.format.columns import Columns
 from loglib.config import TopicConfig
 from loglib.format.watermark import encode_new
 

@@ -26,7 +26,8 @@ from conftest import NOW, QUIET, Clock
 from forgery import Known, columns_with, compressed_forgery, passing
 from loglib import CorruptLogError, InvalidOffsetError, Record, Topic
 from loglib import segment as segments
-from loglib.format.batch import Columns, Header
+from loglib.format.batch import Header
+from loglib.format.columns import Columns
 from loglib.groups.lag import measure_lag
 from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES, Identity, SegmentReader, parse_segment_name

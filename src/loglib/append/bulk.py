@@ -17,7 +17,8 @@ from typing import TypeVar
 
 from ..arguments import check_columns, record_sizes
 from ..config import TopicConfig
-from ..format.batch import Body, Columns, Sizes, encode_body
+from ..format.batch import Body, encode_body
+from ..format.columns import Columns, Sizes
 
 __all__ = ["chunks", "encode_all"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import repeat
 
 from ..errors import LogError, together
-from ..format.batch import Columns, Headers
+from ..format.columns import Columns, Headers
 from ..records import Position, new_tuple
 from ..recovery import Tail
 

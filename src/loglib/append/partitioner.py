@@ -18,7 +18,7 @@ from zlib import crc32
 
 from ..arguments import binary_column
 from ..config import PARTITIONER_NAME
-from ..format.batch import Columns
+from ..format.columns import Columns
 
 __all__ = ["BUILT_IN", "Partitioner", "by_crc32", "by_murmur2", "murmur2", "name_of", "spread"]
 

@@ -16,8 +16,9 @@ from typing import NamedTuple
 from ..arguments import check_columns
 from ..config import TopicConfig
 from ..errors import tell_appended
-from ..format.batch import NO_PRODUCER, Columns, Producer, encode_body
+from ..format.batch import NO_PRODUCER, Producer, encode_body
 from ..format.codec import codec_id
+from ..format.columns import Columns
 from ..records import OffsetRange
 from .bulk import chunks, encode_all
 from .writer import Writer

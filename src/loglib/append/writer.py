@@ -41,8 +41,9 @@ from ..errors import (
     WriterFailedError,
     tell_appended,
 )
-from ..format.batch import NO_PRODUCER, Body, Columns, Header, Producer, encode_body
+from ..format.batch import NO_PRODUCER, Body, Header, Producer, encode_body
 from ..format.codec import codec_id
+from ..format.columns import Columns
 from ..format.watermark import Mark
 from ..index import SegmentIndex
 from ..lifetime import finish, in_child

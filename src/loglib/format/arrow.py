@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .batch import BadBatch, Header, Layout
+from .batch import Header
+from .columns import BadColumns, BinaryColumn, HeadersColumn, Layout, bitmap_bytes, header_columns, offsets_bytes
 
 __all__ = ["SCHEMA", "record_batch"]
 
@@ -42,7 +43,7 @@ def record_batch(
 ) -> pa.RecordBatch:
     """The batch whose body begins at `body_at` of `data`; `columns` picks from `SCHEMA`, in that order.
 
-    Raises `BadBatch` when the columns do not fit each other.
+    Raises `BadColumns` when the columns do not fit each other.
     """
     view = _View(header, memoryview(data)[body_at:], at)
     if columns is None:
@@ -68,88 +69,61 @@ class _View:
         self._count = header.record_count
 
     def column(self, name: str, partition: int) -> pa.Array:
-        header, count = self._header, self._count
+        at, count = self._at, self._count
         match name:
             case "key":
-                return self._keys()
+                return _nulls(_BINARY, count) if at.keys is None else self._binary(_BINARY, at.keys)
             case "value":
-                at = self._at
-                return self._binary(at.value_offsets, at.values, header.value_bytes, at.value_validity)
+                return self._binary(_BINARY, at.values)
             case "partition":
                 return _partition_column(partition, count)
             case "offset":
-                first = header.base_offset
+                first = self._header.base_offset
                 return _numbers(pa.int64(), np.arange(first, first + count, dtype=np.int64))
             case "timestamp":
-                return self._timestamps()
+                return self._timestamps(at.timestamps)
             case _:
-                return self._headers()
+                return _nulls(_HEADERS_TYPE, count) if at.headers is None else self._headers(at.headers)
 
-    def _keys(self) -> pa.Array:
-        at = self._at
-        if at.key_offsets < 0:
-            return _nulls(_BINARY, self._count)
-        return self._binary(at.key_offsets, at.keys, self._header.key_bytes, at.key_validity)
-
-    def _binary(self, offsets_at: int, bytes_at: int, size: int, validity_at: int) -> pa.Array:
-        offsets = self._offsets(offsets_at, self._count, size)
+    def _binary(self, type_: pa.DataType, at: BinaryColumn) -> pa.Array:
+        count, offsets_at, items_at, size, validity_at = at
+        offsets = self._offsets(offsets_at, count, size)
         validity = None
-        if validity_at >= 0:
-            validity = pa.py_buffer(self._body[validity_at : validity_at + -(-self._count // 8)])
-        items = pa.py_buffer(self._body[bytes_at : bytes_at + size])
-        return pa.Array.from_buffers(_BINARY, self._count, [validity, offsets, items])
+        if validity_at is not None:
+            validity = pa.py_buffer(self._body[validity_at : validity_at + bitmap_bytes(count)])
+        items = pa.py_buffer(self._body[items_at : items_at + size])
+        return pa.Array.from_buffers(type_, count, [validity, offsets, items])
 
     def _offsets(self, at: int, count: int, size: int | None) -> pa.Buffer:
         """An offsets column that rises from 0, to `size` if that is known."""
-        buffer = self._body[at : at + 4 * (count + 1)]
-        if len(buffer) < 4 * (count + 1):
-            raise BadBatch(at, "the end of the body", f"{count + 1} column offsets")
+        needed = offsets_bytes(count)
+        buffer = self._body[at : at + needed]
+        if len(buffer) < needed:
+            raise BadColumns(at, "the end of the body", f"{count + 1} column offsets")
         offsets = np.frombuffer(buffer, "<i4")
         rising = offsets[0] == 0 and bool((offsets[1:] >= offsets[:-1]).all())
         if not rising or (size is not None and offsets[-1] != size):
-            raise BadBatch(at, "column offsets that do not rise from 0 to the column's size", f"0 to {size}")
+            raise BadColumns(at, "column offsets that do not rise from 0 to the column's size", f"0 to {size}")
         return pa.py_buffer(buffer)
 
-    def _timestamps(self) -> pa.Array:
-        at = self._at.timestamps
-        if at < 0:
+    def _timestamps(self, at: int | None) -> pa.Array:
+        if at is None:
             return _numbers(_TIMESTAMP, np.full(self._count, self._header.base_timestamp, np.int64))
         stored = pa.py_buffer(self._body[at : at + 8 * self._count])
         return pa.Array.from_buffers(_TIMESTAMP, self._count, [None, stored])
 
-    def _headers(self) -> pa.Array:
-        count, at = self._count, self._at
-        if at.header_counts < 0:
-            return _nulls(_HEADERS_TYPE, count)
-        counts = self._offsets(at.header_counts, count, None)
+    def _headers(self, at: HeadersColumn) -> pa.Array:
+        counts = self._offsets(at.counts, self._count, None)
         running = np.frombuffer(counts, "<i4")
-        total = int(running[-1])
         present = pa.py_buffer(np.packbits(running[1:] > running[:-1], bitorder="little"))
-        start, end = at.headers, at.headers + self._header.header_bytes
-        aligned = 4 * (total + 1) + 7 & ~7
-        if start + 2 * aligned > end:
-            raise BadBatch(start, f"{total} record headers", "as many as their section has room for")
-        names_at = start + 2 * aligned
-        name_bytes = self._last_offset(start, total)
-        values_at = names_at + (name_bytes + 7 & ~7)
-        value_bytes = self._last_offset(start + aligned, total)
-        if name_bytes < 0 or value_bytes < 0 or values_at + value_bytes > end:
-            raise BadBatch(start, "record headers beyond their section", f"at most {end - start} bytes")
-        names = self._child(_STRING, start, names_at, name_bytes, total)
-        values = self._child(_BINARY, start + aligned, values_at, value_bytes, total)
+        names_at, values_at = header_columns(self._body, at, int(running[-1]))
+        names, values = self._binary(_STRING, names_at), self._binary(_BINARY, values_at)
         try:
             names.validate(full=True)  # a name that is not UTF-8 would break whoever reads the string
         except pa.ArrowInvalid as error:
-            raise BadBatch(start, "a header name that is not UTF-8", "UTF-8") from error
+            raise BadColumns(names_at.items, "a header name that is not UTF-8", "UTF-8") from error
         pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER_TYPE))
-        return pa.Array.from_buffers(_HEADERS_TYPE, count, [present, counts], children=[pairs])
-
-    def _last_offset(self, at: int, count: int) -> int:
-        return int.from_bytes(self._body[at + 4 * count : at + 4 * count + 4], "little", signed=True)
-
-    def _child(self, type_: pa.DataType, offsets_at: int, bytes_at: int, size: int, count: int) -> pa.Array:
-        items = pa.py_buffer(self._body[bytes_at : bytes_at + size])
-        return pa.Array.from_buffers(type_, count, [None, self._offsets(offsets_at, count, size), items])
+        return pa.Array.from_buffers(_HEADERS_TYPE, self._count, [present, counts], children=[pairs])
 
 
 def _numbers(type_: pa.DataType, numbers: np.ndarray[Any, Any]) -> pa.Array:

@@ -1,8 +1,8 @@
-"""Batch: records as columns, to bytes and back; the unit of write, CRC, compression and read.
+"""Batch: a header and a body of columns; the unit of write, CRC, compression and read.
 
 Invariant: a batch that these functions hand out has passed its header CRC, its body CRC and its
-bounds, so that every column lies inside the body and every value inside its column. Nothing here
-does I/O or keeps state: bytes in, facts out.
+bounds, so that every column lies inside the body. `columns` has the table of the body; it proves
+that every value lies inside its column. Nothing here does I/O or keeps state: bytes in, facts out.
 
     byte size field                  meaning (all little-endian)
        0   4  magic                  89 4C 4C 42
@@ -35,31 +35,21 @@ does I/O or keeps state: bytes in, facts out.
      116   4  writer_nonce           drawn at random by each writer that opens the partition
      120   8  jump_offset            base offset of an earlier batch of this segment (jumps.py); its own,
                                      if it is the segment's first
-
-    body, in this order, each column padded to 8 bytes with zeros
-      value offsets    int32[n + 1]
-      key offsets      int32[n + 1]   with KEYS
-      value validity   bit[n]         with NULL_VALUES, least significant bit first, 1 = not null
-      key validity     bit[n]         with NULL_KEYS
-      timestamps       int64[n]       with TIMESTAMPS; otherwise all equal base_timestamp
-      header counts    int32[n + 1]   with HEADERS: running count of headers
-      value bytes | key bytes | headers section (name offsets, value offsets, names, values)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import accumulate
-from struct import Struct, pack
+from collections.abc import Callable
+from struct import Struct
 from typing import NamedTuple
 
 from fastcrc import crc32
 
 from ..config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
-from ..errors import RecordTooLargeError
 from ..system.files import Buffer
 from . import codec as codecs
+from .columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, Columns, Layout, Sizes, aligned, encode
+from .columns import layout as layout_of_columns
 
 __all__ = [
     "HEADER_BYTES",
@@ -67,16 +57,13 @@ __all__ = [
     "NO_PRODUCER",
     "BadBatch",
     "Body",
-    "Columns",
     "Header",
-    "Headers",
-    "Layout",
     "NewerBatch",
     "Producer",
-    "Sizes",
     "check_body",
     "crc32c",
     "encode_body",
+    "layout",
     "make_salt",
     "open_body",
     "parse_header",
@@ -87,7 +74,7 @@ crc32c: Callable[..., int] = crc32.iscsi  # (data, initial=0) -> int; initial ch
 
 MAGIC = b"\x89LLB"
 VERSION = 2
-KEYS, NULL_VALUES, NULL_KEYS, TIMESTAMPS, HEADERS = 1, 2, 4, 8, 16
+# Flags besides those of the columns.
 OFFSETS = 0x0020  # reserved: records have been left out, and a column says which offsets the others have
 PRODUCERS = 0x0100  # this batch, or one before it in its segment, names a producer
 SECTION, SECTION_END = 0x0200, 0x0400  # reserved: for transactions
@@ -98,13 +85,6 @@ _HEADER = Struct("<4sIIIQQIIBBHIIIIIqqqqQQIIQ")
 _HEADER_START = Struct("<4sI")
 HEADER_BYTES = _HEADER.size
 assert HEADER_BYTES == 128
-
-# Joined at once: above half a mebibyte the bytes fall out of the processor's cache before they are written.
-_PIECE_BYTES = 256 << 10
-_KEPT_MOST = 1 << 16  # items of an offsets column that is kept for the next batch: 4 MiB are kept in all
-_MOST_PIECES = 400  # of a column; the system takes 1,024 in one write
-
-Headers = tuple[tuple[str, bytes], ...]  # of one record: pairs, in order, names may repeat
 
 
 class BadBatch(Exception):
@@ -182,32 +162,6 @@ class Header(NamedTuple):
         return range(self.base_offset, self.base_offset + self.record_count)
 
 
-class Columns(NamedTuple):
-    """Records to encode, by column. A column that no record uses is None."""
-
-    values: Sequence[bytes | None]
-    keys: Sequence[bytes | None] | None = None
-    timestamps: Sequence[int] | None = None  # microseconds UTC
-    headers: Sequence[Headers] | None = None
-
-    def part(self, take: slice) -> Columns:
-        """Some of the records."""
-        values, keys, timestamps, headers = self
-        return Columns(
-            values[take],
-            None if keys is None else keys[take],
-            None if timestamps is None else timestamps[take],
-            None if headers is None else headers[take],
-        )
-
-
-class Sizes(NamedTuple):
-    """Bytes of each value, and of each key if there are keys, of columns without nulls."""
-
-    values: list[int]
-    keys: list[int] | None
-
-
 class Body(NamedTuple):
     """An encoded body and what a header says about it; not yet bound to a place in a log."""
 
@@ -225,21 +179,6 @@ class Body(NamedTuple):
     max_timestamp: int | None
 
 
-class Layout(NamedTuple):
-    """Where each column starts in a decompressed body; -1 if absent. `end` is the body's size."""
-
-    value_offsets: int
-    key_offsets: int
-    value_validity: int
-    key_validity: int
-    timestamps: int
-    header_counts: int
-    values: int
-    keys: int
-    headers: int
-    end: int
-
-
 def make_salt(log_id: bytes, partition: int) -> int:
     """The salt of a partition's CRCs: a batch of another log or partition does not pass them."""
     return crc32c(log_id + partition.to_bytes(4, "little"))
@@ -254,45 +193,13 @@ def encode_body(columns: Columns, *, codec: int, sizes: Sizes | None = None) -> 
     `sizes`, where they have been counted already, save a pass over the values and keys.
     Raises `RecordTooLargeError` or `ValueError` for more than a batch can hold, and `TypeError` for
     a value or key that is neither null nor bytes.
-    The columns are C-level loops over whole lists: work per record is what Python cannot afford.
     """
     count = len(columns.values)
     if count > MAX_RECORDS_PER_BATCH:
         raise ValueError(f"a batch holds at most {MAX_RECORDS_PER_BATCH} records, not {count}; append them in parts")
-    flags = 0
-    values = _encode_column(columns.values, sizes and sizes.values)
-    keys, headers = _NO_COLUMN, b""
-    offsets, validity, rest = [values.offsets], [], []
-    if values.validity:
-        flags |= NULL_VALUES
-        validity.append(values.validity)
-    if columns.keys is not None:
-        flags |= KEYS
-        keys = _encode_column(columns.keys, sizes and sizes.keys)
-        offsets.append(keys.offsets)
-        if keys.validity:
-            flags |= NULL_KEYS
-            validity.append(keys.validity)
-    base_timestamp = max_timestamp = None
-    if columns.timestamps is not None:
-        base_timestamp, max_timestamp = columns.timestamps[0], max(columns.timestamps)
-        if max_timestamp != base_timestamp or min(columns.timestamps) != base_timestamp:
-            flags |= TIMESTAMPS
-            rest.append(pack(f"<{count}q", *columns.timestamps))
-    if columns.headers is not None and any(columns.headers):
-        flags |= HEADERS
-        header_counts, headers = _encode_headers(columns.headers)
-        rest.append(header_counts)
-    if (size := values.size_bytes + keys.size_bytes + len(headers)) > MAX_BATCH_BYTES:
-        raise RecordTooLargeError("the batch", size, MAX_BATCH_BYTES)
-    parts: list[Buffer] = []
-    for each in offsets + validity + rest:
-        _add(parts, [each], len(each))
-    _add(parts, values.pieces, values.size_bytes)
-    _add(parts, keys.pieces, keys.size_bytes)
-    _add(parts, [headers], len(headers))
+    parts, flags, value_bytes, key_bytes, header_bytes, base_timestamp, max_timestamp = encode(columns, sizes)
     codec, parts, stored_bytes = _compressed(parts, codec)
-    length = _align(max(HEADER_BYTES + stored_bytes, count))
+    length = aligned(max(HEADER_BYTES + stored_bytes, count))
     if length > HEADER_BYTES + stored_bytes:
         parts.append(bytes(length - HEADER_BYTES - stored_bytes))
     body_crc = 0
@@ -300,8 +207,17 @@ def encode_body(columns: Columns, *, codec: int, sizes: Sizes | None = None) -> 
         body_crc = crc32c(part, body_crc)
     return Body(
         parts, body_crc, length, count, codec, flags, stored_bytes,
-        values.size_bytes, keys.size_bytes, len(headers), base_timestamp, max_timestamp,
+        value_bytes, key_bytes, header_bytes, base_timestamp, max_timestamp,
     )  # fmt: skip
+
+
+def _compressed(parts: list[Buffer], codec: int) -> tuple[int, list[Buffer], int]:
+    size = sum(map(len, parts))
+    if codec and size <= MAX_DECOMPRESSED_BYTES:
+        stored = codecs.compress(codec, b"".join(parts))
+        if len(stored) < size:
+            return codec, [stored], len(stored)
+    return codecs.NONE, parts, size
 
 
 def stamp(
@@ -337,103 +253,6 @@ def stamp(
     sealed = unsealed[8:]
     header_crc = crc32c(sealed, salt)
     return _HEADER_START.pack(MAGIC, header_crc) + sealed, header_crc
-
-
-class _Column(NamedTuple):
-    """One encoded binary column."""
-
-    offsets: bytes
-    pieces: list[bytes]
-    size_bytes: int  # of the pieces
-    validity: bytes  # bitmap; empty when nothing is null
-
-
-_NO_COLUMN = _Column(b"", [], 0, b"")
-
-
-def _encode_column(items: Sequence[bytes | None], sizes: list[int] | None = None) -> _Column:
-    validity = b""
-    if sizes is None:
-        try:
-            sizes = list(map(len, items))  # type: ignore[arg-type]
-        except TypeError:  # a null has no len(): rare enough to find out this way
-            validity = _bitmap([item is not None for item in items])
-            items = [b"" if item is None else item for item in items]
-            sizes = list(map(len, items))  # type: ignore[arg-type]
-    size_bytes = sum(sizes)
-    if size_bytes > MAX_BATCH_BYTES:  # more than 32 bits can address, before long
-        raise RecordTooLargeError("the batch", size_bytes, MAX_BATCH_BYTES)
-    pieces = _joined(items, size_bytes)  # type: ignore[arg-type]
-    if sum(map(len, pieces)) != size_bytes:
-        raise TypeError("an item whose length is not its size in bytes")  # a view of larger numbers, for one
-    return _Column(_offsets_column(sizes), pieces, size_bytes, validity)
-
-
-def _offsets_column(sizes: list[int]) -> bytes:
-    if sizes.count(sizes[0]) == len(sizes):  # 0.5 ns a record to find out, against 20 saved
-        return uniform_offsets(sizes[0], len(sizes))
-    return pack(f"<{len(sizes) + 1}i", *accumulate(sizes, initial=0))
-
-
-def _joined(items: Sequence[bytes], size_bytes: int) -> list[bytes]:
-    """The items end to end, in a few pieces, each small enough to stay in the cache until it is written."""
-    if size_bytes <= _PIECE_BYTES:
-        return [b"".join(items)]
-    step = max(1, len(items) * _PIECE_BYTES // size_bytes, len(items) // _MOST_PIECES)
-    return [b"".join(items[start : start + step]) for start in range(0, len(items), step)]
-
-
-def uniform_offsets(size: int, count: int) -> bytes:
-    """The offsets column of `count` items of one size each: records of fixed size are common."""
-    return _kept_offsets(size, count) if count <= _KEPT_MOST else _made_offsets(size, count)
-
-
-@lru_cache(maxsize=16)
-def _kept_offsets(size: int, count: int) -> bytes:
-    return _made_offsets(size, count)
-
-
-def _made_offsets(size: int, count: int) -> bytes:
-    return pack(f"<{count + 1}i", *range(0, size * count + 1, size)) if size else bytes(4 * (count + 1))
-
-
-def _encode_headers(headers: Sequence[Headers]) -> tuple[bytes, bytes]:
-    counts = pack(f"<{len(headers) + 1}i", *accumulate(map(len, headers), initial=0))
-    names = [name.encode() for pairs in headers for name, _ in pairs]
-    values = [value for pairs in headers for _, value in pairs]
-    parts: list[Buffer] = []
-    encoded = _encode_column(names), _encode_column(values)
-    for each in encoded:
-        _add(parts, [each.offsets], len(each.offsets))
-    for each in encoded:
-        _add(parts, each.pieces, each.size_bytes)
-    return counts, b"".join(parts)
-
-
-def _bitmap(bits: Sequence[bool]) -> bytes:
-    as_text = "".join("1" if bit else "0" for bit in reversed(bits))
-    return int(as_text, 2).to_bytes(-(-len(bits) // 8), "little")
-
-
-def _align(size: int) -> int:
-    return (size + 7) & ~7
-
-
-def _add(parts: list[Buffer], column: Sequence[Buffer], size_bytes: int) -> None:
-    """Add a column's pieces, if it has bytes, and the zeros up to the next multiple of 8."""
-    if size_bytes:
-        parts += column
-        if size_bytes & 7:
-            parts.append(bytes(-size_bytes & 7))
-
-
-def _compressed(parts: list[Buffer], codec: int) -> tuple[int, list[Buffer], int]:
-    size = sum(map(len, parts))
-    if codec and size <= MAX_DECOMPRESSED_BYTES:
-        stored = codecs.compress(codec, b"".join(parts))
-        if len(stored) < size:
-            return codec, [stored], len(stored)
-    return codecs.NONE, parts, size
 
 
 # --- bytes to facts ---------------------------------------------------------------------------
@@ -490,35 +309,9 @@ def _check_sizes(header: Header) -> None:
 
 def layout(header: Header) -> Layout:
     """Where the columns lie in the body, from the header alone."""
-    return _layout(header.record_count, header.flags, header.value_bytes, header.key_bytes, header.header_bytes)
-
-
-@lru_cache(maxsize=64)  # a header is checked, then its batch is read: the second look costs a tenth of the first
-def _layout(count: int, flags: int, value_bytes: int, key_bytes: int, header_bytes: int) -> Layout:
-    offsets_bytes = _align(4 * (count + 1))
-    bitmap_bytes = _align(-(-count // 8))
-    keys, values = offsets_bytes, offsets_bytes
-    if flags & KEYS:
-        values += offsets_bytes
-    else:
-        keys = -1
-    value_validity = key_validity = timestamps = header_counts = headers = -1
-    if flags & NULL_VALUES:
-        value_validity, values = values, values + bitmap_bytes
-    if flags & NULL_KEYS:
-        key_validity, values = values, values + bitmap_bytes
-    if flags & TIMESTAMPS:
-        timestamps, values = values, values + 8 * count
-    if flags & HEADERS:
-        header_counts, values = values, values + offsets_bytes
-    key_start = values + _align(value_bytes)
-    header_start = key_start + _align(key_bytes)
-    if flags & HEADERS:
-        headers = header_start
-    return Layout(
-        0, keys, value_validity, key_validity, timestamps, header_counts,
-        values, key_start, headers, header_start + _align(header_bytes),
-    )  # fmt: skip
+    return layout_of_columns(
+        header.record_count, header.flags, header.value_bytes, header.key_bytes, header.header_bytes
+    )
 
 
 def check_body(header: Header, body: Buffer) -> None:

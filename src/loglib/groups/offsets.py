@@ -45,7 +45,8 @@ from ..errors import (
     StorageIOError,
     WriterFailedError,
 )
-from ..format.batch import Columns, crc32c
+from ..format.batch import crc32c
+from ..format.columns import Columns
 from ..format.watermark import Mark
 from ..log import Log
 from ..records import Batch

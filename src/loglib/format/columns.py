@@ -1,0 +1,430 @@
+"""Columns: the body of a batch. Records by column, to bytes and back.
+
+Invariant: each column begins at a multiple of 8 bytes, and its place follows from the header alone
+(`layout`). A column whose items would all be the same is left out, and the reader makes it again.
+What is decoded lies inside its column: offsets are proved to rise from 0 to the column's size, and
+`BadColumns` is raised where they do not. Nothing here does I/O or keeps state: bytes in, facts out.
+
+    body, in this order, each column padded to 8 bytes with zeros     left out if
+      value offsets    int32[n + 1]                                   never
+      key offsets      int32[n + 1]   with KEYS                       all keys are null
+      value validity   bit[n]         with NULL_VALUES                no value is null
+      key validity     bit[n]         with NULL_KEYS                  no key is null
+      timestamps       int64[n]       with TIMESTAMPS                 all equal the header's base_timestamp
+      header counts    int32[n + 1]   with HEADERS                    no record has headers
+      value bytes
+      key bytes
+      headers section                 with HEADERS: name offsets, value offsets, names, values
+
+Numbers are little-endian. Offsets run from 0 to the size of their column's bytes, and header counts
+from 0 to the number of headers. The first bit of a validity bitmap is the least significant one of
+its first byte; 1 means not null.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from io import BytesIO
+from itertools import accumulate, pairwise
+from operator import sub
+from struct import Struct, pack
+from typing import Any, Literal, NamedTuple
+
+from ..config import MAX_BATCH_BYTES
+from ..errors import RecordTooLargeError
+from ..system.files import Buffer
+
+__all__ = [
+    "HEADERS",
+    "KEYS",
+    "NULL_KEYS",
+    "NULL_VALUES",
+    "TIMESTAMPS",
+    "BadColumns",
+    "BinaryColumn",
+    "Columns",
+    "Encoded",
+    "Headers",
+    "HeadersColumn",
+    "Layout",
+    "Sizes",
+    "aligned",
+    "bitmap_bytes",
+    "decode_binary",
+    "decode_headers",
+    "decode_timestamps",
+    "encode",
+    "header_columns",
+    "layout",
+    "offsets_bytes",
+]
+
+KEYS, NULL_VALUES, NULL_KEYS, TIMESTAMPS, HEADERS = 1, 2, 4, 8, 16  # flags in the header of a batch
+
+# Joined at once: above half a mebibyte the bytes fall out of the processor's cache before they are written.
+_PIECE_BYTES = 256 << 10
+_MOST_PIECES = 400  # of a column; the system takes 1,024 in one write
+_KEPT_MOST = 1 << 16  # items of an offsets column that is kept for the next batch: 4 MiB are kept in all
+_UNIFORM_MOST = 8192  # bounds what the two caches of uniform columns hold to a few megabytes
+
+_new_tuple = tuple.__new__  # half the time of calling the NamedTuple; see bench/RESULTS.md
+
+Headers = tuple[tuple[str, bytes], ...]  # of one record: pairs, in order, names may repeat
+
+
+class BadColumns(Exception):
+    """The bytes are not the columns they should be: `at` bytes into the body, `found` and `expected` in words."""
+
+    def __init__(self, at: int, found: str, expected: str) -> None:
+        super().__init__(at, found, expected)
+        self.at = at
+        self.found = found
+        self.expected = expected
+
+
+class Columns(NamedTuple):
+    """Records to encode, by column. A column that no record uses is None."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None = None
+    timestamps: Sequence[int] | None = None  # microseconds UTC
+    headers: Sequence[Headers] | None = None
+
+    def part(self, take: slice) -> Columns:
+        """Some of the records."""
+        values, keys, timestamps, headers = self
+        return Columns(
+            values[take],
+            None if keys is None else keys[take],
+            None if timestamps is None else timestamps[take],
+            None if headers is None else headers[take],
+        )
+
+
+class Sizes(NamedTuple):
+    """Bytes of each value, and of each key if there are keys, of columns without nulls."""
+
+    values: list[int]
+    keys: list[int] | None
+
+
+class Encoded(NamedTuple):
+    """A body before compression, and what a header says about its columns."""
+
+    parts: list[Buffer]
+    flags: int
+    value_bytes: int
+    key_bytes: int
+    header_bytes: int
+    base_timestamp: int | None  # None: the records have no times of their own
+    max_timestamp: int | None
+
+
+class BinaryColumn(NamedTuple):
+    """Where a column of byte strings lies in a body."""
+
+    length: int  # how many strings
+    offsets: int
+    items: int  # the strings, end to end
+    size_bytes: int  # of the items
+    validity: int | None = None  # None: no string is null
+
+
+class HeadersColumn(NamedTuple):
+    """Where the headers of the records lie in a body."""
+
+    length: int  # how many records
+    counts: int
+    section: int
+    size_bytes: int  # of the section
+
+
+class Layout(NamedTuple):
+    """Where the columns lie in a decompressed body. None: the column is left out, as the table above says."""
+
+    values: BinaryColumn
+    keys: BinaryColumn | None
+    timestamps: int | None
+    headers: HeadersColumn | None
+    end: int  # the size of the body
+
+
+# --- places -----------------------------------------------------------------------------------
+
+
+def aligned(size: int) -> int:
+    """The next multiple of 8."""
+    return size + 7 & ~7
+
+
+def offsets_bytes(count: int) -> int:
+    """The size of an offsets column of `count` items, or of their header counts, without padding."""
+    return 4 * (count + 1)
+
+
+def bitmap_bytes(count: int) -> int:
+    """The size of a bitmap of `count` bits, without padding."""
+    return count + 7 >> 3
+
+
+@lru_cache(maxsize=64)  # a header is checked, then its batch is read: the second look costs a tenth of the first
+def layout(count: int, flags: int, value_bytes: int, key_bytes: int, header_bytes: int) -> Layout:
+    """Where the columns lie in the body, from facts of the header alone."""
+    end = 0
+
+    def take(size_bytes: int) -> int:
+        """The place of the next column."""
+        nonlocal end
+        place, end = end, end + aligned(size_bytes)
+        return place
+
+    def take_if(flag: int, size_bytes: int) -> int | None:
+        return take(size_bytes) if flags & flag else None
+
+    value_offsets = take(offsets_bytes(count))
+    key_offsets = take_if(KEYS, offsets_bytes(count))
+    value_validity = take_if(NULL_VALUES, bitmap_bytes(count))
+    key_validity = take_if(NULL_KEYS, bitmap_bytes(count))
+    timestamps = take_if(TIMESTAMPS, 8 * count)
+    header_counts = take_if(HEADERS, offsets_bytes(count))
+    values, keys, headers = take(value_bytes), take(key_bytes), take(header_bytes)
+    return Layout(
+        BinaryColumn(count, value_offsets, values, value_bytes, value_validity),
+        None if key_offsets is None else BinaryColumn(count, key_offsets, keys, key_bytes, key_validity),
+        timestamps,
+        None if header_counts is None else HeadersColumn(count, header_counts, headers, header_bytes),
+        end,
+    )
+
+
+def header_columns(
+    body: Buffer, at: HeadersColumn, total: int, *, body_at: int = 0
+) -> tuple[BinaryColumn, BinaryColumn]:
+    """The names and the values of all `total` headers, which lie in the section behind their two offsets columns.
+
+    Raises `BadColumns` when they do not fit the section.
+    """
+    start, end = at.section, at.section + at.size_bytes
+    value_offsets = start + aligned(offsets_bytes(total))
+    names = value_offsets + (value_offsets - start)
+    if names > end:
+        raise BadColumns(start, f"{total} record headers", "as many as their section has room for")
+    name_bytes = _last_offset(body, body_at + start, total)
+    value_bytes = _last_offset(body, body_at + value_offsets, total)
+    values = names + aligned(name_bytes)
+    if name_bytes < 0 or value_bytes < 0 or values + value_bytes > end:
+        raise BadColumns(start, "record headers beyond their section", f"at most {at.size_bytes} bytes")
+    return (
+        _new_tuple(BinaryColumn, (total, start, names, name_bytes, None)),
+        _new_tuple(BinaryColumn, (total, value_offsets, values, value_bytes, None)),
+    )
+
+
+def _last_offset(data: Buffer, at: int, count: int) -> int:
+    return int.from_bytes(data[at + 4 * count : at + 4 * count + 4], "little", signed=True)
+
+
+# --- records to bytes -------------------------------------------------------------------------
+
+
+def encode(columns: Columns, sizes: Sizes | None = None) -> Encoded:
+    """Encode the records. Without a timestamp column they will have the time of appending.
+
+    `sizes`, where they have been counted already, save a pass over the values and keys.
+    Raises `RecordTooLargeError` for more than a batch can hold, and `TypeError` for a value or key
+    that is neither null nor bytes.
+    The columns are C-level loops over whole lists: work per record is what Python cannot afford.
+    """
+    values = _encode_binary(columns.values, sizes and sizes.values)
+    keys = _NO_COLUMN if columns.keys is None else _encode_binary(columns.keys, sizes and sizes.keys)
+    flags, before_items, headers = 0, [values.offsets], b""
+    if columns.keys is not None:
+        flags |= KEYS
+        before_items.append(keys.offsets)
+    if values.validity:
+        flags |= NULL_VALUES
+        before_items.append(values.validity)
+    if keys.validity:
+        flags |= NULL_KEYS
+        before_items.append(keys.validity)
+    base_timestamp = max_timestamp = None
+    if columns.timestamps is not None:
+        base_timestamp, max_timestamp = columns.timestamps[0], max(columns.timestamps)
+        if max_timestamp != base_timestamp or min(columns.timestamps) != base_timestamp:
+            flags |= TIMESTAMPS
+            before_items.append(pack(f"<{len(columns.timestamps)}q", *columns.timestamps))
+    if columns.headers is not None and any(columns.headers):
+        flags |= HEADERS
+        header_counts, headers = _encode_headers(columns.headers)
+        before_items.append(header_counts)
+    if (size := values.size_bytes + keys.size_bytes + len(headers)) > MAX_BATCH_BYTES:
+        raise RecordTooLargeError("the batch", size, MAX_BATCH_BYTES)
+    parts: list[Buffer] = []
+    for each in before_items:
+        _add(parts, [each], len(each))
+    if values.size_bytes:
+        _add(parts, values.pieces, values.size_bytes)
+    if keys.size_bytes:
+        _add(parts, keys.pieces, keys.size_bytes)
+    if headers:
+        _add(parts, [headers], len(headers))
+    facts = parts, flags, values.size_bytes, keys.size_bytes, len(headers), base_timestamp, max_timestamp
+    return _new_tuple(Encoded, facts)
+
+
+class _Column(NamedTuple):
+    """One encoded binary column."""
+
+    offsets: bytes
+    pieces: list[bytes]
+    size_bytes: int  # of the pieces
+    validity: bytes  # bitmap; empty when nothing is null
+
+
+_NO_COLUMN = _Column(b"", [], 0, b"")
+
+
+def _encode_binary(items: Sequence[bytes | None], sizes: list[int] | None = None) -> _Column:
+    validity = b""
+    if sizes is None:
+        try:
+            sizes = list(map(len, items))  # type: ignore[arg-type]
+        except TypeError:  # a null has no len(): rare enough to find out this way
+            validity = _bitmap([item is not None for item in items])
+            items = [b"" if item is None else item for item in items]
+            sizes = list(map(len, items))  # type: ignore[arg-type]
+    size_bytes = sum(sizes)
+    if size_bytes > MAX_BATCH_BYTES:  # more than 32 bits can address, before long
+        raise RecordTooLargeError("the batch", size_bytes, MAX_BATCH_BYTES)
+    pieces = _joined(items, size_bytes)  # type: ignore[arg-type]
+    if sum(map(len, pieces)) != size_bytes:
+        raise TypeError("an item whose length is not its size in bytes")  # a view of larger numbers, for one
+    return _new_tuple(_Column, (_encode_offsets(sizes), pieces, size_bytes, validity))
+
+
+def _encode_offsets(sizes: list[int]) -> bytes:
+    if sizes.count(sizes[0]) == len(sizes):  # 0.5 ns a record to find out, against 20 saved
+        return _uniform_offsets(sizes[0], len(sizes))
+    return pack(f"<{len(sizes) + 1}i", *accumulate(sizes, initial=0))
+
+
+def _joined(items: Sequence[bytes], size_bytes: int) -> list[bytes]:
+    """The items end to end, in a few pieces, each small enough to stay in the cache until it is written."""
+    if size_bytes <= _PIECE_BYTES:
+        return [b"".join(items)]
+    step = max(1, len(items) * _PIECE_BYTES // size_bytes, len(items) // _MOST_PIECES)
+    return [b"".join(items[start : start + step]) for start in range(0, len(items), step)]
+
+
+def _encode_headers(headers: Sequence[Headers]) -> tuple[bytes, bytes]:
+    """The header counts, and the headers section."""
+    counts = pack(f"<{len(headers) + 1}i", *accumulate(map(len, headers), initial=0))
+    names = _encode_binary([name.encode() for pairs in headers for name, _ in pairs])
+    values = _encode_binary([value for pairs in headers for _, value in pairs])
+    parts: list[Buffer] = []
+    for each in (names, values):
+        _add(parts, [each.offsets], len(each.offsets))
+    for each in (names, values):
+        if each.size_bytes:
+            _add(parts, each.pieces, each.size_bytes)
+    return counts, b"".join(parts)
+
+
+def _bitmap(bits: Sequence[bool]) -> bytes:
+    as_text = "".join("1" if bit else "0" for bit in reversed(bits))
+    return int(as_text, 2).to_bytes(bitmap_bytes(len(bits)), "little")
+
+
+def _add(parts: list[Buffer], column: Sequence[Buffer], size_bytes: int) -> None:
+    """Add a column's pieces, and the zeros that pad it."""
+    parts += column
+    if size_bytes & 7:
+        parts.append(bytes(aligned(size_bytes) - size_bytes))
+
+
+# --- bytes to records -------------------------------------------------------------------------
+#
+# `data` is the block that was read, which batches share; the body begins at `body_at` of it.
+
+
+def decode_binary(data: bytes, body_at: int, at: BinaryColumn) -> list[bytes | None]:
+    """The strings; None where null. `BadColumns` unless their offsets rise from 0 to the size of the items."""
+    count, offsets, items_at, size, validity = at
+    stored = b""
+    if 0 < count <= _UNIFORM_MOST and size % count == 0:
+        stored = data[body_at + offsets : body_at + offsets + 4 * (count + 1)]
+    items: list[bytes | None]
+    if stored and stored == _uniform_offsets(size // count, count):  # items of one size unpack twice as fast
+        items = list(_uniform_struct(size // count, count).unpack_from(data, body_at + items_at))
+    else:
+        bounds = _integers("i", data, body_at + offsets, count + 1)
+        sizes = list(map(sub, bounds[1:], bounds))
+        if bounds[0] != 0 or bounds[-1] != size or (sizes and min(sizes) < 0):
+            raise BadColumns(offsets, "column offsets that do not rise from 0 to the column's size", f"0 to {size}")
+        source = BytesIO(data)  # shares the bytes; its read() is the fastest slicer the standard library has
+        source.seek(body_at + items_at)
+        items = list(map(source.read, sizes))
+    if validity is None:
+        return items
+    bits = _bits(data[body_at + validity : body_at + validity + bitmap_bytes(count)])
+    return [item if bit == "1" else None for item, bit in zip(items, bits, strict=False)]
+
+
+def decode_timestamps(data: bytes, body_at: int, at: int, count: int) -> list[int]:
+    """The event times of `count` records, microseconds UTC."""
+    return _integers("q", data, body_at + at, count)
+
+
+def decode_headers(data: bytes, body_at: int, at: HeadersColumn) -> list[Headers]:
+    """The headers of each record; `BadColumns` unless they fit each other and their section."""
+    counts = _integers("i", data, body_at + at.counts, at.length + 1)
+    if counts[0] != 0 or min(map(sub, counts[1:], counts)) < 0:
+        raise BadColumns(at.counts, "header counts that do not rise from 0", "counts from 0, never falling")
+    names_at, values_at = header_columns(data, at, counts[-1], body_at=body_at)
+    names: list[Any] = decode_binary(data, body_at, names_at)
+    values: list[Any] = decode_binary(data, body_at, values_at)
+    try:
+        pairs = list(zip((name.decode() for name in names), values, strict=True))
+    except UnicodeDecodeError as error:
+        raise BadColumns(names_at.items, "a header name that is not UTF-8", "UTF-8") from error
+    return [tuple(pairs[first:stop]) for first, stop in pairwise(counts)]
+
+
+def _bits(bitmap: bytes) -> str:
+    """The bits of a bitmap in order, as "0" and "1"; shifting one large number would be quadratic."""
+    return f"{int.from_bytes(bitmap, 'little'):0{8 * len(bitmap)}b}"[::-1]
+
+
+def _integers(typecode: Literal["i", "q"], data: bytes, at: int, count: int) -> list[int]:
+    """`count` little-endian int32 ("i") or int64 ("q") numbers."""
+    stored = memoryview(data)[at : at + (4 if typecode == "i" else 8) * count]
+    if sys.byteorder == "little":
+        return stored.cast(typecode).tolist()
+    numbers = array(typecode, bytes(stored))  # of a memoryview it would take each byte for a number
+    numbers.byteswap()
+    return numbers.tolist()
+
+
+# --- items of one size each, which are common: kept for the next batch -----------------------------
+
+
+def _uniform_offsets(size: int, count: int) -> bytes:
+    """The offsets column of `count` items of one size each."""
+    return _kept_offsets(size, count) if count <= _KEPT_MOST else _made_offsets(size, count)
+
+
+@lru_cache(maxsize=16)
+def _kept_offsets(size: int, count: int) -> bytes:
+    return _made_offsets(size, count)
+
+
+def _made_offsets(size: int, count: int) -> bytes:
+    return pack(f"<{count + 1}i", *range(0, size * count + 1, size)) if size else bytes(offsets_bytes(count))
+
+
+@lru_cache(maxsize=16)
+def _uniform_struct(size: int, count: int) -> Struct:
+    return Struct(f"{size}s" * count)
