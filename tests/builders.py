@@ -15,13 +15,14 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 
 from loglib import description
+from loglib.batch import Batch, Source
 from loglib.config import TopicConfig
 from loglib.format import batch
 from loglib.format.batch import NO_PRODUCER, Body, Header, Producer, crc32c
 from loglib.format.columns import Columns
 from loglib.format.jumps import added
 from loglib.format.watermark import Mark, encode_new
-from loglib.records import Batch, Record, Source
+from loglib.records import Record
 from loglib.segment import (
     HEADER_BYTES,
     NO_TIMESTAMP,

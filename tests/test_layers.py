@@ -17,8 +17,8 @@ LAYERS = [
     {"system/files", "system/heap", "system/turn", "system/wait", "index", "format/jumps"},
     {"system/directory"},
     {"format/columns", "format/codec"},
-    {"format/batch", "system/lock", "system/mounts", "system/clock"},
-    {"records", "format/watermark", "format/arrow"},
+    {"format/batch", "records", "system/lock", "system/mounts", "system/clock"},
+    {"batch", "format/watermark", "format/arrow"},
     {"segment", "arguments"},
     {"search"},
     {"recovery", "timeline", "description", "append/producers", "append/partitioner"},
@@ -34,7 +34,7 @@ LAYERS = [
     {"spark", "testing"},
     {"__init__"},
 ]
-LAZY = {("records", "format/arrow")}  # called by Batch.to_arrow, and imported only then
+LAZY = {("batch", "format/arrow")}  # called by Batch.to_arrow, and imported only then
 
 FORBIDDEN = {"mmap", "pickle", "marshal", "shelve", "dbm", "cloudpickle"}
 # What concerns files; os.path, pids and random bytes do not. Pipes and polls belong to waiting. The files that

@@ -1,4 +1,4 @@
-"""records.py: batches as columns and records."""
+"""batch.py and records.py: what readers are given, as columns and one by one."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ except ImportError as _error:
 
 import logging
 
+from .batch import Batch
 from .config import FlushPolicy, Retention, TopicConfig
 from .consumer_groups import delete_group, evict_member, group, group_info, reset_group
 from .errors import (
@@ -47,7 +48,7 @@ from .errors import (
 from .groups import Commit, Group, GroupInfo, Lag, Member, Move, TopicPartition, TopicsGroup
 from .partition import Partition
 from .reader import Reader
-from .records import Batch, Damage, OffsetRange, Position, Record
+from .records import Damage, OffsetRange, Position, Record
 from .store import TopicInfo, topics
 from .topic import Topic
 

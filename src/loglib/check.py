@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from . import description
+from .batch import Batch
 from .cursor import Cursor
 from .errors import CorruptLogError, OffsetOutOfRangeError
 from .format.batch import Header
 from .format.jumps import Jumps
 from .format.watermark import MOST_BYTES, Mark, broken_slots
 from .log import Log
-from .records import Batch, Damage
+from .records import Damage
 from .recovery import check_link, list_segments
 from .segment import HEADER_BYTES, NO_TIMESTAMP, SegmentHeader, read_producers, read_segment_header, segment_name
 from .system.files import Files

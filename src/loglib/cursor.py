@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+from .batch import Batch
 from .errors import CorruptLogError, InvalidOffsetError, LogError, LogMovedError, OffsetOutOfRangeError
 from .format.watermark import Mark
 from .log import Log
-from .records import Batch, Damage
+from .records import Damage
 from .segment import SegmentReader
 from .unique import Unique
 

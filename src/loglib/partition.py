@@ -18,6 +18,7 @@ from .append.producers import parse_producer, producer_id
 from .append.router import append_loads, weigh
 from .append.writer import Writer
 from .arguments import HeadersLike, gather_columns, record_columns
+from .batch import Batch
 from .check import CheckReport, check_log, verify_log
 from .config import TopicConfig, microseconds
 from .display import Shown, sized
@@ -27,7 +28,7 @@ from .handles import Handles
 from .keeper import Keeper
 from .log import Log
 from .reader import OnGap, Reader, StartLike
-from .records import Batch, OffsetRange, Position, to_datetime
+from .records import OffsetRange, Position, to_datetime
 from .recovery import Recovery
 from .retention import Decision
 from .segment import Identity, SegmentInfo

@@ -29,11 +29,12 @@ from operator import length_hint
 from typing import Literal
 
 from .arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers
+from .batch import Batch
 from .cursor import Cursor
 from .display import Shown, sized
 from .errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
 from .log import LOOK_S, Log
-from .records import Batch, Damage, Record
+from .records import Damage, Record
 from .starts import resolve
 from .system.wait import Waiter
 from .unique import Unique

@@ -1,39 +1,20 @@
-"""Records: what readers are given, singly (`Record`) or as whole columns (`Batch`).
+"""Records: what readers are given one by one, and what is said of records: positions, times, damage.
 
-Invariant: offsets in a batch are consecutive (`offsets` is a `range`), and each record's
-`next_offset` is where a reader that has handled it goes on: the next record of the batch, or the
-next batch. All ranges are half-open, all times are microseconds UTC.
+Invariant: a record's `next_offset` is where a reader that has handled it goes on: the next record of
+its batch, or the next batch. All ranges are half-open, all times are microseconds UTC.
 
-Threads: immutable facts; columns are decoded when first asked for and then kept by the batch.
+Threads: immutable facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from .display import Shown
 from .errors import CorruptLogError, OffsetRange
-from .format.batch import HEADER_BYTES, Header, encode_body, layout
-from .format.columns import (
-    BadColumns,
-    Columns,
-    Headers,
-    Layout,
-    decode_binary,
-    decode_headers,
-    decode_timestamps,
-)
+from .format.columns import Headers
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["Batch", "Damage", "OffsetRange", "Position", "Record", "from_datetime", "to_datetime"]
-
-Item = TypeVar("Item")
-Where = TypeVar("Where")
+__all__ = ["Damage", "OffsetRange", "Position", "Record", "from_datetime", "new_tuple", "to_datetime"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -101,187 +82,3 @@ class Record(NamedTuple):
     def time(self) -> datetime:
         """The timestamp as an aware UTC datetime."""
         return to_datetime(self.timestamp)
-
-
-class Source(NamedTuple):
-    """Where a batch was read from, for errors to name."""
-
-    path: str
-    file_position: int
-
-
-# What a header says of the body that it stands before.
-_OF_A_BODY = (
-    "body_crc", "codec", "flags", "stored_bytes", "value_bytes", "key_bytes", "header_bytes", "base_timestamp",
-    "max_timestamp",
-)  # fmt: skip
-
-
-class Batch(Shown):
-    """Consecutive records of one partition as columns, decoded from one stored batch when asked for.
-
-    After a seek into its middle, or up to an end inside it, a batch shows only the records asked
-    for: `offsets` says which. Columns are lists with one item a record.
-    """
-
-    __slots__ = (
-        "_body_at", "_data", "_first", "_headers", "_keys", "_layout", "_source", "_stop", "_timestamps", "_values",
-        "header", "partition",
-    )  # fmt: skip
-
-    def __init__(self, partition: int, header: Header, data: bytes, body_at: int, source: Source) -> None:
-        self.partition = partition
-        self.header = header
-        self._data = data
-        self._body_at = body_at
-        self._source = source
-        self._first = 0
-        self._stop = header.record_count
-        self._layout: Layout = layout(header)
-        self._values: list[bytes | None] | None = None
-        self._keys: list[bytes | None] | None = None
-        self._timestamps: list[int] | None = None
-        self._headers: list[Headers] | None = None
-
-    def __len__(self) -> int:
-        return self._stop - self._first
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """What it shows, and not the block that it was read in, nor the rest of its batch.
-
-        A part becomes a batch of its own; its header says of the records what is true of these.
-        """
-        if len(self) == self.header.record_count:
-            body = self._data[self._body_at : self._body_at + self._layout.end]
-            return Batch, (self.partition, self.header, body, 0, self._source)
-        header, body = self._as_stored()
-        return Batch, (self.partition, header, body, 0, self._source)
-
-    def _as_stored(self) -> tuple[Header, bytes]:
-        """A header and a body of these records alone."""
-        at, offsets = self._layout, self.offsets
-        facts: dict[str, Any] = {
-            "base_offset": offsets.start, "record_count": len(self), "length": self.next_offset - offsets.start,
-        }  # fmt: skip
-        if not len(self):
-            return self.header._replace(**facts | dict.fromkeys(_OF_A_BODY, 0)), bytes(8)
-        keys = None if at.keys is None else self.keys
-        headers = None if at.headers is None else self.headers
-        body = encode_body(Columns(self.values, keys, self.timestamps, headers), codec=0)
-        facts |= {name: getattr(body, name) for name in _OF_A_BODY}
-        return self.header._replace(**facts), b"".join(body.parts)
-
-    def _facts(self) -> Iterator[tuple[str, object]]:
-        yield "of partition", self.partition
-        yield "offsets", f"{self.offsets.start} to {self.next_offset}"
-        yield "records", f"{len(self):,}"
-        yield "from", to_datetime(min(self.timestamps)).isoformat()
-        yield "to", to_datetime(max(self.timestamps)).isoformat()
-
-    def between(self, start_offset: int, end_offset: int) -> Batch:
-        """The part of the batch whose offsets lie in [start_offset, end_offset), over the same memory."""
-        if type(start_offset) is not int or type(end_offset) is not int:
-            raise TypeError(f"offsets are whole numbers, not {start_offset!r} and {end_offset!r}")
-        base = self.header.base_offset
-        part = Batch(self.partition, self.header, self._data, self._body_at, self._source)
-        part._first = min(max(start_offset - base, self._first), self._stop)
-        part._stop = max(min(end_offset - base, self._stop), part._first)
-        take = slice(part._first - self._first, part._stop - self._first)
-        part._values = self._values and self._values[take]
-        part._keys = self._keys and self._keys[take]
-        part._timestamps = self._timestamps and self._timestamps[take]
-        part._headers = self._headers and self._headers[take]
-        return part
-
-    def decode(self) -> None:
-        """Decode the columns now, so that the parts that `between` gives need not."""
-        _ = self.values, self.keys, self.timestamps, self.headers
-
-    @property
-    def offsets(self) -> range:
-        """The records' offsets."""
-        base = self.header.base_offset
-        return range(base + self._first, base + self._stop)
-
-    @property
-    def next_offset(self) -> int:
-        """Where a reader goes on after this batch."""
-        whole = self._stop == self.header.record_count
-        return self.header.next_offset if whole else self.header.base_offset + self._stop
-
-    @property
-    def append_time(self) -> int:
-        """When the batch was written, by the log's own clock: microseconds UTC that never fall."""
-        return self.header.append_time
-
-    @property
-    def values(self) -> list[bytes | None]:
-        """The values; None where null."""
-        if self._values is None:
-            self._values = self._decoded(decode_binary, self._layout.values)
-        return self._values
-
-    @property
-    def keys(self) -> list[bytes | None]:
-        """The keys; None where null."""
-        if self._keys is None:
-            at = self._layout.keys
-            self._keys = [None] * len(self) if at is None else self._decoded(decode_binary, at)
-        return self._keys
-
-    @property
-    def timestamps(self) -> list[int]:
-        """The event times, microseconds UTC."""
-        if self._timestamps is None:
-            at = self._layout.timestamps
-            if at is None:
-                self._timestamps = [self.header.base_timestamp] * len(self)
-            else:
-                stored = decode_timestamps(self._data, self._body_at, at, self.header.record_count)
-                self._timestamps = stored[self._first : self._stop]
-        return self._timestamps
-
-    @property
-    def headers(self) -> list[Headers]:
-        """The record headers: a tuple of (name, bytes) pairs for each record, empty if it has none."""
-        if self._headers is None:
-            at = self._layout.headers
-            self._headers = [()] * len(self) if at is None else self._decoded(decode_headers, at)
-        return self._headers
-
-    def records(self) -> list[Record]:
-        """The same as `Record` objects."""
-        offsets = self.offsets
-        next_offsets = chain(range(offsets.start + 1, offsets.stop), (self.next_offset,))
-        fields = zip(
-            repeat(self.partition), offsets, self.timestamps, self.keys, self.values, self.headers, next_offsets
-        )
-        return list(map(new_tuple, repeat(Record), fields))
-
-    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The columns as a `pyarrow.RecordBatch` over the same memory, without copying keys or values.
-
-        Columns: key, value (binary), partition (int32), offset (int64), timestamp
-        (timestamp[us, UTC]), headers (list of name and value); `columns` picks from these, in the
-        order given. Needs the extra [arrow].
-        """
-        from .format.arrow import record_batch
-
-        try:
-            whole = record_batch(self.partition, self.header, self._layout, self._data, self._body_at, columns=columns)
-        except BadColumns as error:
-            raise self._corrupt(error) from error
-        return whole if len(self) == self.header.record_count else whole.slice(self._first, len(self))
-
-    def _decoded(self, decode: Callable[[bytes, int, Where], list[Item]], at: Where) -> list[Item]:
-        """What this batch shows of a column of the stored batch."""
-        try:
-            column = decode(self._data, self._body_at, at)
-        except BadColumns as error:
-            raise self._corrupt(error) from error
-        return column if len(self) == self.header.record_count else column[self._first : self._stop]
-
-    def _corrupt(self, error: BadColumns) -> CorruptLogError:
-        path, position = self._source
-        in_body = 0 if self.header.codec else error.at  # a compressed body is named as a whole
-        return CorruptLogError(path, position + HEADER_BYTES + in_body, error.found, error.expected)

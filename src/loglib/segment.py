@@ -43,6 +43,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
+from .batch import Batch, Source
 from .config import MAX_OFFSET
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .format.batch import HEADER_BYTES as BATCH_HEADER_BYTES
@@ -57,7 +58,6 @@ from .format.batch import (
     open_body,
     parse_header,
 )
-from .records import Batch, Source
 from .system.directory import Directory
 from .system.files import Files
 from .unique import Unique

@@ -42,6 +42,7 @@ from .arguments import (
     record_columns,
     topic_path,
 )
+from .batch import Batch
 from .check import CheckReport, verify_description, verify_log
 from .config import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
 from .display import Shown, sized
@@ -68,7 +69,7 @@ from .keeper import Keeper
 from .lifetime import at_exit, in_child, is_interrupting, try_each
 from .partition import Partition
 from .reader import OnGap, Reader, StartLike
-from .records import Batch, OffsetRange, Position
+from .records import OffsetRange, Position
 from .retention import Decision
 from .segment import Identity
 from .system.clock import SYSTEM, clock_of

@@ -32,6 +32,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .arguments import record_sizes
+from .batch import Batch, Source
 from .config import MAX_BATCH_BYTES
 from .errors import (
     BrokenStreamError,
@@ -44,7 +45,6 @@ from .errors import (
 from .format.batch import HEADER_BYTES, BadBatch, Header, NewerBatch, check_body, crc32c, open_body, parse_header
 from .format.columns import Columns
 from .log import Log
-from .records import Batch, Source
 from .segment import Identity
 from .system.files import REAL
 

@@ -25,6 +25,7 @@ from loglib import LogError, description, transfer
 from loglib import search as search_of
 from loglib.append.producers import Producers
 from loglib.arguments import check_names
+from loglib.batch import Batch, Source
 from loglib.config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, TopicConfig
 from loglib.format import codec
 from loglib.format.batch import (
@@ -41,7 +42,6 @@ from loglib.format.batch import (
 from loglib.format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, BinaryColumn, Columns
 from loglib.format.jumps import added
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES, encode_new, newest
-from loglib.records import Batch, Source
 from loglib.segment import (
     HEADER_BYTES,
     MAX_PRODUCERS,

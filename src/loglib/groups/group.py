@@ -31,6 +31,7 @@ from itertools import repeat
 from typing import Any, Generic, Literal, NoReturn, Self, TypeVar
 
 from ..arguments import Start, check_count, check_timeout, parse_start, partition_number
+from ..batch import Batch
 from ..config import microseconds
 from ..display import Shown
 from ..errors import (
@@ -44,7 +45,7 @@ from ..errors import (
 )
 from ..lifetime import in_child
 from ..log import Log
-from ..records import Batch, Record
+from ..records import Record
 from ..starts import resolve
 from ..system.wait import Observer
 from ..unique import Unique

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from ..append.writer import Writer
 from ..arguments import record_sizes
+from ..batch import Batch
 from ..config import Durability, FlushPolicy, Retention, TopicConfig
 from ..cursor import Cursor
 from ..description import make_partition, put_in_place
@@ -49,7 +50,6 @@ from ..format.batch import crc32c
 from ..format.columns import Columns
 from ..format.watermark import Mark
 from ..log import Log
-from ..records import Batch
 from ..recovery import list_segments, measure
 from ..segment import HEADER_BYTES, Identity, SegmentReader, read_segment_header, segment_name
 from ..system.directory import Directory

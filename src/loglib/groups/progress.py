@@ -14,11 +14,11 @@ import errno
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 
+from ..batch import Batch
 from ..cursor import Cursor
 from ..errors import StorageIOError
 from ..format.batch import Header
 from ..log import LiveWriter
-from ..records import Batch
 from ..system.wait import REPLACED, Observer
 from ..unique import Unique
 from .assignment import TopicPartition

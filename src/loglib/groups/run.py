@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from operator import length_hint
 from typing import Literal
 
-from ..records import Batch, Record
+from ..batch import Batch
+from ..records import Record
 from .assignment import TopicPartition
 
 __all__ = ["RUN_S", "Run", "Way"]

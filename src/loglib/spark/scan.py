@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 
 from .. import description
+from ..batch import Batch
 from ..cursor import Cursor
 from ..errors import LogError, OffsetOutOfRangeError
 from ..log import Log
-from ..records import Batch
 from ..system.files import REAL
 from .plan import Range, Split
 from .ranges import open_log, warn_of_loss
