@@ -1,6 +1,6 @@
 """Crash engine: runs workloads on a `CrashFS`, cuts the power at every instant, and judges the result of recovery.
 
-A workload is a list of calls, named in `CALLS`. While it runs, a `History` of each partition notes which records were
+A workload is a list of calls, named in `CALLS`. While it runs, an `Account` of each partition notes which records were
 appended, and which were promised after how many file operations. A call that returns promises records, and so does a
 published watermark, because readers see them. The real `Writer` recovers each state. The result must not be:
 
@@ -26,7 +26,6 @@ import json
 import logging
 import uuid
 import zlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import product
@@ -34,6 +33,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 from unittest import mock
+
+from account import Account, Broken
 
 from loglib import FlushPolicy, LogError, Retention, StorageFullError, Topic, description, segment
 from loglib.append.partitioner import by_crc32
@@ -76,72 +77,61 @@ class Workload(NamedTuple):
         )  # fmt: skip
 
 
-class Failure(AssertionError):
-    """A state that recovery answered wrongly."""
+class Failure(Broken):
+    """A state that recovery answered wrongly: something is lost, or phantoms are there, or it was refused."""
 
     def __init__(self, kind: str, why: str) -> None:
-        super().__init__(f"{kind}: {why}")
-        self.kind = kind  # lost, phantoms or refused
+        super().__init__(kind, why)
         self.state: CrashState | None = None
-        self.histories: Sequence[History] = ()
+        self.accounts: Sequence[Account] = ()
         self.workload: Workload | None = None
 
         self.first_partition = 0
 
-    def found_in(self, state: CrashState, histories: Sequence[History], *, first_partition: int = 0) -> None:
+    def found_in(self, state: CrashState, accounts: Sequence[Account], *, first_partition: int = 0) -> None:
         """Note where the failure was found, unless a state inside recovery has been noted."""
         if self.state is None:
-            self.state, self.histories, self.first_partition = state, histories, first_partition
+            self.state, self.accounts, self.first_partition = state, accounts, first_partition
 
 
 # --- what was appended, and what was promised ---------------------------------------------------------
 
 
-class History:
-    """One partition's records and promises; a promise holds from the instant at which it was made."""
+def judged(account: Account, at: int, *, power: bool, log_start: int, rows: Sequence[Row]) -> None:
+    """Raise a `Failure` unless these rows may be what is left after a cut at that instant."""
+    try:
+        account.judge(rows, at=at, power=power, log_start=log_start)
+    except Broken as broken:
+        raise Failure(broken.kind, broken.what) from broken
 
-    def __init__(self, rows: Iterable[Row] = (), start: int = 0) -> None:
-        self.rows = list(rows)
-        self.starts = [(0, start)]  # (instant, a log start that a reader may find from then on)
-        self.dropped: list[tuple[int, int]] = []  # (instant, log start that holds from then on)
-        self._promises: dict[bool, list[tuple[int, int]]] = {True: [(0, 0)], False: [(0, 0)]}
 
-    def promise(self, at: int, count: int, *, power: bool) -> None:
-        """The first `count` records survive the process; with `power` they also survive a power cut."""
-        for kind in (False, True) if power else (False,):
-            promises = self._promises[kind]
-            if count > promises[-1][1]:
-                promises.append((at, count))
+def known_of(account: Account, instant: int, *, power: bool) -> dict[str, Any]:
+    """What is true at the instant, in terms of JSON."""
+    rows = [(offset, *(None if each is None else _pack(each) for each in two)) for offset, *two in account.contents]
+    return {
+        "rows": rows,
+        "promised": account.promised(instant, power=power),
+        "starts": [start for since, start in account.log_starts if since <= instant],
+        "dropped": [start for since, start in account.drops if since <= instant],
+    }
 
-    def promised(self, at: int, *, power: bool) -> int:
-        promises = self._promises[power]
-        return promises[bisect_right(promises, (at, 1 << 62)) - 1][1]
 
-    def count_below(self, offset: int) -> int:
-        return bisect_right(self.rows, (offset - 1, b"\xff" * 8))
+def account_of(known: dict[str, Any]) -> Account:
+    """An account of what is true, in which all instants are one."""
+    account = account_with((offset, _unpack(value), _unpack(key)) for offset, value, key in known["rows"])
+    account.log_starts = [(0, start) for start in known["starts"]]
+    account.drops = [(0, start) for start in known["dropped"]]
+    account.promise(known["promised"])
+    return account
 
-    def at(self, instant: int, *, power: bool) -> dict[str, Any]:
-        """What holds at the instant, as JSON values."""
-        rows = [(offset, *(None if each is None else _pack(each) for each in two)) for offset, *two in self.rows]
-        return {
-            "rows": rows,
-            "promised": self.promised(instant, power=power),
-            "starts": [start for since, start in self.starts if since <= instant],
-            "dropped": [start for since, start in self.dropped if since <= instant],
-        }
 
-    def judge(self, at: int, *, power: bool, log_start: int, rows: tuple[Row, ...]) -> None:
-        """Raise a `Failure` unless a cut at that instant may leave these rows."""
-        if log_start not in {start for since, start in self.starts if since <= at}:
-            raise Failure("phantoms", f"log start {log_start}, of {self.starts}")
-        if self.dropped and (kept := [start for since, start in self.dropped if since <= at]) and log_start < kept[-1]:
-            raise Failure("phantoms", f"log start {log_start} is back before {kept[-1]}")
-        first = sum(row[0] < log_start for row in self.rows)
-        if list(rows) != self.rows[first : first + len(rows)]:
-            raise Failure("phantoms", f"read {_short(rows)}, appended {_short(self.rows[first:])}")
-        promised = self.promised(at, power=power)
-        if first + len(rows) < promised:
-            raise Failure("lost", f"{first + len(rows)} of {promised} records promised are left")
+def account_with(rows: Iterable[Row], log_start: int = 0) -> Account:
+    """An account with these rows, which begin to be there; none is promised."""
+    rows = list(rows)
+    account = Account(rows, log_start=log_start)
+    for entry, row in zip(account.entries, rows, strict=True):
+        entry.offset = row[0]
+    return account
 
 
 def _short(rows: Sequence[Row]) -> str:
@@ -174,14 +164,14 @@ class DirectoriesNeverSynced(Recorder):
 
 
 class World:
-    """A topic on a disk that records, the histories of its partitions, and the calls of a workload."""
+    """A topic on a disk that records, the accounts of its partitions, and the calls of a workload."""
 
     def __init__(self, workload: Workload, *, disk: Callable[[Image], CrashFS] = Recorder) -> None:
         self.workload = workload
         self.config = config = workload.config()
         self.disk = disk
         self.choose = Random(workload.seed)
-        self.histories = [History() for _ in range(config.partitions)]
+        self.accounts = [Account() for _ in range(config.partitions)]
         self.appended = 0
         self.named = 0  # records that errors have called lost
         self.sequence = 0
@@ -216,29 +206,28 @@ class World:
         return b"%06d" % self.appended + b"." * max(0, size - 6)
 
     def note(self, partition: int, offset: int, value: bytes, key: bytes | None = None) -> None:
-        self.histories[partition].rows.append((offset, value, key))
+        self.accounts[partition].returned([offset], [(offset, value, key)])
 
     def told(self, error: LogError) -> None:
         """An error has named records. They were appended but not promised, and from now on they are not in the log."""
         if error.appended or error.in_doubt:
             raise Failure("lost", f"{error!r} speaks of {error.appended} and {error.in_doubt}")
         for number, offsets in error.lost:
-            history = self.histories[number]
-            kept = [row for row in history.rows if row[0] not in offsets]
-            if len(kept) + len(offsets) != len(history.rows):
-                raise Failure("phantoms", f"{offsets} are called lost, of {_short(history.rows)}")
-            history.rows = kept
+            account = self.accounts[number]
+            before = account.named
+            account.called_lost(offsets, error)
+            if account.named - before != len(offsets):
+                raise Failure("phantoms", f"{offsets} are called lost, of {_short(account.contents)}")
             self.named += len(offsets)
 
     def promise(self, *partitions: int, power: bool = False) -> None:
         for number in partitions or range(self.config.partitions):
-            history = self.histories[number]
-            history.promise(self.now, len(history.rows), power=power or self.config.durability == "disk")
+            self.accounts[number].promise(at=self.now, power=power or self.config.durability == "disk")
 
     def note_marks(self) -> None:
         """Note what published watermarks have promised since the last call."""
-        identities, histories = dict(enumerate(self.identities)), dict(enumerate(self.histories))
-        note_marks(self.fs.operations, identities, histories, since=self._seen)
+        identities, accounts = dict(enumerate(self.identities)), dict(enumerate(self.accounts))
+        note_marks(self.fs.operations, identities, accounts, since=self._seen)
         self._seen = self.now
 
     def close(self) -> None:
@@ -246,7 +235,7 @@ class World:
 
 
 def note_marks(
-    operations: Sequence[Operation], identities: Mapping[int, Identity], histories: Mapping[int, History],
+    operations: Sequence[Operation], identities: Mapping[int, Identity], accounts: Mapping[int, Account],
     *, since: int = 0,
 ) -> None:  # fmt: skip
     """Note the promises of published marks: readers see up to the flushed end, the disk has up to the durable end."""
@@ -256,11 +245,11 @@ def note_marks(
             number = int(operation.path.rsplit("/", 2)[1])
             mark = newest(operation.data, identities[number].salt)
             if mark is not None:
-                history = histories[number]
-                history.promise(at + 1, history.count_below(mark.flushed_end), power=False)
-                history.promise(at + 1, history.count_below(mark.durable_end), power=True)
-                if mark.log_start_offset != history.starts[-1][1]:
-                    history.starts.append((at + 1, mark.log_start_offset))
+                account = accounts[number]
+                account.promise(account.serial_at(mark.flushed_end), at=at + 1, power=False)
+                account.promise(account.serial_at(mark.durable_end), at=at + 1)
+                if mark.log_start_offset != account.log_starts[-1][1]:
+                    account.log_starts.append((at + 1, mark.log_start_offset))
 
 
 def _clock() -> int:
@@ -339,7 +328,7 @@ def _retry(world: World) -> None:
     values, sequence = world.last_call
     found = world.topic.append_many(values, partition=0, producer=("p", sequence))
     offsets = [offset for each in found for offset in each.offsets]
-    known = {row[1]: row[0] for row in world.histories[0].rows}
+    known = {row[1]: row[0] for row in world.accounts[0].contents}
     if known.get(values[0]) is None:  # lost in a crash, and appended again
         _note_ranges(world, found, values)
     elif offsets != [known[value] for value in values]:
@@ -367,7 +356,7 @@ def _drop(world: World) -> None:
     writer = world.topic.partition(0).writer()
     start = max(segment.base_offset for segment in world.topic.partition(0).segments)
     if writer.drop_before(start):
-        world.histories[0].dropped.append((world.now, start))
+        world.accounts[0].drops.append((world.now, start))
 
 
 def _reopen(world: World) -> None:
@@ -389,20 +378,19 @@ def _crash(world: World) -> None:
     """Cut the power, or kill the process, and continue with what is left."""
     state = world.choose.choice(list(world.states(since=world.now)))
     world.topic.close()  # the topic of the process that is gone: its disk is no longer in use
-    before = world.histories
+    before = world.accounts
     world.start(state.image)
-    world.histories = []
-    for number, history in enumerate(before):
+    world.accounts = []
+    for number, account in enumerate(before):
         log = world.topic.partition(number).log
         start, rows = log.mark().log_start_offset, _read(log)
         try:
-            history.judge(state.at, power=not state.whole, log_start=start, rows=rows)
+            judged(account, state.at, power=not state.whole, log_start=start, rows=rows)
         except Failure as failure:
             failure.found_in(state, before)
             raise
-        kept = history.rows[: sum(row[0] < start for row in history.rows)]
-        world.histories.append(History([*kept, *rows], start))
-        world.histories[-1].promise(0, len(kept) + len(rows), power=True)
+        world.accounts.append(account_with([*account.contents[: account.serial_at(start)], *rows], start))
+        world.accounts[-1].promise()
 
 
 def _kill(world: World) -> None:
@@ -412,11 +400,11 @@ def _kill(world: World) -> None:
     with suppress(LogError, OSError):  # its objects in this process can do nothing any more
         world.topic.close()
     world.open()
-    for number, history in enumerate(world.histories):
+    for number, account in enumerate(world.accounts):
         log = world.topic.partition(number).log
         start, rows = log.mark().log_start_offset, _read(log)
-        history.judge(world.now, power=False, log_start=start, rows=rows)
-        del history.rows[sum(row[0] < start for row in history.rows) + len(rows) :]
+        judged(account, world.now, power=False, log_start=start, rows=rows)
+        account.recovered(account.serial_at(start) + len(rows))
 
 
 CALLS: dict[str, Callable[[World], None]] = {
@@ -521,7 +509,7 @@ class Judge:
 
     def judge(
         self, cuts: Iterable[CrashState], config: TopicConfig, identities: Sequence[Identity],
-        histories: Sequence[History],
+        accounts: Sequence[Account],
     ) -> None:  # fmt: skip
         """Judge these states; raises the first `Failure`."""
         known: dict[Any, tuple[Outcome, ...]] = {}
@@ -532,28 +520,29 @@ class Judge:
             try:
                 outcomes = known.get(state.key)
                 if outcomes is None:
-                    outcomes = known[state.key] = self._recovered(state, config, identities, histories)
-                for history, outcome in zip(histories, outcomes, strict=True):
-                    history.judge(state.at, power=not state.whole, log_start=outcome.log_start, rows=outcome.rows)
+                    outcomes = known[state.key] = self._recovered(state, config, identities, accounts)
+                for account, outcome in zip(accounts, outcomes, strict=True):
+                    power = not state.whole
+                    judged(account, state.at, power=power, log_start=outcome.log_start, rows=outcome.rows)
             except Failure as failure:
-                failure.found_in(state, histories)
+                failure.found_in(state, accounts)
                 raise
 
     def _recovered(
-        self, state: CrashState, config: TopicConfig, identities: Sequence[Identity], histories: Sequence[History]
+        self, state: CrashState, config: TopicConfig, identities: Sequence[Identity], accounts: Sequence[Account]
     ) -> tuple[Outcome, ...]:
         image = state.image
         digest = image.digest(leaving_out=LEFT_OUT)
         self.digests.add(digest)
         outcomes = []
-        for identity, history in zip(identities, histories, strict=True):
+        for identity, account in zip(identities, accounts, strict=True):
             if len(identities) > 1:  # each partition is recovered on its own
                 digest = image.digest(f"{PATH}/{identity.partition:04d}", leaving_out=LEFT_OUT)
             outcome, recovery = self._outcome(image, digest, config, identity)
             if self.nested_every and recovery:
                 self._turn += 1
                 if self._turn % self.nested_every == 0:
-                    self._cut_recovery(image, recovery, config, identity, outcome, history, state)
+                    self._cut_recovery(image, recovery, config, identity, outcome, account, state)
             outcomes.append(outcome)
         return tuple(outcomes)
 
@@ -619,12 +608,11 @@ class Judge:
 
     def _cut_recovery(
         self, image: Image, operations: Sequence[Operation], config: TopicConfig, identity: Identity,
-        outcome: Outcome, history: History, state: CrashState,
+        outcome: Outcome, account: Account, state: CrashState,
     ) -> None:  # fmt: skip
         """Cut the power at every instant of this recovery; what it restored is promised once it is published."""
-        inner = History(outcome.rows, outcome.log_start)
-        before = sum(row[0] < outcome.log_start for row in history.rows)
-        inner.promise(0, history.promised(state.at, power=True) - before, power=True)
+        inner = account_with(outcome.rows, outcome.log_start)
+        inner.promise(account.promised(state.at, power=True) - account.serial_at(outcome.log_start))
         note_marks(operations, {identity.partition: identity}, {identity.partition: inner})
         known: set[Any] = set()
         for cut in crash_states(image, list(operations), seed=self._turn, random=2):
@@ -636,7 +624,7 @@ class Judge:
             self.nested.add(digest)
             try:
                 found, _ = self._outcome(cut.image, digest, config, identity)
-                inner.judge(cut.at, power=not cut.whole, log_start=found.log_start, rows=found.rows)
+                judged(inner, cut.at, power=not cut.whole, log_start=found.log_start, rows=found.rows)
             except Failure as failure:
                 failure.found_in(cut, [inner], first_partition=identity.partition)
                 raise
@@ -720,13 +708,13 @@ def run_workload(workload: Workload, judge: Judge) -> None:
         for number, name in enumerate(workload.calls, 1):
             before, now = world.fs, world.now
             if name == "crash":  # the earlier states are on another disk
-                judge.judge(world.states(since=begun), world.config, world.identities, world.histories)
+                judge.judge(world.states(since=begun), world.config, world.identities, world.accounts)
             CALLS[name](world)
             if world.fs is not before:
                 begun = 0
             elif number == len(workload.calls) <= LONGEST_SHORT:  # the workloads without this call have judged the rest
                 begun = now + 1
-        judge.judge(world.states(since=begun), world.config, world.identities, world.histories)
+        judge.judge(world.states(since=begun), world.config, world.identities, world.accounts)
     finally:
         with suppress(LogError, OSError):
             world.close()
@@ -808,13 +796,13 @@ def workloads(*, long: int = 200) -> Iterator[Workload]:
 def save(failure: Failure, directory: Path = REGRESSIONS) -> Path | None:
     """Keep the state and what is true of it, as a file that `replay` reads."""
     state, workload = failure.state, failure.workload
-    if state is None or workload is None or not failure.histories:
+    if state is None or workload is None or not failure.accounts:
         return None
     facts = {
         "why": str(failure),
         "workload": workload._asdict(),
         "first_partition": failure.first_partition,
-        "histories": [history.at(state.at, power=not state.whole) for history in failure.histories],
+        "histories": [known_of(account, state.at, power=not state.whole) for account in failure.accounts],
         "files": {path: _pack(content) for path, content in state.image.tree().items()},
     }
     directory.mkdir(exist_ok=True)
@@ -829,14 +817,9 @@ def replay(path: Path) -> None:
     workload = Workload(**facts["workload"])
     image = Image.of({name: zlib.decompress(base64.b64decode(content)) for name, content in facts["files"].items()})
     for number, known in enumerate(facts["histories"], facts["first_partition"]):
-        rows = [(offset, _unpack(value), _unpack(key)) for offset, value, key in known["rows"]]
-        history = History(rows, known["starts"][0])
-        history.starts = [(0, start) for start in known["starts"]]
-        history.dropped = [(0, start) for start in known["dropped"]]
-        history.promise(0, known["promised"], power=True)
         identity = Identity.of(LOG_ID.bytes, number)
         outcome, _ = Judge()._outcome(image, 0, workload.config(), identity)
-        history.judge(0, power=True, log_start=outcome.log_start, rows=outcome.rows)
+        judged(account_of(known), 0, power=True, log_start=outcome.log_start, rows=outcome.rows)
 
 
 def _pack(content: bytes) -> str:

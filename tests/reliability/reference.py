@@ -12,44 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from books import Books, found_in
+from account import Account, by_value, failed, returned
 
-from conftest import QUIET, crash_copy, last_segment, open_files, values_of
+from conftest import QUIET, crash_copy, last_segment, open_files
 from loglib import CorruptLogError, LogError, OffsetRange, Topic, UnsupportedFormatError, WriterFailedError
 from loglib.system.files import REAL, Files
 
-__all__ = ["POLICIES", "STEPS", "Account", "Kept", "Reference"]
-
-Values = list[bytes | None]
+__all__ = ["POLICIES", "STEPS", "Kept", "Reference", "accounts_of"]
 
 POLICIES = {**QUIET, "partitions": 2, "segment_bytes": 4096, "batch_bytes": 2048}
-
-
-class Account:
-    """What a partition may hold: a prefix of `values` with all acknowledged ones, without what retention dropped."""
-
-    def __init__(self) -> None:
-        self.values: Values = []  # all records that may be there, in order
-        self.acknowledged = 0
-        self.dropped = 0  # how many records retention has dropped
-        self.may_drop = 0  # how many it may have dropped
-
-    def check(self, found: Values) -> None:
-        for start in range(self.dropped, self.may_drop + 1):
-            end = start + len(found)
-            if end >= self.acknowledged and found == self.values[start:end]:
-                self.dropped = start
-                return
-        raise AssertionError(f"found {_brief(found)}, {self.acknowledged} acknowledged of {_brief(self.values)}")
-
-    def settle(self, found: Values) -> None:
-        """Check which records are there after an error, and continue from these: no record is in doubt any more."""
-        self.check(found)
-        self.values = self.values[: self.dropped + len(found)]
-        self.acknowledge()
-
-    def acknowledge(self) -> None:
-        self.acknowledged = len(self.values)
 
 
 class Kept:
@@ -58,7 +29,6 @@ class Kept:
     def __init__(self, path: Path, files: Files, accounts: list[Account], policies: dict[str, Any]) -> None:
         self.path, self.files, self.accounts, self.policies = path, files, accounts, policies
         self.topic: Topic | None = None
-        self.books = Books()
 
     def open(self) -> Topic:
         if self.topic is None:
@@ -73,16 +43,15 @@ class Kept:
 
     def settle(self, topic: Topic) -> None:
         for partition, account in zip(topic.partitions, self.accounts, strict=True):
-            account.settle(values_of(partition))
-        self.books.settle(found_in(topic), {each.id: each.log_start_offset for each in topic.partitions})
+            account.settle(list(partition.read()))
 
     @contextmanager
     def telling(self, values: Sequence[bytes] = ()) -> Iterator[None]:
-        """Note an error in the books. If there are records, an append of them has raised it."""
+        """Note an error in the accounts. If there are records, an append of them has raised it."""
         try:
             yield
         except (LogError, OSError) as error:
-            self.books.failed(error, values)
+            failed(self.accounts, error, values)
             raise
 
     def append(self, number: int, values: Sequence[bytes], **arguments: Any) -> None:
@@ -90,10 +59,10 @@ class Kept:
         partition = self.open().partition(number)
         with self.telling(values):
             if len(values) > 1:
-                self.books.returned(partition.append_many(values, **arguments), values)
+                returned(self.accounts, partition.append_many(values, **arguments), values)
             else:
                 offset = partition.append(values[0], **arguments).offset
-                self.books.returned([OffsetRange(number, range(offset, offset + 1))], values)
+                returned(self.accounts, [OffsetRange(number, range(offset, offset + 1))], values)
 
     def close(self) -> None:
         topic, self.topic = self.topic, None
@@ -110,7 +79,7 @@ class Kept:
 
     def acknowledge(self) -> None:
         for account in self.accounts:
-            account.acknowledge()
+            account.promise()
 
     def go_on(self) -> list[Exception]:
         """After an error: flush what can be flushed, or close a writer that has failed. Returns the errors of that."""
@@ -134,14 +103,13 @@ class Kept:
     def judge(self) -> None:
         """Open with files that work: no acknowledged record is lost, no lost one is there, and appending works."""
         if not (self.path / "topic.json").exists():
-            assert not any(account.acknowledged for account in self.accounts), f"{self.path} is gone"
+            assert not any(account.promised() for account in self.accounts), f"{self.path} is gone"
             return
         with Topic.open(self.path, files=REAL) as topic:
             self.settle(topic)
             for partition, account in zip(topic.partitions, self.accounts, strict=True):
                 partition.check()
-                partition.append(b"last", sync=True)
-                account.values.append(b"last")
+                account.returned([partition.append(b"last", sync=True).offset], [b"last"])
         with Topic.open(self.path, mode="r", files=REAL) as topic:
             self.settle(topic)
 
@@ -152,9 +120,9 @@ class Reference:
     def __init__(self, root: Path, files: Files, leave_a_crash: Callable[[Path, Path], None] | None = None) -> None:
         self.root, self.files = root, files
         self.leave_a_crash = leave_a_crash or leave_torn_copy
-        self.main = Kept(root / "topic", files, [Account(), Account()], POLICIES)
-        self.receiver = Kept(root / "receiver", files, [Account()], QUIET)
-        self.crashed = Kept(root / "crashed", files, [Account(), Account()], POLICIES)
+        self.main = Kept(root / "topic", files, accounts_of(2), POLICIES)
+        self.receiver = Kept(root / "receiver", files, accounts_of(1), QUIET)
+        self.crashed = Kept(root / "crashed", files, accounts_of(2), POLICIES)
         self.errors: list[tuple[str, BaseException]] = []
         self.serial = 0
 
@@ -187,8 +155,8 @@ class Reference:
             kept.judge()
 
     @property
-    def books(self) -> list[Books]:
-        return [kept.books for kept in (self.main, self.receiver, self.crashed)]
+    def accounts(self) -> list[Account]:
+        return [account for kept in (self.main, self.receiver, self.crashed) for account in kept.accounts]
 
     def new_values(self, number: int, size: int = 20) -> list[bytes]:
         self.serial += number
@@ -198,18 +166,17 @@ class Reference:
 
     def append_singly(self) -> None:
         for value in self.new_values(3):
-            self.main.append(0, [value], key=b"key")
-            self.main.accounts[0].values.append(value)  # if the append is refused, the record must not be there
+            self.main.append(0, [value], key=b"key")  # if the append is refused, the record must not be there
 
     def append_many(self) -> None:
         self.main.open()
         values = self.new_values(12, size=300)
-        self.main.accounts[1].values += values  # two batches: the first may be there without the second
+        self.main.accounts[1].begin(values)  # two batches: the first may be there without the second
         self.main.append(1, values, headers=[[("name", b"value")]] * 12)
 
     def produce(self) -> None:
         partition, values = self.main.open().partition(0), self.new_values(4)
-        self.main.accounts[0].values += values
+        self.main.accounts[0].begin(values)
         self.main.append(0, values, producer=("reference", self.serial))
         with self.main.telling():
             partition.append_many(values, producer=("reference", self.serial))
@@ -221,34 +188,35 @@ class Reference:
         self.main.open()
         account = self.main.accounts[1]
         for value in self.new_values(4, size=1500):
-            account.values.append(value)
+            account.begin([value])
             self.main.append(1, [value], sync=True)
-            account.acknowledge()
+            account.promise()
 
     def roll(self) -> None:
         topic = self.main.open()
         with self.main.telling():
             topic.partition(0).roll()
-        self.main.accounts[0].acknowledge()
+        self.main.accounts[0].promise()
 
     def drop(self) -> None:
         partition, account = self.main.open().partition(1), self.main.accounts[1]
         base = [segment.base_offset for segment in partition.segments][-2]
-        account.may_drop = account.dropped + len(list(partition.read("begin", base)))
+        first = account.first + len(list(partition.read("begin", base)))
+        account.drop(first, done=False)
         with self.main.telling():
             partition.writer().drop_before(base)
-        account.dropped = account.may_drop
+        account.drop(first)
 
     def read(self) -> None:
         for partition, account in zip(self.main.open().partitions, self.main.accounts, strict=True):
-            account.check(values_of(partition))
+            account.judge(list(partition.read()))
             *_, last = partition.read()
             assert next(iter(partition.read(last.offset))) == last
             partition.check()
 
     def follow(self) -> None:
         with self.main.open().partition(0).follow("begin", timeout=0) as reader:
-            self.main.accounts[0].check([record.value for record in reader])
+            self.main.accounts[0].judge(list(reader))
 
     def transfer(self) -> None:
         frames = os.open(self.root / "frames", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -256,7 +224,7 @@ class Reference:
             self.main.open().partition(0).transfer(frames, 0)
             os.lseek(frames, 0, os.SEEK_SET)
             partition = self.receiver.open().partition(0)
-            self.receiver.accounts[0].values += self.main.accounts[0].values
+            self.receiver.accounts[0].begin(self.main.accounts[0].contents)
             with self.receiver.telling():
                 while partition.receive(frames):
                     pass
@@ -269,8 +237,7 @@ class Reference:
         self.append_many()
         self.leave_a_crash(self.main.path, self.crashed.path)
         for account, original in zip(self.crashed.accounts, self.main.accounts, strict=True):
-            account.__dict__.update(original.__dict__)
-            account.values = list(original.values)
+            account.go_on_from(original)
 
     def recover(self) -> None:
         if self.crashed.path.exists():
@@ -280,7 +247,7 @@ class Reference:
         if self.crashed.path.exists():
             self.crashed.open()
             values = self.new_values(4)
-            self.crashed.accounts[1].values += values
+            self.crashed.accounts[1].begin(values)
             self.crashed.append(1, values)
             self.crashed.flush()
 
@@ -296,7 +263,7 @@ class Reference:
     def read_only(self) -> None:
         with Topic.open(self.main.path, mode="r", files=self.files) as topic:
             for partition, account in zip(topic.partitions, self.main.accounts, strict=True):
-                account.check(values_of(partition))
+                account.judge(list(partition.read()))
 
 
 STEPS: list[Callable[[Reference], None]] = [
@@ -319,6 +286,10 @@ STEPS: list[Callable[[Reference], None]] = [
 ]
 
 
+def accounts_of(partitions: int) -> list[Account]:
+    return [Account(known_by=by_value) for _ in range(partitions)]
+
+
 def leave_torn_copy(source: Path, target: Path) -> None:
     crash_copy(source, target)
     with last_segment(target, 1).open("ab") as file:
@@ -328,7 +299,3 @@ def leave_torn_copy(source: Path, target: Path) -> None:
 def _close(topic: Topic) -> None:
     with suppress(LogError, OSError):
         topic.close()
-
-
-def _brief(values: Values) -> list[bytes]:
-    return [(value or b"").split()[0] for value in values]

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from counts import count, need, scale
 from processes import fork, shared, wait
-from reference import POLICIES, STEPS, Account, Kept, Reference
+from reference import POLICIES, STEPS, Kept, Reference, accounts_of
 
 from conftest import open_files
 from disks import memory
@@ -138,8 +138,8 @@ def test_no_call_that_fails_does_harm(fast: Path, shard: int) -> None:
         for fault in faults_of(calls[at - 1]):
             work = work_with(fast / "work", at, fault)
             points += 1
-            accounted += sum(books.accounted for books in work.books)
-            named += sum(books.named for books in work.books)
+            accounted += sum(account.accounted for account in work.accounts)
+            named += sum(account.named for account in work.accounts)
             shutil.rmtree(fast / "work")
     assert accounted, "no record was looked for"
     count("G6", calls=len(range(shard, len(calls), SHARDS)), points=points, lost=0, phantoms=0)
@@ -170,7 +170,7 @@ class Strace:
         self.acknowledged = [[0, 0]]  # after each step, in the main topic
         for step in STEPS:
             step(self.unharmed)
-            self.acknowledged.append([account.acknowledged for account in self.unharmed.main.accounts])
+            self.acknowledged.append([account.promised() for account in self.unharmed.main.accounts])
         self.steps = 0  # which the last child has done
         self.calls = self.count_calls()
 
@@ -209,11 +209,13 @@ class Strace:
 
     def judge_the_dead(self) -> None:
         """Check the main topic of a child that did not reach its end, by the steps that the child had done."""
-        main = Kept(self.root / "traced" / "topic", REAL, [Account(), Account()], POLICIES)
+        main = Kept(self.root / "traced" / "topic", REAL, accounts_of(2), POLICIES)
         for account, whole, least in zip(
             main.accounts, self.unharmed.main.accounts, self.acknowledged[self.steps], strict=True
         ):
-            account.values, account.acknowledged, account.may_drop = list(whole.values), least, whole.may_drop
+            account.begin(whole.contents)
+            account.promise(least)
+            account.drop(whole.may_begin, done=False)
         main.judge()
 
 

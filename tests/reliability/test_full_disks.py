@@ -9,12 +9,12 @@ import random
 import resource
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from books import Books, found_in
+from account import Account, by_value, failed, named, returned, settle, telling
 from counts import count, need, scale
 from processes import fork, wait
 
@@ -81,7 +81,7 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
     chance = random.Random(kind)
     expected: list[bytes | None] = []
     refusals = 0
-    books = Books()
+    accounts = [Account(known_by=by_value)]
     with small(tmp_path, kind) as point:
         path = point / "topic"
         topic = Topic.open(path, segment_bytes=64 << 10, **QUIET)
@@ -92,14 +92,14 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
                 values *= chance.randint(1, 3)
                 try:
                     try:
-                        books.returned(topic.append_many(values), values)
+                        returned(accounts, topic.append_many(values), values)
                     except (StorageFullError, WriterFailedError) as error:
-                        books.failed(error, values)
+                        failed(accounts, error, values)
                         raise
                     try:
                         topic.flush()
                     except (StorageFullError, WriterFailedError) as error:
-                        books.raised(error)
+                        named(accounts, error)
                         raise
                     expected += values
                 except (StorageFullError, WriterFailedError) as error:
@@ -110,7 +110,7 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
                         expected += reopened_after_failure(topic, path, expected, values)
                         topic = Topic.open(path)
             assert values_of(topic) == expected, f"round {number}"
-            books.settle(found_in(topic))
+            settle(accounts, topic)
             for filler in fillers:
                 filler.unlink(missing_ok=True)
             if chance.random() < 0.2:
@@ -123,15 +123,15 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
                 expected = expected[dropped:]
         topic.close()
         assert [record.value for record in records_of(path)] == expected
-    assert refusals and books.named, "the disk was never full"
+    assert refusals and accounts[0].named, "the disk was never full"
     count("G6", refusals=refusals, lost=0, phantoms=0)
-    count("G14", accounted_records=books.accounted, named_by_an_error=books.named, untold=0)
+    count_accounts(accounts)
 
 
 def test_every_record_is_readable_or_named_whatever_call_meets_the_full_disk(tmp_path: Path) -> None:
     """Single appends, bulk, keys, flush, roll and close over four partitions; a repeated append is in the log once."""
     chance = random.Random("books")
-    books = Books()
+    accounts = [Account(known_by=by_value) for _ in range(4)]
     with memory(tmp_path / "disk", "size=4m") as point:
         path = point / "topic"
         topic = Topic.open(path, partitions=4, segment_bytes=64 << 10, batch_bytes=8 << 10, **QUIET)
@@ -142,13 +142,13 @@ def test_every_record_is_readable_or_named_whatever_call_meets_the_full_disk(tmp
                 count_of = chance.choice((1, 1, 40))
                 values = [b"%d/%d/%d " % (number, step, each) + bytes(size) for each in range(count_of)]
                 with suppress(StorageFullError):
-                    act_on(topic, chance, books, values)
+                    act_on(topic, chance, accounts, values)
             if filler is not None:
                 filler.unlink()
-            flush_all(topic, books)
-            found = found_in(topic)
-            assert len(set(found.values())) == len(found), "a record is in twice"
-            books.settle(found)
+            flush_all(topic, accounts)
+            found = values_of(topic)
+            assert len(set(found)) == len(found), "a record is in twice"
+            settle(accounts, topic)
             for partition in topic.partitions:
                 if len(partition.segments) > 5:
                     partition.writer().drop_before(partition.segments[-2].base_offset)
@@ -156,60 +156,67 @@ def test_every_record_is_readable_or_named_whatever_call_meets_the_full_disk(tmp
                 filler = fill(point)
                 for partition in range(4):
                     with suppress(StorageFullError):
-                        append_one(topic, books, b"at the end %d/%d" % (number, partition), partition)
-                with suppress(StorageFullError), books.told():
+                        append_one(topic, accounts, b"at the end %d/%d" % (number, partition), partition)
+                with suppress(StorageFullError), telling(accounts):
                     topic.close()
                 filler.unlink()
                 topic = Topic.open(path)
-                books.settle(found_in(topic))
+                settle(accounts, topic)
         topic.close()
-    assert books.named > 10
-    count("G14", accounted_records=books.accounted, named_by_an_error=books.named, untold=0)
+    assert sum(account.named for account in accounts) > 10
+    count_accounts(accounts)
 
 
-def flush_all(topic: Topic, books: Books) -> None:
+def count_accounts(accounts: Sequence[Account]) -> None:
+    count(
+        "G14", accounted_records=sum(account.accounted for account in accounts),
+        named_by_an_error=sum(account.named for account in accounts), untold=0,
+    )  # fmt: skip
+
+
+def flush_all(topic: Topic, accounts: Sequence[Account]) -> None:
     """Flush until no error is left to be raised."""
     told = True
     while told:
         told = False
         try:
-            with books.told():
+            with telling(accounts):
                 topic.flush()
         except StorageFullError:
             told = True
 
 
-def append_one(topic: Topic, books: Books, value: bytes, partition: int, *, sync: bool = False) -> None:
+def append_one(topic: Topic, accounts: Sequence[Account], value: bytes, partition: int, *, sync: bool = False) -> None:
     try:
         offset = topic.append(value, partition=partition, sync=sync).offset
     except LogError as error:
-        books.failed(error, [value])
+        failed(accounts, error, [value])
         raise
-    books.returned([OffsetRange(partition, range(offset, offset + 1))], [value])
+    returned(accounts, [OffsetRange(partition, range(offset, offset + 1))], [value])
 
 
-def act_on(topic: Topic, chance: random.Random, books: Books, values: list[bytes]) -> None:
+def act_on(topic: Topic, chance: random.Random, accounts: Sequence[Account], values: list[bytes]) -> None:
     """Append the records in some way, and append again those that are not in the log; or flush or roll."""
     way = chance.choice(("single", "single", "many", "keys", "flush", "roll"))
     partition = chance.randrange(4)
     if way == "single":
-        append_one(topic, books, values[0], partition, sync=chance.random() < 0.2)
+        append_one(topic, accounts, values[0], partition, sync=chance.random() < 0.2)
         return
     if way in ("flush", "roll"):
-        with books.told():
+        with telling(accounts):
             topic.flush() if way == "flush" else topic.partition(partition).roll()
         return
     keys = [chance.choice((b"a", b"b", b"c")) for _ in values]
     try:
-        append_many(topic, books, values, keys if way == "keys" else None, partition)
+        append_many(topic, accounts, values, keys if way == "keys" else None, partition)
     except StorageFullError as error:
         left = error.not_appended
         again = [keys[index] for index in left] if way == "keys" else None
-        append_many(topic, books, [values[index] for index in left], again, partition)
+        append_many(topic, accounts, [values[index] for index in left], again, partition)
 
 
 def append_many(
-    topic: Topic, books: Books, values: list[bytes], keys: list[bytes] | None, partition: int
+    topic: Topic, accounts: Sequence[Account], values: list[bytes], keys: list[bytes] | None, partition: int
 ) -> None:  # fmt: skip
     error: LogError | None = None
     try:
@@ -220,9 +227,9 @@ def append_many(
     inside = [index for index in range(len(values)) if index not in missing]
     for number in range(4):  # records of one partition stand in their order
         own = [values[index] for index in inside if (by_crc32(keys[index], 4) if keys else partition) == number]
-        books.returned([each for each in ranges if each.partition == number], own)
+        returned(accounts, [each for each in ranges if each.partition == number], own)
     if error is not None:
-        books.raised(error)
+        named(accounts, error)
         raise error
 
 

@@ -13,11 +13,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import counts
 import pytest
+from account import Account
 from crash_engine import LEFT_OUT, NOW, PATH, DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload, made
 
 from loglib import Group, LogError, Topic, reset_group
@@ -33,27 +34,6 @@ PARTITIONS = 2
 Standing = dict[int, tuple[int, int, str]]  # by partition: offset, generation, meta
 
 
-class Step(NamedTuple):
-    """One commit: from when it may be there, from when it must be there, and the standing after it."""
-
-    begun: int
-    returned: int
-    standing: Standing
-
-
-class History:
-    """The commits of a group, in order; each is there whole or not at all."""
-
-    def __init__(self, standing: Standing) -> None:
-        self.steps = [Step(0, 0, standing)]
-
-    def allowed(self, at: int, *, durable: bool) -> list[Standing]:
-        """The standings that a cut at that instant may leave."""
-        begun = [step for step in self.steps if step.begun <= at]
-        returned = sum(step.returned <= at for step in begun) if durable else 1
-        return [step.standing for step in begun[returned - 1 :]]
-
-
 class World:
     """A topic with some records on a recording disk, the members of its group, and what they have committed."""
 
@@ -67,7 +47,8 @@ class World:
     def start(self, image: Image, standing: Standing) -> None:
         self.image = image
         self.fs = self.disk(image)
-        self.history = History(standing)
+        self.commits = Account([standing])  # each is there as a whole or not at all
+        self.commits.promise()
         self.members: list[Group] = []
         self.topic = Topic.open(PATH, mode="r", files=self.fs, clock=lambda: NOW)
         self.places = [[0, *(record.next_offset for record in partition.read())] for partition in self.topic.partitions]
@@ -89,13 +70,14 @@ def noting(world: World) -> Iterator[None]:
     commit = Offsets.commit
 
     def noted(log: Offsets, commits: Mapping[Any, Any], **facts: Any) -> None:
-        begun, standing = len(world.fs.operations), dict(world.history.steps[-1].standing)
+        begun, standing = len(world.fs.operations), dict(world.commits.contents[-1])
         for partition, each in commits.items():
             # A claim of a partition without a commit does not say yet where the group is.
             if each.offset is not None and each.generation >= standing.get(partition.partition, (0, 0, ""))[1]:
                 standing[partition.partition] = each.offset, each.generation, each.meta
         commit(log, commits, **facts)
-        world.history.steps.append(Step(begun + 1, len(world.fs.operations), standing))
+        world.commits.begin([standing], at=begun + 1)
+        world.commits.promise(at=len(world.fs.operations), power=world.durability == "disk")
 
     with ExitStack() as patched:
         patched.enter_context(mock.patch.object(Offsets, "commit", noted))
@@ -234,12 +216,10 @@ class Judge:
                 found = self.found.get(digest)
                 if found is None:
                     found = self.found[digest] = found_in(state.files)
+                allowed = world.commits.possible(state.at, power=not state.whole)
                 durable = state.whole or world.durability == "disk"
-                allowed = world.history.allowed(state.at, durable=durable)
                 if not (found in allowed if durable else _each_among(found, allowed)):
-                    kind = (
-                        "lost" if found in [step.standing for step in world.history.steps] or not found else "phantoms"
-                    )
+                    kind = "lost" if found in world.commits.contents or not found else "phantoms"
                     raise Failure(kind, f"committed is {found}, not one of {allowed}")
             except Failure as failure:
                 failure.add_note(f"{state!r}\n" + "\n".join(map(str, state.operations)))

@@ -13,13 +13,13 @@ import random
 import select
 import signal
 import time
-from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from account import Account
 from counts import count, scale
 from described import Value, decode
 from processes import ended, killed, shared
@@ -145,46 +145,19 @@ def live(path: Path, shared: Shared, life: int, rng: random.Random, files: Files
 # --- what must hold ----------------------------------------------------------------------------------------
 
 
-class Ledger:
-    """What one partition must hold, and what it may hold."""
+def believe(account: Account, told: Told, life: int, partition: int) -> None:
+    """Note what a life reported before it was killed."""
+    account.recovered(told.recovered)
+    account.begin((Value(partition, each, life) for each in range(told.recovered, told.begun)), life=life)
+    account.promise(told.acknowledged)
 
-    def __init__(self, partition: int, told: Told) -> None:
-        self.partition = partition
-        self.told = told
-        self.least = 0  # this many records were acknowledged or seen
-        self.most = 0  # this many were begun
-        self.starts = [(0, 0)]  # (number, life): the number with which each life began
-        self.known: dict[int, Record] = {}
 
-    def believe(self, life: int) -> None:
-        """Note what a life reported before it was killed."""
-        found = self.told.recovered
-        assert self.least <= found <= self.most, f"{self.least} to {self.most} records expected, {found} recovered"
-        self.starts.append((found, life))
-        self.least, self.most = self.told.acknowledged, self.told.begun
-
-    def see(self, records: list[Record]) -> None:
-        """Note records that a reader saw while the writer lived: they must stay."""
-        if records:
-            self.least = max(self.least, decode(records[-1].value).number + 1)
-
-    def check(self, records: list[Record], log_start: int, end: int) -> None:
-        """The records are those that were appended, in order, and at least as many as promised."""
-        numbers = [self.number_of(each) for each in records]
-        first = numbers[0] if numbers else self.least
-        assert numbers == list(range(first, first + len(numbers)))
-        assert self.least <= first + len(numbers) <= self.most
-        assert log_start == 0 if first == 0 else end - log_start > KEPT_BYTES - 2 * SEGMENT_BYTES
-        found = dict(zip(numbers, records, strict=True))
-        assert all(found[number] == self.known[number] for number in found.keys() & self.known.keys())
-        self.known = found
-        self.least = first + len(numbers)
-
-    def number_of(self, record: Record) -> int:
-        found = decode(record.value)
-        at = bisect_right(self.starts, found.number, key=lambda start: start[0]) - 1
-        assert found == (self.partition, found.number, self.starts[at][1]), "appended in a life that had lost it"
-        return found.number
+def check(account: Account, partition: Partition) -> None:
+    """The records are those that were appended, in order, and at least as many as promised and not dropped."""
+    records, log_start, end = list(partition.read()), partition.log_start_offset, partition.high_watermark
+    account.drop(account.end, done=False)  # the bytes that are left say how many records retention may drop
+    account.see(records)
+    assert log_start == 0 if account.first == 0 else end - log_start > KEPT_BYTES - 2 * SEGMENT_BYTES
 
 
 class Lives:
@@ -195,7 +168,7 @@ class Lives:
         self.files = files
         self.rng = random.Random(seed)
         self.shared = shared(Shared)
-        self.ledgers = [Ledger(number, self.shared.partitions[number]) for number in range(partitions)]
+        self.accounts = [Account(known_by=lambda record: decode(record.value)) for _ in range(partitions)]
         self.life = 0
         self.killed_while_opening = 0
         self.recoveries = 0
@@ -216,13 +189,14 @@ class Lives:
             if watched:
                 seen = self.watch()
         if self.shared.opened:
-            for ledger in self.ledgers:
-                ledger.believe(self.life)
+            for number, account in enumerate(self.accounts):
+                believe(account, self.shared.partitions[number], self.life, number)
             self.recoveries += self.shared.mended
         else:
             self.killed_while_opening += 1
-        for ledger, records in zip(self.ledgers, seen, strict=False):
-            ledger.see(records)
+        for account, records in zip(self.accounts, seen, strict=False):
+            if records:
+                account.promise(decode(records[-1].value).number + 1)
         self.check()
 
     def watch(self) -> list[list[Record]]:
@@ -235,16 +209,14 @@ class Lives:
 
     def check(self) -> None:
         with Topic.open(self.path, mode="r") as topic:
-            for partition, ledger in zip(topic.partitions, self.ledgers, strict=True):
-                ledger.check(list(partition.read()), partition.log_start_offset, partition.high_watermark)
+            for partition, account in zip(topic.partitions, self.accounts, strict=True):
+                check(account, partition)
 
     def end(self) -> None:
         """The last life opens the topic in the test itself; every byte must be right."""
         with Topic.open(self.path, files=self.files) as topic:
             for partition in topic.partitions:
                 partition.check()
-        for ledger in self.ledgers:
-            ledger.most = max(ledger.most, ledger.least)
         self.check()
 
 

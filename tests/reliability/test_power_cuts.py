@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from account import Account, Broken
 from counts import count, need, scale
 from processes import fork, wait
-from promises import PARTITIONS, Broken, Ledger, Partition, key_of, value_of
+from promises import PARTITIONS, Told, key_of, value_of
 
 from conftest import QUIET, values_of
 from disks import DROP_JOURNAL, FLUSH_JOURNAL, Disk, disk
@@ -41,28 +42,28 @@ PATIENCE = 60.0  # seconds for some steps of a writer; the machine may be busy
 
 
 class Scribe:
-    """The writer: does one step after another on a topic and keeps the ledger."""
+    """The writer: does one step after another on a topic and reports how far it has come."""
 
-    def __init__(self, path: Path, life: int, seed: str, ledger: Ledger, files: Files, config: dict[str, Any]) -> None:
-        self.path, self.life, self.seed, self.ledger, self.files, self.config = path, life, seed, ledger, files, config
+    def __init__(self, path: Path, life: int, seed: str, told: Told, files: Files, config: dict[str, Any]) -> None:
+        self.path, self.life, self.seed, self.told, self.files, self.config = path, life, seed, told, files, config
         self.chance = random.Random(f"{seed} {life}")
         self.topic = self.open()
         for partition in self.topic.partitions:
             held = values_of(partition)
-            ledger.begun[partition.id] = int((held[-1] or b"").split()[1]) + 1 if held else 0
-        ledger.state[0] = 1
+            told.begun[partition.id] = int((held[-1] or b"").split()[1]) + 1 if held else 0
+        told.state[0] = 1
 
     def open(self) -> Topic:
         return Topic.open(self.path, files=self.files, **QUIET | self.config)
 
     def new_values(self, partition: int, number: int) -> list[bytes]:
         """The next records of the partition. From now on some of them may be found."""
-        begin = self.ledger.begun[partition]
-        self.ledger.begun[partition] = begin + number
+        begin = self.told.begun[partition]
+        self.told.begun[partition] = begin + number
         return [value_of(self.seed, partition, serial, self.life) for serial in range(begin, begin + number)]
 
     def acknowledge(self, partition: int) -> None:
-        self.ledger.acknowledged[partition] = self.ledger.begun[partition]
+        self.told.acknowledged[partition] = self.told.begun[partition]
 
     def some_partition(self) -> int:
         return self.chance.randrange(len(self.topic.partitions))
@@ -83,10 +84,10 @@ class Scribe:
         partition = self.some_partition()
         values = self.new_values(partition, self.chance.randint(1, 10))
         for _ in range(2):
-            self.topic.append_many(values, partition=partition, producer=("scribe", self.ledger.begun[partition]))
+            self.topic.append_many(values, partition=partition, producer=("scribe", self.told.begun[partition]))
 
     def append_keyed(self) -> None:
-        serials = [self.ledger.begun[partition] for partition in range(PARTITIONS)]
+        serials = [self.told.begun[partition] for partition in range(PARTITIONS)]
         values = [value for partition in range(PARTITIONS) for value in self.new_values(partition, 3)]
         keys = [key_of(partition, serials[partition] + each) for partition in range(PARTITIONS) for each in range(3)]
         self.topic.append_many(values, keys=keys)
@@ -113,9 +114,9 @@ class Scribe:
             return
         base = sealed[-2].base_offset
         kept = next(iter(partition.read(base))).value or b""
-        self.ledger.dropping[partition.id] = serial = int(kept.split()[1])
+        self.told.dropping[partition.id] = serial = int(kept.split()[1])
         partition.writer().drop_before(base)
-        self.ledger.dropped[partition.id] = serial
+        self.told.dropped[partition.id] = serial
 
     def reopen(self) -> None:
         self.topic.close()
@@ -127,19 +128,19 @@ class Scribe:
 class Maker:
     """A writer that makes topics with one record in each, numbered like the records of one partition."""
 
-    def __init__(self, path: Path, life: int, seed: str, ledger: Ledger, files: Files, config: dict[str, Any]) -> None:
-        self.path, self.life, self.seed, self.ledger, self.files, self.config = path, life, seed, ledger, files, config
+    def __init__(self, path: Path, life: int, seed: str, told: Told, files: Files, config: dict[str, Any]) -> None:
+        self.path, self.life, self.seed, self.told, self.files, self.config = path, life, seed, told, files, config
         self.chance = random.Random(f"{seed} {life}")
-        ledger.begun[0] = len(records_of_topics(path))
-        ledger.state[0] = 1
+        told.begun[0] = len(records_of_topics(path))
+        told.state[0] = 1
 
     def make_topic(self) -> None:
-        serial = self.ledger.begun[0]
-        self.ledger.begun[0] = serial + 1
+        serial = self.told.begun[0]
+        self.told.begun[0] = serial + 1
         partitions = {"partitions": 1 + serial % 3}
         with Topic.open(self.path / f"{serial:06d}", files=self.files, **QUIET | self.config | partitions) as topic:
             topic.append(value_of(self.seed, 0, serial, self.life), sync=True)
-            self.ledger.acknowledged[0] = serial + 1
+            self.told.acknowledged[0] = serial + 1
 
 
 def records_of_topics(path: Path) -> list[bytes | None]:
@@ -192,7 +193,7 @@ class PowerCuts:
     def __init__(self, disk: Disk, work: Work, *, seed: str, files: Files = REAL) -> None:
         self.disk, self.work, self.seed, self.files = disk, work, seed, files
         self.chance = random.Random(seed)
-        self.ledger = Ledger()
+        self.told = Told()
         self.cuts = 0
         self.acknowledged = 0
         self.mended = 0  # partitions in which recovery had something to do
@@ -203,9 +204,7 @@ class PowerCuts:
         self.topics += 1
         self.path = self.disk.point / f"topic-{self.topics}"
         self.topic_seed = f"{self.seed} {self.topics}"
-        self.partitions = [
-            Partition(number, self.topic_seed) for number in range(self.work.config.get("partitions", 1))
-        ]
+        self.accounts = [Account() for _ in range(self.work.config.get("partitions", 1))]
 
     def run(self, cuts: int) -> None:
         """Let writers live and die; `Broken` if a promise to one of them was broken."""
@@ -221,15 +220,15 @@ class PowerCuts:
 
     def one_life(self) -> None:
         self.cuts += 1
-        self.ledger.clear()
+        self.told.clear()
         errors, to_errors = os.pipe()
         child = fork(lambda: self.be_the_writer(to_errors))
         os.close(to_errors)
         try:
             self.wait_a_while(child)
-            self.ledger.state[2] = 1
-            acknowledged = list(self.ledger.acknowledged)  # before the cut: later acknowledgements may be false
-            dropped = list(self.ledger.dropped)
+            self.told.state[2] = 1
+            acknowledged = list(self.told.acknowledged)  # before the cut: later acknowledgements may be false
+            dropped = list(self.told.dropped)
             self.disk.cut_power(self.chance.choice((DROP_JOURNAL, DROP_JOURNAL, FLUSH_JOURNAL)))
         finally:
             os.kill(child, signal.SIGKILL)
@@ -239,11 +238,15 @@ class PowerCuts:
         if complaint:
             raise Broken("refused", complaint)
         self.disk.remount()
-        for partition in self.partitions:
-            number = partition.number
-            self.acknowledged += max(0, acknowledged[number] - partition.owed)
-            begun, dropping = self.ledger.begun[number], self.ledger.dropping[number]
-            partition.note(self.cuts, begun, acknowledged[number], dropping, dropped[number])
+        for number, account in enumerate(self.accounts):
+            self.acknowledged += max(0, acknowledged[number] - account.promised())
+            # It has found what was promised to the lives before it, or more.
+            serials = range(account.promised(), self.told.begun[number])
+            values = (value_of(self.topic_seed, number, serial, self.cuts) for serial in serials)
+            account.begin(values, serial=serials.start, life=self.cuts)
+            account.promise(acknowledged[number])
+            account.drop(self.told.dropping[number], done=False)
+            account.drop(dropped[number])
 
     def wait_a_while(self, child: int) -> None:
         """Wait until the writer has done some steps, or for a moment in which it opens and recovers."""
@@ -252,7 +255,7 @@ class PowerCuts:
             return
         steps = self.chance.randint(0, self.work.longest_life)
         deadline = time.monotonic() + PATIENCE
-        while not self.ledger.state[0] or self.ledger.state[1] < steps:
+        while not self.told.state[0] or self.told.state[1] < steps:
             time.sleep(0.0003)
             assert time.monotonic() < deadline, "the writer hangs"
             if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -265,12 +268,12 @@ class PowerCuts:
             if self.chance.random() < 0.5:
                 threading.Thread(target=_write_back, args=(self.disk.point,), daemon=True).start()
             kind = self.work.writer
-            writer = kind(self.path, self.cuts, self.topic_seed, self.ledger, self.files, self.work.config)
+            writer = kind(self.path, self.cuts, self.topic_seed, self.told, self.files, self.work.config)
             while True:
                 writer.chance.choice(self.work.steps)(writer)
-                self.ledger.state[1] += 1
+                self.told.state[1] += 1
         except BaseException as error:
-            if not self.ledger.state[2] or not isinstance(error, LogError | OSError):
+            if not self.told.state[2] or not isinstance(error, LogError | OSError):
                 os.write(to_errors, traceback.format_exc().encode())
         os._exit(0)  # close nothing: the machine is dead
 
@@ -280,18 +283,18 @@ class PowerCuts:
             seen, found = self.topics_made() if self.work.writer is Maker else self.topic_written()
         except LogError as error:
             raise Broken("refused", f"{type(error).__name__}: {error}") from error
-        for partition, values in zip(self.partitions, found, strict=True):
-            partition.judge(values)
+        for account, values in zip(self.accounts, found, strict=True):
+            account.settle(values)
         for before, after in zip(seen, found, strict=True):
             if before != after[: len(before)]:
-                raise Broken("phantom", f"a reader saw what recovery has cut: {before[len(after) - 1 :]}")
+                raise Broken("phantoms", f"a reader saw what recovery has cut: {before[len(after) - 1 :]}")
         if sum(len(value or b"") for values in found for value in values) > self.work.largest:
             shutil.rmtree(self.path)
             self.begin_topic()
 
     def topic_written(self) -> tuple[list[list[bytes | None]], list[list[bytes | None]]]:
         """The records that a reader finds in each partition, and those after recovery."""
-        nothing: list[list[bytes | None]] = [[] for _ in self.partitions]
+        nothing: list[list[bytes | None]] = [[] for _ in self.accounts]
         if not (self.path / "topic.json").exists():
             return nothing, nothing
         seen = nothing
