@@ -41,7 +41,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from struct import Struct
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Self
 
 from .batch import Batch, Source
 from .config import MAX_OFFSET
@@ -342,7 +342,7 @@ class SegmentReader(Unique):
             raise
         self.base_offset = self.header.base_offset
 
-    def __enter__(self) -> SegmentReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

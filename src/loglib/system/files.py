@@ -20,7 +20,7 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -71,12 +71,16 @@ if sys.platform == "darwin":  # no pwritev, no fdatasync, and sendfile to socket
 
 else:
     _pwritev = os.pwritev
-    _datasync = os.fdatasync
+    _datasync: Callable[[int], None] = os.fdatasync
 
     def _drop_cached(fd: int, start: int, size_bytes: int) -> None:
         os.posix_fadvise(fd, start, size_bytes, os.POSIX_FADV_DONTNEED)
 
-    _sendfile = os.sendfile
+    _sendfile: Callable[[int, int, int, int], int] = os.sendfile
+
+# Files are numbers here. The functions of the system take objects as well, which other implementations need not do.
+_fsync: Callable[[int], None] = os.fsync
+_flock: Callable[[int, int], None] = fcntl.flock
 
 
 class Files:
@@ -96,7 +100,7 @@ class Files:
     ftruncate = staticmethod(os.ftruncate)
     datasync = staticmethod(_datasync)  # the file's bytes and size: synced
     drop_cached = staticmethod(_drop_cached)  # whole pages that are not waiting to be written: read anew from the disk
-    fsync = staticmethod(os.fsync)  # of a directory: its names, synced
+    fsync = staticmethod(_fsync)  # of a directory: its names, synced
     rename = staticmethod(os.rename)
     unlink = staticmethod(os.unlink)
     mkdir = staticmethod(os.mkdir)  # (path, permissions)
@@ -107,7 +111,7 @@ class Files:
     stat = staticmethod(os.stat)
     lstat = staticmethod(os.lstat)
     listdir = staticmethod(_listdir)  # (a path, or an open directory)
-    flock = staticmethod(fcntl.flock)
+    flock = staticmethod(_flock)
     statvfs = staticmethod(os.statvfs)
     sendfile = staticmethod(_sendfile)  # (to, source, start, size_bytes)
     read = staticmethod(os.read)  # of a stream, at its own position, as `write`

@@ -175,7 +175,7 @@ class MemoryFiles(Files):
             self.used += size - before
             self._changed("truncate", opened.path, node, position=size)
 
-    def datasync(self, fd: int) -> None:  # type: ignore[override]
+    def datasync(self, fd: int) -> None:
         opened = self._opened(fd)
         with self._lock:
             self._changed("sync", opened.path, opened.node)
@@ -183,7 +183,7 @@ class MemoryFiles(Files):
     def drop_cached(self, fd: int, *_: int) -> None:
         self._opened(fd)
 
-    def fsync(self, fd: int) -> None:  # type: ignore[override]
+    def fsync(self, fd: int) -> None:
         self.datasync(fd)
 
     def fchmod(self, fd: int, permissions: int) -> None:
@@ -193,7 +193,7 @@ class MemoryFiles(Files):
     def fstat(self, fd: int) -> os.stat_result:
         return _facts(self._opened(fd).node)
 
-    def flock(self, fd: int, operation: int) -> None:  # type: ignore[override]
+    def flock(self, fd: int, operation: int) -> None:
         node = self._opened(fd).node
         with self._lock:
             if operation & fcntl.LOCK_UN:
@@ -293,7 +293,7 @@ class MemoryFiles(Files):
 
     # --- system calls: streams, which may be the system's or files here -----------------------------------
 
-    def sendfile(self, to: int, source: int, start: int, size_bytes: int) -> int:  # type: ignore[override]
+    def sendfile(self, to: int, source: int, start: int, size_bytes: int) -> int:
         return self.write(to, self.pread(source, size_bytes, start))
 
     def read(self, fd: int, size: int) -> bytes:

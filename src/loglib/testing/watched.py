@@ -217,8 +217,8 @@ class DyingFiles(WatchedFiles):
 class UnsyncedFiles(Files):
     """The real files without the waiting for the disk, for tests that ask what is in them and not what survives."""
 
-    def datasync(self, fd: int) -> None:  # type: ignore[override]
+    def datasync(self, fd: int) -> None:
         self.fstat(fd)
 
-    def fsync(self, fd: int) -> None:  # type: ignore[override]
+    def fsync(self, fd: int) -> None:
         self.fstat(fd)
