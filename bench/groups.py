@@ -11,7 +11,7 @@ import signal
 import time
 from itertools import count
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from inputs import payload_bytes_of
 from loglib import Topic
@@ -76,7 +76,7 @@ def read(directory: Path, options: Options) -> Measurement:
 def commit(directory: Path, options: Options) -> Measurement:
     """Commit the same record again and again."""
     commits = options.number("commits")
-    with Topic.open(directory / "log", durability=options.text("durability")) as topic:
+    with Topic.open(directory / "log", durability=cast(Any, options.text("durability"))) as topic:
         topic.append(b"x", sync=True)
         with topic.group("commits", commit="manual") as group:
             [record] = group.poll(timeout=1.0)

@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from alternatives import COMMIT_MESSAGES
 from inputs import values_of
@@ -43,7 +43,7 @@ def open_log(directory: Path, options: Options) -> Measurement:
     from loglib import Topic
 
     topics: list[Topic] = []
-    measurement = _once(lambda: topics.append(Topic.open(directory / "log", mode=options.text("mode"))))
+    measurement = _once(lambda: topics.append(Topic.open(directory / "log", mode=cast(Any, options.text("mode")))))
     segments = len(topics[0].partition(0).segments)
     topics[0].close()
     return replace(measurement, figures=measurement.figures | {"segments": segments})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from loglib import Batch, FlushPolicy, Record, Topic
 
@@ -20,7 +21,7 @@ def open_topic(directory: Path, *, flush: str, partitions: int = 1, compression:
     if flush == "default":
         return Topic.open(directory, partitions=partitions, compression=compression)
     policy = EACH_CALL if flush == "each call, no fsync" else NEVER
-    durability = "disk" if flush == "fsync" else "os"
+    durability: Literal["disk", "os"] = "disk" if flush == "fsync" else "os"
     return Topic.open(directory, partitions=partitions, flush=policy, durability=durability, compression=compression)
 
 

@@ -7,6 +7,7 @@ reader counts the messages, so a reader that does the work lazily is noticed.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,7 @@ def read_arrow(directory: Path, options: Options) -> Measurement:
     return _measured(work, options)
 
 
-def _column_reader(directory: Path, options: Options) -> Callable[[], Iterable[list[bytes]]]:
+def _column_reader(directory: Path, options: Options) -> Callable[[], Iterable[Sequence[bytes | None]]]:
     system, keyed = options.text("system"), "+" in options.text("shape")
     if system == "slices":
         return _slices(options)

@@ -71,7 +71,7 @@ def stamped(
     return header
 
 
-def _latest(body: Body, append_time: int) -> int:
+def _latest(body: Body | Header, append_time: int) -> int:
     return append_time if body.max_timestamp is None else body.max_timestamp
 
 

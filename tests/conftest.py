@@ -108,8 +108,8 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def values_of(topic: Any, start: Any = "begin") -> list[bytes | None]:
-    """The values of all records of a topic or partition, in order."""
+def values_of(topic: Any, start: Any = "begin") -> list[Any]:
+    """The values of all records of a topic or partition, in order; None is one."""
     return [record.value for record in topic.read(start)]
 
 

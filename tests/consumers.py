@@ -7,6 +7,7 @@ from typing import Any
 
 from loglib import Group, Record, Topic, TopicPartition
 from loglib.cursor import Cursor
+from loglib.groups.group import AnyGroup
 
 
 def fill(topic: Topic, count: int, *, first: int = 0) -> None:
@@ -34,7 +35,7 @@ def rest(group: Group) -> list[int]:
     return numbers(group.follow(timeout=0.0))
 
 
-def rebalance(*members: Group) -> None:
+def rebalance(*members: AnyGroup[Any, Any, Any]) -> None:
     """Let the members see each other, a few times in turn, while there is nothing to read."""
     for _ in range(4):
         for member in members:

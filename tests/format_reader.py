@@ -5,6 +5,7 @@ import uuid
 import zlib
 from pathlib import Path
 from struct import unpack_from
+from typing import Any
 
 
 def _table_entry(crc: int) -> int:
@@ -23,7 +24,7 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def read_topic(path: Path) -> dict[int, list[tuple]]:
+def read_topic(path: Path) -> dict[int, list[tuple[Any, ...]]]:
     """(offset, time, key, value, headers) of every record, by partition."""
     text = (path / "topic.json").read_bytes()
     topic = json.loads(text)
@@ -32,7 +33,7 @@ def read_topic(path: Path) -> dict[int, list[tuple]]:
     return {number: read_partition(path / f"{number:04d}", log_id, number) for number in range(topic["partitions"])}
 
 
-def read_partition(path: Path, log_id: bytes, number: int) -> list[tuple]:
+def read_partition(path: Path, log_id: bytes, number: int) -> list[tuple[Any, ...]]:
     salt = log_id + number.to_bytes(4, "little")
     start, end = read_watermark((path / "watermark").read_bytes(), salt)
     records, offset = [], start
@@ -51,12 +52,12 @@ def read_partition(path: Path, log_id: bytes, number: int) -> list[tuple]:
     return records
 
 
-def read_group(path: Path, group: str) -> dict[tuple[str, int], tuple]:
+def read_group(path: Path, group: str) -> dict[tuple[str, int], tuple[Any, ...]]:
     """(offset, meta, member, time, history) of the commit that counts, by (topic, partition)."""
     log_id = uuid.UUID(json.loads((path / "topic.json").read_bytes())["log_id"]).bytes
     logs = [each for each in (path / "groups" / group / "offsets").iterdir() if not each.name.startswith(".")]
     assert logs, "no log of commits"
-    best: dict[tuple[str, int], tuple] = {}
+    best: dict[tuple[str, int], tuple[Any, ...]] = {}
     for log in logs:
         number = 1 << 31 | crc32c(f"{group}/{log.name}".encode()) & 0x7FFFFFFF
         for _, time, member, value, _ in read_partition(log, log_id, number):
@@ -78,7 +79,7 @@ def read_watermark(data: bytes, salt: bytes) -> tuple[int, int]:
     return max(marks)[1], max(marks)[2]
 
 
-def read_batch(data: bytes, at: int, salt: bytes, offset: int) -> tuple[int, list[tuple]]:
+def read_batch(data: bytes, at: int, salt: bytes, offset: int) -> tuple[int, list[tuple[Any, ...]]]:
     magic, header_crc, body_crc, length, base, _, _, n = unpack_from("<4sIIIQQII", data, at)
     version, codec, flags, stored, value_bytes, key_bytes, header_bytes = unpack_from("<BBHIIII", data, at + 40)
     (time,) = unpack_from("<q", data, at + 72)
@@ -119,4 +120,6 @@ def record_headers(section: bytes, m: int) -> list[tuple[str, bytes]]:
     values_at = 2 * step + (name_bytes + 7) // 8 * 8
     names = items(section, section[2 * step :], m, None)
     values = items(section[step:], section[values_at:], m, None)
-    return [(name.decode(), value) for name, value in zip(names, values, strict=True)]
+    pairs = [(name, value) for name, value in zip(names, values, strict=True) if name is not None and value is not None]
+    assert len(pairs) == m, "a header has a name and a value"
+    return [(name.decode(), value) for name, value in pairs]

@@ -80,7 +80,8 @@ def test_old_segments_of_a_partition_that_nobody_holds_are_dropped(
     assert "0000: retention dropped 2 segments" in caplog.text
     next_one = open_shared(clock=machine)
     assert next_one.append(b"more", partition=0, sync=True).partition == 0
-    assert next_one.partition(0).recovery is not None and next_one.partition(0).recovery.clean
+    recovery = next_one.partition(0).recovery
+    assert recovery is not None and recovery.clean
     assert sorted(map(str, values_of(topic))) == ["b'mine'", "b'more'"]
     assert not next_one.verify().damage
 
@@ -379,7 +380,7 @@ def slow_pass(open_shared: Open) -> Iterator[tuple[Topic, threading.Event, threa
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(UnsyncedFiles):
-        def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+        def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
             inside.set()
             assert go_on.wait(60)
             super().unlink(path, dir_fd=dir_fd)
@@ -457,7 +458,8 @@ def test_retention_of_a_living_process_drops_the_old_segments_of_a_killed_one(pa
             assert values_of(topic.partition(0)) == [b"last"]
         with Topic.open(path, shared=True) as topic:
             assert topic.append(b"again", partition=0, sync=True)
-            assert topic.partition(0).recovery is not None and topic.partition(0).recovery.clean
+            recovery = topic.partition(0).recovery
+            assert recovery is not None and recovery.clean
             assert values_of(topic.partition(0)) == [b"last", b"again"]
             with pytest.raises(LockedError):
                 topic.append(b"y", partition=2)

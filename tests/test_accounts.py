@@ -27,6 +27,7 @@ from loglib import (
     WriterFailedError,
 )
 from loglib.append.partitioner import by_crc32
+from loglib.format.batch import encode_body
 from loglib.lifetime import at_exit
 from loglib.testing import Call, CrashFS, FaultyFiles, UnsyncedFiles, WatchedFiles
 
@@ -200,7 +201,8 @@ def test_what_goes_wrong_besides_in_a_call_says_what_is_in_too(open_topic: Open)
     files.left = 3
     with pytest.raises(MemoryError) as raised:
         topic.append_many([b"%03d" % number * 100 for number in range(50)])
-    inside = sum(len(each.offsets) for each in raised.value.appended)  # type: ignore[attr-defined]
+    appended: list[OffsetRange] = list(raised.value.appended)  # type: ignore[attr-defined]
+    inside = sum(len(each.offsets) for each in appended)
     assert inside == 9
     assert raised.value.not_appended == tuple(range(9, 50))  # type: ignore[attr-defined]
     topic.flush()
@@ -291,12 +293,12 @@ def test_record_in_a_file_that_cannot_be_cut_is_in_doubt(open_topic: Open) -> No
                 raise OSError(errno.EIO, "after it was done")
             return count
 
-        def ftruncate(self, fd: int, size: int) -> None:  # type: ignore[override]
+        def ftruncate(self, fd: int, size: int) -> None:
             if self.stuck:
                 raise OSError(errno.EIO, "stuck")
             super().ftruncate(fd, size)
 
-        def fstat(self, fd: int) -> Any:  # type: ignore[override]
+        def fstat(self, fd: int) -> Any:
             if self.blind and threading.current_thread().name == "blind":
                 raise OSError(errno.EIO, "blind")
             return super().fstat(fd)
@@ -409,12 +411,12 @@ def test_interrupt_after_memory_ran_out_in_another_partition(open_topic: Open, m
     """There is nothing that such an error names, and so nothing to be told later."""
     from loglib.append import writer as writer_module
 
-    encode, raising = writer_module.encode_body, [KeyboardInterrupt(), MemoryError()]
+    raising = [KeyboardInterrupt(), MemoryError()]
 
     def encode_or_raise(columns: Any, **keywords: Any) -> Any:
         if raising:
             raise raising.pop()
-        return encode(columns, **keywords)
+        return encode_body(columns, **keywords)
 
     topic = open_topic(partitions=2)
     for number in range(2):
@@ -443,12 +445,11 @@ def test_memory_that_runs_out_in_one_partition_stops_no_other(
 ) -> None:
     from loglib.append import writer as writer_module
 
-    encode = writer_module.encode_body
 
     def no_memory(columns: Any, **keywords: Any) -> Any:
         if columns.values[0] == b"0":
             raise MemoryError
-        return encode(columns, **keywords)
+        return encode_body(columns, **keywords)
 
     topic = open_topic(partitions=3)
     for number in range(3):
@@ -529,11 +530,12 @@ def test_null_keys_of_an_idempotent_call_go_to_one_place_at_each_try(partitioner
 def test_producer_that_is_no_name_and_whole_number_is_a_type_error(producer: Any, open_topic: Open) -> None:
     """Sequence 1.5 raised `struct.error`."""
     topic = open_topic(partitions=2)
-    for act in (
+    acts: list[Callable[[], object]] = [
         lambda: topic.append_many([b"x"], partition=0, producer=producer),
         lambda: topic.append_many([b"x", b"y"], keys=[b"k", None], producer=producer),
         lambda: topic.partition(0).append_many([b"x"], producer=producer),
-    ):
+    ]
+    for act in acts:
         with pytest.raises(TypeError, match="a name \\(str\\) and a sequence \\(int\\)"):
             act()
     topic.flush()
@@ -576,12 +578,12 @@ def test_thread_survives_what_no_one_foresaw_and_says_so(
     """One `MemoryError` ended the thread: appends were accepted, nothing was flushed, and no error came."""
     from loglib.append import writer as writer_module
 
-    encode, failures = writer_module.encode_body, [MemoryError(), MemoryError(), SystemExit()]
+    failures = [MemoryError(), MemoryError(), SystemExit()]
 
     def no_memory(columns: Any, **keywords: Any) -> Any:
         if failures:
             raise failures.pop()
-        return encode(columns, **keywords)
+        return encode_body(columns, **keywords)
 
     topic = open_topic(flush=SOON)
     reader = topic.follow("begin")

@@ -62,7 +62,7 @@ def test_refused_value_leaves_the_log_as_it_was(
 
 def test_what_has_bytes_but_is_not_bytes_is_taken_as_its_bytes(open_topic: Open) -> None:
     topic = open_topic()
-    odd = [bytearray(b"array"), memoryview(b"view"), None, memoryview(array("H", [1, 2]))]
+    odd: list[Any] = [bytearray(b"array"), memoryview(b"view"), None, memoryview(array("H", [1, 2]))]
     topic.append_many([*MANY, *odd], keys=[*MANY, *odd], partition=0)
     assert values_of(topic)[-4:] == [b"array", b"view", None, array("H", [1, 2]).tobytes()]
     assert [record.key for record in topic.read()][-4:] == [b"array", b"view", None, array("H", [1, 2]).tobytes()]
@@ -70,7 +70,7 @@ def test_what_has_bytes_but_is_not_bytes_is_taken_as_its_bytes(open_topic: Open)
 
 def test_value_changed_after_the_call_is_kept_as_it_was(open_topic: Open) -> None:
     topic = open_topic()
-    value = bytearray(b"as given")
+    value: Any = bytearray(b"as given")
     topic.append_many([*MANY, value])
     value[:] = b"changed!"
     assert values_of(topic)[-1] == b"as given"

@@ -121,11 +121,11 @@ def test_check_that_retention_overtakes_begins_again(what: str, open_topic: Open
     class Overtaken(UnsyncedFiles):
         done = False
 
-        def open_read(self, path: str) -> int:
+        def open_read(self, path: str, **within: Any) -> int:
             if path.endswith(".log") and not self.done:
                 Overtaken.done = True
                 topic.retain()
-            return super().open_read(path)
+            return super().open_read(path, **within)
 
     with Topic.open(path, mode="r", files=Overtaken()) as reading:
         report = getattr(reading.partition(0), what)()
@@ -141,8 +141,8 @@ def test_damage_that_retention_has_dropped_meanwhile_is_not_reported(open_topic:
     class Overtaken(UnsyncedFiles):
         opened = 0
 
-        def open_read(self, path: str) -> int:
-            fd = super().open_read(path)
+        def open_read(self, path: str, **within: Any) -> int:
+            fd = super().open_read(path, **within)
             if path == second:
                 Overtaken.opened += 1
                 if self.opened == 4:  # before that for single headers: now all before it has been read
@@ -158,10 +158,10 @@ def test_file_that_vanishes_without_retention_is_no_reason_to_begin_again(open_t
     fill(open_topic)
 
     class Vanishing(UnsyncedFiles):
-        def open_read(self, path: str) -> int:
+        def open_read(self, path: str, **within: Any) -> int:
             if path.endswith(".log"):
                 raise FileNotFoundError(2, "gone", path)
-            return super().open_read(path)
+            return super().open_read(path, **within)
 
     with Topic.open(path, mode="r", files=Vanishing()) as reading, pytest.raises(CorruptLogError, match="no file"):
         reading.partition(0).check()
@@ -312,8 +312,8 @@ def test_check_beside_a_writer_that_rolls_finds_no_fault(open_topic: Open, path:
     topic.append(b"one", sync=True)
 
     class Slow(UnsyncedFiles):
-        def sizes(self, directory: str) -> dict[str, int]:
-            before = super().sizes(directory)
+        def sizes(self, directory: str, **within: Any) -> dict[str, int]:
+            before = super().sizes(directory, **within)
             topic.append(b"two", sync=True)
             topic.partition(0).roll()
             topic.append(b"three", sync=True)
@@ -333,8 +333,8 @@ def test_retention_in_the_midst_of_the_batches_begins_the_check_again(when: int,
     class Overtaken(UnsyncedFiles):
         opened = 0
 
-        def open_read(self, path: str) -> int:
-            fd = super().open_read(path)
+        def open_read(self, path: str, **within: Any) -> int:
+            fd = super().open_read(path, **within)
             if path == str(second):
                 Overtaken.opened += 1
                 if Overtaken.opened == when:  # for its header, for its first batch's link, and to be read
@@ -355,9 +355,9 @@ def test_pointer_that_leads_elsewhere_is_found(field: str, number: int, open_top
     topic.close()
     segment = names_of(path)[0]
     content, start, size = segment.read_bytes(), 4096 + offsets[number], offsets[1]
-    wrong = {"previous_bytes": 8, "jump_offset": offsets[number] - 8 if number else 8}[field]
+    wrong: Any = {field: {"previous_bytes": 8, "jump_offset": offsets[number] - 8 if number else 8}[field]}
     identity = Identity.of(topic.log_id, 0)
-    changed = forged(content[start : start + size], identity=identity, **{field: wrong})
+    changed = forged(content[start : start + size], identity=identity, **wrong)
     stored = content[:start] + changed
     for after in range(start + size, len(content), size):  # linked anew, so that only the pointer is wrong
         crc = int.from_bytes(stored[-size + 4 : -size + 8], "little")

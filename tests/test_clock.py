@@ -67,7 +67,7 @@ def test_process_that_is_stopped_between_the_clocks_reads_them_again(monkeypatch
     boottimes = iter([0, 600 * second, 601 * second, 601 * second + 1_000_000])
     walls = iter([600 * second, 601 * second])
     monkeypatch.setattr(module, "_boot", lambda: (b"b" * 16, lambda: next(boottimes)))
-    monkeypatch.setattr(module.time, "time_ns", lambda: next(walls))
+    monkeypatch.setattr(time, "time_ns", lambda: next(walls))
     assert SYSTEM.moment() == (601_000_000, 601_000_000, b"b" * 16)
 
 
@@ -78,7 +78,7 @@ def test_nearest_pair_counts_where_every_reading_is_interrupted(monkeypatch: pyt
     boottimes = iter([each for pair in pairs for each in pair])
     walls = iter(range(len(gaps)))
     monkeypatch.setattr(module, "_boot", lambda: (b"b" * 16, lambda: next(boottimes)))
-    monkeypatch.setattr(module.time, "time_ns", lambda: next(walls) * second)
+    monkeypatch.setattr(time, "time_ns", lambda: next(walls) * second)
     assert SYSTEM.moment() == (3_000_000, 300_000_000, b"b" * 16)
 
 

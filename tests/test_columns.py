@@ -18,7 +18,7 @@ from builders import BODY_AT, EVERYTHING, PLAIN, batch_of, encoded, forged, head
 from loglib import Batch, CorruptLogError, LogError, RecordTooLargeError
 from loglib.format import columns
 from loglib.format.batch import layout
-from loglib.format.columns import Columns, Layout, Sizes
+from loglib.format.columns import Columns, Sizes
 from loglib.segment import HEADER_BYTES
 
 # --- there and back -----------------------------------------------------------------------------------
@@ -49,7 +49,8 @@ def test_falling_timestamps_need_their_column() -> None:
 def test_part_takes_the_same_records_of_each_column() -> None:
     part = EVERYTHING.part(slice(1, 3))
     assert EVERYTHING.keys and EVERYTHING.timestamps and EVERYTHING.headers
-    assert part == Columns(*(column[1:3] for column in EVERYTHING if column is not None))
+    cut: list[Any] = [column[1:3] for column in EVERYTHING if column is not None]
+    assert part == Columns(*cut)
     assert PLAIN.part(slice(1, 3)) == Columns([b"beta", b"gamma"])
 
 
@@ -122,7 +123,7 @@ def test_uniform_offsets_are_those_of_any_column() -> None:
 # --- forged columns: every checksum is right, the numbers in the body are not -----------------------------
 
 
-def changed(at: Callable[[Layout], int], *numbers: int) -> bytes:
+def changed(at: Callable[[Any], int], *numbers: int) -> bytes:
     """A batch with every column in which these int32 stand at a place in the body instead."""
     stored = encoded(EVERYTHING)
     body = bytearray(stored[BODY_AT:])
@@ -187,10 +188,10 @@ def test_forged_columns_are_refused_with_file_and_byte(
                 view(bad)
             assert caught.value.path == str(path)
             body_starts = HEADER_BYTES + len(first) + BODY_AT
-            at = layout(header)
+            at: Any = layout(header)  # with every column
             place = {"values": at.values.offsets, "keys": at.keys.offsets, "headers": at.headers.section}[columns[0]]
-            at = caught.value.file_position - body_starts
-            assert at == 0 if codec else at in range(place - 72, place + 56), (name, at, place)
+            found = caught.value.file_position - body_starts
+            assert found == 0 if codec else found in range(place - 72, place + 56), (name, found, place)
         else:
             view(bad)
 
@@ -205,6 +206,7 @@ def test_bits_beyond_the_last_record_mean_nothing(stored: bytes) -> None:
 def test_null_with_bytes_is_null() -> None:
     stored = encoded(Columns([b"abc", None]))
     at = layout(header_of(stored)).values.validity
+    assert at is not None
     body = bytearray(stored[BODY_AT:])
     body[at] = 0
     found = batch_of(forged(stored, body=bytes(body)))
@@ -226,7 +228,8 @@ def test_any_combination_of_known_flags_is_read_or_refused(flags: int) -> None:
 @pytest.mark.parametrize("codec", [0, 1, 2, 3], ids=["none", "zlib", "lz4", "zstd"])
 def test_body_of_random_bytes_never_breaks_a_reader(codec: int, seed: int) -> None:
     choose = random.Random(seed)
-    stored = encoded(Columns(*(column * 20 for column in EVERYTHING if column)), codec=codec)
+    everything: list[Any] = [column for column in EVERYTHING if column]
+    stored = encoded(Columns(*(column * 20 for column in everything)), codec=codec)
     refused = 0
     for _ in range(300):
         body = bytearray(stored[BODY_AT:])

@@ -51,11 +51,12 @@ def test_value_that_makes_no_sense_is_refused_by_name(policy: type, name: str, v
 def test_policy_of_another_type_leaves_the_description_of_a_topic_alone(tmp_path: Any) -> None:
     """It was written to topic.json, after which nobody could open the topic any more."""
     Topic.open(tmp_path / "topic").close()
-    for wrong in ({"flush": 5}, {"retention": 7}, {"segment_age": 3600}):
+    wrongs: list[dict[str, Any]] = [{"flush": 5}, {"retention": 7}, {"segment_age": 3600}]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Topic.reconfigure(tmp_path / "topic", **wrong)
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            Topic.open(tmp_path / "new", **wrong)  # type: ignore[arg-type]
+            Topic.open(tmp_path / "new", **wrong)
     with Topic.open(tmp_path / "topic") as topic:
         assert topic.config == TopicConfig()
     Topic.open(tmp_path / "new").close()

@@ -62,7 +62,8 @@ def test_writing_until_the_disk_is_full_keeps_every_acknowledged_record(small_di
     assert [record.value for record in records_of(small_disk / "topic")] == acknowledged
     with Topic.open(small_disk / "topic") as topic:
         assert topic.partition(0).recovery is not None
-        assert topic.partition(0).recovery.clean
+        recovery = topic.partition(0).recovery
+        assert recovery is not None and recovery.clean
 
 
 def test_reading_and_retention_go_on_when_the_disk_is_full(small_disk: Path) -> None:
@@ -82,7 +83,7 @@ def test_reading_and_retention_go_on_when_the_disk_is_full(small_disk: Path) -> 
 
 
 def test_no_room_for_the_next_segment_is_a_full_disk(few_inodes: Path) -> None:
-    fillers = []
+    fillers: list[Path] = []
     with Topic.open(few_inodes / "topic", segment_bytes=4096, **QUIET) as topic:
         topic.append(b"x" * 4000, sync=True)
         while True:

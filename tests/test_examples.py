@@ -19,7 +19,7 @@ LINE = b'83.149.9.216 - - [17/May/2015:10:05:03 +0000] "GET /blog/?page=2 HTTP/1
 
 
 def start(example: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, EXAMPLES / example, *map(str, arguments)]
+    command = [sys.executable, str(EXAMPLES / example), *map(str, arguments)]
     return subprocess.Popen(
         command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

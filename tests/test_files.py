@@ -173,7 +173,7 @@ def test_write_beyond_the_limit_of_the_file_size_fails_after_what_fitted(tmp_pat
 
 def test_new_file_whose_writing_fails_is_closed(tmp_path: Path) -> None:
     class Full(Files):
-        def write_all(self, *_: object) -> int:  # type: ignore[override]
+        def write_all(self, *_: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0

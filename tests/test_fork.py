@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_every_call_on_the_parents_topic_is_refused_in_the_child(path: Path) -> 
         topic.append(b"buffered by the parent")
 
         def child() -> None:
-            calls = [
+            calls: list[Callable[[], object]] = [
                 lambda: topic.append(b"x"),
                 lambda: topic.append(b"x", key=b"k", sync=True),
                 lambda: topic.append_many([b"x"] * 10),

@@ -8,7 +8,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -62,7 +62,7 @@ PAGE = (Path(__file__).resolve().parents[1] / "docs" / "format.md").read_text("u
 
 def test_the_reader_knows_nothing_of_loglib() -> None:
     source = Path(__file__).with_name("format_reader.py").read_text("utf-8")
-    assert not re.search(r"^\s*(import|from) (?!json|uuid|zlib|pathlib|struct)", source, re.MULTILINE)
+    assert not re.search(r"^\s*(import|from) (?!json|uuid|zlib|pathlib|struct|typing)", source, re.MULTILINE)
 
 
 def test_crc_of_the_page_is_the_crc_of_the_code() -> None:
@@ -237,7 +237,7 @@ def test_names_on_the_page_are_the_names_in_the_code() -> None:
 
 
 @pytest.mark.parametrize("module", [batch, segment, marks, frames, timeline], ids=lambda module: module.__name__)
-def test_table_in_the_module_is_the_table_on_the_page(module: object) -> None:
+def test_table_in_the_module_is_the_table_on_the_page(module: Any) -> None:
     headings = {
         batch: "Batch header", segment: "Segment header", marks: "Watermark slot", frames: "Frame header",
         timeline: "Clock header",
@@ -293,13 +293,12 @@ def test_limits_on_the_page_are_the_limits_in_the_code() -> None:
 
 def test_columns_of_the_body_stand_as_on_the_page() -> None:
     stored = encoded(EVERYTHING)
-    at = batch.layout(batch.parse_header(stored, 0, salt=IDENTITY.salt, offset=0))
+    at: Any = batch.layout(batch.parse_header(stored, 0, salt=IDENTITY.salt, offset=0))
     assert [row[0] for row in table("Body")] == [
         "value offsets", "key offsets", "value validity", "key validity", "timestamps", "header counts",
         "values", "keys", "record headers",
     ]  # fmt: skip
-    assert at.keys is not None and at.timestamps is not None and at.headers is not None
-    places = [
+    places: list[int] = [
         at.values.offsets, at.keys.offsets, at.values.validity, at.keys.validity, at.timestamps, at.headers.counts,
         at.values.items, at.keys.items, at.headers.section, at.end,
     ]  # fmt: skip
@@ -324,10 +323,14 @@ def test_topic_directory_holds_the_names_on_the_page(tmp_path: Path) -> None:
 # --- golden files: what version 2 wrote ---------------------------------------------------------------
 
 
+def _unhexed(item: str | None) -> bytes | None:
+    return None if item is None else bytes.fromhex(item)
+
+
 def golden_records(name: str) -> list[Record]:
     return [
         Record(
-            partition, offset, timestamp, *(None if item is None else bytes.fromhex(item) for item in (key, value)),
+            partition, offset, timestamp, _unhexed(key), _unhexed(value),
             tuple((name, bytes.fromhex(value)) for name, value in headers), next_offset,
         )
         for partition, offset, timestamp, key, value, headers, next_offset in json.loads(
@@ -359,7 +362,7 @@ def test_golden_topic_reads_as_it_was_written(name: str) -> None:
 
 def test_golden_topic_has_all_that_the_format_has(golden: Path) -> None:
     assert [path.name for path in sorted((golden / "plain" / "0000").glob("*.log"))][1:], "several segments"
-    headers = []
+    headers: list[Any] = []
     for path in golden.glob("*/0*/*.log"):
         with segment.SegmentReader(REAL, str(path), segment.Identity.of(LOG_ID, int(path.parent.name))) as reader:
             headers += reader.headers(reader.base_offset, reader.end_of_file())
@@ -433,7 +436,8 @@ def test_golden_frames_can_be_received(tmp_path: Path) -> None:
 
 def test_golden_topic_can_be_continued(golden: Path) -> None:
     with Topic.open(golden / "plain") as topic:
-        assert topic.partition(0).recovery is not None and topic.partition(0).recovery.clean
+        recovery = topic.partition(0).recovery
+        assert recovery is not None and recovery.clean
         (again,) = topic.append_many(PLAIN.values, partition=0, producer=("golden", 7))
         assert again.offsets == range(352, 355), "the producers table remembers"
         position = topic.append(b"new", partition=0)
@@ -448,7 +452,7 @@ def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
-def last_batch(change: dict[str, int]) -> Callable[[bytes], bytes]:
+def last_batch(change: dict[str, Any]) -> Callable[[bytes], bytes]:
     """Forge fields of the only batch in a segment of one."""
     identity = segment.Identity.of(LOG_ID, 1)
     return lambda content: content[:4096] + forged(content[4096:], identity=identity, **change)
@@ -531,8 +535,8 @@ def test_newer_stream_is_refused_by_name(source: str) -> None:
             data = resealed_frame(frames._frame(IDENTITY, 0, len(first)) + first, 6, b"\1\0")
             message = "frame kind 1"
         case _:
-            change = {"batch": {"version": 3}, "batch-flag": {"flags": 0x20}, "batch-codec": {"codec": 9}}[source]
-            data = frames._frame(IDENTITY, 0, len(first)) + forged(first, **change)
+            change: dict[str, Any] = {"batch": {"version": 3}, "batch-flag": {"flags": 32}, "batch-codec": {"codec": 9}}
+            data = frames._frame(IDENTITY, 0, len(first)) + forged(first, **change[source])
             message = "batch version 3|batch flags 32|codec 9"
     with pytest.raises(UnsupportedFormatError, match=message):
         list(frames.read_frame(io.BytesIO(data)))

@@ -102,10 +102,11 @@ def test_commit_of_a_mapping_says_where_to_go_on(topic: Topic) -> None:
 def test_commit_of_what_is_no_place_is_refused(topic: Topic) -> None:
     with topic.group("etl") as group:
         assert take(group, 1) == [0]
-        for what, error in [
+        wrong: list[tuple[Any, type[Exception]]] = [
             ({0: 1 << 40}, OffsetOutOfRangeError), ({0: 1}, InvalidOffsetError), ({7: 0}, ValueError),
             ({0: "nowhere"}, ValueError), ({0: 1.5}, TypeError), (b"record", TypeError), (5, TypeError),
-        ]:  # fmt: skip
+        ]  # fmt: skip
+        for what, error in wrong:
             with pytest.raises(error):
                 group.commit(what)
         assert group.committed() == {}

@@ -159,7 +159,7 @@ def test_batch_that_a_loop_still_holds_is_not_handled_when_somebody_asks_for_mor
 def test_batch_of_a_lost_partition_is_left_without_an_error(topic: Topic) -> None:
     group = topic.group("etl", member="hung")
     loop = group.batches(timeout=0.0)
-    next(loop)  # type: ignore[call-overload]
+    next(loop)
     loglib.evict_member(topic, "etl", "hung")
     with pytest.raises(StaleGenerationError):
         group.poll()

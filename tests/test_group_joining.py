@@ -58,7 +58,7 @@ def test_starts_and_strategies_that_make_no_sense_are_refused(topic: Topic, path
 
 
 def test_group_whose_making_fails_leaves_nothing(topic: Topic, path: Path) -> None:
-    place = topic._place("etl", {})
+    place = topic._place("etl", [])
     with pytest.raises(OSError, match="No space"):
         place._replace(files=FaultyFiles("rename", error=errno.ENOSPC)).make()
     assert list((path / "groups").iterdir()) == []
@@ -70,7 +70,7 @@ def test_group_that_two_make_at_once_is_made_once(topic: Topic, path: Path) -> N
             if call.name == "mkdir" and call.file == "groups":
                 place.make()
 
-    place = topic._place("etl", {})
+    place = topic._place("etl", [])
     place._replace(files=Racing()).make()
     assert [each.name for each in (path / "groups").iterdir()] == ["etl"]
     place.make()
@@ -78,7 +78,7 @@ def test_group_that_two_make_at_once_is_made_once(topic: Topic, path: Path) -> N
 
 def test_group_whose_making_fails_at_once_says_why(topic: Topic) -> None:
     with pytest.raises(OSError, match="No space"):
-        topic._place("etl", {})._replace(files=FaultyFiles("mkdir", at=2, error=errno.ENOSPC)).make()
+        topic._place("etl", [])._replace(files=FaultyFiles("mkdir", at=2, error=errno.ENOSPC)).make()
 
 
 # --- settings that differ ------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_members_with_other_topics_leave_no_partition_without_an_owner(
         rebalance(*old, *new)
         rebalance(*old, *new)
         owned = [("clicks", number) for each in old for number in each.assignment]
-        owned += [tuple(each) for member in new for each in member.assignment]
+        owned += [(each.topic, each.partition) for member in new for each in member.assignment]
         assert sorted(owned) == [(name, number) for name in ("clicks", "views") for number in range(4)]
 
 

@@ -1,5 +1,6 @@
 """An idle member is told at once when there is something to do, and costs nothing until then."""
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +15,6 @@ from loglib import StaleGenerationError, Topic, TopicPartition
 from loglib.groups import group as group_module
 from loglib.groups import progress as progress_module
 from loglib.groups.owners import evict_owner
-from loglib.system import wait as wait_module
 from loglib.system.files import REAL
 from loglib.testing import RecordingFiles
 
@@ -39,7 +39,12 @@ def test_member_that_waits_for_a_busy_one_is_told_when_that_gives_up(
         waiting = stack.enter_context(topic.group("etl", member="b"))
         looks: list[int] = []
         look = waiting._membership.live
-        monkeypatch.setattr(waiting._membership, "live", lambda: [looks.append(1), look()][1])
+
+        def counted_look() -> Any:
+            looks.append(1)
+            return look()
+
+        monkeypatch.setattr(waiting._membership, "live", counted_look)
         assert waiting.poll(timeout=1.0) == [] and waiting.assignment == []
         assert 0 < len(looks) <= 2 * len(group_module._LOOKS_S)  # and not one each 2 ms
         giving_up = threading.Timer(0.2, rest, [busy])
@@ -103,7 +108,7 @@ def test_evicted_owner_is_told_at_once(open_topic: Opener, path: Path, monkeypat
 def test_group_without_reports_of_the_system_works_all_the_same(
     open_topic: Opener, monkeypatch: pytest.MonkeyPatch, strategy: Any
 ) -> None:
-    monkeypatch.setattr(wait_module.sys, "platform", "plan9")
+    monkeypatch.setattr(sys, "platform", "plan9")
     monkeypatch.setattr(group_module, "_LOOK_S", 2.0)
     topic = open_topic(partitions=2)
     with topic.group("etl", member="a", strategy=strategy) as a, topic.group("etl", member="b", strategy=strategy) as b:

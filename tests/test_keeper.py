@@ -373,7 +373,7 @@ def test_pass_that_nobody_asked_for_is_left_out_beside_another(open_topic: Open)
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(UnsyncedFiles):
-        def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+        def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
             inside.set()
             assert go_on.wait(60)
             super().unlink(path, dir_fd=dir_fd)
@@ -450,10 +450,10 @@ def test_retention_in_a_reader_meets_no_files_that_retention_has_dropped(open_to
         topic.partition(0).roll()
 
     class Overtaken(UnsyncedFiles):
-        def open(self, name: str, flags: int, permissions: int = 0o777) -> int:
-            if name.endswith(".log"):
+        def open(self, path: Any, flags: int, mode: int = 0o777, **within: Any) -> int:
+            if path.endswith(".log"):
                 topic.retain()
-            return REAL.open(name, flags, permissions)
+            return REAL.open(path, flags, mode, **within)
 
     with Topic.open(path, mode="r", files=Overtaken()) as reading:
         decisions = reading.retain(dry_run=True)

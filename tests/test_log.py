@@ -15,6 +15,7 @@ from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Reten
 from loglib import segment as segments
 from loglib.arguments import Time
 from loglib.cursor import Cursor
+from loglib.format.batch import parse_header
 from loglib.format.watermark import encode_new
 from loglib.log import Log
 from loglib.records import to_datetime
@@ -89,6 +90,9 @@ class StaleWriter:
     def listen(self, waiter: Any) -> None:
         raise AssertionError("nobody waits here")
 
+    def is_moved(self) -> bool:
+        raise AssertionError("nobody asks here")
+
 
 def test_time_is_found_over_many_segments(open_topic: Open, path: Path) -> None:
     topic = rolled(open_topic, 20)
@@ -138,7 +142,7 @@ def test_event_of_2037_made_every_later_start_by_time_read_the_whole_log(open_to
     topic.flush()
     topic.partition(0).writer().drop_before(topic.partition(0).segments[1].base_offset)
     log = topic.partition(0).log
-    with mock.patch.object(segments, "parse_header", wraps=segments.parse_header) as parse:
+    with mock.patch.object(segments, "parse_header", wraps=parse_header) as parse:
         for number in (0, 99, 399, 400, 401, 599):
             assert resolve(log, Time(NOW + number)) == offsets[number]
         assert resolve(log, Time(NOW + 600)) == log.mark().flushed_end
@@ -192,10 +196,10 @@ def test_segment_that_vanishes_while_it_is_looked_for_is_corruption(open_topic: 
     topic.close()
 
     class Vanishing(UnsyncedFiles):
-        def open_read(self, path: str) -> int:
+        def open_read(self, path: str, **within: Any) -> int:
             if path.endswith(".log"):
                 raise FileNotFoundError(2, "gone", path)
-            return super().open_read(path)
+            return super().open_read(path, **within)
 
     with Topic.open(path, mode="r", files=Vanishing()) as reading:
         for start in (0, to_datetime(NOW)):
@@ -308,11 +312,11 @@ def test_seek_by_time_that_retention_overtakes_begins_again(open_topic: Open, pa
     class Overtaken(UnsyncedFiles):
         done = False
 
-        def open_read(self, path: str) -> int:
+        def open_read(self, path: str, **within: Any) -> int:
             if path.endswith(".log") and not self.done:
                 Overtaken.done = True
                 topic.retain()
-            return super().open_read(path)
+            return super().open_read(path, **within)
 
     with Topic.open(path, mode="r", files=Overtaken()) as reading:
         assert values_of(reading, to_datetime(NOW)) == [b"last"]

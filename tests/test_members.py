@@ -55,8 +55,8 @@ def test_members_know_what_others_read_and_how_they_share(tmp_path: Path) -> Non
     ]  # fmt: skip
     assert {(each.pid, each.host) for each in found.values()} == {(os.getpid(), os.uname().nodename)}
     assert abs(datetime.fromisoformat(found["a"].since).timestamp() - time.time()) < 60
-    for member, other, found in ((one, "b", "sticky"), (two, "a", "range")):
-        with pytest.raises(GroupMismatchError, match=f"member {other} has strategy='{found}'") as caught:
+    for member, other, strategy in ((one, "b", "sticky"), (two, "a", "range")):
+        with pytest.raises(GroupMismatchError, match=f"member {other} has strategy='{strategy}'") as caught:
             member.check_strategy("etl")
         assert caught.value.member == other
     two.leave()
@@ -158,7 +158,7 @@ def test_second_member_of_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 def test_second_member_joins_when_the_first_leaves_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = join(tmp_path, "web-1")
-    monkeypatch.setattr(members.time, "sleep", lambda _: first.leave())
+    monkeypatch.setattr(time, "sleep", lambda _: first.leave())
     second = join(tmp_path, "web-1")
     assert second.is_valid() and not first.is_valid()
     second.leave()
@@ -175,7 +175,7 @@ def test_file_removed_by_a_look_before_it_was_locked_is_made_again(
             return result
 
     raced: list[str] = []
-    monkeypatch.setattr(members.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     member = Membership(Racing(), str(tmp_path), "web-1", [], 0o600)
     assert raced and live(tmp_path) == ["web-1"]
     member.leave()
@@ -248,7 +248,7 @@ def test_names_say_host_and_process_and_are_all_different() -> None:
 
 
 def test_host_of_a_strange_name_makes_a_safe_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members.os, "uname", lambda: os.uname_result(("", "wéb/1", "", "", "")))
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("", "wéb/1", "", "", "")))
     assert new_member_name().startswith("w-b-1-")
 
 

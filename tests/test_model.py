@@ -73,7 +73,7 @@ class Appended:
     offset: int
     appended_at: int  # or later, by the wall clock
     truly_at: int
-    timestamp: int | None  # of a record without one of its own, once a reader has seen which it got
+    timestamp: Any  # None of a record without one of its own, until a reader has seen which it got
 
 
 @dataclass
@@ -338,7 +338,7 @@ class TopicMachine(RuleBasedStateMachine):
         """Values alone, by the short way, and one with a timestamp among them."""
         rows.insert(len(rows) // 2, Row(b"late", timestamp=late))
         for row in rows:
-            more = {} if row.timestamp is None else {"timestamp": row.timestamp}
+            more: dict[str, Any] = {} if row.timestamp is None else {"timestamp": row.timestamp}
             position = self.topic.append(row.value, **more)
             offsets = range(position.offset, position.offset + 1)
             self.ledgers[position.partition].append([row], [offsets], self.clock)
@@ -350,7 +350,7 @@ class TopicMachine(RuleBasedStateMachine):
         ranges = self.topic.append_many(
             [row.value for row in rows],
             keys=[row.key for row in rows] if "keys" in columns else None,
-            timestamps=[row.timestamp for row in rows] if "timestamps" in columns else None,
+            timestamps=[row.timestamp or 0 for row in rows] if "timestamps" in columns else None,
             headers=[row.headers for row in rows] if "headers" in columns else None,
             partition=place,
         )
@@ -405,7 +405,7 @@ class TopicMachine(RuleBasedStateMachine):
         rows = [Row(*pair) for pair in zip(call["values"], call["keys"], strict=True)]
         for number, ledger in enumerate(self.ledgers):
             place = call["partition"]
-            here = [r for r in rows if (crc32(r.key) % len(self.ledgers) if place is None else place) == number]
+            here = [r for r in rows if (crc32(r.key or b"") % len(self.ledgers) if place is None else place) == number]
             assert len(got.get(number, ())) == len(here)
             sent = ledger.sent.setdefault(name, [])
             if sent and sent[-1][0] == sequence:
@@ -539,7 +539,7 @@ class TopicMachine(RuleBasedStateMachine):
             expected = ledger.records(number, self.positions[number], ledger.flushed)[: len(got)]
             # Retention may have dropped a record before its append time was looked at; this reader had its file open.
             expected = [
-                each._replace(timestamp=seen.timestamp) if each.timestamp is None else each
+                each._replace(timestamp=each.timestamp or seen.timestamp)
                 for each, seen in zip(expected, got, strict=False)
             ]
             assert got == expected
@@ -571,7 +571,7 @@ class TopicMachine(RuleBasedStateMachine):
             self.topic.append(b"too late")
         self.live()
         for partition, end in zip(self.topic.partitions, ends, strict=True):
-            assert partition.recovery.clean
+            assert partition.recovery is not None and partition.recovery.clean
             assert partition.high_watermark >= end  # above it where records were not yet a batch
 
     @rule()

@@ -293,7 +293,7 @@ def test_file_that_somebody_else_has_changed_is_left_as_it_is(
 
 def test_failed_write_into_a_file_that_was_removed_is_told_as_that(open_topic: Open, path: Path) -> None:
     class Removing(FaultyFiles):
-        def pwritev(self, fd: int, parts: Any, position: int) -> int:
+        def pwritev(self, fd: int, parts: Any, position: int, flags: int = 0) -> int:
             if self.armed:
                 shutil.rmtree(path)
                 self.armed = False
@@ -432,7 +432,7 @@ def test_reader_of_an_older_state_put_in_place_ends_where_that_ends(open_topic: 
         try:
             found += [record.value for record in reader]
         except OffsetOutOfRangeError as error:
-            assert error.log_end_offset == reading.partition(0).high_watermark
+            assert error.high_watermark == reading.partition(0).high_watermark
         assert found[:3] == values
 
 
@@ -606,7 +606,8 @@ def test_follower_goes_on_with_a_watermark_that_was_lost_and_rebuilt(
     (path / "0000" / "watermark").unlink()
     time.sleep(1.5)  # in which it looks, and finds none
     with open_topic() as topic:
-        assert topic.partition(0).recovery is not None and topic.partition(0).recovery.watermark_lost
+        recovery = topic.partition(0).recovery
+        assert recovery is not None and recovery.watermark_lost
         values += fill(topic, 3, b"then")
         follower.read_until(values)
 
@@ -752,10 +753,10 @@ def test_last_segment_that_vanishes_while_the_watermark_is_lost_is_damage(open_t
     segment = next((path / "0000").glob("*.log"))
 
     class Vanishing(UnsyncedFiles):
-        def open_read(self, at: str) -> int:
-            if at == str(segment):
+        def open_read(self, path: str, **within: Any) -> int:
+            if path == str(segment):
                 segment.unlink()
-            return super().open_read(at)
+            return super().open_read(path, **within)
 
     with Topic.open(path, mode="r") as reading:
         (path / "0000" / "watermark").unlink()

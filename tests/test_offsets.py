@@ -285,7 +285,8 @@ def test_log_of_a_topic_that_comes_to_the_place_of_this_one_is_not_folded(
     put(dead, 5)
     dead.close()
     shutil.copytree(directory, tmp_path / "copy")
-    method, swapped = getattr(Offsets, moment), []
+    method = getattr(Offsets, moment)
+    swapped: list[Any] = []
 
     def swapping(self: Offsets, *arguments: Any) -> Any:
         if not swapped:

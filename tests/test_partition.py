@@ -74,7 +74,7 @@ def test_reading_side_flushes_nothing(open_topic: Open, path: Path) -> None:
 def test_bulk_append_cuts_batches_by_size_and_by_count(open_topic: Open) -> None:
     topic = open_topic(batch_bytes=1000, batch_records=7)
     ranges = topic.partition(0).append_many([b"x" * 100] * 50)
-    assert all(isinstance(each, OffsetRange) and each.partition == 0 for each in ranges)
+    assert {(type(each), each.partition) for each in ranges} == {(OffsetRange, 0)}
     assert sum(len(each.offsets) for each in ranges) == 50
     assert len(topic.partition(0).append_many([b""] * 20)) == 3
     topic.flush()
@@ -246,12 +246,10 @@ def test_partition_of_a_closed_topic_is_closed(open_topic: Open, path: Path) -> 
     for shared in (False, True):
         topic = open_topic(shared=shared)
         topic.close()
-        for refused in (
-            lambda t=topic: t.partition(0).append(b"x"),
-            lambda t=topic: t.partition(0).append_many([b"x"]),
-        ):
-            with pytest.raises(LogClosedError):
-                refused()
+        with pytest.raises(LogClosedError):
+            topic.partition(0).append(b"x")
+        with pytest.raises(LogClosedError):
+            topic.partition(0).append_many([b"x"])
 
 
 def test_writable_partition_cannot_be_pickled(open_topic: Open) -> None:

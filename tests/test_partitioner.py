@@ -52,7 +52,7 @@ def in_java(key: bytes) -> int:
     """Kafka's Utils.murmur2, byte by byte as it is written there, for signed numbers of 32 bits."""
 
     def times(number: int, factor: int) -> int:
-        return struct.unpack("<i", struct.pack("<I", number * factor % 2**32))[0]
+        return int(struct.unpack("<i", struct.pack("<I", number * factor % 2**32))[0])
 
     def shifted(number: int, bits: int) -> int:
         """`>>>` of Java, which fills in zeros."""
@@ -189,10 +189,10 @@ def test_keys_that_a_topic_was_given_singly_and_in_bulk_meet(
 ) -> None:
     hash_of = HASHES[partitioner]
     keys = [b"key-%d" % number for number in range(50)]
-    name: Any = {by_crc32: "crc32", by_murmur2: "murmur2"}[partitioner]
-    Topic.open(tmp_path / "topic", partitions=7, partitioner=name).close()
+    names: dict[Partitioner, Any] = {by_crc32: "crc32", by_murmur2: "murmur2"}
+    Topic.open(tmp_path / "topic", partitions=7, partitioner=names[partitioner]).close()
     with Topic.open(tmp_path / "topic") as topic:
-        assert topic.config.partitioner == name
+        assert topic.config.partitioner == names[partitioner]
         topic.append_many([b"bulk"] * 50, keys=keys, timestamps=timestamps)
         for key in keys:
             assert topic.append(b"single", key=key).partition == hash_of(key) % 7

@@ -20,7 +20,7 @@ from conftest import NOW, QUIET, SECOND, last_segment, values_of
 from loglib import InvalidOffsetError, Topic
 from loglib import segment as segments
 from loglib.config import TopicConfig
-from loglib.format.batch import Header
+from loglib.format.batch import Header, parse_header
 from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES
 from loglib.testing import MemoryFiles
@@ -147,7 +147,7 @@ def test_chain_of_batches_in_a_torn_record_was_walked_from_each_of_them(path: Pa
         topic.append(forge(end + VALUE_AT, fakes) + bytes(64), sync=True)
     tear(path, end)
     (path / "0000" / "watermark").unlink()
-    counted = mock.patch.object(segments, "parse_header", wraps=segments.parse_header)
+    counted = mock.patch.object(segments, "parse_header", wraps=parse_header)
     with counted as parse, Topic.open(path, clock=lambda: NOW) as topic:
         assert values_of(topic) == [b"first"]
     assert parse.call_count < 10 * fakes
@@ -180,20 +180,21 @@ def looks_at(value: bytes) -> list[int]:
     with Topic.open("/topic", files=files, **OPENED) as topic:
         for number, each in enumerate((b"small", value, b"small", value, b"small")):
             last = topic.append(each, timestamp=NOW + number, sync=True)
-    looks, parsed, parse = [], [0], segments.parse_header
+    looks, parsed = [], [0]
 
     def counting(*arguments: Any, **keywords: Any) -> Header:
         parsed[0] += 1
-        return parse(*arguments, **keywords)
+        return parse_header(*arguments, **keywords)
 
     for lost in (False, True):
         if lost:
             files.unlink("/topic/0000/watermark")
-        for mode, use in (
+        uses: list[tuple[Any, Callable[[Topic], object]]] = [
             ("r", lambda topic: topic.read(to_datetime(NOW + 2))),
             ("r", lambda topic: topic.read(last.offset - 40)),
             ("a", lambda topic: topic.partition(0).writer()),
-        ):
+        ]
+        for mode, use in uses:
             before = parsed[0]
             counted, refused = mock.patch.object(segments, "parse_header", counting), suppress(InvalidOffsetError)
             with counted, refused, Topic.open("/topic", mode=mode, files=files) as topic:

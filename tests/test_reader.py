@@ -162,7 +162,8 @@ def test_partitions_take_turns_and_keep_their_order(open_topic: Open) -> None:
 
 def test_topic_without_records_reads_as_empty(open_topic: Open) -> None:
     topic = open_topic(partitions=2)
-    assert list(topic.read()) == [] == list(topic.batches()) == list(topic.follow("begin", timeout=0))
+    assert list(topic.read()) == [] == list(topic.follow("begin", timeout=0))
+    assert list(topic.batches()) == []
     assert topic.read(timedelta(days=1)).tell() == {0: 0, 1: 0}
 
 

@@ -103,7 +103,7 @@ def values_without(stored: list[Place], *lost: int) -> list[bytes | None]:
 def test_reader_has_every_record_before_the_damage(number: int, stored: list[Place], path: Path) -> None:
     """It used to have none of the block that the damage was in."""
     flip(stored[number].segment, stored[number].file_position + 131)
-    before = []
+    before: list[Any] = []
     with Topic.open(path, mode="r") as topic, pytest.raises(CorruptLogError) as caught:
         before.extend(record.value for record in topic.read())
     assert before == values_without(stored[:number])
@@ -183,10 +183,10 @@ def test_missing_segment_is_a_gap_of_all_its_offsets(number: int, stored: list[P
 
 def test_segment_that_vanishes_while_it_is_read_past_is_a_gap(stored: list[Place], path: Path) -> None:
     class Vanishing(UnsyncedFiles):
-        def open_read(self, path: str) -> int:
+        def open_read(self, path: str, **within: Any) -> int:
             if path == str(stored[4].segment):
                 raise FileNotFoundError(2, "gone", path)
-            return super().open_read(path)
+            return super().open_read(path, **within)
 
     with Topic.open(path, mode="r", files=Vanishing()) as topic:
         reader = topic.read(on_gap="skip")
@@ -216,7 +216,8 @@ def test_start_and_end_within_a_damaged_batch_are_taken_as_they_are(stored: list
     flip(stored[5].segment, stored[5].file_position)
     first, stop = stored[5].offsets.start + 1, stored[5].offsets.start + 2
     with Topic.open(path, mode="r") as topic:
-        for forms in ({"start": first}, {"end": stop}):
+        ways: list[dict[str, Any]] = [{"start": first}, {"end": stop}]
+        for forms in ways:
             with pytest.raises(CorruptLogError):
                 topic.read(**forms)
         assert [record.value for record in topic.read(first, on_gap="skip")] == values_without(stored, *range(6))

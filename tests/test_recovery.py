@@ -251,7 +251,9 @@ class FullDiskFor(FullDisk):
         return fd
 
     def write_all(self, fd: int, parts: Any, position: int) -> int:
-        return (super() if fd in self._full else UnsyncedFiles()).write_all(fd, parts, position)
+        if fd in self._full:
+            return super().write_all(fd, parts, position)
+        return UnsyncedFiles().write_all(fd, parts, position)
 
 
 def test_tail_that_cannot_be_kept_for_another_reason_stops_recovery(
@@ -708,7 +710,7 @@ def test_read_error_during_recovery_is_no_torn_tail(open_topic: Open, path: Path
 
 def test_bad_sector_under_a_stale_watermark_is_no_torn_tail(open_topic: Open, path: Path, tmp_path: Path) -> None:
     class BadSector(UnsyncedFiles):
-        def pread(self, fd: int, size: int, position: int) -> bytes:  # type: ignore[override]
+        def pread(self, fd: int, size: int, position: int) -> bytes:
             if not os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
                 return super().pread(fd, size, position)
             if position >= bad:

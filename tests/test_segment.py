@@ -7,6 +7,7 @@ import os
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -275,7 +276,7 @@ def test_reader_of_a_bad_segment_closes_its_file_once(tmp_path: Path) -> None:
     closed: list[int] = []
 
     class Counting(Files):
-        def close(self, fd: int) -> None:  # type: ignore[override]
+        def close(self, fd: int) -> None:
             closed.append(fd)
             os.close(fd)
 
@@ -293,7 +294,7 @@ def test_missing_segment_is_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["header", "body"])
 def test_read_error_is_neither_damage_nor_the_end(small: Path, place: str) -> None:
     class Broken(Files):
-        def pread(self, fd: int, size: int, position: int) -> bytes:  # type: ignore[override]
+        def pread(self, fd: int, size: int, position: int) -> bytes:
             if (place == "header") == (position == 0):
                 raise OSError(errno.EIO, "Input/output error")
             return os.pread(fd, size, position)
@@ -387,7 +388,7 @@ def test_batch_beyond_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"version": 7}, {"flags": 0x80}, {"codec": 99}], ids=["version", "flag", "codec"])
-def test_newer_batch_is_refused_by_name_however_it_is_met(tmp_path: Path, fields: dict[str, int]) -> None:
+def test_newer_batch_is_refused_by_name_however_it_is_met(tmp_path: Path, fields: dict[str, Any]) -> None:
     stored = chained([PLAIN, PLAIN])
     size = len(stored) // 2
     path = write_segment(tmp_path, stored[:size] + forged(stored[size:], **fields))

@@ -139,7 +139,8 @@ def test_one_huge_record_among_small_ones(spark: SparkSession, tmp_path: Path) -
     with Topic.open(tmp_path / "topic", **QUIET) as topic:
         topic.append_many([b"small"] * 1000 + [bytes(40 << 20)] + [b"small"] * 1000)
     lengths = load(spark, tmp_path / "topic", columns="value").select(f.length("value").alias("n"))
-    assert lengths.agg(f.count("n"), f.sum("n"), f.max("n")).first()[:] == (2001, 2000 * 5 + (40 << 20), 40 << 20)
+    (row,) = lengths.agg(f.count("n"), f.sum("n"), f.max("n")).collect()
+    assert row[:] == (2001, 2000 * 5 + (40 << 20), 40 << 20)
 
 
 def test_spark_counted_152_rows_where_there_were_2(spark: SparkSession, tmp_path: Path) -> None:

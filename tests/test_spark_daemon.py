@@ -113,7 +113,7 @@ def test_path_stays_as_it_is_where_the_zip_file_is_not_the_installed_pysparks(ca
 
 
 def sends(sock: socket.socket, _: bool) -> int:
-    for _ in range(2):  # over TCP only the second one notices
+    for _attempt in range(2):  # over TCP only the second one notices
         sock.sendall(bytes(1 << 20))
     return 0
 

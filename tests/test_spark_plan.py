@@ -5,6 +5,7 @@ import shutil
 from itertools import combinations, pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -280,7 +281,7 @@ def test_records_below_the_log_start_are_not_read_though_their_files_remain(tmp_
 
     class KeepsFiles(Files):
         @staticmethod
-        def unlink(path: str, *, dir_fd: int) -> None:
+        def unlink(path: Any, *, dir_fd: int | None = None) -> None:
             pass
 
     path = random_topic(tmp_path / "topic", seed=7, partitions=1)

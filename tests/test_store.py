@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,7 +159,7 @@ def test_topic_that_nobody_can_open_is_deleted_all_the_same(content: bytes, tmp_
 
 def test_what_cannot_be_removed_of_a_deleted_topic_is_said(caplog: pytest.LogCaptureFixture) -> None:
     class Keeping(MemoryFiles):
-        def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+        def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
             if ".tmp/0000" in path:
                 raise PermissionError(path)
             super().unlink(path, dir_fd=dir_fd)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -213,7 +214,7 @@ def test_log_start_never_moves_back_while_all_lists_and_drops(path: Path) -> Non
     """Every roll begins a retention pass, and every start by time lists the directory: see test_writer_retention.py."""
 
     class Slowly(UnsyncedFiles):
-        def unlink(self, path: str, **within: Any) -> None:
+        def unlink(self, path: Any, **within: Any) -> None:
             time.sleep(0.001)  # others have their turn between the new log start and the last file's going
             super().unlink(path, **within)
 
@@ -339,7 +340,7 @@ def test_append_that_meets_a_close_is_in_the_log_or_has_raised(round_: int, path
     assert len(stored) - len(acknowledged) <= 4 * THREADS  # of the calls that raised, part may be there
     assert len(set(stored.values())) == len(stored)
     with Topic.open(path) as again:
-        assert all(partition.recovery.clean for partition in again.partitions)
+        assert all(each.recovery is not None and each.recovery.clean for each in again.partitions)
 
 
 def test_close_ends_readers_in_other_threads(open_topic: Open) -> None:
@@ -395,12 +396,15 @@ def test_turn_is_given_up_only_when_another_has_done_the_work() -> None:
         assert reached[0] <= latest
         reached[0] = latest
 
+    def done(mine: int) -> bool:
+        return reached[0] >= mine
+
     def want() -> None:
         for _ in range(300):
             with lock:
                 wanted[0] += 1
                 mine = wanted[0]
-            turn.take(act, unless=lambda mine=mine: reached[0] >= mine)
+            turn.take(act, unless=partial(done, mine))
             assert reached[0] >= mine
 
     crew = Crew()
@@ -414,7 +418,7 @@ def test_threads_that_sync_starved_each_other_and_shared_few_syncs(path: Path) -
     syncs = []
 
     class Disk(UnsyncedFiles):
-        def datasync(self, fd: int) -> None:  # type: ignore[override]
+        def datasync(self, fd: int) -> None:
             syncs.append(fd)
             time.sleep(0.0003)
 

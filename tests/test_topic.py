@@ -339,9 +339,10 @@ def test_policies_can_be_changed_while_nobody_writes(path: Path) -> None:
         assert (topic.config.retention, topic.config.segment_age) == (Retention(bytes=5), None)
         with pytest.raises(LockedError):
             Topic.reconfigure(path, compression="none")
-    for name in ("partitions", "partitioner"):
+    fixed: list[dict[str, Any]] = [{"partitions": 4}, {"partitioner": 4}]
+    for changed in fixed:
         with pytest.raises(ValueError, match="cannot change"):
-            Topic.reconfigure(path, **{name: 4})
+            Topic.reconfigure(path, **changed)
     with pytest.raises(ValueError, match="compression"):
         Topic.reconfigure(path, compression="rar")
     assert Topic.open(path, mode="r").config.compression == "zlib"
@@ -672,7 +673,7 @@ def test_close_in_the_middle_of_another_call_closes_when_that_has_ended(
     """As a signal handler may: it waited for locks that the call which it had interrupted held."""
 
     class Interrupting(WatchedFiles):
-        handler: Callable[[], object] | None = None
+        handler: Any = None
 
         def before(self, called: Call) -> None:
             if called.name == call and self.handler is not None:
@@ -694,7 +695,8 @@ def test_close_in_the_middle_of_another_call_closes_when_that_has_ended(
     assert files.handler is None
     assert topic.closed
     with Topic.open(path) as again:
-        assert again.partition(0).recovery is not None and again.partition(0).recovery.clean
+        recovery = again.partition(0).recovery
+        assert recovery is not None and recovery.clean
         assert values_of(again)[0] == b"before"
 
 

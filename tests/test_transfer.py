@@ -13,6 +13,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,10 +66,13 @@ def everything(topic: Topic) -> list[Record]:
     return list(topic.read())
 
 
-def send_all(topic: Topic, to: object, *, max_bytes: int = 50_000) -> None:
+def send_all(
+    topic: Topic, to: object, then: Callable[[], object] = lambda: None, *, max_bytes: int = 50_000
+) -> None:
     partition, offset = topic.partition(0), 0
     while offset < partition.high_watermark:
         offset = partition.transfer(to, offset, max_bytes)
+    then()
 
 
 def receive_all(topic: Topic, stream: object, *, preserve_offsets: bool = True) -> None:
@@ -82,7 +86,7 @@ def receive_all(topic: Topic, stream: object, *, preserve_offsets: bool = True) 
 def through_a_socket(source: Topic, target: Topic) -> None:
     left, right = socket.socketpair()
     with left, right:
-        sender = threading.Thread(target=lambda: (send_all(source, left), left.shutdown(socket.SHUT_WR)))
+        sender = threading.Thread(target=send_all, args=(source, left, lambda: left.shutdown(socket.SHUT_WR)))
         sender.start()
         receive_all(target, right)
         sender.join()
@@ -94,7 +98,7 @@ def through_sockets_that_do_not_wait(source: Topic, target: Topic) -> None:
         left.setblocking(False)
         right.setblocking(False)
         left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        sender = threading.Thread(target=lambda: (send_all(source, left), left.shutdown(socket.SHUT_WR)))
+        sender = threading.Thread(target=send_all, args=(source, left, lambda: left.shutdown(socket.SHUT_WR)))
         sender.start()
         receive_all(target, right)
         sender.join()
@@ -102,7 +106,7 @@ def through_sockets_that_do_not_wait(source: Topic, target: Topic) -> None:
 
 def through_descriptors(source: Topic, target: Topic) -> None:
     from_here, to_here = os.pipe()
-    sender = threading.Thread(target=lambda: (send_all(source, to_here), os.close(to_here)))
+    sender = threading.Thread(target=send_all, args=(source, to_here, lambda: os.close(to_here)))
     sender.start()
     receive_all(target, from_here)
     sender.join()
@@ -116,7 +120,7 @@ def through_a_nearly_full_pipe_that_does_not_wait(source: Topic, target: Topic) 
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         fcntl.fcntl(to_here, fcntl.F_SETPIPE_SZ, 4096)
     filled = os.write(to_here, bytes(4096 - 10))
-    sender = threading.Thread(target=lambda: (send_all(source, to_here), os.close(to_here)))
+    sender = threading.Thread(target=send_all, args=(source, to_here, lambda: os.close(to_here)))
     sender.start()
     assert os.read(from_here, filled) == bytes(filled)
     with open(from_here, "rb", buffering=0) as raw:
@@ -360,7 +364,7 @@ def test_batch_that_no_reader_could_read_is_not_taken_in(
     if "body" in fields:
         plain = b"\x01" + plain[1:]
     stored = zlib.compress(plain) if codec else plain
-    facts = {name: value for name, value in fields.items() if isinstance(value, int)}
+    facts: dict[str, Any] = {name: value for name, value in fields.items() if isinstance(value, int)}
     bad = forged(encoded(columns), body=stored, codec=codec, stored_bytes=len(stored), **facts)
     good = encoded(PLAIN)
     stream = io.BytesIO(

@@ -99,7 +99,7 @@ def test_high_file_numbers_are_waited_for_without_select(file: Path, monkeypatch
 def test_missing_file_falls_back_to_polling(tmp_path: Path) -> None:
     before = open_files()
     waiter = Waiter([str(tmp_path / "none")])
-    assert waiter._open.inotify < 0 and waiter._must_look
+    assert waiter._open is not None and waiter._open.inotify < 0 and waiter._must_look
     waiter.wait(None)
     waiter.close()
     assert open_files() == before
@@ -108,7 +108,7 @@ def test_missing_file_falls_back_to_polling(tmp_path: Path) -> None:
 def test_used_up_inotify_instances_fall_back_to_polling(file: Path) -> None:
     instances: list[Waiter] = []
     try:
-        while (not instances or instances[-1]._open.inotify >= 0) and len(instances) < 5000:
+        while not (instances and instances[-1]._must_look) and len(instances) < 5000:
             instances.append(Waiter([str(file)]))
         assert instances[-1]._must_look, "this system gives out inotify instances without end"
         instances[-1].wait(None)
@@ -132,6 +132,7 @@ def test_dropped_waiter_leaks_nothing(file: Path) -> None:
 def test_wake_after_close_writes_to_no_other_file(tmp_path: Path) -> None:
     """The number of the closed pipe is soon another file's: a segment's, say."""
     waiter = Waiter([])
+    assert waiter._open is not None
     numbers = {waiter._open.wake_in, waiter._open.wake_out}
     waiter.close()
     files = [os.open(tmp_path / f"{number}", os.O_RDWR | os.O_CREAT) for number in range(4)]
@@ -274,7 +275,7 @@ def test_observer_without_reports_counts_everything_as_changed(
     naps = []
     for _ in range(40):
         naps.append(observer._nap)
-        monkeypatch.setattr(wait.time, "monotonic", lambda: 0.0)
+        monkeypatch.setattr(time, "monotonic", lambda: 0.0)
         observer._woken_at = 0.0
         observer.wait(0.0 if len(naps) > 3 else None)
         assert observer.changed() == {"it": set(), "all": set()}
@@ -297,7 +298,7 @@ def test_observer_without_reports_sleeps_longer_the_longer_a_look_takes(monkeypa
 
     observer._poll = Poll()  # type: ignore[assignment]
     now = iter([10.0, 10.0])
-    monkeypatch.setattr(wait.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
     observer._woken_at = 9.5
     observer.wait(None)
     assert slept == [0.5 * wait._NAP_PER_LOOK * 1000]

@@ -185,7 +185,7 @@ def test_bytes_kept_free_in_a_slot_are_ignored(at: int, size: int) -> None:
 
 def test_read_error_is_no_lost_watermark(path: Path) -> None:
     class Broken(Files):
-        def pread(self, fd: int, size: int, position: int) -> bytes:  # type: ignore[override]
+        def pread(self, fd: int, size: int, position: int) -> bytes:
             raise OSError(errno.EIO, "Input/output error")
 
     reader = WatermarkReader(Broken(), str(path), SALT)

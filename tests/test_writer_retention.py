@@ -100,7 +100,7 @@ def test_listing_while_segments_are_dropped_does_not_move_the_log_start_back(ope
     class ListedMeanwhile(UnsyncedFiles):
         """Another thread lists the directory when the new log start is out and the first file is not yet gone."""
 
-        def unlink(self, path: str, **within: Any) -> None:
+        def unlink(self, path: Any, **within: Any) -> None:
             if path.endswith(".log") and not listed:
                 log = topic.partition(0).log
                 log.refresh()
@@ -143,7 +143,7 @@ def test_pass_that_ended_half_way_is_finished_by_the_next(open_topic: Open, path
     class FailingOnce(UnsyncedFiles):
         left = 1
 
-        def unlink(self, path: str, **within: Any) -> None:
+        def unlink(self, path: Any, **within: Any) -> None:
             if path.endswith(".log"):
                 self.left -= 1
                 if self.left == -1:

@@ -399,11 +399,11 @@ def faults(chaos: Chaos) -> list[str]:
             if line.kind == "handled" and line.partition == partition:
                 handled[line.generation].append(line)
         made = [each for each in commits if each.partition == partition]
-        for each in of_partition:
-            name = f"partition {partition}, generation {each.generation}"
-            mine = [line for line in handled[each.generation] if line.pid == each.pid]
-            now = [commit for commit in made if commit.generation == each.generation]
-            before = [commit for commit in made if commit.generation < each.generation]
+        for owner in of_partition:
+            name = f"partition {partition}, generation {owner.generation}"
+            mine = [line for line in handled[owner.generation] if line.pid == owner.pid]
+            now = [commit for commit in made if commit.generation == owner.generation]
+            before = [commit for commit in made if commit.generation < owner.generation]
             found += _order(name, [line.offset for line in mine], offsets[partition])
             found += _starts(name, mine[:1], before, offsets[partition], chaos)
             found += _commits(name, mine, now, offsets[partition], chaos)
@@ -441,8 +441,8 @@ def _starts(name: str, first: list[Line], commits: list[Line], offsets: list[int
     sure = [each for each in commits if each.pid not in chaos.evicted]
     # If a member was stopped and evicted during a commit, the commit may come after the new owner's first look.
     unsure = [each for each in commits if each.pid in chaos.evicted]
-    last = max(sure, key=lambda each: each.generation, default=None)
-    last = [each for each in sure if last is not None and each.generation == last.generation][-1:]
+    latest = max((each.generation for each in sure), default=0)
+    last = [each for each in sure if each.generation == latest][-1:]
     starts = {each.offset for each in last + unsure} | ({0} if not last else set())
     allowed = {offset for start in starts for offset in offsets[bisect_left(offsets, start) :][:1]}
     for line in first:

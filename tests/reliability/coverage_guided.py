@@ -32,7 +32,11 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in names:
         sys.exit(f"which target? {', '.join(names)}")
     target = names[sys.argv.pop(1)]
-    atheris.Setup(sys.argv, lambda content: target(numbers_from(content)) and None)
+
+    def run(content: bytes) -> None:
+        target(numbers_from(content))
+
+    atheris.Setup(sys.argv, run)
     atheris.Fuzz()
 
 

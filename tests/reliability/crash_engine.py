@@ -436,7 +436,7 @@ def frame_of(number: int) -> tuple[bytes, list[tuple[int, bytes]]]:
 @contextmanager
 def made(files: MemoryFiles, config: TopicConfig) -> Iterator[Topic]:
     """A new topic with a fixed log id."""
-    with mock.patch.object(description.uuid, "uuid4", return_value=LOG_ID):
+    with mock.patch.object(uuid, "uuid4", return_value=LOG_ID):
         description.create(files, PATH, config, now=NOW)
     topic = Topic.open(PATH, files=files, clock=_clock)
     try:
@@ -458,7 +458,7 @@ def fresh_image(config: TopicConfig) -> Image:
 
 def _make_image(config: TopicConfig) -> Image:
     fs = CrashFS()
-    with mock.patch.object(description.uuid, "uuid4", return_value=LOG_ID):
+    with mock.patch.object(uuid, "uuid4", return_value=LOG_ID):
         description.create(fs, PATH, config, now=NOW)
     return Image.of(fs.tree())
 
@@ -654,7 +654,7 @@ def judge_making(judge: Judge, workload: Workload) -> None:
     def next_id() -> uuid.UUID:
         return uuid.UUID(int=next(numbers))
 
-    with mock.patch.object(description.uuid, "uuid4", next_id):
+    with mock.patch.object(uuid, "uuid4", next_id):
         with Topic.open(path, files=fs, clock=_clock, **policies) as topic:
             topic.append(b"one", partition=0, sync=True)
             if workload.durability == "disk":

@@ -517,7 +517,7 @@ class _OneFile(Files):
     def read_whole(self, path: str, limit_bytes: int) -> bytes:
         return self.content
 
-    def exists(self, path: str) -> bool:
+    def exists(self, path: str, **within: Any) -> bool:
         return False
 
 

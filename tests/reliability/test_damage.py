@@ -292,14 +292,14 @@ def test_no_flip_in_the_watermark_moves_a_mark() -> None:
         mark = newest(bytes(content), where.log.identity.salt)
         assert mark is not None and mark[1:] == where.mark[1:], what
         if done % 8 == at % 8:
-            where.patch(WATERMARK, at, content[at : at + 1])
+            where.patch(WATERMARK, at, bytes(content[at : at + 1]))
             spare = SLOT_BYTES <= at < SECOND_SLOT
             damage = [(each.path, each.file_position) for each in where.topic.partition(0).verify().damage]
             assert damage == [(WATERMARK, at // SECOND_SLOT * SECOND_SLOT)] * (not spare), what
             where.restore(WATERMARK)
             told += 1
         if done % SAMPLE == 0:
-            where.patch(WATERMARK, at, content[at : at + 1])
+            where.patch(WATERMARK, at, bytes(content[at : at + 1]))
             same(list(where.topic.read()), where.records, what)
             Topic.open(TOPIC, files=where.files, clock=where.clock).close()
             same(where.files.tree()[SEGMENT], where.whole[SEGMENT], what)

@@ -77,7 +77,7 @@ class OneFault(WatchedFiles):
         finally:
             self.inner.close(fd)  # as in the kernel: the file is closed, whatever the call returns
 
-    def pwritev(self, fd: int, parts: Any, position: int) -> int:
+    def pwritev(self, fd: int, parts: Any, position: int, flags: int = 0) -> int:
         if self.next_is_short():
             whole = b"".join(parts)
             parts = [whole[: len(whole) // 2]]

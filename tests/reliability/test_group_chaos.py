@@ -167,7 +167,7 @@ def in_spawned_processes(path: Path, evidence_path: Path) -> None:
 def under_a_parent_that_is_a_member_too(path: Path, evidence_path: Path) -> None:
     evidence = Evidence(evidence_path)
     with Topic.open(path) as topic, topic.group("kinds") as group:
-        children = []
+        children: list[Any] = []
         for record in group.follow(timeout=1.5):
             evidence.add("handled", record.partition, 0, record.offset)
             if len(children) < 3:
@@ -223,7 +223,7 @@ def take_no_owner_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 def release_before_committing(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Ownership.release
 
-    def give_up(self: Group, partitions: list[Any]) -> None:
+    def give_up(self: Any, partitions: list[Any]) -> None:
         if partitions:
             held = {each: self._ownership.generation(each) or 0 for each in partitions}
             self._call(self._on_revoke, partitions)

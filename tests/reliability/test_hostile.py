@@ -39,7 +39,9 @@ from spark_logs import all_rows, scan_rows
 pytestmark = pytest.mark.reliability
 
 BLOCK = 5000  # executions per seed: few, so that replaying one takes a moment
-SHARDS = {fuzzing.batch_header: 3, fuzzing.watermark: 2, fuzzing.segment_header: 2, fuzzing.batch_columns: 2}
+SHARDS: dict[Any, int] = {
+    fuzzing.batch_header: 3, fuzzing.watermark: 2, fuzzing.segment_header: 2, fuzzing.batch_columns: 2,
+}  # fmt: skip
 
 
 def shards() -> Iterator[Any]:
@@ -133,7 +135,7 @@ def hostile_tree(random: Draw) -> dict[str, bytes]:
             ends[int(random() * 3)] = wild(random, 64, near=len(batches))
         sequence, epoch = wild(random, 64) if random() < 0.1 else 5, wild(random, 32) if random() < 0.1 else 1
         tail = wild(random, 64, near=last) if random() < 0.2 else last
-        mark = a_mark(sequence, *ends, epoch, tail=tail)
+        mark = a_mark(sequence, ends[0], ends[1], ends[2], epoch, tail=tail)
         tree[WATERMARK] = encode_new(mark, IDENTITY.salt)
     if random() < 0.2:
         tree[f"{TOPIC}/0000/{wild(random, 64):020d}.log"] = tree[SEGMENT]
@@ -144,6 +146,7 @@ def any_gap(random: Draw) -> Any:
     return pick(random, ("raise", "skip"))
 
 
+NOWHERE = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 USES: list[Callable[[Topic, Draw], object]] = [
     lambda topic, random: list(topic.read()),
     lambda topic, random: list(topic.read(on_gap="skip")),
@@ -157,7 +160,6 @@ USES: list[Callable[[Topic, Draw], object]] = [
     lambda topic, random: topic.retain(dry_run=True),
     lambda topic, random: topic.partition(0).transfer(NOWHERE, 0),
 ]
-NOWHERE = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 @pytest.mark.parametrize("shard", range(2))

@@ -11,6 +11,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from conftest import NOW, QUIET, Clock
 from forgery import Known, columns_with, compressed_forgery, passing
 from loglib import CorruptLogError, InvalidOffsetError, Record, Topic
 from loglib import segment as segments
-from loglib.format.batch import Header
+from loglib.format.batch import Header, parse_header
 from loglib.format.columns import Columns
 from loglib.groups.lag import measure_lag
 from loglib.records import to_datetime
@@ -252,9 +253,9 @@ class Reads:
     def offsets(self, topic: Topic, batches: list[Stored], records: list[Record]) -> None:
         for record in self.some(records, 12):
             rest = records[records.index(record) :]
-            self.same(f"from {record.offset}", lambda record=record: topic.read(record.offset), rest)
+            self.same(f"from {record.offset}", partial(topic.read, record.offset), rest)
             before = records[: records.index(record)]
-            self.same(f"up to {record.offset}", lambda record=record: topic.read(end=record.offset), before)
+            self.same(f"up to {record.offset}", partial(topic.read, end=record.offset), before)
         for each in batches:
             inside = range(each.base + len(each.records), each.end)
             fakes = [offset for offset in self.story.fakes if offset in inside]
@@ -274,9 +275,9 @@ class Reads:
             reader = topic.read(to_datetime(time))
             assert reader.tell() == {0: end if first is None else first.offset}, f"time {time}"
             expected = [] if first is None else records[records.index(first) :]
-            self.same(f"from time {time}", lambda reader=reader: reader, expected)
+            self.same(f"from time {time}", partial(iter, reader), expected)
         for start, expected in (("begin", records), ("end", [])):
-            self.same(start, lambda start=start: topic.read(start), expected)
+            self.same(start, partial(topic.read, start), expected)
 
     def others(self, topic: Topic, batches: list[Stored], records: list[Record]) -> None:
         partition = topic.partition(0)
@@ -289,7 +290,7 @@ class Reads:
             assert (lag.records, lag.bytes) == (rest, batches[-1].end - record.offset), "lag"
             self.done += 1
         for most in (1, self.random.randrange(1, 9000), 1 << 30):
-            self.same(f"transfer of {most} bytes", lambda most=most: received(topic, most), [
+            self.same(f"transfer of {most} bytes", partial(received, topic, most), [
                 (each.timestamp, each.key, each.value, each.headers) for each in records
             ])  # fmt: skip
 
@@ -376,7 +377,7 @@ def read_everything(story: Story, path: Path) -> int:
         late = [as_row(each, path.name) for each in story.records if each.offset >= first]
         start = {"startingTimestamp": -(-time // 1000)} if not time % 1000 else {}
         if start:
-            reads.same("spark by time", lambda start=start: scan_rows(path, includeHeaders=True, **start), late)
+            reads.same("spark by time", partial(scan_rows, path, includeHeaders=True, **start), late)
     with Topic.open(path, mode="r") as topic, topic.group("somebody", commit="manual") as group:
         lag = group.lag(count_records=True)[0]
         assert (lag.records, lag.bytes) == (len(story.records), story.end - story.bases[0]), "lag of a group"
@@ -424,7 +425,7 @@ def read_damaged(story: Story, random: Random) -> int:
         for record in reads.some(records_of(sound), 8):
             reads.same(
                 f"beside damage, {record.offset}",
-                lambda record=record: [next(iter(topic.read(record.offset, on_gap="skip")))],
+                partial(first_of, topic, record.offset),
                 [record],
             )
         for time in reads.some(sorted({each.timestamp for each in story.records}), 6):
@@ -462,6 +463,11 @@ def time_beside_damage(topic: Topic, story: Story, bad: list[Stored], time: int)
     whole = next((each.offset for each in left if each.timestamp >= time), story.end)
     found = topic.read(to_datetime(time), on_gap="skip").tell()[0]
     assert found == whole or found in [each.base for each in bad if each.base < whole], f"time {time}, past damage"
+
+
+def first_of(topic: Topic, offset: int) -> list[Record]:
+    """The record at the offset, whatever is damaged before it."""
+    return [next(iter(topic.read(offset, on_gap="skip")))]
 
 
 def joined(ranges: Iterable[range]) -> list[range]:
@@ -642,7 +648,7 @@ def costs_of(value: bytes) -> dict[str, tuple[int, int]]:
 
 def cost(tree: Tree, use: Callable[[Topic], object], **arguments: Any) -> tuple[int, int]:
     files = CountingFiles(Image.of(tree))
-    with mock.patch.object(segments, "parse_header", wraps=segments.parse_header) as looks:
+    with mock.patch.object(segments, "parse_header", wraps=parse_header) as looks:
         try:
             with Topic.open(TOPIC, files=files, clock=Clock(), **arguments) as topic:
                 use(topic)

@@ -80,7 +80,7 @@ class Work:
         self.pending: list[tuple[int, int]] = []  # number and offset of records that are not yet acknowledged
 
     def append(self) -> None:
-        place = {} if len(self.topic.partitions) == 1 else {"partition": self.partition.id}
+        place: dict[str, Any] = {} if len(self.topic.partitions) == 1 else {"partition": self.partition.id}
         for value in self.values(self.rng.choice([1, 5, 20])):
             self.told.begun += 1
             self.appended(self.topic.append(value, **place).offset)

@@ -76,8 +76,8 @@ def histories() -> Histories:
         assert topic.verify().damage == ()
         records = {each.id: list(each.read()) for each in topic.partitions}
         assert [segment.base_offset for segment in topic.partition(1).segments] == list(BASES)
-    trees = [without_locks(each.tree()) for each in (files, other, forked)]
-    return Histories(*trees, early, records)
+    ours, others, forks = (without_locks(each.tree()) for each in (files, other, forked))
+    return Histories(ours, others, forks, early, records)
 
 
 def without_locks(tree: Tree) -> Tree:
@@ -212,7 +212,8 @@ def check_reading(case: Case, topic: Topic) -> None:
         ]  # fmt: skip
         if not (case.told_late or case.hidden):
             assert found == expected, gone
-        strict, refused = [], False
+        strict: list[Any] = []
+        refused = False
         try:
             strict.extend(partition.read())
         except CorruptLogError:

@@ -47,10 +47,13 @@ class Racer:
         self.racers = racers
         self.pause = 0 if racers < 10 else racers / 20_000  # or many that wait leave no time for the others
 
+    def is_in(self, number: int) -> bool:
+        return bool(self.told.round == number)
+
     def run(self, rounds: int) -> None:
         rng = random.Random(self.number)
         for number in range(1, rounds + 1):
-            self.wait_until(lambda number=number: self.told.round == number)
+            self.wait_until(partial(self.is_in, number))
             time.sleep(rng.choice([0, 0, 0.0002]))
             self.race(number)
             self.told.done[self.number] = number
