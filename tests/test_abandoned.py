@@ -52,7 +52,7 @@ def leave_segments(topic: Topic, partition: int, count: int, size: int = 1) -> N
 def look(topic: Topic) -> None:
     """What the background thread does once a minute."""
     for partition in topic.partitions:
-        partition.keep_house()
+        partition._access.keep_house()
     topic._keeper.run_for_others()
 
 
@@ -76,7 +76,7 @@ def test_old_segments_of_a_partition_that_nobody_holds_are_dropped(
     assert [each.partition for each in topic.retain(dry_run=True) if each.drop] == [0, 0]
     with caplog.at_level(logging.INFO, "loglib"):
         act(topic)
-    assert sizes(topic) == [1, 1, 1] and not topic.partition(0).owned
+    assert sizes(topic) == [1, 1, 1] and topic.partition(0)._access.open_writer is None
     assert "0000: retention dropped 2 segments" in caplog.text
     next_one = open_shared(clock=machine)
     assert next_one.append(b"more", partition=0, sync=True).partition == 0
@@ -103,7 +103,7 @@ def test_process_that_holds_no_partition_keeps_house_as_well(open_shared: Open) 
     topic = open_shared()
     assert dropped(topic) == [1, 1]
     assert dropped(topic) == []
-    assert not any(each.owned for each in topic.partitions)
+    assert not any(each._access.open_writer is not None for each in topic.partitions)
 
 
 def test_topic_that_is_not_shared_has_no_such_passes(open_topic: Open) -> None:
@@ -209,7 +209,7 @@ def test_space_is_freed_by_the_oldest_segments_of_partitions_with_and_without_a_
         clock.now += SECOND
     everything.close()
     living, files = open_shared(), Tight(950)
-    living.partition(3).writer()
+    living.partition(3)._access.writer()
     topic = open_shared(files=files)
     topic.append(b"x", partition=1, sync=True)
     topic.alter(retention=Retention(age=None, keep_free=0.1))
@@ -387,7 +387,7 @@ def slow_pass(open_shared: Open) -> Iterator[tuple[Topic, threading.Event, threa
 
     leave_segments(open_shared(retention=NOTHING, partitions=2), 0, 1)
     topic = open_shared(files=Slow())
-    topic.partition(1).writer()
+    topic.partition(1)._access.writer()
     thread = threading.Thread(target=topic._keeper.run_for_others)
     thread.start()
     assert inside.wait(60)

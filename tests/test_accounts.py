@@ -216,7 +216,7 @@ def test_append_that_raises_for_others_says_that_its_own_record_is_in(open_topic
     """The record was written; what was appended meanwhile, and made the flush fail, is another's."""
     files = FullPartitions()
     topic = open_topic(files=files, flush=FlushPolicy(records=2, interval=None, bytes=None))
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     take = writer._turn.take
 
     def another_first(*arguments: Any, **keywords: Any) -> Any:
@@ -331,7 +331,7 @@ def test_record_in_a_file_that_cannot_be_cut_is_in_doubt(open_topic: Open) -> No
 def test_waiters_are_told_apart_and_what_is_lost_is_named_once(open_topic: Open) -> None:
     files = FullPartitions()
     topic = open_topic(files=files)
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     buffered = topic.append(b"buffered")
     files.full = {0}
     errors: list[StorageFullError] = []
@@ -557,7 +557,7 @@ def test_failed_background_flush_is_tried_again_without_another_append(open_topi
     files = FullPartitions()
     topic = open_topic(files=files, flush=FlushPolicy(records=None, interval=0.02, bytes=None))
     reader = topic.follow("begin")
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     with writer.lock:  # before the interval is over
         pass
     topic.partition(0).append_many([b"written"], producer=("p", 1))
@@ -601,7 +601,7 @@ def test_thread_survives_what_no_one_foresaw_and_says_so(
 def test_thread_that_cannot_even_wait_or_tell_goes_on(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = open_topic(flush=SOON)
     reader = topic.follow("begin")
-    flusher, writer = topic._flusher, topic.partition(0).writer()
+    flusher, writer = topic._flusher, topic.partition(0)._access.writer()
     assert flusher is not None
     raise_soon, broken = writer.raise_soon, [1, 1]
 
@@ -635,7 +635,7 @@ def test_losses_of_several_background_flushes_are_all_named_once(last: str, open
     """The second error used to take the place of the first."""
     files = FullPartitions()
     topic = open_topic(files=files, flush=FlushPolicy(records=None, interval=3600.0, bytes=None))
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     check = writer.check_usable
     writer.check_usable = lambda: None  # type: ignore[method-assign]  # as if all appends came at once
     lost = []
@@ -674,14 +674,14 @@ def test_housekeeping_that_raises_reaches_every_writer(open_topic: Open, monkeyp
 
     flusher._housekeeping = fail
     assert ran.wait(60)
-    wait_for(lambda: topic.partition(0).writer().batch.owed is not None)
+    wait_for(lambda: topic.partition(0)._access.writer().batch.owed is not None)
     with pytest.raises(LogError, match="RuntimeError\\('odd'\\) while housekeeping in the background"):
         topic.append(b"x")
 
 
 def test_same_failure_of_the_background_again_and_again_is_kept_once(open_topic: Open) -> None:
     topic = open_topic()
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     for _ in range(100):
         writer.raise_soon(LogError("again"))
     writer.raise_soon(StorageIOError("a", OSError(errno.EIO, "broken"), "reading"))
@@ -693,7 +693,7 @@ def test_same_failure_of_the_background_again_and_again_is_kept_once(open_topic:
 
 def test_what_is_owed_is_named_by_whatever_is_raised_first(open_topic: Open) -> None:
     topic = open_topic()
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     partition = topic.partition(0)
     partition.append_many([b"x"], producer=("p", 5))
     owed = StorageFullError("a.log", OSError(errno.ENOSPC, "full"))

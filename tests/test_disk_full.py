@@ -76,7 +76,7 @@ def test_reading_and_retention_go_on_when_the_disk_is_full(small_disk: Path) -> 
         partition = topic.partition(0)
         segments = partition.segments
         assert len(values_of(topic)) == 200
-        dropped = partition.writer().drop_before(segments[3].base_offset)  # as retention does
+        dropped = partition._access.writer().drop_before(segments[3].base_offset)  # as retention does
         assert len(dropped) == 3
         topic.append(b"there is room now", sync=True)
         assert values_of(topic)[-1] == b"there is room now"

@@ -201,7 +201,7 @@ def fail_in_background(topic: Topic, files: FaultyFiles) -> None:
     """Append, and wait until the thread has met the failure."""
     files.armed = True
     topic.append(b"lost")
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     while writer.batch.owed is None and writer.disk.failure is None:
         threading.Event().wait(0.001)
     files.armed = False
@@ -235,7 +235,7 @@ def test_interval_is_kept_after_a_background_error(open_topic: Open) -> None:
     topic = open_topic(flush=FlushPolicy(records=None, interval=3600.0, bytes=None))
     reader = topic.follow("begin")
     topic.append(b"buffered")
-    topic.partition(0).writer().raise_soon(LogError("something else"))
+    topic.partition(0)._access.writer().raise_soon(LogError("something else"))
     assert topic._flusher is not None
     topic._flusher.kick()
     assert [r.value for r in reader.poll(timeout=60)] == [b"buffered"]
@@ -255,7 +255,7 @@ def test_unexpected_system_error_does_not_end_the_thread(open_topic: Open) -> No
 
     files = Odd()
     topic = open_topic(flush=SOON, files=files)
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     topic.append(b"x", sync=True)
     with writer.lock:
         writer.disk._retired.append(os.open("/dev/null", os.O_RDONLY))
@@ -295,7 +295,7 @@ def test_old_segment_is_rolled_and_dropped_by_the_clock(often: None, open_topic:
 
 def test_failing_retention_reaches_the_next_call_and_spares_the_thread(often: None, open_topic: Open) -> None:
     topic = open_topic(retention=Retention(age=None, bytes=0, keep_free=0.001), files=FaultyFiles("statvfs", at=3))
-    wait_for(lambda: topic.partition(0).writer().batch.owed is not None)
+    wait_for(lambda: topic.partition(0)._access.writer().batch.owed is not None)
     with pytest.raises(StorageIOError, match="Input/output error while"):
         topic.append(b"x")
     topic.append(b"y", sync=True)

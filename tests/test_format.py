@@ -388,7 +388,7 @@ def test_file_of_producers_is_as_on_the_page(tmp_path: Path) -> None:
         (name,) = [each.name for each in (path / "0000").iterdir() if each.suffix == ".producers"]
         assert name == f"{base:020d}.producers"
         content = (path / "0000" / name).read_bytes()
-        identity = topic.partition(0).log.identity
+        identity = topic.partition(0)._access.log.identity
         header = segment.read_segment_header(REAL, str(path / "0000" / f"{base:020d}.log"), identity)
         appended = [each.header for each in topic.batches()]
     entry = {row.field: (row.byte, row.size) for row in fields("Producers table entry")}

@@ -26,7 +26,7 @@ def drop_first(topic: Topic, count: int) -> None:
     topic.partition(0).roll()
     start = topic.partition(0).log_end_offset
     fill(topic, 5, first=100)
-    topic.partition(0).writer().drop_before(start)
+    topic.partition(0)._access.writer().drop_before(start)
 
 
 def test_commit_below_the_log_start_is_an_error(topic: Topic) -> None:

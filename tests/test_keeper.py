@@ -330,7 +330,7 @@ def test_space_is_freed_by_the_oldest_segment_of_all_partitions(open_topic: Open
     topic.partition(0).retain()
     assert [len(each.segments) for each in topic.partitions] == [3, 3, 2], "1 is to go next, and nobody asked for it"
     topic.append(b"x" * 100, partition=0, sync=True)
-    topic.partition(0).keep_house()
+    topic.partition(0)._access.keep_house()
     assert [len(each.segments) for each in topic.partitions] == [3, 2, 2], "in the background all are seen to"
 
 
@@ -361,8 +361,8 @@ def test_pass_that_fails_in_two_partitions_names_what_was_lost_in_both() -> None
         files.write_all(fd, [bytes(files.free_space("/")[0] - 4096)], 0)
         for partition in topic.partitions:
             with pytest.raises(StorageFullError) as caught:  # as the background thread does
-                partition.writer().flush(background=True)
-            partition.writer().raise_soon(caught.value)
+                partition._access.writer().flush(background=True)
+            partition._access.writer().raise_soon(caught.value)
         with pytest.raises(StorageFullError) as caught:
             topic.retain()
         assert [(each.partition, each.offsets.start) for each in caught.value.lost] == lost
@@ -385,11 +385,11 @@ def test_pass_that_nobody_asked_for_is_left_out_beside_another(open_topic: Open)
     thread = threading.Thread(target=topic.partition(0).retain)
     thread.start()
     assert inside.wait(60)
-    topic.partition(1).keep_house()
+    topic.partition(1)._access.keep_house()
     assert len(topic.partition(1).segments) == 2
     go_on.set()
     thread.join()
-    topic.partition(1).keep_house()
+    topic.partition(1)._access.keep_house()
     assert [len(each.segments) for each in topic.partitions] == [1, 1]
     after = threading.Thread(target=topic.partition(0).retain, daemon=True)
     after.start()
@@ -557,7 +557,7 @@ def test_space_that_others_have_taken_makes_no_storm_of_segments() -> None:
             topic.append(b"x" * 1000, sync=True)
             before = partition.segments[-1].base_offset
             topic.retain()
-            partition.keep_house()
+            partition._access.keep_house()
             rolls += partition.segments[-1].base_offset > before
         assert 0 < rolls <= 520_000 // (64 << 10) + 1
 

@@ -26,7 +26,7 @@ def topic(open_topic: Opener, clock: Clock) -> Topic:
 
 
 def test_every_record_is_counted_from_every_place(topic: Topic, clock: Clock) -> None:
-    log = topic.partition(0).log
+    log = topic.partition(0)._access.log
     records = list(topic.read())
     for index, record in enumerate(records):
         found = measure_lag(log, record.offset, now_us=clock.now, count_records=True)
@@ -40,13 +40,13 @@ def test_every_record_is_counted_from_every_place(topic: Topic, clock: Clock) ->
 
 def test_what_retention_has_dropped_does_not_count(topic: Topic, clock: Clock) -> None:
     partition = topic.partition(0)
-    partition.writer().drop_before(partition.segments[1].base_offset)
-    found = measure_lag(partition.log, 0, now_us=clock.now, count_records=True)
+    partition._access.writer().drop_before(partition.segments[1].base_offset)
+    found = measure_lag(partition._access.log, 0, now_us=clock.now, count_records=True)
     assert found == Lag(partition.log_end_offset - partition.log_start_offset, 3.0, 12)
 
 
 def test_clock_behind_the_log_gives_no_negative_lag(topic: Topic) -> None:
-    assert measure_lag(topic.partition(0).log, 0, now_us=NOW - SECOND).seconds == 0.0
+    assert measure_lag(topic.partition(0)._access.log, 0, now_us=NOW - SECOND).seconds == 0.0
 
 
 def test_retention_in_the_middle_of_a_measurement_is_waited_out(
@@ -57,8 +57,8 @@ def test_retention_in_the_middle_of_a_measurement_is_waited_out(
 
     def dropped_meanwhile(*arguments: object, **facts: object) -> Lag:
         monkeypatch.setattr(lag, "_measure", measure)
-        partition.writer().drop_before(partition.segments[2].base_offset)
+        partition._access.writer().drop_before(partition.segments[2].base_offset)
         raise OffsetOutOfRangeError(0, 0, 1, 2)
 
     monkeypatch.setattr(lag, "_measure", dropped_meanwhile)
-    assert measure_lag(partition.log, 0, now_us=clock.now, count_records=True).records == 6
+    assert measure_lag(partition._access.log, 0, now_us=clock.now, count_records=True).records == 6

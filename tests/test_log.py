@@ -70,7 +70,7 @@ def test_listing_segments_again_reads_no_header_again(open_topic: Open) -> None:
 def test_listing_that_retention_overtakes_leaves_the_segment_out(open_topic: Open, path: Path) -> None:
     topic = rolled(open_topic, 3)
     with Topic.open(path, mode="r") as reading:
-        log = reading.partition(0).log
+        log = reading.partition(0)._access.log
         stale = log.mark()
         topic.retain()
         log.writer = StaleWriter(stale)
@@ -99,7 +99,7 @@ def test_time_is_found_over_many_segments(open_topic: Open, path: Path) -> None:
     offsets = [record.offset for record in topic.read()]
     with Topic.open(path, mode="r") as reading:
         for source in (topic, reading):
-            log = source.partition(0).log
+            log = source.partition(0)._access.log
             for number in range(21):
                 assert resolve(log, Time(NOW + number * SECOND)) == offsets[number]
                 assert resolve(log, Time(NOW + number * SECOND - 1)) == offsets[number]
@@ -111,7 +111,7 @@ def test_time_finds_the_first_at_or_after_it_among_unordered_ones(open_topic: Op
     times = [50, 10, 20, 90, 30, 40, 95, 60]
     offsets = [topic.append(b"x", timestamp=each).offset for each in times]
     topic.flush()
-    log = topic.partition(0).log
+    log = topic.partition(0)._access.log
     for wanted in range(0, 100, 5):
         expected = next((offsets[i] for i, each in enumerate(times) if each >= wanted), log.mark().flushed_end)
         assert resolve(log, Time(wanted)) == expected, wanted
@@ -124,8 +124,8 @@ def test_time_is_found_after_retention_dropped_the_event_that_was_ahead(open_top
     topic.partition(0).roll()
     offsets = [topic.append(b"x", timestamp=each).offset for each in (10, 20, 30)]
     topic.flush()
-    topic.partition(0).writer().drop_before(topic.partition(0).segments[1].base_offset)
-    log = topic.partition(0).log
+    topic.partition(0)._access.writer().drop_before(topic.partition(0).segments[1].base_offset)
+    log = topic.partition(0)._access.log
     assert resolve(log, Time(20)) == offsets[1]
     assert resolve(log, Time(500)) == log.mark().flushed_end
 
@@ -140,8 +140,8 @@ def test_event_of_2037_made_every_later_start_by_time_read_the_whole_log(open_to
             topic.partition(0).roll()
         offsets.append(topic.append(b"x", timestamp=NOW + number).offset)
     topic.flush()
-    topic.partition(0).writer().drop_before(topic.partition(0).segments[1].base_offset)
-    log = topic.partition(0).log
+    topic.partition(0)._access.writer().drop_before(topic.partition(0).segments[1].base_offset)
+    log = topic.partition(0)._access.log
     with mock.patch.object(segments, "parse_header", wraps=parse_header) as parse:
         for number in (0, 99, 399, 400, 401, 599):
             assert resolve(log, Time(NOW + number)) == offsets[number]
@@ -155,7 +155,7 @@ def test_reader_in_another_process_finds_segments_made_since(open_topic: Open, p
         assert values_of(reading) == [b"0", b"last"]
         topic.partition(0).roll()
         late = topic.append(b"new", timestamp=NOW + 100 * SECOND, sync=True)
-        assert resolve(reading.partition(0).log, Time(NOW + 50 * SECOND)) == late.offset
+        assert resolve(reading.partition(0)._access.log, Time(NOW + 50 * SECOND)) == late.offset
         assert values_of(reading, late.offset) == [b"new"]
         topic.partition(0).roll()
         topic.append(b"newer", sync=True)
@@ -247,7 +247,7 @@ def test_mark_without_segments_reads_as_corruption(open_topic: Open, path: Path)
     last_segment(path).unlink()
     with Topic.open(path, mode="r") as reading:
         assert reading.partition(0).segments == []
-        assert resolve(reading.partition(0).log, Time(5)) == 0
+        assert resolve(reading.partition(0)._access.log, Time(5)) == 0
 
 
 def test_closed_log_says_so(open_topic: Open, path: Path) -> None:
@@ -256,7 +256,7 @@ def test_closed_log_says_so(open_topic: Open, path: Path) -> None:
         partition = reading.partition(0)
         assert partition.high_watermark == 0
     with pytest.raises(LogClosedError):
-        partition.log.mark()
+        partition._access.log.mark()
     assert repr(partition) == f"<Partition 0, at {partition.path}>"
 
 
@@ -274,7 +274,7 @@ def test_file_of_the_watermark_closes_with_its_last_user(open_topic: Open, path:
 
 def test_cursor_moves_over_segments_and_stops_at_its_limit(open_topic: Open) -> None:
     topic = rolled(open_topic, 3)
-    log = topic.partition(0).log
+    log = topic.partition(0)._access.log
     offsets = [record.offset for record in topic.read()]
     cursor = Cursor.at(log, offsets[1])
     assert cursor.offset == offsets[1]
@@ -303,7 +303,7 @@ def test_blocks_follow_the_size_of_the_batches(open_topic: Open) -> None:
 
 def test_cursor_starts_anywhere(open_topic: Open) -> None:
     topic = rolled(open_topic, 1)
-    assert Cursor(topic.partition(0).log, 0).offset == 0
+    assert Cursor(topic.partition(0)._access.log, 0).offset == 0
 
 
 def test_seek_by_time_that_retention_overtakes_begins_again(open_topic: Open, path: Path) -> None:
@@ -357,7 +357,7 @@ def test_time_that_a_header_claims_and_no_record_has_is_passed_over(open_topic: 
     second = forged(content[4240:], previous_crc=int.from_bytes(first[4:8], "little"), identity=identity)
     segment.write_bytes(content[:4096] + first + second)
     with Topic.open(path, mode="r") as reading:
-        assert resolve(reading.partition(0).log, Time(NOW + 5)) == late.offset
+        assert resolve(reading.partition(0)._access.log, Time(NOW + 5)) == late.offset
 
 
 def three_segments(topic: Topic) -> list[int]:
@@ -378,12 +378,12 @@ def test_retention_that_comes_after_the_listing_is_no_corruption(open_topic: Ope
         def after(self, call: Call, result: Any) -> Any:
             if self.armed and call.name == "listdir":
                 self.armed = False
-                topic.partition(0).writer().drop_before(bases[2])
+                topic.partition(0)._access.writer().drop_before(bases[2])
             return result
 
     files = Overtaken()
     with Topic.open(path, mode="r", files=files) as reading:
-        log = reading.partition(0).log
+        log = reading.partition(0)._access.log
         log.index.replace([])
         files.armed = True
         with pytest.raises(OffsetOutOfRangeError) as refused:
@@ -395,7 +395,7 @@ def test_segment_that_a_listing_missed_is_found_by_the_next(open_topic: Open, pa
     """Between two parts of a long listing the writer may roll twice; the segment before was believed to go on."""
     bases = three_segments(open_topic())
     with Topic.open(path, mode="r") as reading:
-        log = reading.partition(0).log
+        log = reading.partition(0)._access.log
         log.index.replace([bases[0], bases[2]])
         with log.open_segment(bases[1]) as segment:
             assert segment.base_offset == bases[1]
@@ -408,7 +408,7 @@ def test_reader_that_is_interrupted_before_it_moves_on_finds_no_damage(open_topi
     topic = open_topic()
     topic.append(b"x", sync=True)
     topic.append(b"y", sync=True)
-    cursor = Cursor.at(topic.partition(0).log, 0)
+    cursor = Cursor.at(topic.partition(0)._access.log, 0)
     end = topic.partition(0).high_watermark
     first = cursor.read(end)
     cursor.position = 0  # as an interrupt leaves it that comes before the assignment
@@ -470,7 +470,7 @@ def test_gap_that_may_hold_the_first_record_of_a_time_is_where_reading_starts(
 ) -> None:
     offsets = damaged(open_topic, path, HEADER_OF_THE_LAST, *places)
     with Topic.open(path, mode="r") as topic:
-        log = topic.partition(0).log
+        log = topic.partition(0)._access.log
         expected = [*offsets, log.mark().flushed_end][first]
         assert resolve(log, Time(NOW + wanted), past_damage=True) == expected
 
@@ -495,7 +495,7 @@ def test_lookup_that_retention_overtook_in_a_shared_topic_found_damage(by_time: 
                     for _ in range(6):
                         append()
                     partition.delete_before(partition.segments[2].base_offset)
-                    reading.partition(0).log.refresh()
+                    reading.partition(0)._access.log.refresh()
                 return fd
 
         append()

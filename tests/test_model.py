@@ -453,7 +453,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.clock.error_us = hours * HOUR
         self.latest = max(self.latest, self.clock())
         for partition, ledger in self.pairs():
-            written = partition.writer().batch.tail.end
+            written = partition._access.writer().batch.tail.end
             for each in ledger.appended:
                 if each.offset >= written:  # stamped when its batch is written
                     each.appended_at = min(each.appended_at, self.clock())
@@ -577,7 +577,7 @@ class TopicMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """A killed process loses the records that were not yet written, and nothing else."""
-        written = [partition.writer().batch.tail.end for partition in self.topic.partitions]
+        written = [partition._access.writer().batch.tail.end for partition in self.topic.partitions]
         self.crash(lambda copy: None)
         assert [partition.high_watermark for partition in self.topic.partitions] == written
 
@@ -588,13 +588,13 @@ class TopicMachine(RuleBasedStateMachine):
     )
     def cut_power(self, harms: list[list[Harm]], older: list[tuple[bool, bool]], lost: bool) -> None:
         """A power cut takes anything that was not synced, whole or in part, and nothing else."""
-        written = [partition.writer().batch.tail.end for partition in self.topic.partitions]
+        written = [partition._access.writer().batch.tail.end for partition in self.topic.partitions]
         durable: list[int] = []
 
         def harm(copy: Path) -> None:
             for partition in self.topic.partitions:
                 directory = copy / os.path.basename(partition.path)
-                mark = newest((directory / NAME).read_bytes(), partition.log.identity.salt)
+                mark = newest((directory / NAME).read_bytes(), partition._access.log.identity.salt)
                 assert mark is not None
                 durable.append(mark.durable_end)
                 harm_segment(directory, mark, harms[partition.id])
@@ -639,7 +639,7 @@ def test_seek_of_one_partition_keeps_what_was_read_ahead_of_another(path: Path, 
         for partition in topic.partitions[:2]:
             partition.append(b"dropped")
             partition.roll()
-            partition.writer().drop_before(partition.high_watermark)
+            partition._access.writer().drop_before(partition.high_watermark)
         before = reader.tell()
         reader.seek({0: "begin"})
         assert reader.tell() == before | {0: topic.partition(0).log_start_offset}
@@ -655,7 +655,7 @@ def test_poll_that_meets_an_overtaken_partition_loses_none_of_the_others_records
         overtaken = topic.partition(1)
         overtaken.append(b"dropped")
         overtaken.roll()
-        overtaken.writer().drop_before(overtaken.high_watermark)
+        overtaken._access.writer().drop_before(overtaken.high_watermark)
         assert [record.value for record in reader.poll(max_records=9)] == [b"kept"]
         with pytest.raises(OffsetOutOfRangeError):
             reader.poll(max_records=9)
@@ -668,7 +668,7 @@ def test_torn_watermark_slot_after_retention_is_no_missing_segment(path: Path, c
         partition = topic.partition(0)
         partition.append(b"dropped")
         partition.roll()
-        partition.writer().drop_before(partition.high_watermark)
+        partition._access.writer().drop_before(partition.high_watermark)
         synced = disk.synced[os.path.join(partition.path, NAME)]
         for number, torn in enumerate([slice(0, SECOND_SLOT), slice(SECOND_SLOT, None)]):
             copy = crash_copy(path, path.parent / str(number))

@@ -106,7 +106,7 @@ def test_topic_that_is_moved_in_the_midst_of_retention_loses_its_own_segments_an
     old = open_topic(files=Moving(), segment_bytes=4096)
     kept = fill(old, 30, b"old")
     last = old.partition(0).segments[-1].base_offset
-    old.partition(0).writer().drop_before(last)
+    old.partition(0)._access.writer().drop_before(last)
     with open_topic() as new:
         assert values_of(new) == expected
         new.partition(0).check()
@@ -360,7 +360,7 @@ def test_file_in_place_of_a_partition_that_is_being_opened_is_damage(open_topic:
 def test_moved_writer_refuses_all_that_is_asked_of_it(open_topic: Open, path: Path) -> None:
     topic = open_topic()
     offset = topic.append(b"x").offset
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     path.rename(path.with_suffix(".bak"))
     with pytest.raises(LogMovedError):
         topic.flush()
@@ -377,7 +377,7 @@ def test_flush_that_another_thread_made_into_moved_files_is_told_as_that(
     """The record is durable when the thread that waited looks, and no reader will find it."""
     topic = open_topic()
     offset = topic.append(b"x").offset
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     path.rename(path.with_suffix(".bak"))
     with pytest.raises(LogMovedError):
         topic.flush()
@@ -403,7 +403,7 @@ def test_reader_goes_on_to_its_end_in_a_copy_put_in_place(open_topic: Open, path
     with open_topic(batch_records=1) as topic:
         values = fill(topic, 5, b"kept")
     with Topic.open(path, mode="r") as reading:
-        log = reading.partition(0).log
+        log = reading.partition(0)._access.log
         reader = reading.read()
         found = [record.value for record in reader.poll(max_records=1)]
         shutil.copytree(path, path.with_suffix(".copy"))
@@ -478,7 +478,7 @@ def test_policies_are_not_written_into_another_topic(open_topic: Open, path: Pat
 def test_retention_by_the_clock_says_that_the_topic_was_moved(open_topic: Open, path: Path) -> None:
     topic = open_topic(**SMALL)
     path.rename(path.with_suffix(".bak"))
-    topic.partition(0).keep_house()
+    topic.partition(0)._access.keep_house()
     with pytest.raises(LogMovedError):
         topic.append(b"x")
     abandon(topic)
@@ -702,7 +702,7 @@ def test_directory_without_a_whole_watermark_is_known_by_its_segments(open_topic
     with open_topic(partitions=2) as topic:
         topic.append(b"x", partition=0, sync=True)
     with Topic.open(path, mode="r") as reading:
-        log = reading.partition(0).log
+        log = reading.partition(0)._access.log
         end = log.mark().flushed_end
         (path / "0000").rename(path / "before")
         if where == "damaged":
@@ -724,7 +724,7 @@ def test_files_that_are_missing_for_a_moment_are_waited_for(open_topic: Open, pa
     with open_topic() as topic:
         fill(topic, 3, b"kept")
     with Topic.open(path, mode="r") as reading:
-        log = reading.partition(0).log
+        log = reading.partition(0)._access.log
         end = log.mark().flushed_end
         for _ in range(3):
             path.rename(path.with_suffix(".bak"))
@@ -760,7 +760,7 @@ def test_last_segment_that_vanishes_while_the_watermark_is_lost_is_damage(open_t
 
     with Topic.open(path, mode="r") as reading:
         (path / "0000" / "watermark").unlink()
-        log = Log(Vanishing(), str(path / "0000"), reading.partition(0).log.identity)
+        log = Log(Vanishing(), str(path / "0000"), reading.partition(0)._access.log.identity)
         with pytest.raises(CorruptLogError, match="no file"):
             log.mark()
 
@@ -769,8 +769,8 @@ def test_reader_looks_in_a_signal_handler_although_its_thread_is_flushing(open_t
     """It would wait for the turn that its own thread has."""
     topic = open_topic()
     topic.append(b"x", sync=True)
-    log = topic.partition(0).log
-    writer = topic.partition(0).writer()
+    log = topic.partition(0)._access.log
+    writer = topic.partition(0)._access.writer()
     with writer.lock:
         log.look()
         assert log.mark().flushed_end > 0

@@ -786,7 +786,7 @@ def test_writer_whose_close_is_interrupted_is_closed(open_log: Opener, monkeypat
 def test_history_is_the_batch_before_wherever_one_asks(path: Path, clock: Clock) -> None:
     with Topic.open(path, flush=FlushPolicy(None, None, None), clock=clock) as topic:
         partition = topic.partition(0)
-        log = partition.log
+        log = partition._access.log
         assert history_at(log, 0) == 0
         crcs = [0]
         for number in range(6):
@@ -801,7 +801,7 @@ def test_history_is_the_batch_before_wherever_one_asks(path: Path, clock: Clock)
             assert history_at(log, header.next_offset) == header.header_crc
             crcs.append(header.header_crc)
         end = partition.log_end_offset
-        partition.writer().drop_before(end)
+        partition._access.writer().drop_before(end)
         assert partition.log_start_offset == end and history_at(log, end) == crcs[-1]
         for offset in (0, end + 8):
             with pytest.raises(OffsetOutOfRangeError):
@@ -821,13 +821,13 @@ def test_history_is_asked_again_when_retention_is_quicker(
         topic.flush()
         partition = topic.partition(0)
         partition.roll()
-        log, end = partition.log, partition.log_end_offset
+        log, end = partition._access.log, partition.log_end_offset
         expected = history_at(log, end)
         open_segment = log.open_segment
 
         def dropped_meanwhile(offset: int, **how: Any) -> Any:
             monkeypatch.setattr(log, "open_segment", open_segment)
-            partition.writer().drop_before(end)
+            partition._access.writer().drop_before(end)
             return open_segment(offset, **how)
 
         monkeypatch.setattr(log, "open_segment", dropped_meanwhile)

@@ -56,7 +56,7 @@ def test_offsets_of_a_partition_agree(open_topic: Open, path: Path) -> None:
         other = reading.partition(0)
         assert (other.log_start_offset, other.high_watermark, other.log_end_offset) == (0, end, end)
         assert other.recovery is None and partition.recovery is not None
-        assert not other.owned and partition.owned
+        assert other._access.open_writer is None and partition._access.open_writer is not None
 
 
 def test_partition_says_where_it_is(open_topic: Open) -> None:
@@ -68,7 +68,7 @@ def test_reading_side_flushes_nothing(open_topic: Open, path: Path) -> None:
     open_topic().close()
     with Topic.open(path, mode="r") as topic:
         topic.partition(0).flush()
-        topic.partition(0).keep_house()
+        topic.partition(0)._access.keep_house()
 
 
 def test_bulk_append_cuts_batches_by_size_and_by_count(open_topic: Open) -> None:
@@ -262,7 +262,7 @@ def test_housekeeping_of_a_closed_partition_does_nothing(open_topic: Open) -> No
     topic.append(b"x", sync=True)
     assert [batch.values for batch in topic.partition(0).batches()] == [[b"x"]]
     topic.close()
-    topic.partition(0).keep_house()
+    topic.partition(0)._access.keep_house()
 
 
 JUMPS = [

@@ -192,7 +192,7 @@ def looks_at(value: bytes) -> list[int]:
         uses: list[tuple[Any, Callable[[Topic], object]]] = [
             ("r", lambda topic: topic.read(to_datetime(NOW + 2))),
             ("r", lambda topic: topic.read(last.offset - 40)),
-            ("a", lambda topic: topic.partition(0).writer()),
+            ("a", lambda topic: topic.partition(0)._access.writer()),
         ]
         for mode, use in uses:
             before = parsed[0]

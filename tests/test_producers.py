@@ -92,7 +92,7 @@ def test_producers_survive_many_segments_with_retention(open_topic: Open) -> Non
     for _ in range(5):
         topic.append(b"x")
         topic.partition(0).roll()
-    topic.partition(0).writer().drop_before(topic.partition(0).segments[-1].base_offset)
+    topic.partition(0)._access.writer().drop_before(topic.partition(0).segments[-1].base_offset)
     topic.close()
     with open_topic() as topic:
         assert topic.partition(0).append_many([b"a"], producer=("p", 1)) == first
@@ -185,13 +185,13 @@ def test_file_of_producers_goes_with_its_segment(open_topic: Open, path: Path) -
     topic.partition(0).roll()
     bases = [each.base_offset for each in topic.partition(0).segments]
     assert files_of_producers(path) == [producers_name(base) for base in bases[2:]]
-    topic.partition(0).writer().drop_before(bases[3])
+    topic.partition(0)._access.writer().drop_before(bases[3])
     assert files_of_producers(path) == [producers_name(bases[3])]
     topic.close()
     with open_topic() as topic:
         topic.append(b"x")
         topic.partition(0).roll()
-        topic.partition(0).writer().drop_before(topic.partition(0).segments[-1].base_offset)
+        topic.partition(0)._access.writer().drop_before(topic.partition(0).segments[-1].base_offset)
         assert files_of_producers(path) == [producers_name(topic.partition(0).segments[0].base_offset)]
         assert topic.partition(0).last_sequence("p0") == 0
 

@@ -142,7 +142,7 @@ def test_more_that_comes_while_it_is_read_is_not_missed(topic: Topic, progress: 
     """The system reports a write in this process before the writer says so: who is that quick hears of it again."""
     while progress.take("batch") is not None:
         pass
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     before = writer.mark()
     topic.append(b"more", partition=0, sync=True)
     progress._observer.changed()
@@ -216,7 +216,7 @@ def test_partitions_overtaken_by_retention_are_told_apart(topic: Topic, progress
     progress.add({OTHER: 0})
     partition = topic.partition(0)
     partition.roll()
-    partition.writer().drop_before(partition.log_end_offset)
+    partition._access.writer().drop_before(partition.log_end_offset)
     assert progress.overtaken() == [HERE]
 
 

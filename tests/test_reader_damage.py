@@ -29,7 +29,7 @@ def test_read_error_is_an_error_and_never_the_end(open_topic: Open, path: Path) 
         first = reader.poll()
         files.armed = True
         with pytest.raises(StorageIOError, match="watermark"):
-            topic.partition(0).log.mark()
+            topic.partition(0)._access.log.mark()
         with pytest.raises(StorageIOError):
             topic.read()
         with pytest.raises(StorageIOError):

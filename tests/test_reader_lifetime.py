@@ -146,7 +146,7 @@ def test_reader_of_a_closed_log_says_so_unless_it_was_closed_itself(open_topic: 
     topic = Topic.open(path, mode="r")
     reader = topic.follow("begin")
     for partition in topic.partitions:
-        partition.log.close()
+        partition._access.log.close()
     with pytest.raises(LogClosedError):
         reader.poll()
 

@@ -34,9 +34,9 @@ def test_reader_overtaken_by_retention_is_told_the_range(elsewhere: bool, open_t
     assert reader.poll()[0].value == b"0"
     for each in topic.partition(0).segments[:3]:
         assert each.sealed
-    topic.partition(0).writer().drop_before(offsets[3])
+    topic.partition(0)._access.writer().drop_before(offsets[3])
     if elsewhere:
-        source.partition(0).log.refresh()
+        source.partition(0)._access.log.refresh()
     with pytest.raises(OffsetOutOfRangeError) as raised:
         while reader.poll():
             pass
@@ -48,7 +48,7 @@ def test_reader_overtaken_by_retention_is_told_the_range(elsewhere: bool, open_t
 def test_new_reader_racing_retention_is_told_the_range(open_topic: Open, path: Path) -> None:
     topic, offsets = rolled(open_topic, 4)
     with Topic.open(path, mode="r") as reading:
-        log = reading.partition(0).log
+        log = reading.partition(0)._access.log
         stale = log.mark()
         topic.retain()
         with pytest.raises(OffsetOutOfRangeError):
@@ -74,7 +74,7 @@ def test_start_that_is_no_offset_is_looked_for_again_when_retention_drops_it(
         topic.append(b"%d" % number, sync=True)
         topic.partition(0).roll()
     bases = [each.base_offset for each in topic.partition(0).segments]
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     to_drop = [bases[1], bases[3]]
 
     def overtaken(*arguments: Any, **keywords: Any) -> int:

@@ -765,7 +765,7 @@ def test_reopening_reads_only_what_lies_above_the_watermark(open_topic: Open, pa
     topic.append_many([b"x" * 1000] * 5000)
     topic.flush()
     topic.append_many([b"y" * 1000] * 100)
-    topic.partition(0).writer().append_body(encode_body(topic_columns(50), codec=0))
+    topic.partition(0)._access.writer().append_body(encode_body(topic_columns(50), codec=0))
     copy = crash_copy(path, tmp_path / "copy")
     above = end_of(copy) - mark_of(copy).durable_end
     assert above < 200_000 < 5_000_000 < end_of(copy)  # in batches of 100,000 bytes
@@ -787,7 +787,7 @@ def test_opening_many_segments_takes_a_few_calls_for_each(open_topic: Open, path
     costs = []
     for segments in (100, 200):
         with open_topic(files=UnsyncedFiles(), segment_bytes=4096) as topic:
-            while len(topic.partition(0).log.index) < segments:
+            while len(topic.partition(0)._access.log.index) < segments:
                 topic.append(b"x", sync=False)
                 topic.partition(0).roll()
         files = RecordingFiles()
@@ -808,7 +808,7 @@ def test_ten_thousand_segments_open(open_topic: Open, path: Path) -> None:
             partition.roll()
     files = RecordingFiles()
     with Topic.open(path, files=files) as topic:
-        assert len(topic.partition(0).log.index) == 10_000
+        assert len(topic.partition(0)._access.log.index) == 10_000
         assert files.count("open_read") <= 10_010 and files.count("pread") <= 10_020
         assert len(values_of(topic)) == 9_999
 

@@ -472,7 +472,7 @@ def test_producers_of_a_frame_that_is_undone_are_not_remembered(target: Topic) -
     frames = b"".join(encoded(PLAIN, offset, producer=Producer(9, 5)) for offset in (0,))
     second = encoded(PLAIN, len(frames), producer=Producer(9, 6), previous_crc=header_of(frames).header_crc)
     stream = transfer._frame(IDENTITY, 0, len(frames + second)) + frames + second
-    active = partition.writer().disk.active
+    active = partition._access.writer().disk.active
     write, left = active.write, [1]
 
     def full_at_the_second(parts: object, offset: int) -> None:
@@ -485,9 +485,9 @@ def test_producers_of_a_frame_that_is_undone_are_not_remembered(target: Topic) -
     with pytest.raises(StorageFullError):
         partition.receive(io.BytesIO(stream))
     active.write = write  # type: ignore[method-assign]
-    assert partition.writer().last_sequence(9) is None
+    assert partition._access.writer().last_sequence(9) is None
     partition.receive(io.BytesIO(stream))
-    assert partition.writer().last_sequence(9) == 6
+    assert partition._access.writer().last_sequence(9) == 6
     assert len(everything(target)) == 2 * len(PLAIN.values)
 
 
@@ -707,7 +707,7 @@ def test_disk_that_fails_while_sending_is_named(source: Topic, tmp_path: Path) -
         def send_range(self, *_: object, **__: object) -> None:
             raise OSError(errno.EIO, "Input/output error")
 
-    log = Log(Broken(), source.partition(0).path, source.partition(0).log.identity)
+    log = Log(Broken(), source.partition(0).path, source.partition(0)._access.log.identity)
     with (tmp_path / "stream").open("wb") as file, pytest.raises(StorageIOError, match="sending batches") as caught:
         transfer.send(log, file, 0, max_bytes=1)
     assert caught.value.path.endswith(".log")

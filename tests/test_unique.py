@@ -33,7 +33,7 @@ def all_that_is_open(topic: Topic, reading: Topic) -> list[Any]:
     assert len(reader.poll(max_records=2)) == 2 and len(follower.poll()) == 10 and follower.poll(timeout=0.01) == []
     group = topic.group("etl")
     assert len(group.poll()) == 10
-    writer, log, cursor = topic.partition(0).writer(), reading.partition(0).log, reader._cursors[0]
+    writer, log, cursor = topic.partition(0)._access.writer(), reading.partition(0)._access.log, reader._cursors[0]
     waiter = follower._waiter
     assert isinstance(waiter, Waiter)
     return [

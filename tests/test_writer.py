@@ -185,7 +185,7 @@ def test_adopted_batch_must_continue_the_log_if_its_offsets_are_kept(open_topic:
     stored = last_segment(Path(source.path)).read_bytes()[HEADER_BYTES:]
     bodies = [stored[each.header.base_offset + 128 : each.header.next_offset] for each in (first, second)]
     target = open_topic(tmp_path / "target")
-    writer = target.partition(0).writer()
+    writer = target.partition(0)._access.writer()
     with pytest.raises(InvalidOffsetError):
         writer.adopt([(second.header, bodies[1])], preserve_offsets=True)
     assert writer.adopt([(first.header, bodies[0])], preserve_offsets=True) == range(first.header.next_offset)

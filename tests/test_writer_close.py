@@ -119,7 +119,7 @@ def test_file_left_longer_by_an_interrupted_write_is_trimmed_at_close(open_topic
 
 def test_synced_append_that_meets_a_close_is_flushed_by_it(open_topic: Open, path: Path) -> None:
     topic = open_topic()
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     turn = writer._turn
 
     class Closing:

@@ -224,7 +224,7 @@ def test_waiter_learns_that_another_threads_flush_lost_its_record(open_topic: Op
     first = threading.Thread(target=append, args=("first",))
     first.start()
     assert held.wait(60)
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     others = [threading.Thread(target=append, args=(name,)) for name in ("second", "third")]
     for each in others:
         each.start()
@@ -248,7 +248,7 @@ def test_short_writes_are_carried_on(open_topic: Open, path: Path) -> None:
 
 def test_background_error_is_raised_by_the_next_call_and_only_there(open_topic: Open) -> None:
     topic = open_topic()
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     for call in (
         lambda: topic.append(b"x"),
         topic.flush,

@@ -108,7 +108,7 @@ def test_waiting_appends_share_an_fsync(open_topic: Open) -> None:
     first = threading.Thread(target=topic.append, args=(b"first",), kwargs={"sync": True})
     first.start()
     assert begun.wait(60)
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     others = [
         threading.Thread(target=topic.append, args=(b"%d" % number,), kwargs={"sync": True}) for number in range(15)
     ]
@@ -169,7 +169,7 @@ def test_flush_that_a_roll_overtakes_does_not_move_the_published_end_back(open_t
 
     files = Overtaken()
     topic = open_topic(files=files, segment_bytes=4096, batch_bytes=1024)
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     other = threading.Thread(target=lambda: [topic.append(b"two"), topic.append_many([bytes(5000)])])
     topic.append(b"one")
     files.armed = True

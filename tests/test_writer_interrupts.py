@@ -130,7 +130,7 @@ class Interrupted(list[Any]):
 
 def test_interrupt_within_an_append_leaves_the_columns_in_step(open_topic: Open) -> None:
     topic = open_topic()
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     topic.append(b"before")
     with pytest.raises(KeyboardInterrupt):
         writer.append(Columns([b"never"], Interrupted([b"k"])), 6)
@@ -142,7 +142,7 @@ def test_interrupt_within_an_append_leaves_the_columns_in_step(open_topic: Open)
 def test_interrupt_on_the_fast_path_gives_the_offset_out_again(open_topic: Open) -> None:
     topic = open_topic()
     topic.append(b"before")
-    batch = topic.partition(0).writer().batch
+    batch = topic.partition(0)._access.writer().batch
     values, batch.values = batch.values, Interrupted(batch.values)
     with pytest.raises(KeyboardInterrupt):
         topic.append(b"never")

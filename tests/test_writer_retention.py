@@ -87,7 +87,7 @@ def test_retention_that_dies_anywhere_leaves_no_gap(open_topic: Open, path: Path
 def test_dropping_nothing_or_too_much_does_nothing(open_topic: Open) -> None:
     topic = open_topic()
     segments_of_one_record(topic, 2)
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     assert writer.drop_before(0) == []
     assert writer.drop_before(10_000_000) == []
     assert len(writer.drop_before(topic.partition(0).segments[1].base_offset)) == 1
@@ -102,7 +102,7 @@ def test_listing_while_segments_are_dropped_does_not_move_the_log_start_back(ope
 
         def unlink(self, path: Any, **within: Any) -> None:
             if path.endswith(".log") and not listed:
-                log = topic.partition(0).log
+                log = topic.partition(0)._access.log
                 log.refresh()
                 listed.append(log.index.bases())
             super().unlink(path, **within)
@@ -111,10 +111,10 @@ def test_listing_while_segments_are_dropped_does_not_move_the_log_start_back(ope
     segments_of_one_record(topic, 5)
     topic.append(b"last", sync=True)
     bases = [each.base_offset for each in topic.partition(0).segments]
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     assert len(writer.drop_before(bases[3])) == 3
     assert writer.drop_before(bases[1]) == []  # decided when the log began further back
-    topic.partition(0).log.refresh()
+    topic.partition(0)._access.log.refresh()
     assert topic.partition(0).log_start_offset == bases[3]
     assert [each.base_offset for each in topic.partition(0).segments] == bases[3:]
     assert values_of(topic) == values_of(topic, "-1h") == [b"3", b"4", b"last"]
@@ -130,7 +130,7 @@ def test_pass_that_decided_earlier_does_not_drop_less(open_topic: Open, monkeypa
     topic = open_topic()
     segments_of_one_record(topic, 4)
     bases = [each.base_offset for each in topic.partition(0).segments]
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     writer.drop_before(bases[2])
     monkeypatch.setattr(writer.disk, "_index", SegmentIndex(bases))
     assert writer.drop_before(bases[1]) == []
@@ -154,10 +154,10 @@ def test_pass_that_ended_half_way_is_finished_by_the_next(open_topic: Open, path
     segments_of_one_record(topic, 4)
     bases = [each.base_offset for each in topic.partition(0).segments]
     with pytest.raises(OSError, match="not now"):
-        topic.partition(0).writer().drop_before(bases[2])
+        topic.partition(0)._access.writer().drop_before(bases[2])
     assert topic.partition(0).log_start_offset == bases[2]
     assert values_of(topic) == [b"2", b"3"]
-    topic.partition(0).writer().drop_before(bases[3])
+    topic.partition(0)._access.writer().drop_before(bases[3])
     assert sorted(int(each.stem) for each in (path / "0000").glob("*.log")) == bases[3:]
 
 
@@ -166,7 +166,7 @@ def test_segment_that_somebody_else_removed_does_not_stop_retention(open_topic: 
     segments_of_one_record(topic, 2)
     segments = topic.partition(0).segments
     os.unlink(segments[0].path)
-    assert len(topic.partition(0).writer().drop_before(segments[2].base_offset)) == 2
+    assert len(topic.partition(0)._access.writer().drop_before(segments[2].base_offset)) == 2
 
 
 def test_reading_what_retention_dropped_raises_with_the_range(open_topic: Open) -> None:

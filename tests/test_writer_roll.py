@@ -189,7 +189,7 @@ def test_roll_that_cannot_read_the_producers_costs_the_failing_records_only(open
 
 def test_segment_that_is_not_old_enough_is_not_rolled(open_topic: Open, clock: Any) -> None:
     topic = open_topic()
-    writer = topic.partition(0).writer()
+    writer = topic.partition(0)._access.writer()
     topic.append(b"x")
     assert not writer.roll(older_than_us=10 * SECOND)
     clock.now += 10 * SECOND

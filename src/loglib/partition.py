@@ -8,32 +8,24 @@ Threads: safe for all; each reader it gives out belongs to one thread.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from .append.flusher import from_background
+from .access import Access
 from .append.producers import parse_producer, producer_id
 from .append.router import append_loads, weigh
-from .append.writer import Writer
 from .arguments import HeadersLike, gather_columns, record_columns
 from .batch import Batch
 from .check import CheckReport, check_log, verify_log
-from .config import TopicConfig, microseconds
 from .display import Shown, sized
-from .errors import LockedError, LogClosedError, OffsetOutOfRangeError, ReadOnlyError, tell_not_appended
+from .errors import OffsetOutOfRangeError, tell_not_appended
 from .format.batch import NO_PRODUCER
-from .handles import Handles
-from .keeper import Keeper
-from .log import Log
 from .reader import OnGap, Reader, StartLike
 from .records import OffsetRange, Position, to_datetime
 from .recovery import Recovery
 from .retention import Decision
-from .segment import Identity, SegmentInfo
-from .system.directory import Directory
-from .system.files import Files
+from .segment import SegmentInfo
 from .transfer import read_frame, send
 from .unique import Unique
 
@@ -43,35 +35,15 @@ __all__ = ["Partition"]
 class Partition(Shown, Unique):
     """One partition of a topic; made by `Topic`, never directly."""
 
-    def __init__(
-        self,
-        files: Files,
-        directory: str,
-        identity: Identity,
-        config: TopicConfig,
-        *,
-        writable: bool,
-        clock: Callable[[], int],
-        handles: Handles,
-        keeper: Keeper,
-    ) -> None:
-        self.id = identity.partition
-        self.path = directory
-        self._files = files
-        self._identity = identity
-        self._config = config
-        self._writable = writable
-        self._clock = clock
-        self._handles = handles
-        self._log = Log(files, directory, identity)
-        self._writer: Writer | None = None
-        self._keeper = keeper
-        keeper.add(self._log)
+    def __init__(self, access: Access) -> None:
+        self.id = access.id
+        self.path = access.directory
+        self._access = access
 
     def _facts(self) -> Iterator[tuple[str, object]]:
         yield "", self.id
         yield "at", self.path
-        if self._handles.closed is None:
+        if self._access.handles.closed is None:
             segments = self.segments
             yield "offsets", f"{self.log_start_offset} to {self.high_watermark}"
             yield "holding", sized(self.high_watermark - self.log_start_offset)
@@ -83,32 +55,27 @@ class Partition(Shown, Unique):
     @property
     def log_start_offset(self) -> int:
         """First offset still readable."""
-        return self._log.mark().log_start_offset
+        return self._access.log.mark().log_start_offset
 
     @property
     def high_watermark(self) -> int:
         """Readers see offsets below this: what has been flushed."""
-        return self._log.mark().flushed_end
+        return self._access.log.mark().flushed_end
 
     @property
     def log_end_offset(self) -> int:
         """The offset that the next record will get; without a writer here, the high watermark."""
-        return self.high_watermark if self._writer is None else self._writer.next_offset
+        return self.high_watermark if (writer := self._access.open_writer) is None else writer.next_offset
 
     @property
     def segments(self) -> list[SegmentInfo]:
         """The segment files, oldest first; the last one is open."""
-        return self._log.segments()
+        return self._access.log.segments()
 
     @property
     def recovery(self) -> Recovery | None:
         """What opening for writing found and mended; None when opened for reading."""
-        return None if self._writer is None else self._writer.disk.recovery
-
-    @property
-    def log(self) -> Log:
-        """The reading side, for adapters that plan their own reads."""
-        return self._log
+        return None if (writer := self._access.open_writer) is None else writer.disk.recovery
 
     # --- append ----------------------------------------------------------------------------------
 
@@ -122,8 +89,8 @@ class Partition(Shown, Unique):
         sync: bool = False,
     ) -> Position:
         """Append one record; see `Topic.append`."""
-        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self._config.max_record_bytes)
-        return Position(self.id, self.writer().append(columns, size, sync=sync).start)
+        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self._access.config.max_record_bytes)
+        return Position(self.id, self._access.writer().append(columns, size, sync=sync).start)
 
     def append_many(
         self,
@@ -148,7 +115,8 @@ class Partition(Shown, Unique):
             by = NO_PRODUCER if producer is None else parse_producer(producer)
             if not count:
                 return []
-            return append_loads({self.writer(): weigh(columns, self._config, by)}, self._config, by)
+            config, writer = self._access.config, self._access.writer()
+            return append_loads({writer: weigh(columns, config, by)}, config, by)
         except BaseException as error:
             tell_not_appended(error, {self.id: range(count)})
             raise
@@ -158,12 +126,12 @@ class Partition(Shown, Unique):
 
         Needs the partition for writing, as appending does. What is not flushed counts: a crash may undo it.
         """
-        return self.writer().last_sequence(producer_id(producer))
+        return self._access.writer().last_sequence(producer_id(producer))
 
     def flush(self) -> None:
         """Make everything appended durable and visible to readers."""
-        if self._writer is not None:
-            self._writer.flush()
+        if (writer := self._access.open_writer) is not None:
+            writer.flush()
 
     def receive(self, source: Any, *, preserve_offsets: bool = False) -> range | None:
         """Append the batches of one frame that `transfer` sent; None at the end of the stream.
@@ -176,8 +144,8 @@ class Partition(Shown, Unique):
         If writing fails, all of the frame that would share a segment is undone. `resume_at` of the error is
         the sender's offset to go on from; `appended`, what came before it.
         """
-        writer = self.writer()
-        batches = read_frame(source, max_record_bytes=self._config.max_record_bytes)
+        writer = self._access.writer()
+        batches = read_frame(source, max_record_bytes=self._access.config.max_record_bytes)
         if not batches:
             return None
         try:
@@ -191,15 +159,16 @@ class Partition(Shown, Unique):
 
     def read(self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise") -> Reader:
         """A reader that ends at `end`, or at the end as of now."""
+        access = self._access
         return Reader(
-            [self._log], start, end=end, on_gap=on_gap, clock=self._clock, track=self._handles.track
+            [access.log], start, end=end, on_gap=on_gap, clock=access.clock, track=access.handles.track,
         )  # fmt: skip
 
     def follow(self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise") -> Reader:
         """A reader that waits for more, for ever or until `timeout` seconds bring nothing."""
         return Reader(
-            [self._log], start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._clock,
-            track=self._handles.track,
+            [self._access.log], start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._access.clock,
+            track=self._access.handles.track,
         )  # fmt: skip
 
     def batches(
@@ -216,32 +185,32 @@ class Partition(Shown, Unique):
         """
         if type(start) is not int or type(max_bytes) is not int:
             raise TypeError(f"an offset and a number of bytes must be whole numbers, not {start!r} and {max_bytes!r}")
-        return send(self._log, to, start, max_bytes=max_bytes)
+        return send(self._access.log, to, start, max_bytes=max_bytes)
 
     def check(self) -> CheckReport:
         """Verify every byte below the high watermark; raises `CorruptLogError` at the first fault."""
-        return check_log(self._log)
+        return check_log(self._access.log)
 
     def verify(self) -> CheckReport:
         """The same, but go on after a fault and report all of them, in `CheckReport.damage`."""
-        return verify_log(self._log)
+        return verify_log(self._access.log)
 
     # --- housekeeping ----------------------------------------------------------------------------
 
     def roll(self) -> bool:
         """Seal the open segment and begin a new one; False if it is empty."""
-        return self.writer().roll()
+        return self._access.writer().roll()
 
     def retain(self, *, dry_run: bool = False) -> list[Decision]:
         """Drop what the retention policy gives up; returns the decision for every segment.
 
         One pass at a time: a roll, the housekeeping thread and the application may each begin one.
         """
-        self._handles.check_open()
+        self._access.handles.check_open()
         if dry_run:
-            return self._keeper.explain([self.id])
-        self.writer()  # which must be ours
-        return self._keeper.retain(self.id)
+            return self._access.keeper.explain([self.id])
+        self._access.writer()  # which must be ours
+        return self._access.keeper.retain(self.id)
 
     def delete_before(self, offset: int) -> int:
         """Drop the segments that lie wholly before a record's offset; returns the new log start, at or below it.
@@ -249,82 +218,10 @@ class Partition(Shown, Unique):
         The high watermark drops all that is flushed: a new segment is begun for that. Raises
         `OffsetOutOfRangeError` for what is not in the log, and `LockedError` if another process writes here.
         """
-        writer, mark = self.writer(), self._log.mark()
+        writer, mark = self._access.writer(), self._access.log.mark()
         if not mark.log_start_offset <= offset <= mark.flushed_end:
             raise OffsetOutOfRangeError(self.id, offset, mark.log_start_offset, mark.flushed_end)
         if offset == mark.flushed_end and offset == writer.next_offset:
             writer.roll()
-        writer.drop_before(self._log.index.find(offset) or 0)
+        writer.drop_before(self._access.log.index.find(offset) or 0)
         return self.log_start_offset
-
-    def keep_house(self) -> None:
-        """What is due by the clock: rolling an old segment, then retention."""
-        if self._writer is not None:
-            self._in_background(self._roll_if_old)
-            self._in_background(self._run_retention)
-
-    def _run_retention(self) -> None:
-        self._keeper.run(self.id)
-
-    def _roll_if_old(self) -> None:
-        age = self._config.segment_age
-        if age is not None:
-            self.writer().roll(older_than_us=microseconds(age))
-
-    def _in_background(self, action: Callable[[], object]) -> None:
-        """Do what nobody has asked for just now; what goes wrong is raised by the writer's next call."""
-        try:
-            action()
-        except LogClosedError:
-            return
-        except Exception as error:  # noqa: BLE001  Raised by the writer's next call.
-            self.writer().raise_soon(from_background(error, self.path, "housekeeping"))
-
-    # --- the writer ------------------------------------------------------------------------------
-
-    @property
-    def owned(self) -> bool:
-        """Whether this process writes here."""
-        return self._writer is not None
-
-    def writer(self) -> Writer:
-        """The writer, whose lock is taken at the first call; `LockedError` if another process has it."""
-        if self._writer is not None:
-            return self._writer
-        if not self._writable:
-            raise ReadOnlyError(self.path)
-        with self._handles.opening:
-            self._handles.check_open()
-            if self._writer is None:  # still, now that no other thread is opening it
-                writer = self._open_writer()
-                writer.on_roll = lambda: self._in_background(lambda: self._keeper.run(self.id, rolled=True))
-                self._keeper.own(self.id, writer)
-                self._handles.add_writer(writer)
-                self._log.writer = self._writer = writer
-            return self._writer
-
-    def _open_writer(self) -> Writer:
-        """Make the writer. If another process holds the partition only to run retention, wait for it (decision 21)."""
-        arguments = (self._files, self.path, self._identity, self._config)
-        try:
-            return Writer(*arguments, index=self._log.index, clock=self._clock)
-        except LockedError as error:
-            holder = error.holder
-        with Directory.open(self._files, os.path.dirname(self.path)) as topic:
-            topic.lock_for_a_moment(holder, advice="try again; it drops segments of partitions that nobody holds")
-            return Writer(*arguments, index=self._log.index, clock=self._clock)
-
-    def use(self, config: TopicConfig) -> None:
-        """Go on by these policies."""
-        with self._handles.opening:  # or a writer that is just being made would not know
-            self._config = config
-            if self._writer is not None:
-                self._writer.use(config)
-
-    def close(self) -> None:
-        """Flush, release the lock and close the files."""
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        finally:
-            self._log.close()

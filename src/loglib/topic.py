@@ -28,6 +28,7 @@ from types import EllipsisType
 from typing import Any, Literal, Unpack, cast
 
 from . import description, store
+from .access import Access
 from .append.flusher import Flusher
 from .append.partitioner import BUILT_IN, Partitioner, name_of, spread
 from .append.producers import parse_producer
@@ -116,15 +117,16 @@ class Topic(Shown):
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
         self._unended: list[Exception] = []  # what readers and groups have raised when the topic was closed
-        self._failed: list[tuple[Partition, Exception]] = []  # partitions that are closed, while others are not
+        self._failed: list[tuple[Access, Exception]] = []  # partitions that are closed, while others are not
         self._keeper = Keeper(files, path, config, clock_of(clock), shared=shared and mode == "a")
-        self.partitions = tuple(
-            Partition(
+        self._accesses = tuple(
+            Access(
                 files, description.partition_directory(path, number), Identity.of(log_id, number), config,
                 writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
             )
             for number in range(config.partitions)
         )  # fmt: skip
+        self.partitions = tuple(map(Partition, self._accesses))
         if mode == "a":
             self._start_writing()
 
@@ -302,7 +304,7 @@ class Topic(Shown):
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
         with Directory.open(self._files, self.path) as directory:
-            if not all(each.writer().is_in(directory) for each in self.partitions if each.owned):
+            if not all(writer.is_in(directory) for writer in list(self._handles.writers)):
                 raise LogMovedError(self.path, "has other partitions than those that were locked")
             directory.lock_for_a_moment("whoever changes its policies", advice="try again")
             described = description.read(self._files, self.path)
@@ -402,7 +404,7 @@ class Topic(Shown):
             groups = self._spread(columns, partition, keyless)
         try:
             for number, group in () if loads else groups.items():
-                loads[self.partition(number).writer()] = weigh(group, self.config, by)
+                loads[self._writer_of(number)] = weigh(group, self.config, by)
             return append_loads(loads, self.config, by)
         except BaseException as error:
             indexes: dict[int, Sequence[int]] = {number: range(count) for number in groups}
@@ -443,13 +445,13 @@ class Topic(Shown):
         at the next whole batch, and says in `Reader.gaps` which offsets it has left out.
         """
         self._handles.check_open()
-        logs = [each.log for each in self.partitions]
+        logs = [each.log for each in self._accesses]
         return Reader(logs, start, end=end, on_gap=on_gap, clock=self._clock, track=self._handles.track)
 
     def follow(self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise") -> Reader:
         """A reader that never ends: it waits for more, or stops after `timeout` seconds of silence."""
         self._handles.check_open()
-        logs = [each.log for each in self.partitions]
+        logs = [each.log for each in self._accesses]
         return Reader(
             logs, start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._clock, track=self._handles.track
         )
@@ -466,7 +468,7 @@ class Topic(Shown):
         Changes nothing. `Partition.check` does the same for one partition and raises at the first fault.
         """
         self._handles.check_open()
-        reports = [verify_log(each.log) for each in self.partitions]
+        reports = [verify_log(each.log) for each in self._accesses]
         return CheckReport.of_all([verify_description(self._files, self.path, self.log_id), *reports])
 
     # --- consumer groups -------------------------------------------------------------------------
@@ -572,7 +574,7 @@ class Topic(Shown):
         """
         if self._released or isinstance(self._handles.closed, ForkedHandleError):
             return
-        if is_interrupting([self, *self.partitions, *self._handles.writers]):
+        if is_interrupting([self, *self.partitions, *self._accesses, *self._handles.writers]):
             threading.Thread(target=self.close, name="loglib-close").start()
             return
         with self._handles.opening:
@@ -583,7 +585,7 @@ class Topic(Shown):
         if self._flusher is not None:
             self._flusher.stop()
         self._unended += self._handles.end_readers()
-        try_each(self.partitions, lambda partition: partition.close(), self._failed)
+        try_each(self._accesses, Access.close, self._failed)
         unforeseen = [each for each in self._failed if not isinstance(each[1], LogError | OSError)]
         if unforeseen:  # no memory, say: the partition is still open, and may be closed again
             self._failed = [each for each in self._failed if each not in unforeseen]
@@ -603,7 +605,11 @@ class Topic(Shown):
         """Where a group of that name, on this topic or on several, keeps its files."""
         check_names(name)
         self._handles.check_open()
-        logs = {TopicPartition(each.name, one.id): one.log for each in topics or [self] for one in each.partitions}
+        logs = {
+            TopicPartition(each.name, access.id): access.log
+            for each in topics or [self]
+            for access in each._accesses  # noqa: SLF001
+        }
         durability, permissions = self.config.durability, self.config.permissions
         return Place(
             self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock,
@@ -630,8 +636,8 @@ class Topic(Shown):
         """Go on by these policies."""
         self.config = config
         self._keeper.use(config)
-        for partition in self.partitions:
-            partition.use(config)
+        for access in self._accesses:
+            access.use(config)
         self._go_by_the_clock()
         if self._flusher is not None:
             self._flusher.set_interval(config.flush.interval)
@@ -643,7 +649,7 @@ class Topic(Shown):
             self._flusher = Flusher(
                 self._handles.writers,
                 interval=interval,
-                housekeeping=_housekeeper(self.partitions, self._keeper),
+                housekeeping=_housekeeper(self._accesses, self._keeper),
                 housekeeping_every=_HOUSEKEEPING_S,
             )
         self._handles.set_timer(None if interval is None else self._flusher)  # without, appenders flush when it is due
@@ -651,8 +657,8 @@ class Topic(Shown):
     def _own_all(self) -> None:
         """Take the locks of all partitions."""
         try:
-            for partition in self.partitions:
-                partition.writer()
+            for access in self._accesses:
+                access.writer()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -695,7 +701,7 @@ class Topic(Shown):
     def _writer_of(self, number: int) -> Writer:
         """The writer of a partition, which this process must be able to own."""
         self._check_writable()
-        return self.partition(number).writer()
+        return self._accesses[self.partition(number).id].writer()
 
     def _choose(self, records: int = 1, size_bytes: int = 0) -> Writer:
         """The writer for keyless records: the last one until its batch is full, then one at random."""
@@ -723,9 +729,9 @@ class Topic(Shown):
     def _own_any(self) -> Writer:
         """In shared mode, take one partition that no other process has."""
         refused: LockedError | None = None
-        for partition in sorted(self.partitions, key=lambda _: os.urandom(8)):
+        for access in sorted(self._accesses, key=lambda _: os.urandom(8)):
             try:
-                return partition.writer()
+                return access.writer()
             except LockedError as error:
                 refused = error
         assert refused is not None
@@ -747,10 +753,10 @@ def _random_below(count: int) -> int:
     return int.from_bytes(os.urandom(4), "little") % count if count > 1 else 0
 
 
-def _housekeeper(partitions: tuple[Partition, ...], keeper: Keeper) -> Callable[[], None]:
+def _housekeeper(accesses: tuple[Access, ...], keeper: Keeper) -> Callable[[], None]:
     def keep_house() -> None:
-        for partition in partitions:
-            partition.keep_house()
+        for access in accesses:
+            access.keep_house()
         keeper.run_for_others()
 
     return keep_house

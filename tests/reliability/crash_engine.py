@@ -353,7 +353,7 @@ def _roll(world: World) -> None:
 
 
 def _drop(world: World) -> None:
-    writer = world.topic.partition(0).writer()
+    writer = world.topic.partition(0)._access.writer()
     start = max(segment.base_offset for segment in world.topic.partition(0).segments)
     if writer.drop_before(start):
         world.accounts[0].drops.append((world.now, start))
@@ -382,7 +382,7 @@ def _crash(world: World) -> None:
     world.start(state.image)
     world.accounts = []
     for number, account in enumerate(before):
-        log = world.topic.partition(number).log
+        log = world.topic.partition(number)._access.log
         start, rows = log.mark().log_start_offset, _read(log)
         try:
             judged(account, state.at, power=not state.whole, log_start=start, rows=rows)
@@ -401,7 +401,7 @@ def _kill(world: World) -> None:
         world.topic.close()
     world.open()
     for number, account in enumerate(world.accounts):
-        log = world.topic.partition(number).log
+        log = world.topic.partition(number)._access.log
         start, rows = log.mark().log_start_offset, _read(log)
         judged(account, world.now, power=False, log_start=start, rows=rows)
         account.recovered(account.serial_at(start) + len(rows))

@@ -204,7 +204,7 @@ class Reference:
         first = account.first + len(list(partition.read("begin", base)))
         account.drop(first, done=False)
         with self.main.telling():
-            partition.writer().drop_before(base)
+            partition._access.writer().drop_before(base)
         account.drop(first)
 
     def read(self) -> None:

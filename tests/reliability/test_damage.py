@@ -65,7 +65,7 @@ class Lab:
         self.whole = self.files.tree()
         assert len(self.whole[SEGMENT]) == SEGMENT_BYTES
         self.topic = Topic.open(TOPIC, mode="r", files=self.files, clock=self.clock)
-        self.log = self.topic.partition(0).log
+        self.log = self.topic.partition(0)._access.log
         self.mark = self.log.mark()
         self.end, self.last = self.mark.flushed_end, self.mark.flushed_tail
         self.records = list(self.topic.read())

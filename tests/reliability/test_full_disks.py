@@ -120,7 +120,7 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
             if len(topic.partition(0).segments) > 15:  # make room, as retention does
                 base = topic.partition(0).segments[-8].base_offset
                 dropped = len(list(topic.read("begin", base)))
-                topic.partition(0).writer().drop_before(base)
+                topic.partition(0)._access.writer().drop_before(base)
                 expected = expected[dropped:]
         topic.close()
         assert [record.value for record in records_of(path)] == expected
@@ -152,7 +152,7 @@ def test_every_record_is_readable_or_named_whatever_call_meets_the_full_disk(tmp
             settle(accounts, topic)
             for partition in topic.partitions:
                 if len(partition.segments) > 5:
-                    partition.writer().drop_before(partition.segments[-2].base_offset)
+                    partition._access.writer().drop_before(partition.segments[-2].base_offset)
             if chance.random() < 0.3:
                 filler = fill(point)
                 for at in range(4):

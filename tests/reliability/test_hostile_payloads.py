@@ -105,7 +105,7 @@ class Story:
                 self.topic = Topic.open(TOPIC, files=self.files, clock=self.clock)
             case 2 if len(partition.segments) > 2:
                 base = partition.segments[1].base_offset
-                partition.writer().drop_before(base)
+                partition._access.writer().drop_before(base)
                 self.batches = [each for each in self.batches if each.base >= base]
                 self.marks = []
             case _:
@@ -113,13 +113,13 @@ class Story:
         self._marked()
 
     def _marked(self) -> None:
-        mark = self.topic.partition(0).log.mark() if not self.topic.closed else None
+        mark = self.topic.partition(0)._access.log.mark() if not self.topic.closed else None
         end = mark.flushed_end if mark is not None else self.marks[-1][0]
         self.marks.append((end, self.files.tree()[WATERMARK]))
 
     def _append(self) -> None:
         random, partition = self.random, self.topic.partition(0)
-        base, writer = partition.log_end_offset, partition.writer()
+        base, writer = partition.log_end_offset, partition._access.writer()
         known = Known(self.identity, self.headers(), base, self.clock.now, writer.disk._epoch, writer.disk._nonce)
         count = random.choice((1, 1, 1, 2, 3, 7))
         sizes = [random.choice((0, 3, 8, 160, 300, 304, 1500, 5000, 12_000)) for _ in range(count)]
@@ -172,7 +172,7 @@ class Story:
         """The headers of the batches so far, as any reader finds them."""
         found: list[Header] = []
         for each in self.batches:
-            base = max(each_base for each_base in self.topic.partition(0).log.index.bases() if each_base <= each.base)
+            base = max(one for one in self.topic.partition(0)._access.log.index.bases() if one <= each.base)
             with SegmentReader(self.files, segment(base), self.identity) as reader:
                 found.append(reader.header_at(each.base))
         return found
@@ -286,7 +286,7 @@ class Reads:
         assert (report.batches, report.records) == (len(batches), len(records)), "check"
         for record in self.some(records, 6):
             rest = len(records) - records.index(record)
-            lag = measure_lag(partition.log, record.offset, now_us=self.story.clock.now, count_records=True)
+            lag = measure_lag(partition._access.log, record.offset, now_us=self.story.clock.now, count_records=True)
             assert (lag.records, lag.bytes) == (rest, batches[-1].end - record.offset), "lag"
             self.done += 1
         for most in (1, self.random.randrange(1, 9000), 1 << 30):
@@ -620,6 +620,10 @@ def test_payloads_cost_no_more_to_look_through_than_zeros() -> None:
     counts.count("G17", costs_compared=len(others) * len(zeros))
 
 
+def to_write(topic: Topic) -> object:
+    return topic.partition(0)._access.writer()
+
+
 def costs_of(value: bytes) -> dict[str, tuple[int, int]]:
     """The cost of lookups in a log with two such values between small ones: (headers read, bytes read)."""
     files = CrashFS()
@@ -637,11 +641,11 @@ def costs_of(value: bytes) -> dict[str, tuple[int, int]]:
     return {
         "by time": cost(tree, lambda topic: topic.read(to_datetime(NOW + 2)), mode="r"),
         "by offset": cost(tree, lambda topic: topic.read(last.offset), mode="r"),
-        "opening": cost(tree, lambda topic: topic.partition(0).writer()),
+        "opening": cost(tree, to_write),
         "without a watermark": cost(bare, lambda topic: topic.read(to_datetime(NOW + 2)), mode="r"),
-        "opening without a watermark": cost(bare, lambda topic: topic.partition(0).writer()),
-        "opening a torn tail without a watermark": cost(bare_and_torn, lambda topic: topic.partition(0).writer()),
-        "refusing one that is cut": cost(torn, lambda topic: topic.partition(0).writer()),
+        "opening without a watermark": cost(bare, to_write),
+        "opening a torn tail without a watermark": cost(bare_and_torn, to_write),
+        "refusing one that is cut": cost(torn, to_write),
         "past damage": cost(damaged, lambda topic: list(topic.read(on_gap="skip")), mode="r"),
     }
 

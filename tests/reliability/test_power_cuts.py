@@ -115,7 +115,7 @@ class Scribe:
         base = sealed[-2].base_offset
         kept = next(iter(partition.read(base))).value or b""
         self.told.dropping[partition.id] = serial = int(kept.split()[1])
-        partition.writer().drop_before(base)
+        partition._access.writer().drop_before(base)
         self.told.dropped[partition.id] = serial
 
     def reopen(self) -> None:

@@ -1,0 +1,124 @@
+"""Access: how a topic gets at one of its partitions: the log to read, and the writer, made at the first call for it.
+
+Invariant: at most one writer is made for a partition, and none after the topic is closed. What goes wrong in the
+background is raised by the writer's next call.
+
+Threads: safe for all; the writer is made under `Handles.opening`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from .append.flusher import from_background
+from .append.writer import Writer
+from .config import TopicConfig, microseconds
+from .errors import LockedError, LogClosedError, ReadOnlyError
+from .handles import Handles
+from .keeper import Keeper
+from .log import Log
+from .segment import Identity
+from .system.directory import Directory
+from .system.files import Files
+from .unique import Unique
+
+__all__ = ["Access"]
+
+
+class Access(Unique):
+    """The log of a partition, and its writer if this process has it."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        identity: Identity,
+        config: TopicConfig,
+        *,
+        writable: bool,
+        clock: Callable[[], int],
+        handles: Handles,
+        keeper: Keeper,
+    ) -> None:
+        self.id = identity.partition
+        self.directory = directory
+        self.config = config
+        self.log = Log(files, directory, identity)
+        self.clock = clock
+        self.handles = handles
+        self.keeper = keeper
+        self._files = files
+        self._writable = writable
+        self._writer: Writer | None = None
+        keeper.add(self.log)
+
+    # --- the writer ------------------------------------------------------------------------------
+
+    @property
+    def open_writer(self) -> Writer | None:
+        """The writer, if this process has it."""
+        return self._writer
+
+    def writer(self) -> Writer:
+        """The writer, whose lock is taken at the first call; `LockedError` if another process has it."""
+        if self._writer is not None:
+            return self._writer
+        if not self._writable:
+            raise ReadOnlyError(self.directory)
+        with self.handles.opening:
+            self.handles.check_open()
+            if self._writer is None:  # still, now that no other thread is opening it
+                writer = self._make_writer()
+                writer.on_roll = lambda: self._in_background(lambda: self.keeper.run(self.id, rolled=True))
+                self.keeper.own(self.id, writer)
+                self.handles.add_writer(writer)
+                self.log.writer = self._writer = writer
+            return self._writer
+
+    def _make_writer(self) -> Writer:
+        """Make the writer. If another process holds the partition only to run retention, wait for it (decision 21)."""
+        arguments = (self._files, self.directory, self.log.identity, self.config)
+        try:
+            return Writer(*arguments, index=self.log.index, clock=self.clock)
+        except LockedError as error:
+            holder = error.holder
+        with Directory.open(self._files, os.path.dirname(self.directory)) as topic:
+            topic.lock_for_a_moment(holder, advice="try again; it drops segments of partitions that nobody holds")
+            return Writer(*arguments, index=self.log.index, clock=self.clock)
+
+    def use(self, config: TopicConfig) -> None:
+        """Go on by these policies."""
+        with self.handles.opening:  # or a writer that is just being made would not know
+            self.config = config
+            if self._writer is not None:
+                self._writer.use(config)
+
+    def close(self) -> None:
+        """Flush, release the lock and close the files."""
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            self.log.close()
+
+    # --- in the background -----------------------------------------------------------------------
+
+    def keep_house(self) -> None:
+        """Do what is due by the clock: roll an old segment, then run retention."""
+        if self._writer is not None:
+            self._in_background(self._roll_if_old)
+            self._in_background(lambda: self.keeper.run(self.id))
+
+    def _roll_if_old(self) -> None:
+        age = self.config.segment_age
+        if age is not None:
+            self.writer().roll(older_than_us=microseconds(age))
+
+    def _in_background(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except LogClosedError:
+            return
+        except Exception as error:  # noqa: BLE001  Raised by the writer's next call.
+            self.writer().raise_soon(from_background(error, self.directory, "housekeeping"))
