@@ -19,7 +19,7 @@ from loglib.spark import configure
 from loglib.spark.daemon import calm, prefer_installed_pyspark
 from spark_logs import all_records, random_topic
 
-LAUNCHER = SOURCE / "loglib" / "spark" / "python"
+LAUNCHER = SOURCE / "loglib" / "spark" / "python.sh"
 INSTALLED = Path(pyspark.__file__).parent
 ZIPS = [str(zip_file) for zip_file in sorted((INSTALLED / "python" / "lib").glob("*.zip"))]
 VARIABLES = ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON", "LOGLIB_SPARK_PYTHON")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["configure", "read"]
 
-_LAUNCHER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python")
+_LAUNCHER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python.sh")
 
 
 def read(
@@ -53,7 +53,7 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     none chosen yet, in PYSPARK_PYTHON too; what is set already stays. Unix domain sockets between the JVM and its
     Python workers take some 30 ms off each task.
 
-    With a local master, the interpreter is started through the script `loglib/spark/python`. Spark's Python workers
+    With a local master, the interpreter is started through the script `loglib/spark/python.sh`. Spark's Python workers
     then import PySpark in a third of the time, and end without a traceback when the JVM closes their socket. Set
     both variables to `sys.executable` before this call to do without.
     """
