@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from loglib import FlushPolicy, LogError, Record, Retention, Topic
+from loglib import CorruptLogError, FlushPolicy, LogError, Partition, Record, Retention, Topic, VerifyReport
 from loglib.testing import UnsyncedFiles
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
@@ -106,6 +106,14 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that the test starts run without coverage, whose modules and locks would be in the way."""
     for name in [name for name in os.environ if name.startswith("COV")]:
         monkeypatch.delenv(name)
+
+
+def sound(partition: Partition) -> VerifyReport:
+    """What verifying a partition has found; the first damage is raised."""
+    report = partition.verify()
+    for damage in report.damage:
+        raise CorruptLogError(damage.path, damage.file_position, damage.found, damage.expected)
+    return report
 
 
 def values_of(topic: Any, start: Any = "begin") -> list[Any]:

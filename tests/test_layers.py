@@ -25,7 +25,7 @@ LAYERS = [
     {"log", "append/open_batch", "append/active", "append/bulk", "retention"},
     {"cursor", "append/tail"},
     {"starts"},
-    {"append/writer", "reader", "transfer", "check"},
+    {"append/writer", "reader", "transfer", "verify"},
     {"append/flusher", "append/router", "handles", "keeper"},
     {"access", "groups"},
     {"partition"},

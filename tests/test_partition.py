@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clock_worlds import Machine
-from conftest import MANUAL, NOW, SECOND, Clock, values_of
+from conftest import MANUAL, NOW, SECOND, Clock, sound, values_of
 from loglib import (
     FlushPolicy,
     InvalidOffsetError,
@@ -131,7 +131,7 @@ def test_batches_go_from_log_to_log_with_their_offsets(open_topic: Open, tmp_pat
     target.flush()
     assert received[0].start == 0 and received[-1].stop == source.partition(0).high_watermark
     assert list(target.read()) == list(source.read())
-    target.partition(0).check()
+    sound(target.partition(0))
 
 
 def test_received_batches_continue_another_log(open_topic: Open, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_received_batches_continue_another_log(open_topic: Open, tmp_path: Path)
     with pytest.raises(InvalidOffsetError):
         target.partition(0).receive(io.BytesIO(content), preserve_offsets=True)
     assert values_of(target) == [b"own", b"a", b"b", b"c"]
-    target.partition(0).check()
+    sound(target.partition(0))
     assert target.partition(0).receive(io.BytesIO(b"")) is None
 
 
@@ -291,7 +291,7 @@ def test_append_times_never_decrease_whatever_the_clock_does(
         topic.append(b"after reopening", sync=True)
     headers = [batch.header.append_time for batch in topic.batches()]
     assert headers == sorted(headers)
-    topic.partition(0).check()
+    sound(topic.partition(0))
 
 
 @pytest.mark.parametrize("jumps", JUMPS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import records_of, run_python, start_python, values_of
+from conftest import records_of, run_python, sound, start_python, values_of
 from loglib import LockedError, Topic
 
 # Appends numbered records and says how far it has got: each line it prints is acknowledged.
@@ -50,7 +50,7 @@ def test_nothing_acknowledged_is_lost_by_kill_9(path: Path, kills: int) -> None:
         assert numbers == list(range(len(numbers)))
         assert len(numbers) >= acknowledged
     with Topic.open(path) as topic:
-        topic.partition(0).check()
+        sound(topic.partition(0))
 
 
 def test_second_writer_learns_who_has_the_topic(path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from builders import a_mark, forged
-from conftest import QUIET, crash_copy, last_segment, records_of, tree, values_of
+from conftest import QUIET, crash_copy, last_segment, records_of, sound, tree, values_of
 from loglib import CorruptLogError, LogError, StorageIOError, Topic, UnsupportedFormatError
 from loglib.format.batch import HEADER_BYTES as BATCH_HEADER
 from loglib.format.batch import encode_body, parse_header
@@ -95,7 +95,7 @@ def test_whole_unsynced_batches_are_kept_and_written_again(
         assert recovery.cut_bytes == 0 and recovery.rewritten_bytes > 0 and recovery.quarantine is None
         expected = [b"flushed %d" % i for i in range(6)] + [b"written %d" % i for i in range(8)]
         assert values_of(topic) == expected
-        topic.partition(0).check()
+        sound(topic.partition(0))
     assert "wrote" in caplog.text and "unsynced bytes again" in caplog.text
 
 
@@ -156,7 +156,7 @@ def test_damaged_tail_is_cut_reported_and_kept_aside(
         with caplog.at_level(logging.WARNING, "loglib"), Topic.open(copy, files=UnsyncedFiles()) as topic:
             values = values_of(topic)
             recovery = topic.partition(0).recovery
-            topic.partition(0).check()
+            sound(topic.partition(0))
         everything = [b"flushed %d" % i for i in range(6)] + [b"written %d" % i for i in range(40)]
         assert values == everything[: len(values)] and len(values) >= 6
         assert recovery is not None
@@ -193,7 +193,7 @@ def test_unlinked_batch_behind_a_torn_tail_is_not_taken(open_topic: Open, path: 
         last_segment(copy).write_bytes(last_segment(this).read_bytes()[: SEGMENT_HEADER + first_end] + stale + garbage)
         with Topic.open(copy) as topic:
             assert values_of(topic)[6:] == [b"this"] * 2
-            topic.partition(0).check()
+            sound(topic.partition(0))
 
 
 def end_of(path: Path) -> int:

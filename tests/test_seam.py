@@ -40,7 +40,7 @@ WORKLOAD = """
             topic.retain()
             assert len(list(topic.read())) > 10
             assert topic.follow("begin", timeout=0.01).poll()
-            topic.partition(0).check()
+            topic.partition(0).verify()
             out = io.BytesIO()
             frame = files.create(path + ".frame", 0o600)
             topic.partition(0).transfer(frame, topic.partition(0).log_start_offset)

@@ -99,7 +99,6 @@ USES: dict[str, Callable[[Topic], object]] = {
     "read": lambda topic: list(topic.read()),
     "read from a time": lambda topic: list(topic.read("-1h")),
     "follow": lambda topic: topic.follow("begin", timeout=1.2).poll(),
-    "check": lambda topic: topic.partition(0).check(),
     "verify": lambda topic: topic.verify(),
     "segments": lambda topic: topic.partition(0).segments,
     "retain": lambda topic: topic.retain(dry_run=True),

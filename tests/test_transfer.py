@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from builders import IDENTITY, PLAIN, chained, encoded, forged, header_of, resealed_frame
+from conftest import sound
 from loglib import (
     BrokenStreamError,
     CorruptLogError,
@@ -159,7 +160,7 @@ WAYS = [
 def test_log_arrives_as_it_was_sent(source: Topic, target: Topic, way: Callable[[Topic, Topic], None]) -> None:
     way(source, target)
     assert everything(target) == everything(source)
-    target.partition(0).check()
+    sound(target.partition(0))
 
 
 def test_bytes_written_to_a_file_before_stay_before_the_frames(source: Topic, tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_offsets_are_new_unless_they_are_to_be_preserved(source: Topic, target: 
     records = everything(target)
     assert [record.value for record in records[1:]][:5] == [record.value for record in everything(source)][:5]
     assert records[1].offset == received.start
-    target.partition(0).check()
+    sound(target.partition(0))
 
 
 def test_offsets_that_cannot_be_preserved_are_refused(source: Topic, target: Topic) -> None:
@@ -430,7 +431,7 @@ def test_frame_that_cannot_be_written_is_undone_and_can_be_received_again(
             assert [record.offset for record in everything(target)] == [first.offset]
             partition.receive(io.BytesIO(sent))
             assert len(everything(target)) > 3
-            partition.check()
+            sound(partition)
 
 
 def test_frame_larger_than_a_segment_says_where_to_go_on(source: Topic, tmp_path: Path) -> None:
@@ -448,7 +449,7 @@ def test_frame_larger_than_a_segment_says_where_to_go_on(source: Topic, tmp_path
         frames, _ = frames_of(source, caught.value.resume_at, 1 << 40)
         receive_all(target, io.BytesIO(frames))
         assert everything(target) == everything(source)
-        partition.check()
+        sound(partition)
 
 
 def test_flush_that_fails_after_a_frame_says_that_it_is_in(source: Topic, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import QUIET, values_of
+from conftest import QUIET, sound, values_of
 from interrupts import Interrupter, every_point
 from loglib import FlushPolicy, Topic
 from loglib.format.columns import Columns
@@ -94,7 +94,7 @@ def interrupt_everywhere(
             recovery = topic.partition(0).recovery
             assert recovery is not None and recovery.clean, interrupter.where
             assert values_of(topic) in expected, interrupter.where
-            topic.partition(0).check()
+            sound(topic.partition(0))
         return True
 
     return len(list(every_point(once, lines_only=lines_only, error=error)))

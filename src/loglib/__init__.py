@@ -16,8 +16,9 @@ except ImportError as _error:
 
 import logging
 
+from .arguments import HeadersLike
 from .batch import Batch
-from .config import FlushPolicy, Retention, TopicConfig
+from .config import FlushPolicy, Policies, Retention, TopicConfig
 from .consumer_groups import delete_group, evict_member, group, group_info, reset_group
 from .errors import (
     BrokenStreamError,
@@ -47,10 +48,14 @@ from .errors import (
 )
 from .groups import Commit, Group, GroupInfo, Lag, Member, Move, TopicPartition, TopicsGroup
 from .partition import Partition
-from .reader import Reader
+from .reader import OnGap, Reader, StartLike
 from .records import Damage, OffsetRange, Position, Record
+from .recovery import Recovery
+from .retention import Decision
+from .segment import SegmentInfo
 from .store import TopicInfo, topics
 from .topic import Topic
+from .verify import VerifyReport
 
 __version__ = "0.1.0"
 
@@ -61,6 +66,7 @@ __all__ = [
     "ConfigConflictError",
     "CorruptLogError",
     "Damage",
+    "Decision",
     "FlushPolicy",
     "ForkedHandleError",
     "Group",
@@ -69,6 +75,7 @@ __all__ = [
     "GroupInfo",
     "GroupMismatchError",
     "GroupNotFoundError",
+    "HeadersLike",
     "InvalidOffsetError",
     "Lag",
     "LockedError",
@@ -81,14 +88,19 @@ __all__ = [
     "Move",
     "OffsetOutOfRangeError",
     "OffsetRange",
+    "OnGap",
     "Partition",
+    "Policies",
     "Position",
     "ReadOnlyError",
     "Reader",
     "Record",
     "RecordTooLargeError",
+    "Recovery",
     "Retention",
+    "SegmentInfo",
     "StaleGenerationError",
+    "StartLike",
     "StorageFullError",
     "StorageIOError",
     "TooManyFilesError",
@@ -98,6 +110,7 @@ __all__ = [
     "TopicPartition",
     "TopicsGroup",
     "UnsupportedFormatError",
+    "VerifyReport",
     "WriterFailedError",
     "__version__",
     "delete_group",

@@ -17,7 +17,6 @@ from .append.producers import parse_producer, producer_id
 from .append.router import append_loads, weigh
 from .arguments import HeadersLike, gather_columns, record_columns
 from .batch import Batch
-from .check import CheckReport, check_log, verify_log
 from .display import Shown, sized
 from .errors import OffsetOutOfRangeError, tell_not_appended
 from .format.batch import NO_PRODUCER
@@ -28,6 +27,7 @@ from .retention import Decision
 from .segment import SegmentInfo
 from .transfer import read_frame, send
 from .unique import Unique
+from .verify import VerifyReport, verify_log
 
 __all__ = ["Partition"]
 
@@ -187,12 +187,8 @@ class Partition(Shown, Unique):
             raise TypeError(f"an offset and a number of bytes must be whole numbers, not {start!r} and {max_bytes!r}")
         return send(self._access.log, to, start, max_bytes=max_bytes)
 
-    def check(self) -> CheckReport:
-        """Verify every byte below the high watermark; raises `CorruptLogError` at the first fault."""
-        return check_log(self._access.log)
-
-    def verify(self) -> CheckReport:
-        """The same, but go on after a fault and report all of them, in `CheckReport.damage`."""
+    def verify(self) -> VerifyReport:
+        """Read everything below the high watermark, believe nothing, and report all damage in `VerifyReport.damage`."""
         return verify_log(self._access.log)
 
     # --- housekeeping ----------------------------------------------------------------------------

@@ -44,7 +44,6 @@ from .arguments import (
     topic_path,
 )
 from .batch import Batch
-from .check import CheckReport, verify_description, verify_log
 from .config import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
 from .display import Shown, sized
 from .errors import (
@@ -77,6 +76,7 @@ from .system.clock import SYSTEM, clock_of
 from .system.directory import Directory
 from .system.files import REAL, Files
 from .system.mounts import network_file_system
+from .verify import VerifyReport, verify_description, verify_log
 
 __all__ = ["Topic"]
 
@@ -462,14 +462,14 @@ class Topic(Shown):
         """Whole columns of all partitions, from `start` to `end` or to the end as of now."""
         return self.read(start, end, on_gap=on_gap).batches()
 
-    def verify(self) -> CheckReport:
+    def verify(self) -> VerifyReport:
         """Read everything, believe nothing, and report all damage: file, byte, and the offsets lost to it.
 
         Changes nothing. `Partition.check` does the same for one partition and raises at the first fault.
         """
         self._handles.check_open()
         reports = [verify_log(each.log) for each in self._accesses]
-        return CheckReport.of_all([verify_description(self._files, self.path, self.log_id), *reports])
+        return VerifyReport.of_all([verify_description(self._files, self.path, self.log_id), *reports])
 
     # --- consumer groups -------------------------------------------------------------------------
 

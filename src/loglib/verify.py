@@ -1,6 +1,6 @@
-"""Check: reading a whole partition and believing nothing.
+"""Verify: reading a whole partition and believing nothing.
 
-Invariant: a check changes nothing, and finds all well only if both slots of the watermark, every
+Invariant: verifying changes nothing, and finds all well only if both slots of the watermark, every
 segment's header, every batch header and body, every column's bounds and every link between them are
 as they were written.
 """
@@ -24,11 +24,11 @@ from .recovery import check_link, list_segments
 from .segment import HEADER_BYTES, NO_TIMESTAMP, SegmentHeader, read_producers, read_segment_header, segment_name
 from .system.files import Files
 
-__all__ = ["CheckReport", "check_log", "verify_description", "verify_log"]
+__all__ = ["VerifyReport", "verify_description", "verify_log"]
 
 
-class CheckReport(NamedTuple):
-    """What a check has found whole, in numbers, and what it has not."""
+class VerifyReport(NamedTuple):
+    """What verifying has found whole, in numbers, and the damage."""
 
     segments: int
     batches: int
@@ -37,25 +37,20 @@ class CheckReport(NamedTuple):
     damage: tuple[Damage, ...] = ()
 
     @classmethod
-    def of_all(cls, reports: Iterable[CheckReport]) -> CheckReport:
+    def of_all(cls, reports: Iterable[VerifyReport]) -> VerifyReport:
         segments, batches, records, size, damage = zip(*reports, strict=True)
         return cls(sum(segments), sum(batches), sum(records), sum(size), sum(damage, ()))
 
 
-def check_log(log: Log) -> CheckReport:
-    """Verify everything below the flushed end; raises `CorruptLogError` at the first fault."""
-    return _Check(log, stop=True).report()
-
-
-def verify_log(log: Log) -> CheckReport:
+def verify_log(log: Log) -> VerifyReport:
     """Verify everything below the flushed end, and report all the damage."""
     try:
-        return _Check(log, stop=False).report()
+        return _Verification(log).report()
     except CorruptLogError as error:  # so bad that there is no telling what else there should be
-        return CheckReport(0, 0, 0, 0, (Damage.of(error, log.partition),))
+        return VerifyReport(0, 0, 0, 0, (Damage.of(error, log.partition),))
 
 
-def verify_description(files: Files, path: str, log_id: bytes) -> CheckReport:
+def verify_description(files: Files, path: str, log_id: bytes) -> VerifyReport:
     """Verify `topic.json`, which must be that of the log."""
     name = os.path.join(path, description.NAME)
     try:
@@ -65,8 +60,8 @@ def verify_description(files: Files, path: str, log_id: bytes) -> CheckReport:
         if described[0] != log_id:
             raise CorruptLogError(name, 0, f"log {described[0].hex()}", f"log {log_id.hex()}")
     except CorruptLogError as error:
-        return CheckReport(0, 0, 0, 0, (Damage.of(error, None),))
-    return CheckReport(0, 0, 0, 0)
+        return VerifyReport(0, 0, 0, 0, (Damage.of(error, None),))
+    return VerifyReport(0, 0, 0, 0)
 
 
 class _Links(NamedTuple):
@@ -81,15 +76,14 @@ class _Links(NamedTuple):
     jumps: Jumps | None = None  # of the last batch; None if they are not known, as after damage
 
 
-class _Check:
-    """One check of one log; with `stop`, only as far as the first fault."""
+class _Verification:
+    """One verification of one log."""
 
-    def __init__(self, log: Log, *, stop: bool) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
-        self._stop = stop
         self._damage: list[Damage] = []
 
-    def report(self) -> CheckReport:
+    def report(self) -> VerifyReport:
         while True:  # until retention does not come between: what there is now is to be checked
             self._damage.clear()
             mark = self._log.mark()
@@ -111,12 +105,10 @@ class _Check:
         self._note(Damage.of(error, self._log.partition, offsets))
 
     def _note(self, damage: Damage) -> None:
-        if self._stop:
-            raise CorruptLogError(damage.path, damage.file_position, damage.found, damage.expected)
         if damage not in self._damage:  # a bad header is met twice, alone and before its batches
             self._damage.append(damage)
 
-    def _check(self, mark: Mark) -> CheckReport:
+    def _check(self, mark: Mark) -> VerifyReport:
         self._check_watermark()
         headers = self._check_segments(mark)
         batches = records = size = 0
@@ -131,7 +123,7 @@ class _Check:
         if before is not None and before.end == mark.flushed_end and before.last_batch != mark.flushed_tail:
             found, expected = f"a last batch at {mark.flushed_tail}", f"{before.last_batch}"
             self._tell(CorruptLogError(self._log.watermark_path, 48, found, expected))
-        return CheckReport(len(headers), batches, records, size)
+        return VerifyReport(len(headers), batches, records, size)
 
     def _check_watermark(self) -> None:
         """Either slot is enough to read by, but if only one is whole the next torn write takes it away."""

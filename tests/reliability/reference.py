@@ -14,7 +14,7 @@ from typing import Any
 
 from account import Account, by_value, failed, returned
 
-from conftest import QUIET, crash_copy, last_segment, open_files
+from conftest import QUIET, crash_copy, last_segment, open_files, sound
 from loglib import CorruptLogError, LogError, OffsetRange, Topic, UnsupportedFormatError, WriterFailedError
 from loglib.system.files import REAL, Files
 
@@ -108,7 +108,7 @@ class Kept:
         with Topic.open(self.path, files=REAL) as topic:
             self.settle(topic)
             for partition, account in zip(topic.partitions, self.accounts, strict=True):
-                partition.check()
+                sound(partition)
                 account.returned([partition.append(b"last", sync=True).offset], [b"last"])
         with Topic.open(self.path, mode="r", files=REAL) as topic:
             self.settle(topic)
@@ -212,7 +212,7 @@ class Reference:
             account.judge(list(partition.read()))
             *_, last = partition.read()
             assert next(iter(partition.read(last.offset))) == last
-            partition.check()
+            sound(partition)
 
     def follow(self) -> None:
         with self.main.open().partition(0).follow("begin", timeout=0) as reader:

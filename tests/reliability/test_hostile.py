@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import IDENTITY, LOG_ID, NOW, a_mark, calm, describe, make_topic, resealed_segment
-from conftest import QUIET, Clock, run_python, tree
+from conftest import QUIET, Clock, run_python, sound, tree
 from loglib import LogError, Topic
 from loglib.arguments import check_names
 from loglib.config import TopicConfig
@@ -155,7 +155,7 @@ USES: list[Callable[[Topic, Draw], object]] = [
     lambda topic, random: list(topic.read(to_datetime(NOW + int(random() * 50)), on_gap=any_gap(random))),
     lambda topic, random: topic.follow("begin", timeout=0).poll(max_records=50),
     lambda topic, random: topic.verify(),
-    lambda topic, random: topic.partition(0).check(),
+    lambda topic, random: sound(topic.partition(0)),
     lambda topic, random: topic.partition(0).segments,
     lambda topic, random: topic.retain(dry_run=True),
     lambda topic, random: topic.partition(0).transfer(NOWHERE, 0),

@@ -21,7 +21,7 @@ import pytest
 from counts import count, scale
 from processes import shared, together
 
-from conftest import QUIET, open_files, records_of, values_of
+from conftest import QUIET, open_files, records_of, sound, values_of
 from interrupts import Interrupter, every_line
 from loglib import Batch, Record, Retention, Topic
 from loglib.testing import UnsyncedFiles
@@ -153,7 +153,7 @@ def to_arrow(world: World) -> None:
 
 def check(world: World) -> None:
     for partition in world.topic.partitions:
-        partition.check()
+        sound(partition)
 
 
 def retain(world: World) -> None:
@@ -206,7 +206,7 @@ def look_at_the_topic(topic: Topic, where: str, *, dropped: bool, more: list[byt
         found = values_of(topic.partition(partition))
         assert found == expected[len(expected) - len(found) :], where
         assert dropped or len(found) == len(expected), where
-        topic.partition(partition).check()
+        sound(topic.partition(partition))
 
 
 @pytest.mark.parametrize("call", CALLS)

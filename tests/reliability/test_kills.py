@@ -24,7 +24,7 @@ from counts import count, scale
 from described import Value, decode
 from processes import ended, killed, shared
 
-from conftest import MANUAL, QUIET, records_of
+from conftest import MANUAL, QUIET, records_of, sound
 from loglib import FlushPolicy, LockedError, LogError, OffsetOutOfRangeError, Record, Retention, Topic
 from loglib.append.writer import Writer
 from loglib.partition import Partition
@@ -216,7 +216,7 @@ class Lives:
         """The last life opens the topic in the test itself; every byte must be right."""
         with Topic.open(self.path, files=self.files) as topic:
             for partition in topic.partitions:
-                partition.check()
+                sound(partition)
         self.check()
 
 

@@ -26,7 +26,7 @@ import pytest
 from counts import count, scale
 from processes import fork, shared, together, wait
 
-from conftest import QUIET
+from conftest import QUIET, sound
 from loglib import CorruptLogError, LogMovedError, OffsetOutOfRangeError, Retention, Topic
 from loglib.testing import UnsyncedFiles
 
@@ -254,7 +254,7 @@ class Round:
             assert self.told.said[generation] == 2
             with Topic.open(files, files=UnsyncedFiles()) as topic:
                 found = [number for each, number in map(parse, values(topic)) if each == generation]
-                topic.partition(0).check()
+                sound(topic.partition(0))
             assert found == list(range(found[0], found[-1] + 1)), self.events
             assert acknowledged - 1 <= found[-1] < appending, self.events
             assert not found[0] or topic.config.retention.bytes is not None, "it drops no records"

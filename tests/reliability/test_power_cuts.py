@@ -30,7 +30,7 @@ from counts import count, need, scale
 from processes import fork, wait
 from promises import PARTITIONS, Told, key_of, value_of
 
-from conftest import QUIET, values_of
+from conftest import QUIET, sound, values_of
 from disks import DROP_JOURNAL, FLUSH_JOURNAL, Disk, disk
 from loglib import LogError, StorageIOError, Topic
 from loglib.system.files import REAL, Files
@@ -304,7 +304,7 @@ class PowerCuts:
         with Topic.open(self.path) as topic:
             found = [values_of(partition) for partition in topic.partitions]
             for partition in topic.partitions:
-                partition.check()
+                sound(partition)
                 self.mended += not (partition.recovery is None or partition.recovery.clean)
         return seen, found
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from counts import count, need, scale
 
-from conftest import QUIET, last_segment, records_of, values_of
+from conftest import QUIET, last_segment, records_of, sound, values_of
 from disks import Disk, disk
 from loglib import LogError, StorageFullError, Topic, WriterFailedError, recovery
 from loglib.system.files import Files
@@ -133,7 +133,7 @@ def live_through_refusals(worn: Disk, rounds: int) -> None:
         worn.remount()
     with Topic.open(path) as topic:
         assert values_of(topic) == believed, "after the last new start, other records than before"
-        topic.partition(0).check()
+        sound(topic.partition(0))
 
 
 @pytest.mark.parametrize("kind", KINDS)
