@@ -209,7 +209,8 @@ class Account:
                 return first, *matched
         if matched is not None:
             raise Broken("lost", f"{_brief(names)} are left, and {promised} were promised; {self}")
-        raise Broken("phantoms", f"read {_brief(names)}, not what was appended; {self}")
+        kind = "lost" if max(self._reach(first, found, names) for first in firsts) < promised else "phantoms"
+        raise Broken(kind, f"read {_brief(names)}, not what was appended, and {promised} were promised; {self}")
 
     def _judge_start(self, at: int, log_start: int) -> None:
         if log_start not in {start for since, start in self.log_starts if since <= at}:
@@ -235,6 +236,13 @@ class Account:
             entries.append(entry)
             serial += 1
         return entries, serial
+
+    def _reach(self, first: int, found: Sequence[Any], names: Sequence[Any]) -> int:
+        """The serial number up to which these are right."""
+        right = 0
+        while right < len(found) and self._match(first, found[: right + 1], names[: right + 1]) is not None:
+            right += 1
+        return first + right
 
     def _skipped(self, serial: int, most: int = LATEST) -> int:
         """The serial number behind the records in doubt that begin here."""
@@ -270,7 +278,7 @@ class Account:
         self.see(found)
         for serial, entry in owed:
             if entry.owed and serial >= self.first:  # still owed, and not dropped
-                raise Broken("untold", f"{entry} is not there, and no error has named it")
+                raise Broken("untold", f"{_brief([entry])} is not there, and no error has named it")
         self.recovered(self.first + len(found))
         self._offsets, self._lost = {}, {}
 
@@ -301,7 +309,7 @@ def _at_home(entry: Entry, found: Any) -> bool:
 
 
 def _brief(contents: Sequence[Any]) -> str:
-    listed = [repr(content)[:60] for content in contents]
+    listed = [repr(content)[:90] for content in contents]
     return ", ".join(listed if len(listed) < 50 else [*listed[:20], "...", *listed[-20:]])
 
 
