@@ -10,7 +10,7 @@ import random
 from datetime import timedelta
 
 from conftest import MANUAL, NOW, SECOND
-from loglib import Retention, Topic
+from loglib import Retention, Topic, testing
 from loglib.config import microseconds
 from loglib.system.clock import Clock, Moment
 from loglib.testing import MemoryFiles
@@ -63,7 +63,7 @@ class World:
 
     def open(self, **policies: object) -> Topic:
         if self.topic is None:
-            self.topic = Topic.open(PATH, files=self.files, clock=self.machine, **policies)  # type: ignore[arg-type]
+            self.topic = testing.open_topic(PATH, files=self.files, clock=self.machine, **policies)  # type: ignore[arg-type]
         return self.topic
 
     def end_process(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from loglib import CorruptLogError, FlushPolicy, LogError, Partition, Record, Retention, Topic, VerifyReport
+from loglib import CorruptLogError, FlushPolicy, LogError, Partition, Record, Retention, Topic, VerifyReport, testing
 from loglib.testing import UnsyncedFiles
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
@@ -75,7 +75,7 @@ def open_topic(path: Path, clock: Clock) -> Iterator[Callable[..., Topic]]:
         arguments.setdefault("clock", clock)
         if not (at / "topic.json").exists():
             arguments = QUIET | arguments
-        topic = Topic.open(at, **arguments)
+        topic = testing.open_topic(at, **arguments)
         opened.append(topic)
         return topic
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from builders import EVERYTHING, NOW, PLAIN, make_topic
-from loglib import FlushPolicy, Retention, Topic, TopicConfig
+from loglib import FlushPolicy, Retention, Topic, TopicConfig, testing
 from loglib.system.files import Files
 
 GOLDEN = Path(__file__).with_name("golden") / "v2"
@@ -46,7 +46,7 @@ def write_topic(path: Path, config: TopicConfig) -> None:
     """A topic with every column, an idempotent batch and, if its segments are small, several of them."""
     make_topic(path, config)
     clock = itertools.count(NOW, 1_000)
-    with Topic.open(path, files=FixedFiles(), clock=lambda: next(clock)) as topic:
+    with testing.open_topic(path, files=FixedFiles(), clock=lambda: next(clock)) as topic:
         values, keys, timestamps, headers = EVERYTHING
         topic.append_many(values, keys=keys, timestamps=timestamps, headers=headers, partition=0)
         topic.flush()

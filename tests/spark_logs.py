@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from conftest import NOW, QUIET
-from loglib import Record, Topic
+from loglib import Record, Topic, testing
 from loglib.spark.columns import arrow_schema, default_schema
 from loglib.spark.options import Options, parse
 from loglib.spark.plan import Range, Split, cut
@@ -26,7 +26,7 @@ def random_topic(
     """A topic of small segments with nulls, empties, headers, equal and differing times, by the seed."""
     random = Random(seed)
     policies = QUIET | {"segment_bytes": 4096} | policies
-    with Topic.open(path, partitions=partitions + empty_partitions, clock=lambda: NOW, **policies) as topic:
+    with testing.open_topic(path, partitions=partitions + empty_partitions, clock=lambda: NOW, **policies) as topic:
         for _ in range(batches):
             count = random.randint(1, 12)
             topic.append_many(

@@ -25,6 +25,7 @@ from loglib import (
     StorageIOError,
     Topic,
     WriterFailedError,
+    testing,
 )
 from loglib.append.partitioner import by_crc32
 from loglib.format.batch import encode_body
@@ -483,11 +484,10 @@ def test_file_that_cannot_be_closed_or_cut_at_the_end_is_said(open_topic: Open) 
 def test_topics_left_open_at_exit_name_all_that_is_lost(tmp_path: Path) -> None:
     program = """
         import atexit, errno, os, sys
-        from loglib import Topic
         from loglib.lifetime import at_exit
-        from loglib.testing import FaultyFiles
+        from loglib.testing import FaultyFiles, open_topic
         files = [FaultyFiles("pwritev", error=errno.ENOSPC, every=True, armed=False) for _ in range(2)]
-        topics = [Topic.open(os.path.join(sys.argv[1], str(n)), files=each) for n, each in enumerate(files)]
+        topics = [open_topic(os.path.join(sys.argv[1], str(n)), files=each) for n, each in enumerate(files)]
         for topic, each in zip(topics, files):
             topic.append(b"x")
             each.armed = True
@@ -716,7 +716,7 @@ def test_what_is_owed_is_named_by_whatever_is_raised_first(open_topic: Open) -> 
 def test_what_a_full_disk_has_left_of_a_batch_is_cut_for_good() -> None:
     """It lacked nothing but zeros: after a power cut, in a file made longer since, it was whole again."""
     disk = CrashFS()
-    topic = Topic.open("/topic", files=disk, flush=FlushPolicy(None, None, None), clock=lambda: NOW)
+    topic = testing.open_topic("/topic", files=disk, flush=FlushPolicy(None, None, None), clock=lambda: NOW)
     topic.append(b"kept", sync=True)
     disk.capacity = disk.used + 1000
     topic.append(bytes(5000))

@@ -21,6 +21,7 @@ from loglib import (
     StorageIOError,
     Topic,
     WriterFailedError,
+    testing,
 )
 from loglib import topic as topic_module
 from loglib.append.flusher import Flusher
@@ -346,7 +347,7 @@ def test_topic_collected_in_its_own_thread_closes_all_the_same(path: Path) -> No
     gc.disable()
     try:
         files = Collecting()
-        topic = Topic.open(path, flush=FlushPolicy(interval=0.05), files=files)
+        topic = testing.open_topic(path, flush=FlushPolicy(interval=0.05), files=files)
         cycle: list[Any] = [topic]
         cycle.append(cycle)
         files.armed = True

@@ -45,6 +45,7 @@ from loglib import (
     description,
     group,
     segment,
+    testing,
     timeline,
 )
 from loglib import transfer as frames
@@ -99,7 +100,7 @@ def test_reader_written_from_the_page_reads_what_loglib_wrote(tmp_path: Path, co
 def test_reader_written_from_the_page_reads_after_retention(tmp_path: Path) -> None:
     clock = iter(range(NOW, NOW * 2, 1_000_000))
     retention = Retention(bytes=4096, age=None)
-    with Topic.open(
+    with testing.open_topic(
         tmp_path / "topic", segment_bytes=4096, retention=retention, flush=FlushPolicy(), clock=lambda: next(clock)
     ) as topic:
         for _ in range(8):
@@ -381,7 +382,7 @@ def test_golden_topic_has_all_that_the_format_has(golden: Path) -> None:
 
 def test_file_of_producers_is_as_on_the_page(tmp_path: Path) -> None:
     path = tmp_path / "topic"
-    with Topic.open(path, clock=lambda: NOW + 1) as topic:
+    with testing.open_topic(path, clock=lambda: NOW + 1) as topic:
         for number in range(130):
             topic.partition(0).append_many([b"x"] * (number % 3 + 1), producer=(f"producer {number}", number))
         topic.partition(0).roll()

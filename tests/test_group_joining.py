@@ -11,7 +11,7 @@ import pytest
 import loglib
 from conftest import needs_proc, run_python
 from consumers import rebalance, rest
-from loglib import GroupMismatchError, StorageIOError, Topic
+from loglib import GroupMismatchError, StorageIOError, Topic, testing
 from loglib.testing import Call, FaultyFiles, WatchedFiles
 
 Opener = Callable[..., Topic]
@@ -117,7 +117,7 @@ def test_members_with_other_topics_leave_no_partition_without_an_owner(
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
 def test_running_out_of_descriptors_says_so_and_leaves_nothing_owned(topic: Topic, error: int) -> None:
     files = FaultyFiles("create", error=error, armed=False)
-    with Topic.open(topic.path, mode="r", files=files) as reading, reading.group("etl") as group:
+    with testing.open_topic(topic.path, mode="r", files=files) as reading, reading.group("etl") as group:
         files.armed = True
         with pytest.raises(StorageIOError, match="claiming 1 partitions, each with an open file; raise the limit"):
             group.poll()

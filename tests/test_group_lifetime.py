@@ -12,7 +12,7 @@ import pytest
 import loglib
 from conftest import needs_proc, open_files, run_python
 from consumers import committed_number, fill, next_offset, numbers, rest
-from loglib import ForkedHandleError, Group, LogClosedError, LogError, Topic
+from loglib import ForkedHandleError, Group, LogClosedError, LogError, Topic, testing
 from loglib.testing import Call, WatchedFiles
 from test_fork import in_child
 
@@ -268,7 +268,9 @@ def test_commit_in_a_signal_handler_is_an_error_at_once_or_works(topic: Topic) -
     busy: list[int] = []
     refused: list[str] = []
     files = Interrupting()
-    with Topic.open(topic.path, mode="r", files=files) as reading, reading.group("etl", commit="manual") as group:
+    with testing.open_topic(
+        topic.path, mode="r", files=files
+    ) as reading, reading.group("etl", commit="manual") as group:
         assert len(rest(group)) == 10
         for number in range(6):
             busy.append(number)
@@ -312,7 +314,7 @@ def test_close_in_the_midst_of_a_call_closes_when_that_returns(topic: Topic) -> 
                 group.close()
 
     closing: list[bool] = []
-    with Topic.open(topic.path, mode="r", files=Closing()) as reading:
+    with testing.open_topic(topic.path, mode="r", files=Closing()) as reading:
         group = reading.group("etl", commit="manual")
         assert len(rest(group)) == 10
         closing.append(True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import MANUAL, QUIET, last_segment, records_of, run_python, start_python, tree, values_of
-from loglib import CorruptLogError, FlushPolicy, InvalidOffsetError, Topic
+from loglib import CorruptLogError, FlushPolicy, InvalidOffsetError, Topic, testing
 from loglib.testing import RecordingFiles
 
 OpenTopic = Callable[..., Topic]
@@ -91,7 +91,7 @@ def test_3_order_holds_within_a_partition(open_topic: OpenTopic) -> None:
 
 def test_4_reader_sees_a_message_only_once_it_is_flushed(path: Path) -> None:
     files = RecordingFiles()
-    with Topic.open(path, files=files, **QUIET) as topic, Topic.open(path, mode="r") as other:
+    with testing.open_topic(path, files=files, **QUIET) as topic, Topic.open(path, mode="r") as other:
         topic.append(b"first")
         topic.append_many([b"x" * 100_000] * 30)  # more than a batch: written, and still not visible
         assert (values_of(topic), values_of(other)) == ([], [])
@@ -211,7 +211,7 @@ def test_8_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ["none", "zlib"])
 def test_8_nothing_is_cached_between_reads(path: Path, codec: str) -> None:
     files = RecordingFiles()
-    with Topic.open(path, files=files, compression=codec, **QUIET) as topic:
+    with testing.open_topic(path, files=files, compression=codec, **QUIET) as topic:
         topic.append_many([os.urandom(1000) for _ in range(1000)])
         topic.flush()
         name = last_segment(path).name

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from builders import calm
 from clock_worlds import DAY, HOUR, Machine, live
 from conftest import MANUAL, SECOND, Clock, values_of
-from loglib import Retention, StorageFullError, Topic, UnsupportedFormatError
+from loglib import Retention, StorageFullError, Topic, UnsupportedFormatError, testing
 from loglib.format.batch import crc32c
 from loglib.segment import Identity
 from loglib.system.files import REAL
@@ -193,7 +193,7 @@ def test_dry_run_and_reader_write_nothing(open_topic: Open, path: Path, machine:
     topic = open_topic(retention=WEEK, clock=machine)
     topic.append(b"x", sync=True)
     topic.partition(0).roll()
-    with Topic.open(path, mode="r", clock=machine) as reading:
+    with testing.open_topic(path, mode="r", clock=machine) as reading:
         for each in (topic, reading, topic.partition(0), reading.partition(0)):
             assert [decision.drop for decision in each.retain(dry_run=True)] == [False, False]
     assert not clock_file(path).exists()
@@ -288,7 +288,7 @@ def test_roll_with_nothing_due_costs_the_same_with_ten_segments_as_with_hundreds
             parts = Path(frame.f_code.co_filename).parts
             return counted if "loglib" in parts and "testing" not in parts else None
 
-        with Topic.open(
+        with testing.open_topic(
             "/topic", files=files, clock=Machine(), retention=policy, flush=MANUAL, segment_age=None,
             segment_bytes=4096, batch_records=1,
         ) as topic:  # fmt: skip
@@ -351,7 +351,9 @@ def test_failure_in_one_partition_leaves_the_others_their_retention(open_topic: 
 
 def test_pass_that_fails_in_two_partitions_names_what_was_lost_in_both() -> None:
     files = MemoryFiles(capacity=1 << 20)
-    with Topic.open("/topic", files=files, retention=Retention(age=None, bytes=0), partitions=2, flush=MANUAL) as topic:
+    with testing.open_topic(
+        "/topic", files=files, retention=Retention(age=None, bytes=0), partitions=2, flush=MANUAL
+    ) as topic:
         lost = []
         for partition in topic.partitions:
             partition.append(b"x", sync=True)
@@ -455,7 +457,7 @@ def test_retention_in_a_reader_meets_no_files_that_retention_has_dropped(open_to
                 topic.retain()
             return REAL.open(path, flags, mode, **within)
 
-    with Topic.open(path, mode="r", files=Overtaken()) as reading:
+    with testing.open_topic(path, mode="r", files=Overtaken()) as reading:
         decisions = reading.retain(dry_run=True)
     assert not decisions[-1].drop
 
@@ -469,7 +471,9 @@ DISK = 8 << 20
 def test_limit_on_size_below_one_segment_filled_the_disk(size: int) -> None:
     files = MemoryFiles(capacity=DISK)
     for reopened in range(3):
-        with Topic.open("/topic", files=files, retention=Retention(age=None, bytes=2 << 20), flush=MANUAL) as topic:
+        with testing.open_topic(
+            "/topic", files=files, retention=Retention(age=None, bytes=2 << 20), flush=MANUAL
+        ) as topic:
             for _ in range(4 * DISK // size):
                 topic.append(b"x" * size, sync=not reopened)
             topic.flush()
@@ -483,7 +487,7 @@ def test_limit_on_size_below_one_segment_filled_the_disk(size: int) -> None:
 
 def test_limit_on_size_that_was_set_on_a_large_segment_holds_from_the_next_append() -> None:
     files = MemoryFiles()
-    with Topic.open("/topic", files=files, retention=Retention(age=None), flush=MANUAL) as topic:
+    with testing.open_topic("/topic", files=files, retention=Retention(age=None), flush=MANUAL) as topic:
         topic.append_many([b"x" * 100_000] * 50)
         topic.flush()
         topic.alter(retention=Retention(age=None, bytes=1 << 20))
@@ -498,7 +502,7 @@ def test_limit_on_free_space_below_one_segment_filled_the_disk(size: int, partit
     files = MemoryFiles(capacity=DISK)
     policy = Retention(age=None, keep_free=0.5)
     for reopened in range(3):
-        with Topic.open(
+        with testing.open_topic(
             "/topic", files=files, retention=policy, partitions=partitions, flush=MANUAL, batch_bytes=1 << 17
         ) as topic:
             least = DISK
@@ -518,7 +522,9 @@ def test_limit_on_free_space_below_one_segment_filled_the_disk(size: int, partit
 )
 def test_threads_that_append_do_not_outrun_the_passes(policy: Retention) -> None:
     files = MemoryFiles(capacity=DISK)
-    with Topic.open("/topic", files=files, partitions=4, retention=policy, flush=MANUAL, batch_bytes=1 << 16) as topic:
+    with testing.open_topic(
+        "/topic", files=files, partitions=4, retention=policy, flush=MANUAL, batch_bytes=1 << 16
+    ) as topic:
 
         def write(number: int) -> int:
             appends = (topic.append(b"x" * 20_000, partition=number) for _ in range(600))
@@ -532,7 +538,7 @@ def test_threads_that_append_do_not_outrun_the_passes(policy: Retention) -> None
 
 def test_limit_on_free_space_that_was_set_on_a_large_segment_seals_it() -> None:
     files = MemoryFiles(capacity=DISK)
-    with Topic.open("/topic", files=files, partitions=2, retention=Retention(age=None), flush=MANUAL) as topic:
+    with testing.open_topic("/topic", files=files, partitions=2, retention=Retention(age=None), flush=MANUAL) as topic:
         topic.append_many([b"x" * 100_000] * 60, partition=0)
         topic.append(b"x", partition=1, sync=True)
         topic.alter(retention=Retention(age=None, keep_free=0.5))
@@ -551,7 +557,7 @@ def test_space_that_others_have_taken_makes_no_storm_of_segments() -> None:
     files = MemoryFiles(capacity=DISK)
     fd = files.create("/others", 0o600)
     files.write_all(fd, [bytes(DISK - (1 << 20))], 0)
-    with Topic.open("/topic", files=files, retention=Retention(age=None, keep_free=0.5), flush=MANUAL) as topic:
+    with testing.open_topic("/topic", files=files, retention=Retention(age=None, keep_free=0.5), flush=MANUAL) as topic:
         partition, rolls = topic.partition(0), 0
         for _ in range(500):
             topic.append(b"x" * 1000, sync=True)
@@ -564,7 +570,7 @@ def test_space_that_others_have_taken_makes_no_storm_of_segments() -> None:
 
 def test_segment_that_has_no_room_for_a_successor_stays() -> None:
     files = MemoryFiles(capacity=1 << 20)
-    with Topic.open("/topic", files=files, retention=Retention(age=None, keep_free=0.5), flush=MANUAL) as topic:
+    with testing.open_topic("/topic", files=files, retention=Retention(age=None, keep_free=0.5), flush=MANUAL) as topic:
         topic.append(b"x" * (files.free_space("/topic")[0] - 400), sync=True)
         topic.retain()
         assert len(topic.partition(0).segments) == 1 and len(values_of(topic)) == 1
@@ -573,7 +579,7 @@ def test_segment_that_has_no_room_for_a_successor_stays() -> None:
 def test_records_that_are_lost_when_a_segment_is_sealed_for_space_are_named() -> None:
     files = MemoryFiles(capacity=1 << 20)
     policy = Retention(age=None, keep_free=0.5)
-    with Topic.open("/topic", files=files, retention=policy, partitions=2, flush=MANUAL) as topic:
+    with testing.open_topic("/topic", files=files, retention=policy, partitions=2, flush=MANUAL) as topic:
         kept = [topic.append(b"x" * 200_000, partition=number, sync=True) for number in (0, 1)]
         lost = [topic.append(b"y" * 300_000, partition=number) for number in (0, 1)]
         fd = files.create("/others", 0o600)

@@ -11,7 +11,7 @@ import pytest
 
 from builders import a_mark, forged, spoil
 from conftest import NOW, QUIET, SECOND, Clock, last_segment, needs_proc, open_files, values_of
-from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic
+from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic, testing
 from loglib import segment as segments
 from loglib.arguments import Time
 from loglib.cursor import Cursor
@@ -201,7 +201,7 @@ def test_segment_that_vanishes_while_it_is_looked_for_is_corruption(open_topic: 
                 raise FileNotFoundError(2, "gone", path)
             return super().open_read(path, **within)
 
-    with Topic.open(path, mode="r", files=Vanishing()) as reading:
+    with testing.open_topic(path, mode="r", files=Vanishing()) as reading:
         for start in (0, to_datetime(NOW)):
             with pytest.raises(CorruptLogError, match="no file"):
                 list(reading.read(start))
@@ -318,7 +318,7 @@ def test_seek_by_time_that_retention_overtakes_begins_again(open_topic: Open, pa
                 topic.retain()
             return super().open_read(path, **within)
 
-    with Topic.open(path, mode="r", files=Overtaken()) as reading:
+    with testing.open_topic(path, mode="r", files=Overtaken()) as reading:
         assert values_of(reading, to_datetime(NOW)) == [b"last"]
     assert Overtaken.done
 
@@ -382,7 +382,7 @@ def test_retention_that_comes_after_the_listing_is_no_corruption(open_topic: Ope
             return result
 
     files = Overtaken()
-    with Topic.open(path, mode="r", files=files) as reading:
+    with testing.open_topic(path, mode="r", files=files) as reading:
         log = reading.partition(0)._access.log
         log.index.replace([])
         files.armed = True
@@ -501,7 +501,7 @@ def test_lookup_that_retention_overtook_in_a_shared_topic_found_damage(by_time: 
         append()
         append()
         files = Overtaken()
-        with Topic.open(path, mode="r", files=files) as reading:
+        with testing.open_topic(path, mode="r", files=files) as reading:
             if by_time:
                 assert list(reading.read(to_datetime(NOW + 1))) == []
             else:

@@ -38,7 +38,7 @@ from loglib import (
     OffsetRange,
     Record,
     Retention,
-    Topic,
+    testing,
 )
 from loglib.config import microseconds
 from loglib.format.columns import Headers
@@ -252,8 +252,8 @@ class TopicMachine(RuleBasedStateMachine):
         )  # fmt: skip
 
     def live(self, **arguments: Any) -> None:
-        self.topic = Topic.open(self.path, files=self.disk, clock=self.clock, **arguments)
-        self.other = Topic.open(self.path, mode="r", clock=self.clock)  # as another process would
+        self.topic = testing.open_topic(self.path, files=self.disk, clock=self.clock, **arguments)
+        self.other = testing.open_topic(self.path, mode="r", clock=self.clock)  # as another process would
         self.reader = self.topic.follow("begin")
         self.positions = {each.id: each.log_start_offset for each in self.topic.partitions}
 
@@ -631,7 +631,7 @@ def test_topic_behaves_like_lists_for_longer() -> None:
 
 def test_seek_of_one_partition_keeps_what_was_read_ahead_of_another(path: Path, clock: Clock) -> None:
     """A reader that retention had overtaken in two partitions could not seek in one, and lost records of a third."""
-    with Topic.open(path, partitions=3, clock=clock, **QUIET) as topic:
+    with testing.open_topic(path, partitions=3, clock=clock, **QUIET) as topic:
         topic.append_many([b"1", b"2", b"3"], partition=2)
         topic.flush()
         reader = topic.follow("begin", timeout=0)
@@ -648,7 +648,7 @@ def test_seek_of_one_partition_keeps_what_was_read_ahead_of_another(path: Path, 
 
 
 def test_poll_that_meets_an_overtaken_partition_loses_none_of_the_others_records(path: Path, clock: Clock) -> None:
-    with Topic.open(path, partitions=2, clock=clock, **QUIET) as topic:
+    with testing.open_topic(path, partitions=2, clock=clock, **QUIET) as topic:
         topic.append(b"kept", partition=0)
         topic.flush()
         reader = topic.follow("begin")
@@ -664,7 +664,7 @@ def test_poll_that_meets_an_overtaken_partition_loses_none_of_the_others_records
 def test_torn_watermark_slot_after_retention_is_no_missing_segment(path: Path, clock: Clock) -> None:
     """The other slot still had the log start from before: the partition did not open again."""
     disk = Disk()
-    with Topic.open(path, clock=clock, files=disk, **QUIET) as topic:
+    with testing.open_topic(path, clock=clock, files=disk, **QUIET) as topic:
         partition = topic.partition(0)
         partition.append(b"dropped")
         partition.roll()
@@ -675,4 +675,4 @@ def test_torn_watermark_slot_after_retention_is_no_missing_segment(path: Path, c
             content = bytearray(synced)
             content[torn] = bytes(len(content[torn]))
             (copy / "0000" / NAME).write_bytes(content)
-            Topic.open(copy, clock=clock).close()
+            testing.open_topic(copy, clock=clock).close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loglib import Topic
+from loglib import Topic, testing
 from loglib.system.files import REAL, Files
 from loglib.system.mounts import file_system_of, network_file_system
 
@@ -84,5 +84,5 @@ def test_writer_on_a_network_file_system_is_warned(
     assert (f"is on {kind}" in caplog.text) is warned
     caplog.clear()
     with caplog.at_level(logging.WARNING, "loglib"):
-        Topic.open(path, mode="r", files=files).close()
+        testing.open_topic(path, mode="r", files=files).close()
     assert caplog.text == ""

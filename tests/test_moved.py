@@ -21,6 +21,7 @@ from loglib import (
     Retention,
     StorageIOError,
     Topic,
+    testing,
 )
 from loglib.log import Log
 from loglib.system.files import REAL
@@ -469,8 +470,8 @@ def test_policies_are_not_written_into_another_topic(open_topic: Open, path: Pat
             return super().open_directory(at)
 
     before = (path / "topic.json").read_bytes()
-    with pytest.raises(LogMovedError):
-        Topic.reconfigure(path, files=Moving(), retention=Retention(bytes=1))
+    with pytest.raises(LogMovedError), testing.open_topic(path, files=Moving()) as topic:
+        topic.alter(retention=Retention(bytes=1))
     assert (moved / "topic.json").read_bytes() == before
     assert Topic.open(path, mode="r").config.retention == Retention(age=None)
 
@@ -487,17 +488,17 @@ def test_retention_by_the_clock_says_that_the_topic_was_moved(open_topic: Open, 
 def test_moved_topic_in_memory() -> None:
     """The file systems for tests do the same."""
     files = MemoryFiles()
-    old = Topic.open("/topic", files=files, **QUIET)
+    old = testing.open_topic("/topic", files=files, **QUIET)
     old.append(b"old", sync=True)
     files.rename("/topic", "/moved")
-    with Topic.open("/topic", files=files, **QUIET) as new:
+    with testing.open_topic("/topic", files=files, **QUIET) as new:
         new.append(b"new", sync=True)
         before = {path: content for path, content in files.tree().items() if path.startswith("/topic/")}
         with pytest.raises(LogMovedError):
             old.append(b"late", sync=True)
         abandon(old)
         assert {path: content for path, content in files.tree().items() if path.startswith("/topic/")} == before
-    assert values_of(Topic.open("/moved", mode="r", files=files)) == [b"old", b"late"]
+    assert values_of(testing.open_topic("/moved", mode="r", files=files)) == [b"old", b"late"]
 
 
 # --- readers ----------------------------------------------------------------------------------------------
@@ -736,10 +737,10 @@ def test_files_that_are_missing_for_a_moment_are_waited_for(open_topic: Open, pa
 
 def test_reader_of_a_watermark_that_fails_to_open_leaves_nothing_open() -> None:
     memory = MemoryFiles()
-    with Topic.open("/topic", files=memory, **QUIET) as topic:
+    with testing.open_topic("/topic", files=memory, **QUIET) as topic:
         topic.append(b"x", sync=True)
     files = FaultyFiles("fstat", armed=False, inner=memory)
-    with Topic.open("/topic", mode="r", files=files) as reading:
+    with testing.open_topic("/topic", mode="r", files=files) as reading:
         files.armed, files.at = True, 2  # the first is the look at what kind of file it is
         with pytest.raises(OSError, match="Input/output"):
             _ = reading.partition(0).high_watermark

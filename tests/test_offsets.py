@@ -19,8 +19,8 @@ from loglib import (
     RecordTooLargeError,
     StorageFullError,
     StorageIOError,
-    Topic,
     TopicPartition,
+    testing,
 )
 from loglib.append.writer import Writer
 from loglib.config import FlushPolicy, TopicConfig
@@ -784,7 +784,7 @@ def test_writer_whose_close_is_interrupted_is_closed(open_log: Opener, monkeypat
 
 
 def test_history_is_the_batch_before_wherever_one_asks(path: Path, clock: Clock) -> None:
-    with Topic.open(path, flush=FlushPolicy(None, None, None), clock=clock) as topic:
+    with testing.open_topic(path, flush=FlushPolicy(None, None, None), clock=clock) as topic:
         partition = topic.partition(0)
         log = partition._access.log
         assert history_at(log, 0) == 0
@@ -816,7 +816,7 @@ def test_history_is_the_batch_before_wherever_one_asks(path: Path, clock: Clock)
 def test_history_is_asked_again_when_retention_is_quicker(
     path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Topic.open(path, flush=FlushPolicy(None, None, None), clock=clock) as topic:
+    with testing.open_topic(path, flush=FlushPolicy(None, None, None), clock=clock) as topic:
         topic.append(b"x")
         topic.flush()
         partition = topic.partition(0)

@@ -17,7 +17,7 @@ import pytest
 
 from builders import BODY_AT, make_topic
 from conftest import NOW, QUIET, SECOND, last_segment, values_of
-from loglib import InvalidOffsetError, Topic
+from loglib import InvalidOffsetError, Topic, testing
 from loglib import segment as segments
 from loglib.config import TopicConfig
 from loglib.format.batch import Header, parse_header
@@ -77,14 +77,14 @@ BETWEEN = (NOW + 1, NOW + SECOND, NOW + SECOND + 20, NOW + SECOND + 39, NOW + 2 
 
 
 def test_start_by_time_returned_an_invented_record_and_hid_the_real_one(path: Path, forge: Forge) -> None:
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         _, real = attacked(topic, forge)
         for start in BETWEEN:
             assert values_of(topic, to_datetime(start)) == [real]
 
 
 def test_one_more_append_raised_corrupt_log_error_on_a_sound_log(path: Path, forge: Forge) -> None:
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         _, real = attacked(topic, forge)
         topic.append(b"more", timestamp=NOW + 3 * SECOND, sync=True)
         for start in BETWEEN:
@@ -93,7 +93,7 @@ def test_one_more_append_raised_corrupt_log_error_on_a_sound_log(path: Path, for
 
 
 def test_offset_inside_a_record_that_looks_like_a_batch_is_no_records(path: Path, forge: Forge) -> None:
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         place = topic.partition(0).log_end_offset + VALUE_AT
         topic.append(forge(place, 40), sync=True)
         after = topic.append(b"after", sync=True)
@@ -106,7 +106,7 @@ def test_offset_inside_a_record_that_looks_like_a_batch_is_no_records(path: Path
 
 def test_spark_counted_152_rows_where_there_were_2(path: Path, forge: Forge) -> None:
     """Whatever the splits; in this one the value is smaller than that in a real Spark, and the splits are."""
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         topic.append(b"first", sync=True)
         fakes = forge(topic.partition(0).log_end_offset + VALUE_AT, 300)
         topic.append(fakes, sync=True)
@@ -118,14 +118,14 @@ def test_spark_counted_152_rows_where_there_were_2(path: Path, forge: Forge) -> 
 
 def test_record_that_a_crash_left_without_its_header_is_a_torn_tail_whatever_it_holds(path: Path, forge: Forge) -> None:
     """Batches in it lead to the end of the file, and say that all before was durable; the watermark knows better."""
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         first = topic.append(b"first", sync=True)
         end = topic.partition(0).log_end_offset
         mark = (path / "0000" / "watermark").read_bytes()
         topic.append(forge(end + VALUE_AT, 40), sync=True)
     tear(path, end)
     (path / "0000" / "watermark").write_bytes(mark)  # as it was when only the first was durable
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         assert [record.offset for record in topic.read()] == [first.offset]
         topic.append(b"more", sync=True)
         assert values_of(topic) == [b"first", b"more"] and topic.verify().damage == ()
@@ -141,21 +141,21 @@ def test_value_of_repeated_magics_cost_seconds_of_search() -> None:
 def test_chain_of_batches_in_a_torn_record_was_walked_from_each_of_them(path: Path, forge: Forge) -> None:
     """Counted: the headers looked at. The chain ends a little before the end of the file, so it is not the log's."""
     fakes = 300
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         topic.append(b"first", sync=True)
         end = topic.partition(0).log_end_offset
         topic.append(forge(end + VALUE_AT, fakes) + bytes(64), sync=True)
     tear(path, end)
     (path / "0000" / "watermark").unlink()
     counted = mock.patch.object(segments, "parse_header", wraps=parse_header)
-    with counted as parse, Topic.open(path, clock=lambda: NOW) as topic:
+    with counted as parse, testing.open_topic(path, clock=lambda: NOW) as topic:
         assert values_of(topic) == [b"first"]
     assert parse.call_count < 10 * fakes
 
 
 @pytest.mark.parametrize("magics", ["no", "one", "all"])
 def test_torn_record_of_words_that_name_their_own_place_is_cut(path: Path, magics: str) -> None:
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         topic.append(b"first", sync=True)
         end = topic.partition(0).log_end_offset
         topic.append(bytes(3 << 20), sync=True)
@@ -171,13 +171,13 @@ def test_torn_record_of_words_that_name_their_own_place_is_cut(path: Path, magic
     segment.write_bytes(stored[:HEADER_BYTES] + torn)
     tear(path, end)
     (path / "0000" / "watermark").unlink()
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         assert values_of(topic) == [b"first"]
 
 
 def looks_at(value: bytes) -> list[int]:
     files = MemoryFiles()
-    with Topic.open("/topic", files=files, **OPENED) as topic:
+    with testing.open_topic("/topic", files=files, **OPENED) as topic:
         for number, each in enumerate((b"small", value, b"small", value, b"small")):
             last = topic.append(each, timestamp=NOW + number, sync=True)
     looks, parsed = [], [0]
@@ -197,7 +197,7 @@ def looks_at(value: bytes) -> list[int]:
         for mode, use in uses:
             before = parsed[0]
             counted, refused = mock.patch.object(segments, "parse_header", counting), suppress(InvalidOffsetError)
-            with counted, refused, Topic.open("/topic", mode=mode, files=files) as topic:
+            with counted, refused, testing.open_topic("/topic", mode=mode, files=files) as topic:
                 use(topic)
             looks.append(parsed[0] - before)
     return looks

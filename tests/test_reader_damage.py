@@ -9,7 +9,7 @@ import pytest
 
 from builders import forged
 from conftest import NOW, SECOND, fill, values_of
-from loglib import CorruptLogError, StorageIOError, Topic
+from loglib import CorruptLogError, StorageIOError, Topic, testing
 from loglib.records import to_datetime
 from loglib.segment import Identity
 from loglib.testing import Call, FaultyFiles, RecordingFiles, UnsyncedFiles
@@ -24,7 +24,7 @@ def test_read_error_is_an_error_and_never_the_end(open_topic: Open, path: Path) 
     with open_topic(batch_records=2) as topic:
         fill(topic, 6)
     files = FaultyFiles("pread", armed=False, every=True)
-    with Topic.open(path, mode="r", files=files) as topic:
+    with testing.open_topic(path, mode="r", files=files) as topic:
         reader = topic.read()
         first = reader.poll()
         files.armed = True
@@ -47,7 +47,7 @@ def test_read_error_in_a_segment_names_file_and_byte(open_topic: Open, path: Pat
             if call.name == "pread" and call.arguments[1] >= 4096:
                 raise OSError(5, "Input/output error")
 
-    with Topic.open(path, mode="r", files=BadSector()) as topic:
+    with testing.open_topic(path, mode="r", files=BadSector()) as topic:
         for _ in range(2):
             with pytest.raises(StorageIOError, match=r"\.log.*reading at byte 4096"):
                 list(topic.read())
@@ -188,7 +188,7 @@ def test_segment_that_vanishes_while_it_is_read_past_is_a_gap(stored: list[Place
                 raise FileNotFoundError(2, "gone", path)
             return super().open_read(path, **within)
 
-    with Topic.open(path, mode="r", files=Vanishing()) as topic:
+    with testing.open_topic(path, mode="r", files=Vanishing()) as topic:
         reader = topic.read(on_gap="skip")
         assert [record.value for record in reader] == values_without(stored, 4, 5, 6, 7)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import NOW, SECOND, fill, needs_proc, needs_root, open_files, run_python, sound, tree, values_of
-from loglib import ReadOnlyError, Topic
+from loglib import ReadOnlyError, Topic, testing
 from loglib.records import to_datetime
 from loglib.testing import RecordingFiles, UnsyncedFiles
 
@@ -23,7 +23,7 @@ def test_reading_writes_nothing(open_topic: Open, path: Path) -> None:
         topic.append_many([b"x" * 100] * 200, keys=[b"%d" % n for n in range(200)])
     before = tree(path), {each: each.stat().st_mtime_ns for each in path.rglob("*")}
     files = RecordingFiles()
-    with Topic.open(path, mode="r", files=files) as topic:
+    with testing.open_topic(path, mode="r", files=files) as topic:
         assert len(values_of(topic)) == 200
         list(topic.follow("begin", timeout=0.01))
         sound(topic.partition(0))
@@ -139,4 +139,4 @@ def follow_briefly(path: Path) -> None:
 
 
 def open_for_writing(path: Path) -> None:
-    Topic.open(path, files=UnsyncedFiles()).close()
+    testing.open_topic(path, files=UnsyncedFiles()).close()

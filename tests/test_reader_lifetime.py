@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import QUIET, fill, values_of, wait_until_waiting
-from loglib import LogClosedError, Topic
+from loglib import LogClosedError, Topic, testing
 from loglib.testing import UnsyncedFiles
 
 Open = Callable[..., Topic]
@@ -134,11 +134,11 @@ def test_reader_of_a_closed_log_says_so_unless_it_was_closed_itself(open_topic: 
             return os.pread(fd, size, position)
 
     files = Closing()
-    topic = Topic.open(path, mode="r", files=files)
+    topic = testing.open_topic(path, mode="r", files=files)
     reader = topic.follow("begin")
     files.armed = True
     assert list(reader) == [] and reader.closed
-    topic = Topic.open(path, mode="r", files=files)
+    topic = testing.open_topic(path, mode="r", files=files)
     reader = topic.follow("begin")
     files.armed = True
     with pytest.raises(LogClosedError, match="open the topic again"):

@@ -13,7 +13,7 @@ import pytest
 
 from builders import a_mark, forged
 from conftest import QUIET, crash_copy, last_segment, records_of, sound, tree, values_of
-from loglib import CorruptLogError, LogError, StorageIOError, Topic, UnsupportedFormatError
+from loglib import CorruptLogError, LogError, StorageIOError, Topic, UnsupportedFormatError, testing
 from loglib.format.batch import HEADER_BYTES as BATCH_HEADER
 from loglib.format.batch import encode_body, parse_header
 from loglib.format.watermark import Mark, encode_new, newest
@@ -110,7 +110,7 @@ def test_tail_torn_at_every_byte_leaves_a_prefix(open_topic: Open, path: Path, t
         (copy / "0000" / segment.name).write_bytes(whole[: SEGMENT_HEADER + end])
         kept = sum(each <= end for each in ends)
         valid_end = max([promised, *(each for each in ends if each <= end)])
-        with Topic.open(copy, files=UnsyncedFiles()) as topic:
+        with testing.open_topic(copy, files=UnsyncedFiles()) as topic:
             recovery = topic.partition(0).recovery
             assert recovery is not None
             assert (recovery.cut_bytes, recovery.rewritten_bytes) == (end - valid_end, valid_end - promised), end
@@ -153,7 +153,7 @@ def test_damaged_tail_is_cut_reported_and_kept_aside(
         copy = crash_copy(crashed, tmp_path / "copy")
         (copy / "0000" / segment.name).write_bytes(content)
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "loglib"), Topic.open(copy, files=UnsyncedFiles()) as topic:
+        with caplog.at_level(logging.WARNING, "loglib"), testing.open_topic(copy, files=UnsyncedFiles()) as topic:
             values = values_of(topic)
             recovery = topic.partition(0).recovery
             sound(topic.partition(0))
@@ -229,7 +229,7 @@ def test_no_room_to_keep_the_tail_aside_does_not_prevent_recovery(
     with last_segment(crashed).open("ab") as file:
         file.write(b"torn" * 1000)
     files = FullDiskFor("torn-", room=100)
-    with caplog.at_level(logging.WARNING, "loglib"), Topic.open(crashed, files=files) as topic:
+    with caplog.at_level(logging.WARNING, "loglib"), testing.open_topic(crashed, files=files) as topic:
         recovery = topic.partition(0).recovery
         assert len(values_of(topic)) == 6
     assert recovery is not None and recovery.cut_bytes == 4000 and recovery.quarantine is None
@@ -637,7 +637,7 @@ def test_recovery_that_dies_anywhere_is_repeated_with_the_same_result(
         files = DyingFiles(at)
         topic = None
         try:
-            topic = Topic.open(copy, files=files)
+            topic = testing.open_topic(copy, files=files)
             topic.close()
         except Killed:
             image = crash_copy(copy, tmp_path / "image")
@@ -673,7 +673,7 @@ def test_any_failing_call_of_opening_is_an_error_and_leaks_nothing(
         copy = crash_copy(crashed, tmp_path / "copy")
         open_before = open_files_of(copy)
         try:
-            Topic.open(copy, files=files).close()
+            testing.open_topic(copy, files=files).close()
         except (LogError, OSError) as error:
             assert os.strerror(errno.EIO) in str(error)
         else:
@@ -696,11 +696,11 @@ def test_read_error_during_recovery_is_no_torn_tail(open_topic: Open, path: Path
     crashed = write_crashed(open_topic, path, tmp_path / "crashed")
     before = tree(crashed)
     probe = FaultyFiles("pread", at=1 << 30)
-    Topic.open(crash_copy(crashed, tmp_path / "probe"), files=probe).close()
+    testing.open_topic(crash_copy(crashed, tmp_path / "probe"), files=probe).close()
     for at in range(1, probe.seen + 1):
         copy = crash_copy(crashed, tmp_path / "copy")
         with pytest.raises((StorageIOError, OSError)):
-            Topic.open(copy, files=FaultyFiles("pread", at=at, every=True)).close()
+            testing.open_topic(copy, files=FaultyFiles("pread", at=at, every=True)).close()
         kept = tree(copy)
         assert all(kept[name].startswith(before[name]) for name in before if name.endswith(".log"))
 
@@ -721,7 +721,7 @@ def test_bad_sector_under_a_stale_watermark_is_no_torn_tail(open_topic: Open, pa
     bad = SEGMENT_HEADER + batch_ends(crashed, 0, mark_of(crashed).flushed_end + 1)[-1] + 40
     before = tree(crashed)
     with pytest.raises(StorageIOError):
-        Topic.open(crashed, files=BadSector())
+        testing.open_topic(crashed, files=BadSector())
     assert tree(crashed) == before
 
 
@@ -770,7 +770,7 @@ def test_reopening_reads_only_what_lies_above_the_watermark(open_topic: Open, pa
     above = end_of(copy) - mark_of(copy).durable_end
     assert above < 200_000 < 5_000_000 < end_of(copy)  # in batches of 100,000 bytes
     files = RecordingFiles()
-    with Topic.open(copy, files=files) as topic:
+    with testing.open_topic(copy, files=files) as topic:
         recovery = topic.partition(0).recovery
         assert recovery is not None and recovery.rewritten_bytes == above
     # Read to check and to write again; a header of the segment, the first and the last batch besides.
@@ -791,7 +791,7 @@ def test_opening_many_segments_takes_a_few_calls_for_each(open_topic: Open, path
                 topic.append(b"x", sync=False)
                 topic.partition(0).roll()
         files = RecordingFiles()
-        with Topic.open(path, files=files) as topic:
+        with testing.open_topic(path, files=files) as topic:
             assert len(topic.partition(0).segments) == segments
             costs.append((len(files.calls), sum(files.bytes_read.values())))
     per_segment = (costs[1][0] - costs[0][0]) / 100
@@ -807,7 +807,7 @@ def test_ten_thousand_segments_open(open_topic: Open, path: Path) -> None:
             partition.append(b"x")
             partition.roll()
     files = RecordingFiles()
-    with Topic.open(path, files=files) as topic:
+    with testing.open_topic(path, files=files) as topic:
         assert len(topic.partition(0)._access.log.index) == 10_000
         assert files.count("open_read") <= 10_010 and files.count("pread") <= 10_020
         assert len(values_of(topic)) == 9_999
@@ -885,5 +885,5 @@ def test_no_room_for_the_name_of_the_quarantine_does_not_prevent_recovery(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().create(path, permissions, exclusive=exclusive, dir_fd=dir_fd)
 
-    with Topic.open(crashed, files=NoInode()) as topic:
+    with testing.open_topic(crashed, files=NoInode()) as topic:
         assert len(values_of(topic)) == 6

@@ -16,7 +16,7 @@ import pytest
 from counts import need
 
 from conftest import QUIET, SOURCE, run_python, values_of
-from loglib import FlushPolicy, Retention, Topic
+from loglib import FlushPolicy, Retention, Topic, testing
 from loglib.system.files import SYSTEM_CALLS, Files
 from loglib.testing import MemoryFiles
 
@@ -24,13 +24,13 @@ from loglib.testing import MemoryFiles
 WORKLOAD = """
     import io
     from datetime import timedelta
-    from loglib import FlushPolicy, Retention, Topic
+    from loglib import FlushPolicy, Retention, testing
 
     QUIET = dict(flush=FlushPolicy(records=None, interval=None, bytes=None), segment_age=None)
 
     def work(path, files):
         policies = QUIET | dict(retention=Retention(age=None, bytes=20_000), segment_bytes=8192)
-        with Topic.open(path, partitions=2, files=files, **policies) as topic:
+        with testing.open_topic(path, partitions=2, files=files, **policies) as topic:
             for number in range(30):
                 topic.append_many([b"x" * 900], partition=number % 2)
                 topic.append(b"y", partition=0, sync=True)
@@ -51,10 +51,10 @@ WORKLOAD = """
         files.write_all(fd, [b"torn" * 50], files.size(fd))
         files.close(fd)
         files.unlink(path + "/0001/watermark")
-        with Topic.open(path, files=files) as topic:
+        with testing.open_topic(path, files=files) as topic:
             recovery = topic.partition(0).recovery
             assert recovery.cut_bytes == 200 and topic.partition(1).recovery.watermark_lost
-        with Topic.open(path, mode="r", files=files) as topic:
+        with testing.open_topic(path, mode="r", files=files) as topic:
             assert len(list(topic.read())) > 10
 """
 
@@ -199,7 +199,9 @@ def test_reader_of_another_topic_follows_files_in_memory(tmp_path: Path) -> None
     path = tmp_path / "topic"
     Topic.open(path, **QUIET).close()  # the real files by the same names, which never change
     files = MemoryFiles()
-    with Topic.open(path, files=files, **QUIET) as writer, Topic.open(path, mode="r", files=files) as topic:
+    with testing.open_topic(
+        path, files=files, **QUIET
+    ) as writer, testing.open_topic(path, mode="r", files=files) as topic:
         reader = topic.follow("begin", timeout=60)
         found: list[bytes | None] = []
         thread = threading.Thread(target=lambda: found.append(next(iter(reader)).value))
@@ -214,7 +216,7 @@ def test_reader_of_another_topic_follows_files_in_memory(tmp_path: Path) -> None
 def test_clocked_policies_work_in_memory() -> None:
     files = MemoryFiles()
     policy = FlushPolicy(records=None, interval=timedelta(milliseconds=1).total_seconds(), bytes=None)
-    with Topic.open("/topic", files=files, flush=policy, retention=Retention(age=timedelta(days=1))) as topic:
+    with testing.open_topic("/topic", files=files, flush=policy, retention=Retention(age=timedelta(days=1))) as topic:
         reader = topic.follow("begin", timeout=60)
         topic.append(b"by the clock")
         assert next(iter(reader)).value == b"by the clock"

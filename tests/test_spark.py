@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 import loglib.spark
 from builders import BODY_AT, make_topic
 from conftest import NOW, QUIET, SOURCE, last_segment
-from loglib import Retention, Topic
+from loglib import Retention, Topic, testing
 from loglib.config import TopicConfig
 from loglib.segment import HEADER_BYTES
 from spark_logs import COLUMNS, Row, all_records, all_rows, in_order, random_topic
@@ -148,10 +148,10 @@ def test_spark_counted_152_rows_where_there_were_2(spark: SparkSession, tmp_path
     size = 65_000
     for name in ("topic", "forged"):
         make_topic(tmp_path / name, TopicConfig(**QUIET))  # two logs with the same id
-    with Topic.open(tmp_path / "topic", clock=lambda: NOW) as topic:
+    with testing.open_topic(tmp_path / "topic", clock=lambda: NOW) as topic:
         topic.append(b"first", sync=True)
         place = topic.partition(0).log_end_offset + BODY_AT + 8
-        with Topic.open(tmp_path / "forged", clock=lambda: NOW) as forged:
+        with testing.open_topic(tmp_path / "forged", clock=lambda: NOW) as forged:
             forged.append(bytes(place - BODY_AT - 8), sync=True)
             for _ in range(300):
                 forged.append(bytes(size - BODY_AT - 8), sync=True)
@@ -347,7 +347,7 @@ def test_retention_under_a_held_plan_fails_or_is_passed_over(spark: SparkSession
     everything = strict.count()
     assert lenient.count() == everything
     Topic.reconfigure(path, retention=Retention(age=None, bytes=9000))
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         topic.retain()
     with pytest.raises(PySparkException) as raised:
         strict.count()

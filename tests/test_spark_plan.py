@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from builders import a_mark
 from conftest import NOW, QUIET, last_segment, run_python
-from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Retention, Topic
+from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Retention, Topic, testing
 from loglib.arguments import Time
 from loglib.format.watermark import encode_new
 from loglib.segment import HEADER_BYTES, Identity
@@ -252,7 +252,7 @@ def after_retention(path: Path) -> tuple[list[Range], list[Range]]:
     random_topic(path, seed=7, partitions=1, retention=Retention(age=None))
     before = find_ranges(options_of(path))
     Topic.reconfigure(path, retention=Retention(age=None, bytes=9000))
-    with Topic.open(path, clock=lambda: NOW) as topic:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
         topic.retain()
     return before, find_ranges(options_of(path))
 
@@ -287,7 +287,7 @@ def test_records_below_the_log_start_are_not_read_though_their_files_remain(tmp_
     path = random_topic(tmp_path / "topic", seed=7, partitions=1)
     splits = splits_of(find_ranges(options_of(path)), 3000)
     Topic.reconfigure(path, retention=Retention(age=None, bytes=9000))
-    with Topic.open(path, clock=lambda: NOW, files=KeepsFiles()) as topic:
+    with testing.open_topic(path, clock=lambda: NOW, files=KeepsFiles()) as topic:
         topic.retain()
     with pytest.raises(OffsetOutOfRangeError):
         scan_batches(path, splits=splits[:1])
@@ -301,7 +301,7 @@ def test_segment_dropped_while_it_is_read_is_noticed(tmp_path: Path) -> None:
 
     def drop_all_but_the_last(_: object) -> None:
         Topic.reconfigure(path, retention=Retention(age=None, bytes=1))
-        with Topic.open(path, clock=lambda: NOW) as topic:
+        with testing.open_topic(path, clock=lambda: NOW) as topic:
             topic.retain()
 
     from loglib.spark.scan import _batches
@@ -409,7 +409,7 @@ def test_empty_partitions_and_topics_have_empty_ranges(tmp_path: Path) -> None:
 def timed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two partitions of twenty records, a millisecond apart, two in a batch."""
     path = tmp_path_factory.mktemp("timed") / "topic"
-    with Topic.open(path, partitions=2, clock=lambda: NOW, **QUIET) as topic:
+    with testing.open_topic(path, partitions=2, clock=lambda: NOW, **QUIET) as topic:
         for each in range(0, 20, 2):
             for partition in (0, 1):
                 times = [NOW + each * 1000, NOW + (each + 1) * 1000]

@@ -20,6 +20,8 @@ from loglib import (
     Retention,
     Topic,
     UnsupportedFormatError,
+    store,
+    testing,
 )
 from loglib.testing import MemoryFiles
 
@@ -164,11 +166,11 @@ def test_what_cannot_be_removed_of_a_deleted_topic_is_said(caplog: pytest.LogCap
             super().unlink(path, dir_fd=dir_fd)
 
     files = Keeping()
-    Topic.open("/logs/clicks", files=files).close()
+    testing.open_topic("/logs/clicks", files=files).close()
     with caplog.at_level(logging.WARNING, logger="loglib"):
-        Topic.delete("/logs/clicks", files=files)
+        store.delete("/logs/clicks", files=files)
     assert "is what is left of topic clicks" in caplog.text
-    assert loglib.topics("/logs", files=files) == []
+    assert store.describe_all(files, "/logs") == []
 
 
 # --- what lies before an offset --------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loglib import FlushPolicy, Retention, Topic
+from loglib import FlushPolicy, Retention, testing
 from loglib.testing import CrashFS, CrashState, Image, Mode, crash_states
 
 QUIET: dict[str, Any] = {
@@ -287,7 +287,7 @@ def with_directories(fs: CrashFS) -> dict[str, bytes]:
 def test_topic_keeps_what_it_acknowledged_through_any_cut(mode: Mode) -> None:
     fs = CrashFS()
     acknowledged: list[tuple[int, bytes]] = []
-    with Topic.open("/topic", files=fs, **QUIET) as topic:
+    with testing.open_topic("/topic", files=fs, **QUIET) as topic:
         for number in range(3):
             topic.append(b"%d" % number, sync=True)
             acknowledged.append((len(fs.operations), b"%d" % number))
@@ -299,13 +299,13 @@ def test_topic_keeps_what_it_acknowledged_through_any_cut(mode: Mode) -> None:
 
 def recovered(states: Iterator[CrashState]) -> Iterator[tuple[CrashState, list[bytes | None]]]:
     for state in states:
-        with Topic.open("/topic", files=state.files, **QUIET) as topic:
+        with testing.open_topic("/topic", files=state.files, **QUIET) as topic:
             yield state, [record.value for record in topic.read()]
 
 
 def test_cut_within_the_recovery_from_a_cut_loses_nothing() -> None:
     fs = CrashFS()
-    with Topic.open("/topic", files=fs, **QUIET) as topic:
+    with testing.open_topic("/topic", files=fs, **QUIET) as topic:
         topic.append(b"kept", sync=True)
         since = len(fs.operations)
         topic.append_many([b"perhaps" * 200])
@@ -313,7 +313,7 @@ def test_cut_within_the_recovery_from_a_cut_loses_nothing() -> None:
     cuts = 0
     for state in list(fs.crash_states(since=since))[::5]:
         again = state.files
-        with Topic.open("/topic", files=again):
+        with testing.open_topic("/topic", files=again):
             pass
         for inner, values in recovered(chain(crash_states(state.image, again.operations, random=1))):
             assert values[:1] == [b"kept"], (state, inner)

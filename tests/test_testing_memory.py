@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from conftest import sound
-from loglib import StorageFullError, Topic
+from loglib import StorageFullError, testing
 from loglib.system.files import REAL, Files
 from loglib.testing import MemoryFiles
 
@@ -236,7 +236,7 @@ def test_capacity_makes_writes_short_and_then_fail() -> None:
 
 def test_topic_on_a_full_disk_says_so_and_goes_on_when_there_is_room() -> None:
     files = MemoryFiles(capacity=50_000)
-    with Topic.open("/topic", files=files) as topic:
+    with testing.open_topic("/topic", files=files) as topic:
         with pytest.raises(StorageFullError):
             for _ in range(100):
                 topic.append(b"x" * 1000, sync=True)
@@ -291,7 +291,7 @@ def test_modes_are_kept() -> None:
 
 def test_many_threads_write_one_topic() -> None:
     files = MemoryFiles()
-    with Topic.open("/topic", partitions=2, files=files) as topic:
+    with testing.open_topic("/topic", partitions=2, files=files) as topic:
 
         def run(name: bytes) -> None:
             for number in range(100):

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 
 from builders import calm
-from loglib import Topic
+from loglib import testing
 from loglib.testing import MemoryFiles
 from loglib.testing.strategies import Call, batches, policies, records, workloads
 
@@ -16,7 +16,7 @@ from loglib.testing.strategies import Call, batches, policies, records, workload
 @given(policies(), workloads())
 def test_workload_is_accepted_and_read_back(chosen: dict[str, Any], calls: list[Call]) -> None:
     expected: list[bytes | None] = []
-    with Topic.open("/topic", files=MemoryFiles(), **chosen) as topic:
+    with testing.open_topic("/topic", files=MemoryFiles(), **chosen) as topic:
         for name, arguments in calls:
             getattr(topic, name)(**arguments)
             expected += arguments.get("values", [arguments["value"]] if "value" in arguments else [])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loglib import LogError, Topic
+from loglib import LogError, testing
 from loglib.testing import (
     CHANGES,
     Call,
@@ -27,7 +27,7 @@ from loglib.testing import (
 
 
 def work(files: MemoryFiles | WatchedFiles) -> list[bytes | None]:
-    with Topic.open("/topic", files=files) as topic:
+    with testing.open_topic("/topic", files=files) as topic:
         topic.append(b"x" * 100, sync=True)
         return [record.value for record in topic.read()]
 
@@ -138,6 +138,6 @@ def test_unsynced_files_still_say_what_is_no_file(tmp_path: Path) -> None:
 def test_watched_real_files_are_the_real_ones(tmp_path: Path) -> None:
     files = WatchedFiles()
     assert files.real and not WatchedFiles(MemoryFiles()).real
-    with Topic.open(tmp_path / "topic", files=files) as topic:
+    with testing.open_topic(tmp_path / "topic", files=files) as topic:
         topic.append(b"x", sync=True)
     assert os.path.exists(tmp_path / "topic" / "topic.json")

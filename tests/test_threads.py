@@ -14,7 +14,7 @@ from zlib import crc32
 import pytest
 
 from conftest import MANUAL, QUIET, records_of, sound
-from loglib import FlushPolicy, LogClosedError, OffsetOutOfRangeError, Position, Record, Retention, Topic
+from loglib import FlushPolicy, LogClosedError, OffsetOutOfRangeError, Position, Record, Retention, Topic, testing
 from loglib.reader import Reader
 from loglib.system.turn import Turn
 from loglib.testing import UnsyncedFiles
@@ -219,7 +219,7 @@ def test_log_start_never_moves_back_while_all_lists_and_drops(path: Path) -> Non
             super().unlink(path, **within)
 
     policies = QUIET | {"retention": Retention(age=None, bytes=3 * 4096), "flush": FlushPolicy(5, None, None)}
-    topic = Topic.open(path, files=Slowly(), segment_bytes=4096, batch_records=1, **policies)
+    topic = testing.open_topic(path, files=Slowly(), segment_bytes=4096, batch_records=1, **policies)
     partition, done = topic.partition(0), threading.Event()
     starts: list[int] = []
 
@@ -243,7 +243,7 @@ def test_log_start_never_moves_back_while_all_lists_and_drops(path: Path) -> Non
     assert starts == sorted(starts) and starts[-1] > 0
     assert min(int(each.stem) for each in (path / "0000").glob("*.log")) == partition.log_start_offset
     topic.close()
-    with Topic.open(path, files=UnsyncedFiles()) as topic:
+    with testing.open_topic(path, files=UnsyncedFiles()) as topic:
         assert sound(topic.partition(0)).records == len(list(topic.read())) > 0
 
 
@@ -313,7 +313,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("round_", range(5))
 def test_append_that_meets_a_close_is_in_the_log_or_has_raised(round_: int, path: Path) -> None:
-    topic = Topic.open(path, partitions=2, batch_bytes=300, files=UnsyncedFiles(), **QUIET)
+    topic = testing.open_topic(path, partitions=2, batch_bytes=300, files=UnsyncedFiles(), **QUIET)
     appended: list[Appended] = [{} for _ in range(THREADS)]
     started = threading.Semaphore(0)
 
@@ -422,7 +422,7 @@ def test_threads_that_sync_starved_each_other_and_shared_few_syncs(path: Path) -
             syncs.append(fd)
             time.sleep(0.0003)
 
-    with Topic.open(path, files=Disk(), flush=MANUAL) as topic:
+    with testing.open_topic(path, files=Disk(), flush=MANUAL) as topic:
 
         def append() -> None:
             for _ in range(100):

@@ -30,6 +30,7 @@ from loglib import (
     TopicConfig,
     UnsupportedFormatError,
     WriterFailedError,
+    testing,
 )
 from loglib.append.writer import Writer
 from loglib.system.directory import Directory
@@ -107,11 +108,11 @@ def test_service_whose_code_says_another_retention_did_not_start(path: Path, cap
 
 def test_policies_that_could_not_be_written_down_are_not_gone_by(path: Path) -> None:
     memory = MemoryFiles()
-    Topic.open("/topic", files=memory).close()
+    testing.open_topic("/topic", files=memory).close()
     files = FaultyFiles("rename", inner=memory)
     with pytest.raises(OSError):
-        Topic.open("/topic", files=files, batch_records=9)
-    with Topic.open("/topic", files=files) as topic:
+        testing.open_topic("/topic", files=files, batch_records=9)
+    with testing.open_topic("/topic", files=files) as topic:
         assert topic.config.batch_records == TopicConfig().batch_records
 
 
@@ -238,7 +239,7 @@ def test_policy_that_cannot_be_stored_makes_no_topic(path: Path) -> None:
 
 def test_writer_that_has_failed_is_not_given_other_policies(path: Path) -> None:
     files = FaultyFiles("datasync", inner=MemoryFiles(), armed=False)
-    topic = Topic.open("/topic", files=files, flush=MANUAL)
+    topic = testing.open_topic("/topic", files=files, flush=MANUAL)
     topic.append(b"x")
     files.armed = True
     with pytest.raises(WriterFailedError):
@@ -283,7 +284,7 @@ def test_topic_that_is_removed_while_it_is_opened_is_not_found(path: Path) -> No
                 self.remove_tree(target)
 
     with pytest.raises(FileNotFoundError, match="removed while"):
-        Topic.open(path, files=Removing())
+        testing.open_topic(path, files=Removing())
 
 
 def test_newer_topic_is_refused_by_name(path: Path) -> None:
@@ -611,12 +612,12 @@ def test_topic_that_cannot_be_flushed_at_the_end_leaves_the_others_no_worse(path
     process = start_python(
         """
         import sys
-        from loglib.testing import FaultyFiles
-        from loglib import FlushPolicy, Topic
+        from loglib.testing import FaultyFiles, open_topic
+        from loglib import FlushPolicy
         manual = FlushPolicy(records=None, interval=None, bytes=None)
         files = FaultyFiles("datasync", every=True, armed=False)
         topics = [
-            Topic.open(f"{sys.argv[1]}{n}", flush=manual, **({"files": files} if n == 1 else {})) for n in range(4)
+            open_topic(f"{sys.argv[1]}{n}", flush=manual, **({"files": files} if n == 1 else {})) for n in range(4)
         ]
         for topic in topics:
             topic.append(b"x")
@@ -643,9 +644,10 @@ def test_topic_in_memory_is_reconfigured_there(tmp_path: Path) -> None:
     # The new topic.json was written to the disk, whatever files the topic was on.
     files = MemoryFiles()
     path = tmp_path / "topic"
-    Topic.open(path, files=files, **QUIET).close()
-    Topic.reconfigure(path, files=files, segment_bytes=1 << 20)
-    with Topic.open(path, mode="r", files=files) as topic:
+    testing.open_topic(path, files=files, **QUIET).close()
+    with testing.open_topic(path, files=files) as topic:
+        topic.alter(segment_bytes=1 << 20)
+    with testing.open_topic(path, mode="r", files=files) as topic:
         assert topic.config.segment_bytes == 1 << 20
     assert not path.exists()
 
@@ -783,5 +785,5 @@ def test_more_partitions_than_descriptors_say_how_many_are_needed(tmp_path: Path
 def test_other_failures_while_locks_are_taken_are_what_they_are(path: Path) -> None:
     Topic.open(path).close()
     with pytest.raises(OSError, match="Input/output error") as caught:
-        Topic.open(path, files=FaultyFiles("flock"))
+        testing.open_topic(path, files=FaultyFiles("flock"))
     assert not isinstance(caught.value, LogError)

@@ -32,6 +32,7 @@ from loglib import (
     StorageIOError,
     Topic,
     WriterFailedError,
+    testing,
     transfer,
 )
 from loglib.format.batch import Producer, encode_body
@@ -420,7 +421,7 @@ def test_frame_that_cannot_be_written_is_undone_and_can_be_received_again(
     assert count > 3
     for at in range(1, count + 1):
         files = FaultyFiles("pwritev", at=at, error=error, armed=False)
-        with Topic.open(tmp_path / f"target-{at}", flush=MANUAL, files=files) as target:
+        with testing.open_topic(tmp_path / f"target-{at}", flush=MANUAL, files=files) as target:
             partition = target.partition(0)
             first = partition.append(b"before")
             partition.flush()
@@ -438,7 +439,7 @@ def test_frame_larger_than_a_segment_says_where_to_go_on(source: Topic, tmp_path
     sent, _ = frames_of(source, 0, 1 << 40)
     headers = [header for header, _ in transfer.read_frame(io.BytesIO(sent))]
     files = FaultyFiles("rename", at=2, error=errno.ENOSPC, armed=False)
-    with Topic.open(tmp_path / "small", flush=MANUAL, segment_bytes=8192, files=files) as target:
+    with testing.open_topic(tmp_path / "small", flush=MANUAL, segment_bytes=8192, files=files) as target:
         partition = target.partition(0)
         files.armed = True
         with pytest.raises(StorageFullError) as caught:
@@ -457,7 +458,7 @@ def test_flush_that_fails_after_a_frame_says_that_it_is_in(source: Topic, tmp_pa
     headers = [header for header, _ in transfer.read_frame(io.BytesIO(sent))]
     files = FaultyFiles("datasync", armed=False)
     policy = FlushPolicy(records=1, interval=None, bytes=None)
-    with Topic.open(tmp_path / "failing", flush=policy, files=files) as target:
+    with testing.open_topic(tmp_path / "failing", flush=policy, files=files) as target:
         files.armed = True
         with pytest.raises(WriterFailedError) as caught:
             target.partition(0).receive(io.BytesIO(sent))
@@ -675,7 +676,7 @@ def test_receiver_that_went_away_is_no_storage_error(source: Topic) -> None:
 def test_receiver_that_goes_away_between_frame_and_batches_is_no_storage_error(source: Topic, tmp_path: Path) -> None:
     files = FaultyFiles("sendfile", error=errno.EPIPE)
     with (
-        Topic.open(tmp_path / "source", mode="r", files=files) as reader,
+        testing.open_topic(tmp_path / "source", mode="r", files=files) as reader,
         (tmp_path / "to").open("wb") as file,
         pytest.raises(BrokenPipeError),
     ):

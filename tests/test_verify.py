@@ -9,7 +9,7 @@ import pytest
 
 from builders import forged, resealed_segment, spoil
 from conftest import NOW, last_segment, sound, tree, values_of
-from loglib import CorruptLogError, LogError, Retention, Topic
+from loglib import CorruptLogError, LogError, Retention, Topic, testing
 from loglib.format.watermark import encode_new, newest
 from loglib.segment import Identity
 from loglib.testing import UnsyncedFiles
@@ -127,7 +127,7 @@ def test_check_that_retention_overtakes_begins_again(what: str, open_topic: Open
                 topic.retain()
             return super().open_read(path, **within)
 
-    with Topic.open(path, mode="r", files=Overtaken()) as reading:
+    with testing.open_topic(path, mode="r", files=Overtaken()) as reading:
         report = getattr(reading.partition(0), what)()
     assert Overtaken.done and report.segments == 1 and not report.damage
 
@@ -149,7 +149,7 @@ def test_damage_that_retention_has_dropped_meanwhile_is_not_reported(open_topic:
                     topic.retain()
             return fd
 
-    with Topic.open(path, mode="r", files=Overtaken()) as reading:
+    with testing.open_topic(path, mode="r", files=Overtaken()) as reading:
         report = reading.partition(0).verify()
     assert Overtaken.opened == 4 and report.segments == 1 and not report.damage
 
@@ -163,7 +163,9 @@ def test_file_that_vanishes_without_retention_is_no_reason_to_begin_again(open_t
                 raise FileNotFoundError(2, "gone", path)
             return super().open_read(path, **within)
 
-    with Topic.open(path, mode="r", files=Vanishing()) as reading, pytest.raises(CorruptLogError, match="no file"):
+    with testing.open_topic(
+        path, mode="r", files=Vanishing()
+    ) as reading, pytest.raises(CorruptLogError, match="no file"):
         sound(reading.partition(0))
 
 
@@ -301,7 +303,7 @@ def test_slot_that_is_being_written_is_no_damage(open_topic: Open, path: Path) -
                     return b"?" + content[1:]
             return content
 
-    with Topic.open(path, mode="r", files=Torn()) as topic:
+    with testing.open_topic(path, mode="r", files=Torn()) as topic:
         assert topic.verify().damage == ()
     assert Torn.reads == 2
 
@@ -319,7 +321,7 @@ def test_check_beside_a_writer_that_rolls_finds_no_fault(open_topic: Open, path:
             topic.append(b"three", sync=True)
             return super().sizes(directory) | before
 
-    with Topic.open(path, mode="r", files=Slow()) as reading:
+    with testing.open_topic(path, mode="r", files=Slow()) as reading:
         assert sound(reading.partition(0)).damage == ()
 
 
@@ -341,7 +343,7 @@ def test_retention_in_the_midst_of_the_batches_begins_the_check_again(when: int,
                     topic.retain()
             return fd
 
-    with Topic.open(path, mode="r", files=Overtaken()) as reading:
+    with testing.open_topic(path, mode="r", files=Overtaken()) as reading:
         report = reading.verify()
     assert Overtaken.opened >= when and (report.segments, report.damage) == (1, ())
 

@@ -18,6 +18,7 @@ from loglib import (
     StorageIOError,
     Topic,
     WriterFailedError,
+    testing,
 )
 from loglib.segment import HEADER_BYTES
 from loglib.testing import FaultyFiles, FullDisk, ShortWrites
@@ -127,7 +128,7 @@ def test_file_that_cannot_be_cut_back_poisons_the_writer(open_topic: Open) -> No
 def test_disk_that_fills_at_any_byte_never_shows_a_failed_record(open_topic: Open, path: Path) -> None:
     open_topic().close()
     files = FullDisk(room=1 << 30)
-    topic = Topic.open(path, files=files)
+    topic = testing.open_topic(path, files=files)
     topic.append(b"first", sync=True)
     expected: list[bytes | None] = [b"first"]
     for room in range(0, 700, 13):
@@ -147,7 +148,7 @@ def test_disk_that_fills_at_any_byte_never_shows_a_failed_record(open_topic: Ope
             with pytest.raises(WriterFailedError):
                 topic.close()
             expected += appended
-            topic = Topic.open(path, files=files)
+            topic = testing.open_topic(path, files=files)
         files.room = 1 << 30
         assert values_of(topic) == expected
     assert len(expected) > 10
@@ -159,7 +160,7 @@ def test_disk_that_fills_while_rolling_costs_the_failing_records_only(open_topic
     outcomes = set()
     for room in range(0, 8000, 400):
         files = FullDisk(room=1 << 30)
-        topic = Topic.open(path, files=files)
+        topic = testing.open_topic(path, files=files)
         expected = [*values_of(topic), b"a" * 3000]
         topic.append(b"a" * 3000, sync=True)
         topic.append(b"b" * 3000)

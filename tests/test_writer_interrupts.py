@@ -9,7 +9,7 @@ import pytest
 
 from conftest import QUIET, sound, values_of
 from interrupts import Interrupter, every_point
-from loglib import FlushPolicy, Topic
+from loglib import FlushPolicy, Topic, testing
 from loglib.format.columns import Columns
 from loglib.testing import Call, RecordingFiles, UnsyncedFiles
 
@@ -68,7 +68,7 @@ def interrupt_everywhere(
 
     def once(interrupter: Interrupter) -> bool:
         shutil.rmtree(path, ignore_errors=True)
-        topic = Topic.open(path, files=UnsyncedFiles(), **(QUIET | policies))
+        topic = testing.open_topic(path, files=UnsyncedFiles(), **(QUIET | policies))
         topic.append(OLD[0], sync=True)
         topic.append_many(OLD[1:2], partition=0, producer=("p", 1))
         topic.append(OLD[2])
@@ -90,7 +90,7 @@ def interrupt_everywhere(
             expected = [[*OLD, *new[:count], b"later"] for count in range(cut)] or [[*OLD, *new, b"later"]]
             assert values_of(topic) in expected, interrupter.where
             topic.close()
-        with Topic.open(path, files=UnsyncedFiles()) as topic:
+        with testing.open_topic(path, files=UnsyncedFiles()) as topic:
             recovery = topic.partition(0).recovery
             assert recovery is not None and recovery.clean, interrupter.where
             assert values_of(topic) in expected, interrupter.where

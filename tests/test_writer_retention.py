@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import NOW, crash_copy, once_each, sound, values_of
-from loglib import OffsetOutOfRangeError, Retention, Topic
+from loglib import OffsetOutOfRangeError, Retention, Topic, testing
 from loglib.index import SegmentIndex
 from loglib.testing import RecordingFiles, UnsyncedFiles
 
@@ -64,7 +64,7 @@ def test_retention_that_dies_anywhere_leaves_no_gap(open_topic: Open, path: Path
         at += 1
         copy = crash_copy(path, tmp_path / "copy")
         dying = DyingFiles(1 << 30)
-        topic = Topic.open(copy, files=dying, retention=None)
+        topic = testing.open_topic(copy, files=dying)
         dying.changes, dying.at = 0, at
         died = False
         try:

@@ -52,11 +52,16 @@ def names(files: Files, directory: str) -> list[str]:
     )  # fmt: skip
 
 
-def topics(directory: str | os.PathLike[str], *, files: Files = REAL) -> list[TopicInfo]:
+def topics(directory: str | os.PathLike[str]) -> list[TopicInfo]:
     """The topics in a directory, sorted by name; an empty list if there are none, or no such directory.
 
     A topic that is damaged is listed with its error.
     """
+    return describe_all(REAL, directory)
+
+
+def describe_all(files: Files, directory: str | os.PathLike[str]) -> list[TopicInfo]:
+    """The same on other files."""
     absolute = os.path.abspath(os.fsdecode(directory))
     return [_describe(files, name, os.path.join(absolute, name)) for name in names(files, absolute)]
 

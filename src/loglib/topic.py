@@ -78,7 +78,7 @@ from .system.files import REAL, Files
 from .system.mounts import network_file_system
 from .verify import VerifyReport, verify_description, verify_log
 
-__all__ = ["Topic"]
+__all__ = ["Topic", "open_topic"]
 
 logger = logging.getLogger("loglib")
 
@@ -151,8 +151,6 @@ class Topic(Shown):
         shared: bool = False,
         mode: Literal["a", "r"] = "a",
         create: bool = True,
-        files: Files = REAL,
-        clock: Callable[[], int] = SYSTEM,
     ) -> Topic:
         """Open the topic in the directory `path`. The name of the directory is the name of the topic.
 
@@ -189,68 +187,42 @@ class Topic(Shown):
         - `producer_expiry`: timedelta, by default 7 days. A producer's last number is forgotten when it has been
           silent for so long. None: never.
 
-        For simulations and tests there are `files`, the file system (see `loglib.testing`), and `clock`, a
-        function for the time of day in microseconds UTC, whose time is believed, or a `loglib.system.clock.Clock`.
+        `loglib.testing.open_topic` opens a topic on simulated files, or by a simulated clock.
 
         Raises `FileNotFoundError` where there is no topic, for mode="r" or create=False; `LockedError` if
         another writer has it; `CorruptLogError` if promised data is damaged; `UnsupportedFormatError` if a
         newer loglib has made it; `ConfigConflictError` for another number of partitions or partitioner, and for
         any other policy that differs with mode="r"; `ValueError` and `TypeError` for what makes no sense.
         """
-        if mode not in ("a", "r"):
-            raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
         given: dict[str, Any] = {
-            "partitions": partitions, "flush": flush, "retention": retention, "segment_bytes": segment_bytes,
-            "compression": compression, "durability": durability, "batch_bytes": batch_bytes,
-            "batch_records": batch_records, "max_record_bytes": max_record_bytes, "permissions": permissions,
-            "partitioner": None if partitioner is None else name_of(partitioner),
+            "flush": flush, "retention": retention, "segment_bytes": segment_bytes, "compression": compression,
+            "durability": durability, "batch_bytes": batch_bytes, "batch_records": batch_records,
+            "max_record_bytes": max_record_bytes, "permissions": permissions,
         }  # fmt: skip
         given = {name: value for name, value in given.items() if value is not None}
         if segment_age is not ...:
             given["segment_age"] = segment_age
         if producer_expiry is not ...:
             given["producer_expiry"] = producer_expiry
-        absolute = topic_path(path)
-        described = description.read(files, absolute)
-        if described is None:
-            if mode == "r" or not create:
-                raise FileNotFoundError(errno.ENOENT, _what_is_here(files, absolute, mode), absolute)
-            description.create(files, absolute, TopicConfig(**given), now=clock())
-            described = description.read(files, absolute)
-        if described is None:
-            raise FileNotFoundError(errno.ENOENT, "the topic was removed while it was opened", absolute)
-        log_id, config = described
-        changed = {name: value for name, value in given.items() if value != getattr(config, name)}
-        for name, value in changed.items():
-            if name in FIXED or mode == "r":
-                raise ConfigConflictError(absolute, name, value, getattr(config, name), fixed=name in FIXED)
-        function = partitioner if callable(partitioner) else BUILT_IN.get(config.partitioner)
-        topic = cls(
-            absolute, log_id, config,
-            mode=mode, shared=shared, partitioner=function, files=files, clock=clock,
+        return open_topic(
+            path, mode=mode, shared=shared, create=create, partitions=partitions, partitioner=partitioner,
+            **cast(Policies, given),
         )  # fmt: skip
-        if changed:
-            try:
-                topic.alter(**cast(Policies, changed))
-            except BaseException:
-                topic.close()
-                raise
-        return topic
 
     @classmethod
-    def reconfigure(cls, path: str | os.PathLike[str], *, files: Files = REAL, **policies: Unpack[Policies]) -> None:
+    def reconfigure(cls, path: str | os.PathLike[str], **policies: Unpack[Policies]) -> None:
         """Change policies of a topic that no writer has open: `alter` without anything else."""
-        with cls.open(path, files=files) as topic:
+        with cls.open(path) as topic:
             topic.alter(**policies)
 
     @staticmethod
-    def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
+    def delete(path: str | os.PathLike[str]) -> None:
         """Delete a topic with all its records and groups. Nothing brings it back.
 
         Raises `FileNotFoundError` if there is no topic, `LockedError` if a writer has it, and `GroupBusyError`
         if a group that is kept with it has members. Readers get `LogMovedError`.
         """
-        store.delete(path, files=files)
+        store.delete(path)
 
     def __enter__(self) -> Topic:
         return self
@@ -740,6 +712,58 @@ class Topic(Shown):
             self.path, f"others: all {count} partitions are taken, the last by {refused.holder}",
             advice="append again when one of them has closed it, or use a topic with more partitions",
         )  # fmt: skip
+
+
+def open_topic(
+    path: str | os.PathLike[str],
+    *,
+    files: Files = REAL,
+    clock: Callable[[], int] = SYSTEM,
+    mode: Literal["a", "r"] = "a",
+    shared: bool = False,
+    create: bool = True,
+    partitions: int | None = None,
+    partitioner: Literal["crc32", "murmur2"] | Partitioner | None = None,
+    **policies: Unpack[Policies],
+) -> Topic:
+    """`Topic.open` on simulated files, or by a simulated clock: for simulations and tests.
+
+    `files` is a file system, such as those of `loglib.testing`. `clock` is a function that returns the time of
+    day in microseconds UTC, which is believed, or a `loglib.system.clock.Clock`. All else is as in `Topic.open`.
+    """
+    if mode not in ("a", "r"):
+        raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
+    given: dict[str, Any] = {**policies}
+    if partitions is not None:
+        given["partitions"] = partitions
+    if partitioner is not None:
+        given["partitioner"] = name_of(partitioner)
+    absolute = topic_path(path)
+    described = description.read(files, absolute)
+    if described is None:
+        if mode == "r" or not create:
+            raise FileNotFoundError(errno.ENOENT, _what_is_here(files, absolute, mode), absolute)
+        description.create(files, absolute, TopicConfig(**given), now=clock())
+        described = description.read(files, absolute)
+    if described is None:
+        raise FileNotFoundError(errno.ENOENT, "the topic was removed while it was opened", absolute)
+    log_id, config = described
+    changed = {name: value for name, value in given.items() if value != getattr(config, name)}
+    for name, value in changed.items():
+        if name in FIXED or mode == "r":
+            raise ConfigConflictError(absolute, name, value, getattr(config, name), fixed=name in FIXED)
+    function = partitioner if callable(partitioner) else BUILT_IN.get(config.partitioner)
+    topic = Topic(
+        absolute, log_id, config,
+        mode=mode, shared=shared, partitioner=function, files=files, clock=clock,
+    )  # fmt: skip
+    if changed:
+        try:
+            topic.alter(**cast(Policies, changed))
+        except BaseException:
+            topic.close()
+            raise
+    return topic
 
 
 def _what_is_here(files: Files, path: str, mode: str) -> str:

@@ -36,7 +36,7 @@ from unittest import mock
 
 from account import Account, Broken
 
-from loglib import FlushPolicy, LogError, Retention, StorageFullError, Topic, description, segment
+from loglib import FlushPolicy, LogError, Retention, StorageFullError, Topic, description, segment, testing
 from loglib.append.partitioner import by_crc32
 from loglib.append.writer import Writer
 from loglib.arguments import record_columns
@@ -187,7 +187,7 @@ class World:
         self.open()
 
     def open(self) -> None:
-        self.topic = Topic.open(PATH, files=self.fs, clock=_clock)
+        self.topic = testing.open_topic(PATH, files=self.fs, clock=_clock)
 
     @property
     def now(self) -> int:
@@ -438,7 +438,7 @@ def made(files: MemoryFiles, config: TopicConfig) -> Iterator[Topic]:
     """A new topic with a fixed log id."""
     with mock.patch.object(uuid, "uuid4", return_value=LOG_ID):
         description.create(files, PATH, config, now=NOW)
-    topic = Topic.open(PATH, files=files, clock=_clock)
+    topic = testing.open_topic(PATH, files=files, clock=_clock)
     try:
         yield topic
     finally:
@@ -655,13 +655,14 @@ def judge_making(judge: Judge, workload: Workload) -> None:
         return uuid.UUID(int=next(numbers))
 
     with mock.patch.object(uuid, "uuid4", next_id):
-        with Topic.open(path, files=fs, clock=_clock, **policies) as topic:
+        with testing.open_topic(path, files=fs, clock=_clock, **policies) as topic:
             topic.append(b"one", partition=0, sync=True)
             if workload.durability == "disk":
                 promised.append((len(fs.operations), [b"one"]))
             topic.append(b"two", partition=0)
         promised.append((len(fs.operations), [b"one", b"two"]))
-        Topic.reconfigure(path, files=fs, segment_bytes=1 << 20)
+        with testing.open_topic(path, files=fs) as topic:
+            topic.alter(segment_bytes=1 << 20)
         seen: set[tuple[int, int]] = set()
         for state in fs.crash_states(mode=workload.mode, seed=workload.seed):
             digest = state.image.digest(leaving_out=LEFT_OUT)
@@ -682,7 +683,7 @@ def judge_made(files: CrashFS, path: str, policies: dict[str, Any], least: list[
     expected = least
     try:
         for again in (False, True):
-            with Topic.open(path, files=files, clock=_clock, **policies) as topic:
+            with testing.open_topic(path, files=files, clock=_clock, **policies) as topic:
                 values = [record.value or b"" for record in topic.partition(0).read()]
                 if values != expected and (again or values[: len(least)] != least or values != _MADE[: len(values)]):
                     raise Failure("lost", f"{values} are left, {expected} were promised")

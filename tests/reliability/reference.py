@@ -15,7 +15,7 @@ from typing import Any
 from account import Account, by_value, failed, returned
 
 from conftest import QUIET, crash_copy, last_segment, open_files, sound
-from loglib import CorruptLogError, LogError, OffsetRange, Topic, UnsupportedFormatError, WriterFailedError
+from loglib import CorruptLogError, LogError, OffsetRange, Topic, UnsupportedFormatError, WriterFailedError, testing
 from loglib.system.files import REAL, Files
 
 __all__ = ["POLICIES", "STEPS", "Kept", "Reference", "accounts_of"]
@@ -32,7 +32,7 @@ class Kept:
 
     def open(self) -> Topic:
         if self.topic is None:
-            topic = Topic.open(self.path, files=self.files, **self.policies)
+            topic = testing.open_topic(self.path, files=self.files, **self.policies)
             try:
                 self.settle(topic)
             except BaseException:
@@ -105,12 +105,12 @@ class Kept:
         if not (self.path / "topic.json").exists():
             assert not any(account.promised() for account in self.accounts), f"{self.path} is gone"
             return
-        with Topic.open(self.path, files=REAL) as topic:
+        with testing.open_topic(self.path, files=REAL) as topic:
             self.settle(topic)
             for partition, account in zip(topic.partitions, self.accounts, strict=True):
                 sound(partition)
                 account.returned([partition.append(b"last", sync=True).offset], [b"last"])
-        with Topic.open(self.path, mode="r", files=REAL) as topic:
+        with testing.open_topic(self.path, mode="r", files=REAL) as topic:
             self.settle(topic)
 
 
@@ -261,7 +261,7 @@ class Reference:
             self.crashed.close()
 
     def read_only(self) -> None:
-        with Topic.open(self.main.path, mode="r", files=self.files) as topic:
+        with testing.open_topic(self.main.path, mode="r", files=self.files) as topic:
             for partition, account in zip(topic.partitions, self.main.accounts, strict=True):
                 account.judge(list(partition.read()))
 

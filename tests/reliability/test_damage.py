@@ -25,7 +25,16 @@ import pytest
 
 from builders import BODY_AT, describe
 from conftest import NOW, QUIET, Clock
-from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Record, Topic, description
+from loglib import (
+    CorruptLogError,
+    InvalidOffsetError,
+    LogError,
+    OffsetOutOfRangeError,
+    Record,
+    Topic,
+    description,
+    testing,
+)
 from loglib.config import TopicConfig
 from loglib.cursor import Cursor
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES, newest
@@ -64,7 +73,7 @@ class Lab:
         self._fill()
         self.whole = self.files.tree()
         assert len(self.whole[SEGMENT]) == SEGMENT_BYTES
-        self.topic = Topic.open(TOPIC, mode="r", files=self.files, clock=self.clock)
+        self.topic = testing.open_topic(TOPIC, mode="r", files=self.files, clock=self.clock)
         self.log = self.topic.partition(0)._access.log
         self.mark = self.log.mark()
         self.end, self.last = self.mark.flushed_end, self.mark.flushed_tail
@@ -77,7 +86,7 @@ class Lab:
         self._fds = {path: self.files.open_write(path) for path in (SEGMENT, WATERMARK, DESCRIPTION)}
 
     def _open(self, **policies: Any) -> Topic:
-        return Topic.open(TOPIC, files=self.files, clock=self.clock, **policies)
+        return testing.open_topic(TOPIC, files=self.files, clock=self.clock, **policies)
 
     def _fill(self) -> None:
         """Batches of many sizes with every kind of column, in every codec."""
@@ -200,7 +209,7 @@ def check_as_a_program_would(where: Lab, lost: range, path: str, near: range, wh
     assert report.records == len(where.records_outside(lost)), what
     same(where.files.tree(), before, what)
     try:
-        Topic.open(TOPIC, files=where.files, clock=where.clock).close()
+        testing.open_topic(TOPIC, files=where.files, clock=where.clock).close()
     except CorruptLogError:
         same(without_lock(where.files.tree()), without_lock(before), what)
     else:  # the damage lies below the end, where opening does not look: it must stay
@@ -301,7 +310,7 @@ def test_no_flip_in_the_watermark_moves_a_mark() -> None:
         if done % SAMPLE == 0:
             where.patch(WATERMARK, at, bytes(content[at : at + 1]))
             same(list(where.topic.read()), where.records, what)
-            Topic.open(TOPIC, files=where.files, clock=where.clock).close()
+            testing.open_topic(TOPIC, files=where.files, clock=where.clock).close()
             same(where.files.tree()[SEGMENT], where.whole[SEGMENT], what)
             where.restore(WATERMARK)
     counts.count("G3", flips=done, verified=told, undetected=0, wrong=0)
@@ -316,7 +325,7 @@ def test_watermark_of_any_length_gives_the_mark_or_what_the_batches_prove() -> N
         assert mark.flushed_end == (where.end if size >= SLOT_BYTES else proven), size
         assert where.topic.partition(0).verify().damage[0].path == WATERMARK, size
         if size % 997 == 0:
-            with Topic.open(TOPIC, files=where.files, clock=where.clock) as topic:
+            with testing.open_topic(TOPIC, files=where.files, clock=where.clock) as topic:
                 same(list(topic.read()), where.records, f"all records after a watermark of {size} bytes")
         where.restore(WATERMARK)
     counts.count("G3", truncations=size + 1, undetected=0, wrong=0)
@@ -367,7 +376,7 @@ def test_no_truncation_of_a_segment_is_taken_for_its_end() -> None:
             same(list(where.topic.read(on_gap="skip")), where.records_outside(lost), what)
             before = where.files.tree()
             with pytest.raises(CorruptLogError):
-                Topic.open(TOPIC, files=where.files, clock=where.clock)
+                testing.open_topic(TOPIC, files=where.files, clock=where.clock)
             same(without_lock(where.files.tree()), without_lock(before), what)
     where.restore(SEGMENT)
     counts.count("G3", truncations=done, undetected=0, wrong=0)
@@ -449,7 +458,7 @@ def test_writer_that_meets_damage_below_the_end_touches_nothing(watermark: str) 
             before = where.files.tree()
             what = f"batch {index}, byte {at}"
             try:
-                Topic.open(TOPIC, files=where.files, clock=where.clock).close()
+                testing.open_topic(TOPIC, files=where.files, clock=where.clock).close()
             except CorruptLogError:
                 same(without_lock(where.files.tree()), without_lock(before), what)
                 refused += 1

@@ -21,7 +21,7 @@ from counts import count, scale
 from processes import together, wait
 
 from conftest import records_of
-from loglib import FlushPolicy, ForkedHandleError, Retention, Topic
+from loglib import FlushPolicy, ForkedHandleError, Retention, Topic, testing
 from loglib.testing import UnsyncedFiles
 
 pytestmark = pytest.mark.reliability
@@ -37,7 +37,7 @@ class Parent:
         self.stop = threading.Event()
         self.failures: list[BaseException] = []
         self.appended = [0] * THREADS
-        self.topic = Topic.open(
+        self.topic = testing.open_topic(
             path, partitions=2, flush=policy, segment_bytes=20_000, files=UnsyncedFiles(), retention=Retention(age=None)
         )
         self.reading = Topic.open(path, mode="r")
@@ -71,7 +71,7 @@ class Parent:
         self.reading.partition(0).segments  # lists the directory
 
     def open_and_close(self) -> None:
-        with Topic.open(self.other, files=UnsyncedFiles()) as topic:
+        with testing.open_topic(self.other, files=UnsyncedFiles()) as topic:
             topic.append(b"x", sync=True)
 
     def finish(self) -> None:
@@ -141,8 +141,8 @@ def fork_at_random_moments(path: Path, policy: FlushPolicy, forks: int, seed: in
     if staying == 0:
         signal.pause()
     parent.finish()
-    Topic.open(path, files=UnsyncedFiles()).close()
-    Topic.open(parent.other, files=UnsyncedFiles()).close()
+    testing.open_topic(path, files=UnsyncedFiles()).close()
+    testing.open_topic(parent.other, files=UnsyncedFiles()).close()
     os.kill(staying, signal.SIGKILL)
     wait(staying)
 

@@ -21,7 +21,7 @@ import pytest
 from account import Account
 from crash_engine import LEFT_OUT, NOW, PATH, DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload, made
 
-from loglib import Group, LogError, Topic, reset_group
+from loglib import Group, LogError, reset_group, testing
 from loglib.groups import group as group_module
 from loglib.groups import offsets
 from loglib.groups.offsets import Offsets, _MemberLog
@@ -50,7 +50,7 @@ class World:
         self.commits = Account([standing])  # each is there as a whole or not at all
         self.commits.promise()
         self.members: list[Group] = []
-        self.topic = Topic.open(PATH, mode="r", files=self.fs, clock=lambda: NOW)
+        self.topic = testing.open_topic(PATH, mode="r", files=self.fs, clock=lambda: NOW)
         self.places = [[0, *(record.next_offset for record in partition.read())] for partition in self.topic.partitions]
 
     def states(self, *, since: int = 0) -> Iterator[CrashState]:
@@ -137,7 +137,7 @@ def kill(world: World) -> None:
     """Kill the process: its unsynced operations are still pending, and its locks are gone."""
     world.close()
     world.members = []
-    world.topic = Topic.open(PATH, mode="r", files=world.fs, clock=lambda: NOW)
+    world.topic = testing.open_topic(PATH, mode="r", files=world.fs, clock=lambda: NOW)
     join(world)
 
 
@@ -180,7 +180,7 @@ def standing_of(group: Group) -> Standing:
 def found_in(files: CrashFS) -> Standing:
     """What a member that joins after the crash finds. The member must be able to continue and to commit."""
     try:
-        with Topic.open(PATH, mode="r", files=files, clock=lambda: NOW) as topic:
+        with testing.open_topic(PATH, mode="r", files=files, clock=lambda: NOW) as topic:
             with topic.group("etl", member="next", commit="manual") as group:
                 found = standing_of(group)
                 group.poll()

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from builders import IDENTITY, LOG_ID, NOW, a_mark, calm, describe, make_topic, resealed_segment
 from conftest import QUIET, Clock, run_python, sound, tree
-from loglib import LogError, Topic
+from loglib import LogError, Topic, testing
 from loglib.arguments import check_names
 from loglib.config import TopicConfig
 from loglib.format.jumps import added
@@ -181,7 +181,7 @@ def test_forged_partitions_give_errors_of_the_library_and_no_others(shard: int) 
 
 def read_in_every_way(files: CrashFS, random: Draw) -> int:
     refused, before = 0, files.tree()
-    with Topic.open(TOPIC, mode="r", files=files) as topic:
+    with testing.open_topic(TOPIC, mode="r", files=files) as topic:
         for each in USES:
             try:
                 each(topic, random)
@@ -194,7 +194,7 @@ def read_in_every_way(files: CrashFS, random: Draw) -> int:
 def write_once(files: CrashFS) -> int:
     before = files.tree()
     try:
-        topic = Topic.open(TOPIC, files=files, clock=Clock())
+        topic = testing.open_topic(TOPIC, files=files, clock=Clock())
     except LogError:
         after = files.tree()
         after.pop(f"{TOPIC}/0000/lock", None)
@@ -214,7 +214,7 @@ def test_whatever_a_peer_sends_the_log_stays_readable() -> None:
     """Batches that are refused leave nothing behind; batches that are accepted are read like any others."""
     done, taken = counts.scale(4000), 0
     files = CrashFS()
-    with Topic.open(TOPIC, files=files, clock=Clock(), **QUIET) as topic:
+    with testing.open_topic(TOPIC, files=files, clock=Clock(), **QUIET) as topic:
         partition = topic.partition(0)
         for number in range(done):
             random = Random(f"peer {number}").random

@@ -25,7 +25,7 @@ import pytest
 from builders import BODY_AT
 from conftest import NOW, QUIET, Clock, sound
 from forgery import Known, columns_with, compressed_forgery, passing
-from loglib import CorruptLogError, InvalidOffsetError, Record, Topic
+from loglib import CorruptLogError, InvalidOffsetError, Record, Topic, testing
 from loglib import segment as segments
 from loglib.format.batch import Header, parse_header
 from loglib.format.columns import Columns
@@ -76,7 +76,7 @@ class Story:
         self.payloads = 0
         log_id = uuid.UUID(int=random.getrandbits(128))
         with mock.patch.object(uuid, "uuid4", lambda: log_id):  # otherwise the checksums would differ each time
-            self.topic = Topic.open(TOPIC, files=self.files, clock=self.clock, **self.policies)
+            self.topic = testing.open_topic(TOPIC, files=self.files, clock=self.clock, **self.policies)
         self.identity = Identity.of(self.topic.log_id, 0)
         self._marked()
         for _ in range(random.randrange(6, 16)):
@@ -102,7 +102,7 @@ class Story:
                 partition.roll()
             case 1:
                 self.topic.close()
-                self.topic = Topic.open(TOPIC, files=self.files, clock=self.clock)
+                self.topic = testing.open_topic(TOPIC, files=self.files, clock=self.clock)
             case 2 if len(partition.segments) > 2:
                 base = partition.segments[1].base_offset
                 partition._access.writer().drop_before(base)
@@ -318,7 +318,7 @@ def received(topic: Topic, most: int) -> list[tuple[Any, ...]]:
         stream = BytesIO(os.pread(pipe, size, 0))
     finally:
         os.close(pipe)
-    with Topic.open("/logs/receiver", files=CrashFS(), clock=Clock(), **QUIET) as receiver:
+    with testing.open_topic("/logs/receiver", files=CrashFS(), clock=Clock(), **QUIET) as receiver:
         while receiver.partition(0).receive(stream):
             pass
         receiver.flush()
@@ -337,7 +337,7 @@ def on_disk(tree: Tree, path: Path) -> Path:
 
 
 def opened(tree: Tree, clock: Clock, **arguments: Any) -> Topic:
-    return Topic.open(TOPIC, files=CrashFS(Image.of(tree)), clock=clock, **arguments)
+    return testing.open_topic(TOPIC, files=CrashFS(Image.of(tree)), clock=clock, **arguments)
 
 
 # --- the tests ---------------------------------------------------------------------------------------
@@ -552,7 +552,7 @@ class Recovery:
         self._read_before(tree, kept)
         files = CrashFS(Image.of(tree))
         try:
-            topic = Topic.open(TOPIC, files=files, clock=story.clock)
+            topic = testing.open_topic(TOPIC, files=files, clock=story.clock)
         except CorruptLogError as error:
             if not refusable:
                 raise AssertionError(f"falsely damaged: {error}") from error
@@ -561,7 +561,7 @@ class Recovery:
             return
         with topic:
             self._go_on(topic, kept)
-        with Topic.open(TOPIC, mode="r", files=files, clock=story.clock) as topic:
+        with testing.open_topic(TOPIC, mode="r", files=files, clock=story.clock) as topic:
             same([record.value for record in topic.read()][-2:], [b"more", b"and more"], "what was appended")
 
     def _read_before(self, tree: Tree, kept: list[Stored]) -> None:
@@ -627,7 +627,7 @@ def to_write(topic: Topic) -> object:
 def costs_of(value: bytes) -> dict[str, tuple[int, int]]:
     """The cost of lookups in a log with two such values between small ones: (headers read, bytes read)."""
     files = CrashFS()
-    with Topic.open(TOPIC, files=files, clock=Clock(), **QUIET) as topic:
+    with testing.open_topic(TOPIC, files=files, clock=Clock(), **QUIET) as topic:
         for number, each in enumerate((b"small", value, b"small", value, b"small")):
             last = topic.append(each, timestamp=NOW + number)
             topic.flush()
@@ -654,7 +654,7 @@ def cost(tree: Tree, use: Callable[[Topic], object], **arguments: Any) -> tuple[
     files = CountingFiles(Image.of(tree))
     with mock.patch.object(segments, "parse_header", wraps=parse_header) as looks:
         try:
-            with Topic.open(TOPIC, files=files, clock=Clock(), **arguments) as topic:
+            with testing.open_topic(TOPIC, files=files, clock=Clock(), **arguments) as topic:
                 use(topic)
         except CorruptLogError:
             pass

@@ -23,7 +23,7 @@ from processes import shared, together
 
 from conftest import QUIET, open_files, records_of, sound, values_of
 from interrupts import Interrupter, every_line
-from loglib import Batch, Record, Retention, Topic
+from loglib import Batch, Record, Retention, Topic, testing
 from loglib.testing import UnsyncedFiles
 from test_writer_interrupts import ACTIONS, POLICIES, interrupt_everywhere
 
@@ -82,14 +82,14 @@ class World:
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(template, path)
         self.path = path
-        self.topic = Topic.open(path, files=UnsyncedFiles())
+        self.topic = testing.open_topic(path, files=UnsyncedFiles())
         self.reading = Topic.open(path, mode="r")
         self.reader = self.reading.read()
         self.first = self.reader.poll(max_records=3)
         self.got: list[Record | Batch] = []  # got by the call, after the first record
         self.told = self.reader.tell()
         self.frames = path.parent / "frames"
-        self.other = Topic.open(path.parent / "other", files=UnsyncedFiles(), partitions=2, **QUIET)
+        self.other = testing.open_topic(path.parent / "other", files=UnsyncedFiles(), partitions=2, **QUIET)
 
     def close(self) -> None:
         for each in (self.reader, self.reading, self.topic, self.other):
@@ -98,7 +98,7 @@ class World:
 
 
 def make(template: Path) -> None:
-    with Topic.open(
+    with testing.open_topic(
         template, files=UnsyncedFiles(), partitions=2, segment_bytes=4096, batch_records=2, batch_bytes=2000, **QUIET
     ) as topic:
         for partition, values in enumerate(VALUES):
@@ -235,7 +235,7 @@ def test_interrupt_at_any_line_of_a_call_leaves_everything_in_order(call: Callab
         world = None  # type: ignore[assignment]
         gc.collect()  # objects that an interrupted frame has left
         assert len(open_files()) <= len(before) + 2, where  # those that were being opened or closed
-        with Topic.open(path, files=UnsyncedFiles()) as topic:
+        with testing.open_topic(path, files=UnsyncedFiles()) as topic:
             assert all(each.recovery is not None and each.recovery.clean for each in topic.partitions), where
             look_at_the_topic(topic, where, dropped=call is retain, more=[b"later"])
         return True
@@ -283,7 +283,7 @@ def test_interrupt_at_any_line_of_opening_leaves_the_lock_free_and_the_log_whole
         state(path)
         opened: list[Topic] = []
         try:
-            interrupter.run(lambda: opened.append(Topic.open(path, files=UnsyncedFiles(), partitions=2)))
+            interrupter.run(lambda: opened.append(testing.open_topic(path, files=UnsyncedFiles(), partitions=2)))
         except KeyboardInterrupt:
             where = interrupter.where
         else:
@@ -294,7 +294,7 @@ def test_interrupt_at_any_line_of_opening_leaves_the_lock_free_and_the_log_whole
         opened.clear()
         gc.collect()
         assert len(open_files()) <= len(before) + 2, where  # those that were being opened or closed
-        with Topic.open(path, files=UnsyncedFiles(), partitions=2) as topic:
+        with testing.open_topic(path, files=UnsyncedFiles(), partitions=2) as topic:
             for partition, values in zip(topic.partitions, expected, strict=False):
                 assert values_of(partition) == values, where
             topic.append(b"later", sync=True)
@@ -334,7 +334,7 @@ class Storm:
 
     def run(self, interrupts: int) -> None:
         while self.told.interrupts < interrupts:
-            topic = Topic.open(self.path, files=UnsyncedFiles())
+            topic = testing.open_topic(self.path, files=UnsyncedFiles())
             for _ in range(50):
                 self.work_until_interrupted(topic)
             self.close(topic)
@@ -406,6 +406,6 @@ class Storm:
 @pytest.mark.parametrize("seed", range(4))
 def test_signals_at_any_moment_lose_nothing_and_double_nothing(seed: int, path: Path) -> None:
     told = shared(Told)
-    Topic.open(path, files=UnsyncedFiles(), segment_bytes=16_384, batch_records=30, **QUIET).close()
+    testing.open_topic(path, files=UnsyncedFiles(), segment_bytes=16_384, batch_records=30, **QUIET).close()
     together([lambda: Storm(path, told, seed).run(scale(4000))])
     count("G7", signals=told.interrupts, wrong=0)

@@ -25,7 +25,7 @@ from described import Value, decode
 from processes import ended, killed, shared
 
 from conftest import MANUAL, QUIET, records_of, sound
-from loglib import FlushPolicy, LockedError, LogError, OffsetOutOfRangeError, Record, Retention, Topic
+from loglib import FlushPolicy, LockedError, LogError, OffsetOutOfRangeError, Record, Retention, Topic, testing
 from loglib.append.writer import Writer
 from loglib.partition import Partition
 from loglib.segment import HEADER_BYTES
@@ -132,7 +132,7 @@ ACTIONS = (Work.append, Work.append, Work.append_synced, Work.append_many, Work.
 
 def live(path: Path, shared: Shared, life: int, rng: random.Random, files: Files) -> NoReturn:
     """Open the topic and work on it for ever."""
-    topic = Topic.open(path, files=files)
+    topic = testing.open_topic(path, files=files)
     works = [Work(topic, each, shared.partitions[each.id], life, rng) for each in topic.partitions]
     shared.mended = any(each.recovery is not None and not each.recovery.clean for each in topic.partitions)
     shared.opened = 1
@@ -214,7 +214,7 @@ class Lives:
 
     def end(self) -> None:
         """The last life opens the topic in the test itself; every byte must be right."""
-        with Topic.open(self.path, files=self.files) as topic:
+        with testing.open_topic(self.path, files=self.files) as topic:
             for partition in topic.partitions:
                 sound(partition)
         self.check()

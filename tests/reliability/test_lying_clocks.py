@@ -71,7 +71,7 @@ def test_worlds_find_a_rule_that_is_too_trusting(
 PROCESS = """
     import random, sys, time
     from datetime import timedelta
-    from loglib import FlushPolicy, Topic
+    from loglib import FlushPolicy, Topic, testing
     from loglib.system.clock import Clock, Moment
 
     DAY = 24 * 3600 * 1_000_000
@@ -91,7 +91,7 @@ PROCESS = """
             def moment(self):  # of a boot that has just begun
                 return super().moment()._replace(boot_id=boot.encode().ljust(16, b"-"))
         clock = Restarted()
-    with Topic.open(path, clock=clock) as topic:
+    with testing.open_topic(path, clock=clock) as topic:
         for number in range(40):
             clock.error_us = chance.choice([0, -400 * DAY, -DAY, DAY, 30 * DAY, 400 * DAY])
             topic.append(b"%d" % number, sync=True)

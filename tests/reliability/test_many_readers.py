@@ -22,7 +22,7 @@ from described import Value, decode
 from processes import ended, fork, shared, wait
 
 from conftest import MANUAL
-from loglib import OffsetOutOfRangeError, Record, Retention, Topic
+from loglib import OffsetOutOfRangeError, Record, Retention, Topic, testing
 from loglib.reader import Reader
 from loglib.records import to_datetime
 from loglib.testing import UnsyncedFiles
@@ -177,7 +177,7 @@ def write(path: Path, told: Shared) -> None:
     """Append to all partitions, as fast as possible."""
     rng = random.Random(0)
     numbers = [0] * PARTITIONS
-    with Topic.open(path, files=UnsyncedFiles()) as topic:  # the writer must not wait for the disk
+    with testing.open_topic(path, files=UnsyncedFiles()) as topic:  # the writer must not wait for the disk
         while not told.over:
             partition = rng.randrange(PARTITIONS)
             start, size_bytes = numbers[partition], rng.choice([0, 30, 300])
@@ -226,7 +226,7 @@ LARGE_BYTES = 8 << 20
 
 def write_large(path: Path, told: Shared) -> None:
     """Append 8 MiB in each call, as a few large records."""
-    with Topic.open(path, files=UnsyncedFiles()) as topic:
+    with testing.open_topic(path, files=UnsyncedFiles()) as topic:
         number = 0
         while not told.over:
             values = [Value(0, each).encode(LARGE_BYTES // 4) for each in range(number, number + 4)]

@@ -27,7 +27,7 @@ from counts import count, scale
 from processes import fork, shared, together, wait
 
 from conftest import QUIET, sound
-from loglib import CorruptLogError, LogMovedError, OffsetOutOfRangeError, Retention, Topic
+from loglib import CorruptLogError, LogMovedError, OffsetOutOfRangeError, Retention, Topic, testing
 from loglib.testing import UnsyncedFiles
 
 pytestmark = pytest.mark.reliability
@@ -87,7 +87,7 @@ class Round:
         policies = {} if (self.path / "topic.json").exists() else self.policies | {"retention": retention}
         number = 0
         try:
-            with Topic.open(self.path, files=UnsyncedFiles(), **policies) as topic:
+            with testing.open_topic(self.path, files=UnsyncedFiles(), **policies) as topic:
                 last = [parse(record.value) for record in topic.read()][-1:]
                 if last and last[0][0] == generation - 1:
                     told.found[generation] = last[0][1] + 2
@@ -252,7 +252,7 @@ class Round:
         acknowledged, appending = self.told.acknowledged[generation], self.told.appending[generation]
         if files is not None:
             assert self.told.said[generation] == 2
-            with Topic.open(files, files=UnsyncedFiles()) as topic:
+            with testing.open_topic(files, files=UnsyncedFiles()) as topic:
                 found = [number for each, number in map(parse, values(topic)) if each == generation]
                 sound(topic.partition(0))
             assert found == list(range(found[0], found[-1] + 1)), self.events

@@ -32,7 +32,7 @@ from promises import PARTITIONS, Told, key_of, value_of
 
 from conftest import QUIET, sound, values_of
 from disks import DROP_JOURNAL, FLUSH_JOURNAL, Disk, disk
-from loglib import LogError, StorageIOError, Topic
+from loglib import LogError, StorageIOError, Topic, testing
 from loglib.system.files import REAL, Files
 
 pytestmark = pytest.mark.reliability
@@ -54,7 +54,7 @@ class Scribe:
         told.state[0] = 1
 
     def open(self) -> Topic:
-        return Topic.open(self.path, files=self.files, **QUIET | self.config)
+        return testing.open_topic(self.path, files=self.files, **QUIET | self.config)
 
     def new_values(self, partition: int, number: int) -> list[bytes]:
         """The next records of the partition. From now on some of them may be found."""
@@ -138,7 +138,9 @@ class Maker:
         serial = self.told.begun[0]
         self.told.begun[0] = serial + 1
         partitions = {"partitions": 1 + serial % 3}
-        with Topic.open(self.path / f"{serial:06d}", files=self.files, **QUIET | self.config | partitions) as topic:
+        with testing.open_topic(
+            self.path / f"{serial:06d}", files=self.files, **QUIET | self.config | partitions
+        ) as topic:
             topic.append(value_of(self.seed, 0, serial, self.life), sync=True)
             self.told.acknowledged[0] = serial + 1
 

@@ -15,7 +15,7 @@ import counts
 import pytest
 
 from conftest import NOW, QUIET, Clock
-from loglib import CorruptLogError, Record, Topic
+from loglib import CorruptLogError, Record, Topic, testing
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES
 from loglib.testing import CrashFS, Image
 
@@ -53,7 +53,7 @@ class Histories(NamedTuple):
 
 
 def write(files: CrashFS, numbers: range, text: bytes) -> None:
-    with Topic.open(TOPIC, files=files, clock=Clock(), partitions=2, **QUIET) as topic:
+    with testing.open_topic(TOPIC, files=files, clock=Clock(), partitions=2, **QUIET) as topic:
         for number in numbers:
             for partition in topic.partitions:
                 partition.append(text + b"%d%05d" % (partition.id, number), timestamp=NOW, sync=True)
@@ -72,7 +72,7 @@ def histories() -> Histories:
     write(forked, range(FORKED, BATCHES), b"c.")
     other = CrashFS()
     write(other, range(BATCHES), b"b.")
-    with Topic.open(TOPIC, mode="r", files=files) as topic:
+    with testing.open_topic(TOPIC, mode="r", files=files) as topic:
         assert topic.verify().damage == ()
         records = {each.id: list(each.read()) for each in topic.partitions}
         assert [segment.base_offset for segment in topic.partition(1).segments] == list(BASES)
@@ -184,7 +184,7 @@ def test_what_stands_in_the_wrong_place_is_noticed_and_never_returned(cases: Any
 def check(case: Case) -> None:
     files = CrashFS(Image.of(case.tree))
     try:
-        topic = Topic.open(TOPIC, mode="r", files=files)
+        topic = testing.open_topic(TOPIC, mode="r", files=files)
     except CorruptLogError:
         assert not differences(files.tree(), case.tree)
     else:
@@ -226,7 +226,7 @@ def check_reading(case: Case, topic: Topic) -> None:
 
 def check_writing(case: Case, files: CrashFS) -> None:
     try:
-        Topic.open(TOPIC, files=files, clock=Clock()).close()
+        testing.open_topic(TOPIC, files=files, clock=Clock()).close()
     except CorruptLogError as error:
         # A whole partition may have been opened before, and closed again: this changes its watermark.
         opened = [name for name in case.tree if name.endswith("/watermark") and not error.path.startswith(name[:-10])]

@@ -16,7 +16,7 @@ from counts import count, scale
 from processes import fork, shared, wait
 
 from conftest import QUIET, records_of
-from loglib import LockedError, Topic
+from loglib import LockedError, testing
 from loglib.testing import UnsyncedFiles
 
 pytestmark = pytest.mark.reliability
@@ -61,7 +61,7 @@ class Racer:
     def race(self, number: int) -> None:
         told = self.told
         try:
-            with Topic.open(self.path, files=UnsyncedFiles()) as topic:
+            with testing.open_topic(self.path, files=UnsyncedFiles()) as topic:
                 assert told.holder == 0, "two at once"
                 told.holder = os.getpid()
                 told.won[self.number] += 1
@@ -89,7 +89,7 @@ def referee(told: Shared, racers: int, rounds: int) -> None:
 
 
 def begin(path: Path) -> Shared:
-    Topic.open(path, files=UnsyncedFiles(), **QUIET).close()
+    testing.open_topic(path, files=UnsyncedFiles(), **QUIET).close()
     return shared(Shared)
 
 
@@ -147,7 +147,7 @@ def test_of_threads_that_open_a_topic_at_once_one_gets_it(racers: int, rounds: i
 def write_somewhere(path: Path, told: Shared, number: int, rounds: int) -> None:
     """Take any free partition, write there and release it, again and again."""
     for each in range(rounds):
-        with Topic.open(path, shared=True, files=UnsyncedFiles()) as topic:
+        with testing.open_topic(path, shared=True, files=UnsyncedFiles()) as topic:
             try:
                 position = topic.append(b"%d:%d" % (number, each), sync=True)
             except LockedError:
@@ -161,7 +161,7 @@ def write_somewhere(path: Path, told: Shared, number: int, rounds: int) -> None:
 def test_processes_that_share_a_topic_never_share_a_partition(path: Path) -> None:
     racers, rounds = 6, scale(60)
     told = shared(Shared)
-    Topic.open(path, partitions=4, files=UnsyncedFiles(), **QUIET).close()
+    testing.open_topic(path, partitions=4, files=UnsyncedFiles(), **QUIET).close()
     children = [fork(partial(write_somewhere, path, told, number, rounds)) for number in range(racers)]
     assert [wait(child) for child in children] == [0] * racers, "a writer failed; its error is above"
     written = sorted(record.value or b"" for record in records_of(path))

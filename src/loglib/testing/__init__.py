@@ -5,10 +5,11 @@
     RecordingFiles  keeps the system calls; FaultyFiles fails one; ShortWrites, FullDisk, DyingFiles and
                     UnsyncedFiles do what their names say
 
-Each goes in by `Topic.open(path, files=...)`. docs/testing.md has a program. The module
-`loglib.testing.strategies` draws records and policies for Hypothesis, which it needs.
+Each goes in by `open_topic(path, files=...)`, which is `Topic.open` for simulations. docs/testing.md has
+a program. The module `loglib.testing.strategies` draws records and policies for Hypothesis, which it needs.
 """
 
+from ..topic import open_topic
 from .crash import CrashFS, CrashState, Image, Mode, Operation, crash_states
 from .memory import MemoryFiles
 from .watched import (
@@ -42,4 +43,5 @@ __all__ = [
     "UnsyncedFiles",
     "WatchedFiles",
     "crash_states",
+    "open_topic",
 ]

@@ -58,7 +58,7 @@ class _Open:
 
 
 class MemoryFiles(Files):
-    """Files and directories in memory; `Topic.open(path, files=MemoryFiles())` needs nothing else.
+    """Files and directories in memory; `open_topic(path, files=MemoryFiles())` needs nothing else.
 
     With a `capacity`, writes beyond that many bytes are short and then fail with ENOSPC.
     """

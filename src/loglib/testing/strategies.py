@@ -5,7 +5,7 @@ so that `topic.append(**record)` and `Topic.open(path, **policies)` need no tran
 
     @given(workload=workloads())
     def test_nothing_is_lost(workload):
-        with Topic.open("/log", files=MemoryFiles()) as topic:
+        with open_topic("/log", files=MemoryFiles()) as topic:
             for name, arguments in workload:
                 getattr(topic, name)(**arguments)
 
