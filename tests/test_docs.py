@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -83,6 +84,14 @@ def test_tests_and_files_that_the_pages_name_exist() -> None:
     for page in TEXTS:
         named = re.findall(r"\b(test_\w+(?:\.py)?)\b", page.read_text("utf-8"))
         assert {name for name in named if name not in known} == set(), page.name
+
+
+def test_page_of_public_names_is_up_to_date_and_describes_each() -> None:
+    """`python scripts/reference.py` writes it anew."""
+    script = run_path(str(ROOT / "scripts" / "reference.py"))
+    page = script["PAGE"].read_text("utf-8")
+    assert page == script["reference"](), "run scripts/reference.py"
+    assert "|  |" not in page
 
 
 def test_program_keeps_the_lines_of_the_page() -> None:

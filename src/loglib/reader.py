@@ -190,6 +190,7 @@ class Reader(Shown, Unique):
 
     @property
     def closed(self) -> bool:
+        """Whether the reader is closed, by `close` or with its topic."""
         return self._closed
 
     def close(self) -> None:

@@ -56,6 +56,7 @@ class Damage(NamedTuple):
 
     @classmethod
     def of(cls, error: CorruptLogError, partition: int | None, offsets: range = range(0)) -> Damage:
+        """The damage that an error has found, and the offsets that are lost to it."""
         return cls(partition, offsets, error.path, error.file_position, error.found, error.expected)
 
     def __str__(self) -> str:

@@ -87,6 +87,7 @@ class Recovery(NamedTuple):
 
     @property
     def clean(self) -> bool:
+        """Whether there was nothing to mend."""
         return not (self.cut_bytes or self.rewritten_bytes or self.watermark_lost)
 
 

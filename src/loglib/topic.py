@@ -255,6 +255,7 @@ class Topic(Shown):
 
     @property
     def closed(self) -> bool:
+        """Whether the topic is closed, or belongs to the parent of this process."""
         return self._handles.closed is not None
 
     def partition(self, number: int) -> Partition:

@@ -38,6 +38,7 @@ class VerifyReport(NamedTuple):
 
     @classmethod
     def of_all(cls, reports: Iterable[VerifyReport]) -> VerifyReport:
+        """One report of several."""
         segments, batches, records, size, damage = zip(*reports, strict=True)
         return cls(sum(segments), sum(batches), sum(records), sum(size), sum(damage, ()))
 

@@ -635,6 +635,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
 
     @property
     def closed(self) -> bool:
+        """Whether this member has left the group."""
         return self._closed is not None
 
     def _end(self, why: str) -> None:

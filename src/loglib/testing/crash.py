@@ -80,6 +80,7 @@ class Image:
 
     @classmethod
     def empty(cls) -> Image:
+        """The image of an empty disk."""
         return cls({}, {_ROOT: {}})
 
     @classmethod
