@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from loglib import (
     UnsupportedFormatError,
     description,
 )
+from loglib.segment import HEADER_BYTES
 from loglib.system.files import REAL, Files
 
 CONFIG = TopicConfig(
@@ -116,6 +118,9 @@ def test_description_without_its_crc_may_be_edited(path: Path) -> None:
 def test_fewer_partitions_than_there_are_are_not_read(path: Path) -> None:
     (path / "0002").mkdir()
     edit_json(path / "topic.json", partitions=2)
+    left_by_a_crash = description.read(REAL, str(path))
+    assert left_by_a_crash == (LOG_ID, replace(CONFIG, partitions=2))
+    (path / "0002" / f"{0:020d}.log").write_bytes(bytes(HEADER_BYTES + 1))
     with pytest.raises(CorruptLogError, match="2 partitions"):
         description.read(REAL, str(path))
     edit_json(path / "topic.json", partitions=3)

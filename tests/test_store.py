@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import loglib
-from conftest import QUIET, values_of
+from conftest import QUIET, Clock, tree, values_of
 from loglib import (
     CorruptLogError,
     GroupBusyError,
@@ -23,7 +23,7 @@ from loglib import (
     store,
     testing,
 )
-from loglib.testing import MemoryFiles
+from loglib.testing import CrashFS, MemoryFiles, UnsyncedFiles
 
 
 def listing(directory: Path) -> list[str]:
@@ -195,3 +195,116 @@ def test_segments_before_an_offset_are_deleted(path: Path) -> None:
         assert partition.delete_before(end) == end, "what is not flushed stays"
         topic.flush()
         assert values_of(topic) == [b"more"]
+
+
+# --- more partitions -------------------------------------------------------------------------------
+
+
+def test_topic_with_more_partitions_keeps_its_records_and_uses_all(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Topic.open(path, partitions=2, **QUIET) as topic:
+        topic.append_many([b"%d" % number for number in range(100)], keys=[b"%d" % number for number in range(100)])
+        reading = Topic.open(path, mode="r")
+    with caplog.at_level("WARNING", "loglib"):
+        Topic.add_partitions(path, 5)
+    assert "has 5 partitions now, and had 2: keys may belong to other partitions" in caplog.text
+    (info,) = loglib.topics(path.parent)
+    assert info.config is not None and info.config.partitions == 5
+    with Topic.open(path) as topic:
+        assert len(values_of(topic)) == 100
+        topic.append_many([b"new"] * 100, keys=[b"%d" % number for number in range(100)])
+        topic.flush()
+        assert all(partition.high_watermark for partition in topic.partitions)
+        assert len(values_of(topic)) == 200
+    with reading:
+        assert len(reading.partitions) == 2 and len(values_of(reading)) >= 100
+
+
+@pytest.mark.parametrize(
+    ("partitions", "error"), [(2, ValueError), (1, ValueError), ("3", TypeError), (20_000, ValueError)]
+)
+def test_number_of_partitions_only_rises(partitions: Any, error: type[Exception], path: Path) -> None:
+    Topic.open(path, partitions=2, **QUIET).close()
+    before = tree(path)
+    with pytest.raises(error):
+        Topic.add_partitions(path, partitions)
+    assert tree(path) == before
+
+
+def test_topic_in_use_gets_no_partitions(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Topic.add_partitions(path, 2)
+    with Topic.open(path, **QUIET), pytest.raises(LockedError):
+        Topic.add_partitions(path, 2)
+    with Topic.open(path, mode="r") as topic, topic.group("etl") as group:
+        group.poll(timeout=0)
+        with pytest.raises(GroupBusyError):
+            Topic.add_partitions(path, 2)
+    Topic.add_partitions(path, 2)
+
+
+def test_writer_that_knows_fewer_partitions_is_refused(path: Path) -> None:
+    """By the old number it would put keys elsewhere than the others."""
+    Topic.open(path, partitions=2, **QUIET).close()
+    with Topic.open(path, shared=True) as old:
+        Topic.add_partitions(path, 3)
+        with pytest.raises(LogMovedError, match="has other than the 2 partitions"):
+            old.append(b"x", key=b"k")
+        with Topic.open(path) as topic:  # its lock was let go
+            assert len(topic.partitions) == 3
+
+
+def test_partitions_that_are_added_while_a_writer_opens_are_noticed(path: Path) -> None:
+    Topic.open(path, partitions=2, **QUIET).close()
+
+    class Overtaken(UnsyncedFiles):
+        armed = True
+
+        def try_lock(self, fd: int, *, shared: bool = False) -> bool:
+            if self.armed:
+                self.armed = False
+                Topic.add_partitions(path, 3)
+            return super().try_lock(fd, shared=shared)
+
+    with pytest.raises(LogMovedError, match="has other than the 2 partitions"):
+        testing.open_topic(path, files=Overtaken())
+    Topic.open(path).close()
+
+
+def test_no_power_cut_while_partitions_are_added_costs_a_record() -> None:
+    files = CrashFS()
+    with testing.open_topic("/clicks", files=files, clock=Clock(), partitions=2, **QUIET) as topic:
+        topic.append_many([b"%d" % number for number in range(9)], keys=[b"%d" % number for number in range(9)])
+    begun = len(files.operations)
+    store.add_partitions("/clicks", 4, files=files, clock=Clock())
+    seen = set()
+    for state in files.crash_states(since=begun):
+        left = state.files
+        with testing.open_topic("/clicks", files=left, clock=Clock()) as topic:
+            assert sorted(values_of(topic)) == [b"%d" % number for number in range(9)]
+            seen.add(len(topic.partitions))
+        if len(topic.partitions) == 2:
+            store.add_partitions("/clicks", 5, files=left, clock=Clock())
+            with testing.open_topic("/clicks", files=left, clock=Clock()) as topic:
+                topic.append(b"last", partition=4, sync=True)
+                assert len(values_of(topic)) == 10
+    assert seen == {2, 4}
+
+
+def test_partition_that_the_description_does_not_count_and_that_has_records_is_damage(path: Path) -> None:
+    Topic.open(path, partitions=2, **QUIET).close()
+    before = (path / "topic.json").read_bytes()
+    Topic.add_partitions(path, 3)
+    (path / "topic.json").write_bytes(before)
+    Topic.open(path).close()  # as after a crash
+    Topic.add_partitions(path, 3)
+    with Topic.open(path) as topic:
+        topic.append(b"x", partition=2, sync=True)
+    (path / "topic.json").write_bytes(before)
+    with pytest.raises(CorruptLogError, match="2 partitions"):
+        Topic.open(path)
+    (path / "0002").rename(path / "away")
+    (path / "0002").write_bytes(b"")
+    with pytest.raises(CorruptLogError, match="2 partitions"):
+        Topic.open(path)

@@ -40,6 +40,7 @@ class Access(Unique):
         clock: Callable[[], int],
         handles: Handles,
         keeper: Keeper,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self.id = identity.partition
         self.directory = directory
@@ -50,6 +51,7 @@ class Access(Unique):
         self.keeper = keeper
         self._files = files
         self._writable = writable
+        self._check = check  # raises if this topic must not be written any more; asked when the writer has its lock
         self._writer: Writer | None = None
         keeper.add(self.log)
 
@@ -70,6 +72,12 @@ class Access(Unique):
             self.handles.check_open()
             if self._writer is None:  # still, now that no other thread is opening it
                 writer = self._make_writer()
+                try:
+                    if self._check is not None:
+                        self._check()
+                except BaseException:
+                    writer.close()
+                    raise
                 writer.on_roll = lambda: self._in_background(lambda: self.keeper.run(self.id, rolled=True))
                 self.keeper.own(self.id, writer)
                 self.handles.add_writer(writer)

@@ -16,6 +16,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 from .config import CODEC_NAMES, TopicConfig
 from .errors import CorruptLogError, LogError, UnsupportedFormatError
@@ -23,11 +24,14 @@ from .format.batch import crc32c
 from .format.codec import codec_id
 from .format.watermark import NAME as WATERMARK
 from .format.watermark import Mark, encode_new
-from .segment import Identity, create_segment, first_segment
+from .segment import HEADER_BYTES, Identity, create_segment, first_segment
 from .system.directory import Directory
 from .system.files import Files
 
-__all__ = ["FORMAT", "NAME", "create", "make_partition", "partition_directory", "put_in_place", "read", "write"]
+__all__ = [
+    "FORMAT", "NAME", "add_partitions", "create", "make_partition", "partition_directory", "put_in_place", "read",
+    "write",
+]  # fmt: skip
 
 FORMAT = 2
 NAME = "topic.json"
@@ -60,9 +64,19 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
     beyond = partition_directory(path, config.partitions)
-    if "partitions" not in values or files.exists(beyond):  # to read fewer than there are would hide records
+    if "partitions" not in values or _has_records(files, beyond):  # to read fewer than there are would hide records
         raise CorruptLogError(name, 0, f"{config.partitions} partitions", f"the number of those in {path}")
     return log_id, config
+
+
+def _has_records(files: Files, directory: str) -> bool:
+    """Whether anything but an empty log is there; a crash in `add_partitions` leaves empty logs."""
+    if not files.exists(directory):
+        return False
+    if not files.is_directory(directory):
+        return True
+    sizes = files.sizes(directory)
+    return any(name.endswith(".log") and size > HEADER_BYTES for name, size in sizes.items())
 
 
 def _check_crc(name: str, content: bytes, stated: str) -> None:
@@ -136,6 +150,26 @@ def _build(files: Files, aside: str, log_id: bytes, config: TopicConfig, *, now:
         make_partition(files, directory, Identity.of(log_id, number), now=now, permissions=config.permissions)
     with Directory.open(files, aside) as made:
         write(made, log_id, config)
+
+
+def add_partitions(directory: Directory, log_id: bytes, config: TopicConfig, partitions: int, *, now: int) -> None:
+    """Give a topic more partitions, which are empty. Synced.
+
+    A crash leaves empty logs that `topic.json` does not count. They are used the next time.
+    """
+    files, path = directory.files, directory.path
+    grown = replace(config, partitions=partitions)
+    for number in range(config.partitions, partitions):
+        place = partition_directory(path, number)
+        if not files.exists(place):
+            aside = f"{place}.tmp"
+            if files.exists(aside):
+                files.remove_tree(aside)
+            files.make_directory(aside, config.permissions)
+            make_partition(files, aside, Identity.of(log_id, number), now=now, permissions=config.permissions)
+            files.rename(aside, place)
+    directory.sync()
+    write(directory, log_id, grown)
 
 
 def make_partition(files: Files, path: str, identity: Identity, *, now: int, permissions: int) -> None:

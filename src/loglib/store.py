@@ -1,7 +1,7 @@
-"""Store: the topics of a directory: listing, describing and deleting them.
+"""Store: the topics of a directory: listing, describing, growing and deleting them.
 
-Invariant: listing opens no topic and changes nothing. A topic is deleted only while nobody writes it and no
-group that is kept with it has members, at once for all who look.
+Invariant: listing opens no topic and changes nothing. A topic is deleted, or gets more partitions, only while no
+process writes it and no group that is kept with it has members. A topic that is deleted is gone at once for all.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from . import description
-from .arguments import topic_path
+from .arguments import check_count, topic_path
 from .config import TopicConfig
 from .errors import GroupBusyError, LogError
 from .groups.members import live_members
 from .groups.place import GROUPS, group_names
 from .recovery import list_segments
 from .system import lock
+from .system.clock import SYSTEM
 from .system.directory import Directory
 from .system.files import REAL, Files
 
-__all__ = ["TopicInfo", "delete", "names", "topics"]
+__all__ = ["TopicInfo", "add_partitions", "delete", "describe_all", "names", "topics"]
 
 
 logger = logging.getLogger("loglib")
@@ -85,27 +87,67 @@ def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
     is no topic, `LockedError` if somebody writes it, and `GroupBusyError` if a group that is kept with it has
     members. Readers get `LogMovedError`. What a crash leaves of it has a name that begins with a dot, and is no topic.
     """
-    absolute = topic_path(path)
-    if not files.exists(os.path.join(absolute, description.NAME)):
-        raise FileNotFoundError(errno.ENOENT, "no topic here", absolute)
-    if not files.is_directory(absolute):
-        raise LogError(f"{absolute} is a link to a topic; delete the topic where it is")
-    for group in group_names(files, absolute):
-        if members := live_members(files, os.path.join(absolute, GROUPS, group, "members"), remove=False):
-            raise GroupBusyError(group, list(members))
+    absolute = _unused_topic(files, path)
     parent, name = os.path.split(absolute)
     aside = os.path.join(parent, f".{name}.{files.random_bytes(8).hex()}.tmp")
-    with ExitStack() as held:
-        topic = held.enter_context(Directory.open(files, absolute))
-        topic.lock_for_a_moment("a process that runs retention or changes policies", advice="try again")
-        for number in range(_partitions(files, absolute)):
-            directory = description.partition_directory(absolute, number)
-            held.callback(lock.acquire(files, os.path.join(directory, lock.NAME), 0o600).release)
+    with _locked(files, absolute):
         files.rename(absolute, aside)
         files.sync_directory(parent)
     files.remove_tree(aside)
     if files.exists(aside):
         logger.warning("%s: is what is left of topic %s, and could not be removed", aside, name)
+
+
+def add_partitions(
+    path: str | os.PathLike[str], partitions: int, *, files: Files = REAL, clock: Callable[[], int] = SYSTEM
+) -> None:
+    """Give a topic more partitions: `partitions` altogether. They are empty.
+
+    A key may belong to another partition from then on. So records of one key that were appended before and after
+    can be in two partitions, and no order holds between them. A warning is logged. Readers that are open do not
+    see the new partitions; open the topic again.
+
+    Raises `ValueError` if the topic has so many or more, `FileNotFoundError` if there is no topic, `LockedError` if a
+    writer has it, and `GroupBusyError` if a group that is kept with it has members.
+    """
+    absolute = _unused_topic(files, path)
+    with _locked(files, absolute) as topic:
+        described = description.read(files, absolute)
+        assert described is not None
+        log_id, config = described
+        check_count("partitions", partitions)
+        if partitions <= config.partitions:
+            raise ValueError(f"{absolute} has {config.partitions} partitions; the number can only rise")
+        description.add_partitions(topic, log_id, config, partitions, now=clock())
+    logger.warning(
+        "%s: has %d partitions now, and had %d: keys may belong to other partitions than before",
+        absolute, partitions, config.partitions,
+    )  # fmt: skip
+
+
+def _unused_topic(files: Files, path: str | os.PathLike[str]) -> str:
+    """The absolute path of a topic that no group reads, as far as groups are kept with it."""
+    absolute = topic_path(path)
+    if not files.exists(os.path.join(absolute, description.NAME)):
+        raise FileNotFoundError(errno.ENOENT, "no topic here", absolute)
+    if not files.is_directory(absolute):
+        raise LogError(f"{absolute} is a link to a topic; name the topic where it is")
+    for group in group_names(files, absolute):
+        if members := live_members(files, os.path.join(absolute, GROUPS, group, "members"), remove=False):
+            raise GroupBusyError(group, list(members))
+    return absolute
+
+
+@contextmanager
+def _locked(files: Files, path: str) -> Iterator[Directory]:
+    """The topic's directory, while no other process writes or changes the topic."""
+    with ExitStack() as held:
+        topic = held.enter_context(Directory.open(files, path))
+        topic.lock_for_a_moment("a process that runs retention or changes policies", advice="try again")
+        for number in range(_partitions(files, path)):
+            directory = description.partition_directory(path, number)
+            held.callback(lock.acquire(files, os.path.join(directory, lock.NAME), 0o600).release)
+        yield topic
 
 
 def _partitions(files: Files, path: str) -> int:

@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from types import EllipsisType
 from typing import Any, Literal, Unpack, cast
 
@@ -123,6 +123,7 @@ class Topic(Shown):
             Access(
                 files, description.partition_directory(path, number), Identity.of(log_id, number), config,
                 writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
+                check=partial(_check_not_grown, files, path, config.partitions) if shared else None,
             )
             for number in range(config.partitions)
         )  # fmt: skip
@@ -223,6 +224,19 @@ class Topic(Shown):
         if a group that is kept with it has members. Readers get `LogMovedError`.
         """
         store.delete(path)
+
+    @staticmethod
+    def add_partitions(path: str | os.PathLike[str], partitions: int) -> None:
+        """Give a topic more partitions: `partitions` altogether. They are empty.
+
+        **Keys move.** A key may belong to another partition from then on. So records of one key that were appended
+        before and after can be in two partitions, and no order holds between them. A warning is logged. Readers that
+        are open do not see the new partitions; open the topic again.
+
+        Raises `ValueError` if the topic has so many or more, `FileNotFoundError` if there is no topic, `LockedError`
+        if a writer has it, and `GroupBusyError` if a group that is kept with it has members.
+        """
+        store.add_partitions(path, partitions)
 
     def __enter__(self) -> Topic:
         return self
@@ -598,6 +612,7 @@ class Topic(Shown):
             codec_id(self.config.compression)  # a missing package is better found now than at the first flush
             if not self._shared:
                 self._own_all()
+                _check_not_grown(self._files, self.path, self.config.partitions)  # before the locks were taken
             self._go_by_the_clock()
         except BaseException:
             self.close()
@@ -765,6 +780,13 @@ def open_topic(
             topic.close()
             raise
     return topic
+
+
+def _check_not_grown(files: Files, path: str, partitions: int) -> None:
+    """Refuse to write by an old number of partitions: keys would go elsewhere than with other writers."""
+    described = description.read(files, path)
+    if described is not None and described[1].partitions != partitions:
+        raise LogMovedError(path, f"has other than the {partitions} partitions that it was opened with")
 
 
 def _what_is_here(files: Files, path: str, mode: str) -> str:
