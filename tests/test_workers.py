@@ -91,6 +91,29 @@ def test_appends_to_the_topic_of_a_pools_initializer_are_flushed_when_it_ends(me
     assert sorted(number for numbers in found for number in numbers) == list(range(40))
 
 
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_appends_to_a_topic_that_a_module_opens_when_a_worker_imports_it_are_flushed(
+    method: str, tmp_path: Path
+) -> None:
+    """The worker imports the module to learn what it is to do, and forgets the exit functions before it does it."""
+    lines = ["import os, workers", "workers.open_topic(os.path.dirname(__file__) + '/topic')"]
+    lines += ["def append(number): workers.append(number)"]
+    (tmp_path / "opens.py").write_text("\n".join(lines), "utf-8")
+    program = """
+        import multiprocessing, opens
+        if __name__ == "__main__":
+            context = multiprocessing.get_context(sys.argv[2])
+            started = [context.Process(target=opens.append, args=(number,)) for number in range(2)]
+            for each in started:
+                each.start()
+            for each in started:
+                each.join()
+            print([each.exitcode for each in started])
+    """
+    assert run_with_module(program, tmp_path, method) == "[0, 0]\n"
+    assert sorted(values_in(tmp_path)) == [[], [0], [1]]  # the parent imports the module, too
+
+
 def test_worker_of_a_process_that_writes_itself_closes_its_own_topic_and_not_its_parents(tmp_path: Path) -> None:
     """The parent has told multiprocessing of its topics already; its worker forgets that, and must tell anew."""
     program = """
@@ -143,6 +166,7 @@ def test_multiprocessing_is_told_once(open_topic: Any, path: Path, monkeypatch: 
     monkeypatch.setattr(lifetime.at_exit, "_told", False)
     util = multiprocessing.util
     monkeypatch.setattr(util, "Finalize", lambda *what, exitpriority: told.append((*what, exitpriority)))
+    monkeypatch.setattr(util, "register_after_fork", lambda *_: None)  # whose registry outlives this test
     for name in ("a", "b"):
         open_topic(path / name)
     assert told == [(None, lifetime.at_exit.end, lifetime._LAST)] and lifetime._LAST < -5

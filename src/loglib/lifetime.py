@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import starmap
 from operator import call, length_hint
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Generic, ParamSpec, TypeVar
 
 from .errors import together
@@ -145,8 +145,13 @@ class _AtExit(Listeners[[]]):
         super().add(method)
         util = sys.modules.get("multiprocessing.util")
         if util is not None and not self._told:
-            util.Finalize(None, self.end, exitpriority=_LAST)
-            self._told = True
+            self._tell(util)
+            # A worker that is not forked from its parent forgets what the modules that it imports first have told.
+            util.register_after_fork(self, lambda at_exit: at_exit._tell(util))  # noqa: SLF001
+
+    def _tell(self, util: ModuleType) -> None:
+        util.Finalize(None, self.end, exitpriority=_LAST)
+        self._told = True
 
     def clear(self) -> None:
         super().clear()
