@@ -420,6 +420,29 @@ def test_append_that_waits_too_long_says_for_whom(
         open_shared().append(b"y", partition=0)
 
 
+def test_append_to_any_partition_does_not_wait_for_one_that_keeps_house_and_was_stopped(
+    open_shared: Open, slow_pass: tuple[Topic, threading.Event, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_pass[0].partition(1)._access.close()
+    monkeypatch.setattr("os.urandom", bytes)  # so that partition 0 is tried first
+    monkeypatch.delattr(Directory, "lock_for_a_moment")
+    assert open_shared().append(b"y").partition == 1
+
+
+def test_append_to_any_partition_waits_once_when_all_are_taken(
+    open_shared: Open, slow_pass: tuple[Topic, threading.Event, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[Directory] = []
+    waiting = Directory.lock_for_a_moment
+    monkeypatch.setattr("loglib.system.directory._LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(
+        Directory, "lock_for_a_moment", lambda self, *what, **more: (waits.append(self), waiting(self, *what, **more))
+    )
+    with pytest.raises(LockedError, match="all 2 partitions are taken"):
+        open_shared().append(b"y")
+    assert len(waits) == 1
+
+
 def test_locked_partition_is_still_refused_at_once(open_shared: Open) -> None:
     holder = open_shared(partitions=2)
     holder.append(b"x", partition=0)

@@ -62,8 +62,11 @@ class Access(Unique):
         """The writer, if this process has it."""
         return self._writer
 
-    def writer(self) -> Writer:
-        """The writer, whose lock is taken at the first call; `LockedError` if another process has it."""
+    def writer(self, *, wait: bool = True) -> Writer:
+        """The writer, whose lock is taken at the first call; `LockedError` if another process has it.
+
+        Unless `wait` is False, a process that has it only to run retention is waited for.
+        """
         if self._writer is not None:
             return self._writer
         if not self._writable:
@@ -71,7 +74,7 @@ class Access(Unique):
         with self.handles.opening:
             self.handles.check_open()
             if self._writer is None:  # still, now that no other thread is opening it
-                writer = self._make_writer()
+                writer = self._make_writer(wait=wait)
                 try:
                     if self._check is not None:
                         self._check()
@@ -84,12 +87,14 @@ class Access(Unique):
                 self.log.writer = self._writer = writer
             return self._writer
 
-    def _make_writer(self) -> Writer:
+    def _make_writer(self, *, wait: bool) -> Writer:
         """Make the writer. If another process holds the partition only to run retention, wait for it (decision 21)."""
         arguments = (self._files, self.directory, self.log.identity, self.config)
         try:
             return Writer(*arguments, index=self.log.index, clock=self.clock)
         except LockedError as error:
+            if not wait:
+                raise
             holder = error.holder
         with Directory.open(self._files, os.path.dirname(self.directory)) as topic:
             topic.lock_for_a_moment(holder, advice="try again; it drops segments of partitions that nobody holds")

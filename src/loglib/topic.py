@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache, partial
+from itertools import product
 from types import EllipsisType
 from typing import Any, Literal, Unpack, cast
 
@@ -715,13 +716,19 @@ class Topic(Shown):
         return (producer.id + producer.sequence) % len(self.partitions)
 
     def _own_any(self) -> Writer:
-        """In shared mode, take one partition that no other process has."""
+        """In shared mode, take one partition that no other process has.
+
+        A process that has one only to run retention is waited for if no other is free: it may have been stopped.
+        """
         refused: LockedError | None = None
-        for access in sorted(self._accesses, key=lambda _: os.urandom(8)):
+        accesses = sorted(self._accesses, key=lambda _: os.urandom(8))
+        for wait, access in product((False, True), accesses):
             try:
-                return access.writer()
+                return access.writer(wait=wait)
             except LockedError as error:
                 refused = error
+                if error.path == self.path:  # waited in vain, and would do so for each partition
+                    break
         assert refused is not None
         count = len(self.partitions)
         raise LockedError(
