@@ -434,10 +434,13 @@ def test_append_to_any_partition_waits_once_when_all_are_taken(
 ) -> None:
     waits: list[Directory] = []
     waiting = Directory.lock_for_a_moment
+
+    def wait(directory: Directory, holder: str, *, advice: str) -> None:
+        waits.append(directory)
+        waiting(directory, holder, advice=advice)
+
     monkeypatch.setattr("loglib.system.directory._LOCK_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(
-        Directory, "lock_for_a_moment", lambda self, *what, **more: (waits.append(self), waiting(self, *what, **more))
-    )
+    monkeypatch.setattr(Directory, "lock_for_a_moment", wait)
     with pytest.raises(LockedError, match="all 2 partitions are taken"):
         open_shared().append(b"y")
     assert len(waits) == 1
