@@ -63,18 +63,18 @@ CASES = [
     (
         errors.LogMovedError(Path("t/0000"), "was moved away", kept=True),
         {"path": "t/0000", "became": "was moved away", "kept": True},
-        "was moved away; what was flushed is whole in the files as they were, wherever these are now; open the",
+        "was moved away; all flushed records are whole in the old files, even if these were moved; open the",
     ),
     (
         errors.LogMovedError("a.log", "was removed", kept=False),
         {"kept": False},
-        "a.log was removed; what was appended may be gone with it; open the topic again",
+        "a.log was removed; the appended records may be lost with it; open the topic again",
     ),
     (errors.LogMovedError("t", "was removed"), {"kept": None}, "t was removed; open the topic again"),
     (
         errors.GroupMismatchError("etl", "a", "range", "sticky"),
         {"group": "etl", "member": "a", "given": "range", "found": "sticky"},
-        "group etl: member a has strategy='sticky', this one 'range'",
+        "group etl: member a has strategy='sticky', this member has strategy='range'",
     ),
     (
         errors.GroupElsewhereError(Path("groups/etl"), "etl", "clicks"),
@@ -84,7 +84,7 @@ CASES = [
     (
         errors.LogReplacedError("etl", "clicks-3", 128, "it is another"),
         {"group": "etl", "partition": "clicks-3", "offset": 128, "differs": "it is another"},
-        "clicks-3 is not the log of which offset 128 was committed: it is another; choose a place",
+        "clicks-3 is not the log in which offset 128 was committed: it is another; choose a place",
     ),
     (
         errors.StaleGenerationError("etl", "a", "clicks-3"),

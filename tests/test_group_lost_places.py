@@ -156,7 +156,7 @@ def test_topic_deleted_and_made_again_is_not_read_from_where_the_old_one_was_lef
     with loglib.group([clicks, views], "etl") as group:
         assert group.lag(count_records=True)[TopicPartition("views", 0)].records == 150
         for _ in range(2):
-            with pytest.raises(LogReplacedError, match="views-0 is not the log of which offset") as caught:
+            with pytest.raises(LogReplacedError, match="views-0 is not the log in which offset") as caught:
                 group.poll()
         assert caught.value.partition == "views-0" and group.assignment == []
     with loglib.group([clicks, views], "etl", on_out_of_range="start") as group:

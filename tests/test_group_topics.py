@@ -123,4 +123,4 @@ def test_place_that_cannot_be_told_in_another_topics_directory_is_reported(
                 raise OSError(errno.EROFS, "Read-only file system")
 
     place._replace(files=ReadOnly()).make()
-    assert "cannot say that group etl is with topic clicks" in caplog.text
+    assert "cannot write that group etl is kept with topic clicks" in caplog.text

@@ -110,7 +110,7 @@ def test_file_that_may_not_be_read_is_a_members_and_reported_once(
     for _ in range(2):
         assert live_members(Refusing(), str(tmp_path)) == {"a": Member()}
     assert [record.getMessage() for record in caplog.records if str(tmp_path) in record.getMessage()] == [
-        f"{tmp_path / 'a'} may not be read: it counts as a member that lives, though it may be dead"
+        f"no permission to read {tmp_path / 'a'}: it counts as a live member, although it may be dead"
     ]
 
 

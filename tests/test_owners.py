@@ -175,7 +175,7 @@ def test_two_who_evict_at_once_give_no_generation_twice(tmp_path: Path, monkeypa
     monkeypatch.setattr("loglib.system.directory._LOCK_TIMEOUT_S", 0.01)
     fd = REAL.open_directory(str(tmp_path))
     assert REAL.try_lock(fd)
-    with pytest.raises(LockedError, match="whoever evicts a member"):
+    with pytest.raises(LockedError, match="a process that evicts a member"):
         evict_owner(REAL, str(tmp_path), FIRST, 0o600)
     REAL.close(fd)
     evict_owner(REAL, str(tmp_path), FIRST, 0o600)

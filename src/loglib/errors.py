@@ -1,20 +1,20 @@
-"""Errors: every way in which loglib says no, told apart by what the caller would do next.
+"""Errors: one class for each thing that a caller can do next.
 
-`LogError` is the root of all that concerns data or state; a bad argument is a `ValueError` or
-`TypeError`. Each class takes facts, keeps them as attributes and builds its own message: which
-file, which byte or offset, what was found, what was expected, and what to do.
+`LogError` is the root of all errors about data or state. A bad argument is a `ValueError` or `TypeError`.
+Each class takes facts, keeps them as attributes and builds its message: the file, the byte or offset,
+what was found, what was expected, and what to do.
 
-Every `LogError` also says what became of records, so that none goes untold:
+Every `LogError` also names the records that it affects:
 
-    lost          offsets that were handed out for records that are not in the log and never will be
-    in_doubt      offsets of records that reopening settles: those below the log's end then are in
-    appended      what the call that raised has appended all the same
-    not_appended  of a failed `append_many`, the indexes of the records that are not in the log
-    errors        of a call over several partitions, what the others raised beside the one that is raised
-    resume_at     of a failed `receive`, the sender's offset of the first batch that is not in the log
+    lost          offsets that were returned for records that are not in the log and never will be
+    in_doubt      offsets of records that may be in the log; after reopening, those below its end are
+    appended      records that the failed call has nevertheless appended
+    not_appended  after a failed `append_many`: the indexes of the records that are not in the log
+    errors        after a call on several partitions: the errors of the other partitions
+    resume_at     after a failed `receive`: the sender's offset of the first batch that is not in the log
 
-A record whose append has returned is readable after the next successful flush or reopening, or it is in
-`lost` or `in_doubt` of exactly one error that was raised. Lost offsets are given out again.
+If an append has returned, its record is readable after the next successful flush or reopening, or exactly
+one raised error has its offset in `lost` or `in_doubt`. Lost offsets are used again.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ __all__ = [
 
 
 class OffsetRange(NamedTuple):
-    """Where appended records went, or should have gone: one partition and consecutive offsets there, in order."""
+    """The place of appended or lost records: a partition, and consecutive offsets in it, in the records' order."""
 
     partition: int
     offsets: range
 
 
 class LogError(Exception):
-    """Root of every error that loglib raises about data or state; the module says what its attributes mean."""
+    """Root of all errors of loglib about data or state. The module's docstring explains the attributes."""
 
     lost: tuple[OffsetRange, ...] = ()
     in_doubt: tuple[OffsetRange, ...] = ()
@@ -79,26 +79,26 @@ class LogError(Exception):
         return "; ".join([super().__str__(), *map(_loss, self.lost), *doubts])
 
     def again(self) -> LogError:
-        """The same for another caller, who is told nothing of what this one names."""
+        """A copy for another caller, without the records that this error names."""
         other = _rebuild(type(self), self.args, vars(self))
         vars(other).pop("__notes__", None)
         other.lost = other.in_doubt = other.appended = other.errors = ()
         return other
 
     def take_over(self, other: LogError) -> None:
-        """Name what another error has to name, which will then not be raised itself."""
+        """Take the records that another error names. That error is then not raised."""
         self.lost = (*self.lost, *other.lost)
         self.in_doubt = (*self.in_doubt, *other.in_doubt)
         self.errors = (*self.errors, *other.errors)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle would call the class with the message alone. An error that cannot be rebuilt breaks a process pool.
+        # Pickle would pass only the message to the class. An error that cannot be unpickled breaks a process pool.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
 def _rebuild(kind: type[LogError], arguments: tuple[Any, ...], facts: dict[str, Any]) -> LogError:
     error = kind.__new__(kind, *arguments)
-    super(LogError, error).__init__(*arguments)  # that of OSError, where the error is one
+    super(LogError, error).__init__(*arguments)  # `OSError.__init__`, if the class is an OSError
     error.__dict__.update(facts)
     return error
 
@@ -109,12 +109,12 @@ def _loss(lost: OffsetRange) -> str:
 
 
 def printable(text: str) -> str:
-    """Text from a file, for a message: what could move the cursor of a terminal or begin a line is replaced."""
+    """Text from a file, made safe for a message: control characters and line breaks are replaced."""
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 class CorruptLogError(LogError):
-    """Stored bytes are not what was written. Stop: nothing has been cut, deleted or guessed.
+    """Stored bytes differ from what was written. Stop and look: loglib has not changed anything.
 
     Attributes: `path` of the file, `file_position` in bytes, `found` and `expected` in words.
     """
@@ -128,7 +128,7 @@ class CorruptLogError(LogError):
 
 
 class UnsupportedFormatError(LogError):
-    """The file is intact but written in a format that this loglib does not read: a newer one, as a rule."""
+    """The file is intact, but this loglib does not read its format, which is usually newer. Upgrade loglib."""
 
     def __init__(self, path: str | os.PathLike[str], what: str, found: int | str, supported: int | str) -> None:
         self.path = os.fspath(path)
@@ -142,10 +142,10 @@ class UnsupportedFormatError(LogError):
 
 
 class OffsetOutOfRangeError(LogError, LookupError):
-    """The offset is not in the log (any more). Choose a start within the range given.
+    """The offset is outside the log; retention may have dropped it. Choose a start inside the range.
 
-    Attributes: `offset` asked for, and the valid half-open range `log_start_offset`,
-    `high_watermark` (which is a valid position itself: it means caught up).
+    Attributes: `partition`; the requested `offset`; `log_start_offset` and `high_watermark`, the valid range.
+    `high_watermark` is also a valid position: the reader has caught up.
     """
 
     def __init__(self, partition: int, offset: int, log_start_offset: int, high_watermark: int) -> None:
@@ -160,10 +160,10 @@ class OffsetOutOfRangeError(LogError, LookupError):
 
 
 class InvalidOffsetError(LogError, ValueError):
-    """The offset lies inside the log but no record has it. Use offsets that records carry.
+    """The offset lies inside the log, but no record has it. Use offsets of records.
 
-    Attributes: `offset` asked for; `batch_offsets`, the record offsets of the batch around it;
-    `next_offset`, where the following batch begins.
+    Attributes: the requested `offset`; `batch_offsets`, the record offsets of the batch around it;
+    `next_offset`, where the next batch begins.
     """
 
     def __init__(self, partition: int, offset: int, batch_offsets: range, next_offset: int) -> None:
@@ -179,7 +179,7 @@ class InvalidOffsetError(LogError, ValueError):
 
 
 class LockedError(LogError):
-    """Another writer, or member of a group, holds the file. Attributes: its `path`, the `holder` in words."""
+    """Another writer or group member holds the file. Attributes: `path` of the file, `holder` in words."""
 
     def __init__(
         self,
@@ -208,12 +208,12 @@ class ForkedHandleError(LogClosedError):
 
 
 class LogMovedError(LogError):
-    """The files are no longer what their path names: moved, removed, or others put there. Open the topic again.
+    """The path no longer leads to the open files: they were moved, removed or replaced. Open the topic again.
 
-    Raised by every later call of the same handle, `close` included, which releases everything all the same.
+    Every later call of the same handle raises it, including `close`, which still releases everything.
 
-    Attributes: `path`; `became`, what was found, in words; `kept`: for a writer, whether what was flushed is whole
-    in the files that it had open, wherever these are now; None for a reader.
+    Attributes: `path`; `became`, what was found, in words; `kept`, for a writer: whether all flushed records are
+    whole in the files that it had open, even if these were moved; None for a reader.
     """
 
     def __init__(self, path: str | os.PathLike[str], became: str, *, kept: bool | None = None) -> None:
@@ -224,15 +224,15 @@ class LogMovedError(LogError):
         super().__init__(f"{self.path} {became}{outcome}; open the topic again")
 
 
-_KEPT = "; what was flushed is whole in the files as they were, wherever these are now"
-_GONE = "; what was appended may be gone with it"
+_KEPT = "; all flushed records are whole in the old files, even if these were moved"
+_GONE = "; the appended records may be lost with it"
 
 
 class TooManyFilesError(LogError, OSError):
-    """Opening the topic for writing needs more open files than this process may have. Raise `ulimit -n`.
+    """The topic needs more open files for writing than this process may have. Raise `ulimit -n`.
 
-    Nothing is left open or locked. Attributes: `path`; `needed`, the descriptors that the topic needs for itself,
-    and `limit`, those that the process may have in all.
+    Nothing stays open or locked. Attributes: `path`; `needed`, the number of descriptors that the topic needs;
+    `limit`, the number that the process may have in total.
     """
 
     def __init__(self, path: str | os.PathLike[str], error: OSError, needed: int, limit: int) -> None:
@@ -247,9 +247,9 @@ class TooManyFilesError(LogError, OSError):
 
 
 class StaleGenerationError(LogError):
-    """A member of a group no longer owns what it reads or commits. Join the group again.
+    """A member of a group no longer owns a partition that it reads or commits. Join the group again.
 
-    Attributes: `group`, `member`, and `partition` as `<topic>-<partition>`, "" if it has lost its place altogether.
+    Attributes: `group`, `member`, and `partition` as `<topic>-<partition>`, or "" if the member was evicted.
     """
 
     def __init__(self, group: str, member: str, partition: str = "") -> None:
@@ -257,11 +257,11 @@ class StaleGenerationError(LogError):
         self.member = member
         self.partition = partition
         what = f"no longer owns {partition}" if partition else "was evicted"
-        super().__init__(f"group {group}: member {member} {what}; its records go to another, join again to go on")
+        super().__init__(f"group {group}: member {member} {what}; another member reads on; join again to continue")
 
 
 class GroupBusyError(LogError):
-    """The group has members, and what was asked for needs that it has none. Attributes: `group`, `members`."""
+    """The call needs a group without members. Stop its members first. Attributes: `group`, `members`."""
 
     def __init__(self, group: str, members: list[str]) -> None:
         self.group = group
@@ -270,7 +270,7 @@ class GroupBusyError(LogError):
 
 
 class GroupNotFoundError(LogError, LookupError):
-    """No consumer group of that name is kept with the topic. Attributes: `path`, `group`, `found`: those that are."""
+    """The topic has no consumer group of this name. Attributes: `path`, `group`, and `found`, the existing groups."""
 
     def __init__(self, path: str | os.PathLike[str], group: str, found: list[str]) -> None:
         self.path = os.fspath(path)
@@ -280,9 +280,9 @@ class GroupNotFoundError(LogError, LookupError):
 
 
 class GroupMismatchError(LogError):
-    """Another member of the group shares partitions out in another way. Join with the same strategy.
+    """Another member of the group has another assignment strategy. Join with the same strategy.
 
-    Attributes: `group`, `member` that differs, the strategy `given` here and the one `found` there.
+    Attributes: `group`; the other `member`; the strategy `given` here and the one `found` there.
     """
 
     def __init__(self, group: str, member: str, given: str, found: str) -> None:
@@ -291,31 +291,31 @@ class GroupMismatchError(LogError):
         self.given = given
         self.found = found
         super().__init__(
-            f"group {group}: member {member} has strategy={found!r}, this one {given!r}: "
-            "between them partitions would be left out; all members need the same"
+            f"group {group}: member {member} has strategy={found!r}, this member has strategy={given!r}: "
+            "with two strategies some partitions would have no owner; all members need the same strategy"
         )
 
 
 class GroupElsewhereError(LogError):
-    """The group is kept with another topic. Name that one first. Attributes: `path`, `group`, `topic`."""
+    """Another topic keeps the group. Name that topic first. Attributes: `path`, `group`, `topic`."""
 
     def __init__(self, path: str | os.PathLike[str], group: str, topic: str) -> None:
         self.path = os.fspath(path)
         self.group = group
         self.topic = topic
         super().__init__(
-            f"group {group} is kept with topic {topic}, as {self.path} says: give all its topics, that one first, "
-            "or choose another name; remove the file if that group is no more"
+            f"group {group} is kept with topic {topic}, as {self.path} says: give all its topics, that topic first, "
+            "or choose another group name; remove the file if the group no longer exists"
         )
 
 
 class LogReplacedError(LogError):
-    """The log is not the one that the group has committed to: made anew, or restored and grown on.
+    """The group's commit was made in another log: the topic was made again, or restored and then extended.
 
-    Where the group would go on, another record stands than the one it had come to. Check what the topic
-    is, then choose a place with `reset_group`, or join with `on_out_of_range="start"`.
+    The committed offset may now lead to another record. Check the topic. Then choose a place with
+    `reset_group`, or join with `on_out_of_range="start"`.
 
-    Attributes: `group`, `partition` as `<topic>-<partition>`, `offset` committed, and what `differs`.
+    Attributes: `group`, `partition` as `<topic>-<partition>`, the committed `offset`, and what `differs`.
     """
 
     def __init__(self, group: str, partition: str, offset: int, differs: str) -> None:
@@ -324,13 +324,13 @@ class LogReplacedError(LogError):
         self.offset = offset
         self.differs = differs
         super().__init__(
-            f"group {group}: {partition} is not the log of which offset {offset} was committed: {differs}; "
+            f"group {group}: {partition} is not the log in which offset {offset} was committed: {differs}; "
             "choose a place with reset_group(), or join with on_out_of_range='start'"
         )
 
 
 class ReadOnlyError(LogError):
-    """A write was asked of a topic opened with mode='r'."""
+    """The topic is open with mode='r', but the call needs to write. Open it with mode='a'."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -340,7 +340,7 @@ class ReadOnlyError(LogError):
 class RecordTooLargeError(LogError, ValueError):
     """A record, or a batch that must stay whole, exceeds its limit. Nothing was appended.
 
-    Attributes: `size_bytes` found and `limit_bytes` allowed.
+    Attributes: `size_bytes`, the size found, and `limit_bytes`, the largest allowed.
     """
 
     def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
@@ -352,8 +352,8 @@ class RecordTooLargeError(LogError, ValueError):
 class StorageFullError(LogError, OSError):
     """The disk, a quota or a file-size limit refused a write. Make room and append again.
 
-    The file was cut back to its last good batch and the writer stays usable. `lost` has the offsets
-    that were handed out but not written; those offsets will be given out again.
+    The file was cut back to its last good batch, and the writer stays usable. `lost` has the offsets of
+    records that were appended but not written; these offsets will be used again.
     """
 
     def __init__(self, path: str | os.PathLike[str], error: OSError) -> None:
@@ -362,7 +362,7 @@ class StorageFullError(LogError, OSError):
 
 
 class StorageIOError(LogError, OSError):
-    """The operating system failed to read or write. Never taken for the end of the log."""
+    """The operating system failed to read or write. loglib never treats this as the end of the log."""
 
     def __init__(self, path: str | os.PathLike[str], error: OSError, doing: str) -> None:
         self.path = os.fspath(path)
@@ -370,11 +370,11 @@ class StorageIOError(LogError, OSError):
 
 
 class WriterFailedError(LogError):
-    """A flush failed, so the writer can no longer know what the disk holds. Reopen to recover.
+    """A flush failed, so the writer no longer knows what the disk holds. Reopen the topic to recover.
 
-    Raised by every later append, flush and close of the same writer: after one failed fsync the
-    page cache shows data that the disk may never get. The first of these errors says in `in_doubt`
-    which records that concerns, and in `lost` which were not even written; the later ones do not.
+    Every later append, flush and close of the same writer raises it: after a failed fsync the page cache
+    shows data that the disk may never get. The first of these errors has the affected records in
+    `in_doubt`, and records that were never written in `lost`. The later errors do not.
     """
 
     def __init__(self, path: str | os.PathLike[str], error: BaseException) -> None:
@@ -384,7 +384,7 @@ class WriterFailedError(LogError):
 
 
 class ConfigConflictError(LogError, ValueError):
-    """An argument disagrees with what the topic was created with.
+    """An argument differs from what the topic was created with.
 
     Attributes: `name` of the argument, the value `given` and the value `stored`.
     """
@@ -404,7 +404,7 @@ class ConfigConflictError(LogError, ValueError):
 
 
 class MissingCodecError(LogError, ImportError):
-    """The package of a compression codec is not installed. Install the extra named."""
+    """The package of a compression codec is not installed. Install the extra in the message."""
 
     def __init__(self, codec: str, extra: str) -> None:
         self.codec = codec
@@ -415,25 +415,25 @@ class MissingCodecError(LogError, ImportError):
 
 
 class BrokenStreamError(LogError):
-    """A stream has stopped in the middle of a frame, so what comes next on it begins nowhere. Open a new one.
+    """A stream stopped in the middle of a frame, so the next frame cannot be found. Open a new stream.
 
-    Raised by each `transfer` to it, or `receive` from it, after the one that was cut short. What that
-    one has appended is said by its own error; the rest of the frame was not appended.
+    Each `transfer` to this stream or `receive` from it raises this, after the call that was interrupted.
+    The error of that call says what it appended; the rest of the frame was not appended.
     """
 
     def __init__(self, doing: str, why: str) -> None:
         self.why = why
-        super().__init__(f"the stream stopped in mid-frame while {doing} ({why}); open a new one and send again")
+        super().__init__(f"the stream stopped in mid-frame while {doing} ({why}); open a new stream and send again")
 
 
-# --- what an error says of records -----------------------------------------------------------------
+# --- the records that an error names ---------------------------------------------------------------
 
 
 def together(errors: Sequence[Exception]) -> Exception:
-    """One error for all of these: the most telling of them, which names what they all have lost.
+    """One error for all of these: the most important one, which names the lost records of all.
 
-    Its `errors` are the others. A writer that must be reopened tells more than a disk that must be mended,
-    that more than a full disk, and what no one foresaw (no memory, say) the least.
+    Its `errors` are the others. The order of importance: a writer that must be reopened, a failing disk, a
+    full disk, other errors of loglib, and then unexpected errors (such as no memory).
     """
     first = max(errors, key=_telling)
     others = [each for each in errors if each is not first]
@@ -447,12 +447,12 @@ def together(errors: Sequence[Exception]) -> Exception:
 
 
 def _telling(error: Exception) -> int:
-    order = (OSError, LogError, StorageFullError, StorageIOError, WriterFailedError)  # of several classes, the last
+    order = (OSError, LogError, StorageFullError, StorageIOError, WriterFailedError)  # the last that fits counts
     return max((rank for rank, kind in enumerate(order, 1) if isinstance(error, kind)), default=0)
 
 
 def tell_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None:
-    """Note in the error what its call has appended before it, besides what the error says already."""
+    """Add to the error what its call had already appended."""
     known: tuple[OffsetRange, ...] = getattr(error, "appended", ())
     ranges = (*ranges, *known)
     if ranges or isinstance(error, LogError):
@@ -460,14 +460,14 @@ def tell_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None:
 
 
 def tell_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int]]) -> None:
-    """Note in the error which records of its call are not in the log; `indexes` are those for each partition."""
+    """Add to the error the records of its call that are not in the log; `indexes` has them per partition."""
     missing: list[int] = []
     ranges: tuple[OffsetRange, ...] = getattr(error, "appended", ())
-    if not ranges and not isinstance(error, LogError):  # a refusal, which appends nothing and says so
+    if not ranges and not isinstance(error, LogError):  # a refused call has appended nothing, and its message says so
         return
     count = sum(map(len, indexes.values()))
     for partition, each in indexes.items():
         missing += each[sum(len(offsets) for number, offsets in ranges if number == partition) :]
     vars(error)["not_appended"] = tuple(sorted(missing))
     if ranges:
-        error.add_note(f"{count - len(missing)} of this call's {count} records are in; not_appended has the others")
+        error.add_note(f"{count - len(missing)} of this call's {count} records are in the log; not_appended: the rest")

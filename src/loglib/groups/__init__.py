@@ -1,4 +1,4 @@
-"""Consumer groups: members that share a topic's partitions, coordinated by held file locks and nothing else."""
+"""Consumer groups: members that share a topic's partitions. File locks are the only coordination."""
 
 from .administration import GroupInfo, Move
 from .assignment import TopicPartition

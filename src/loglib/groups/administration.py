@@ -1,7 +1,7 @@
-"""Administration: what is done to a group from outside: looking, moving its offsets, evicting a hung member, deleting.
+"""Administration of a group from outside: inspect it, reset its offsets, evict a hung member, delete it.
 
-Invariant: who looks takes no part and writes nothing. Offsets move, and a group is deleted, only while nobody
-reads; a member that is evicted can commit nothing more.
+Invariant: inspecting a group does not join it and writes nothing. A group's offsets are reset, and a group is
+deleted, only while it has no members. An evicted member cannot commit.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ __all__ = ["GroupInfo", "Move", "delete", "evict", "inspect", "reset"]
 
 Fact = TypeVar("Fact")
 
-_SIGNING_S = 0.05  # between taking an owner's file and writing who one is: some microseconds
+_SIGNING_S = 0.05  # between locking an owner's file and writing the owner's name: normally microseconds
 
 
 class Move(NamedTuple):
-    """Where a reset puts a partition: from the offset committed (None if there was none) to another."""
+    """How a reset moves a partition: from the committed offset (None if there was none) to another offset."""
 
     before: int | None
     after: int
 
 
 class GroupInfo(NamedTuple):
-    """A group as it was when somebody looked. Partitions are numbers; of several topics, `TopicPartition`s."""
+    """A group at one moment. Partitions are numbers, or `TopicPartition`s if the group has several topics."""
 
     name: str
-    members: dict[str, Member]  # that live
-    owners: dict[Any, str]  # by partition that a member owns: its name; empty text while it is just claiming
-    committed: dict[Any, Commit]  # by partition that has a commit
-    lag: dict[Any, Lag]  # by partition, owned or not; from the log's start where nothing was committed
+    members: dict[str, Member]  # the live members, by name
+    owners: dict[Any, str]  # the owner's name for each owned partition; empty while the owner is still claiming it
+    committed: dict[Any, Commit]  # for each partition that has a commit
+    lag: dict[Any, Lag]  # for each partition, owned or not; from the log's start if there is no commit
 
     def of_topic(self, name: str) -> GroupInfo:
-        """What concerns one topic, whose partitions are numbers."""
+        """The part about one topic, with partition numbers as keys."""
         owners, committed, lag = _of(name, self.owners), _of(name, self.committed), _of(name, self.lag)
         return self._replace(owners=owners, committed=committed, lag=lag)
 
@@ -55,7 +55,7 @@ def _of(name: str, facts: dict[Any, Fact]) -> dict[Any, Fact]:
 
 
 def inspect(place: Place, *, count_records: bool) -> GroupInfo:
-    """Look at a group. `GroupNotFoundError` if there is none; `GroupElsewhereError` if another topic has it."""
+    """Inspect a group. `GroupNotFoundError` if there is none; `GroupElsewhereError` if another topic keeps it."""
     place.require()
     offsets = place.offsets()
     try:
@@ -75,7 +75,7 @@ def inspect(place: Place, *, count_records: bool) -> GroupInfo:
 
 
 def delete(place: Place) -> None:
-    """Forget a group and its commits. `GroupBusyError` if it has members, `GroupNotFoundError` if there is none."""
+    """Delete a group and its commits. `GroupBusyError` if it has members, `GroupNotFoundError` if there is none."""
     place.require()
     if members := live_members(place.files, place.members):
         raise GroupBusyError(place.name, list(members))
@@ -83,10 +83,10 @@ def delete(place: Place) -> None:
 
 
 def reset(place: Place, start: Start | Mapping[TopicPartition, Start], *, dry_run: bool) -> dict[TopicPartition, Move]:
-    """Commit a start for all partitions, or those that a mapping names, while the group has no members.
+    """Commit a start for all partitions, or for those of a mapping, while the group has no members.
 
-    Raises `GroupBusyError` if it has; with `dry_run` nothing is committed, and members do not matter.
-    `GroupElsewhereError` if the group is kept with another topic.
+    Raises `GroupBusyError` if the group has members. With `dry_run` nothing is committed, and members are
+    allowed. Raises `GroupElsewhereError` if another topic keeps the group.
     """
     after = place.resolve(start, place.logs)
     if not place.exists() and dry_run:
@@ -104,7 +104,7 @@ def reset(place: Place, start: Start | Mapping[TopicPartition, Start], *, dry_ru
 
 
 def _commit(place: Place, offsets: Offsets, moves: Mapping[TopicPartition, Move]) -> None:
-    """As a member that owns what it moves: whoever joins meanwhile waits, and then starts there."""
+    """Commit as a member that owns the partitions. A member that joins meanwhile waits for the new offsets."""
     if members := live_members(place.files, place.members):
         raise GroupBusyError(place.name, list(members))
     name = f"reset-{os.getpid()}-{os.urandom(4).hex()}"
@@ -129,10 +129,10 @@ def _commit(place: Place, offsets: Offsets, moves: Mapping[TopicPartition, Move]
 
 
 def evict(place: Place, member: str) -> list[TopicPartition]:
-    """Take a member's place and partitions from it, hung as it may be; returns the partitions, of all topics.
+    """Remove a member, which may be hung, and take its partitions. Returns the partitions, of all topics.
 
-    It learns of it when it next asks for records or commits: `StaleGenerationError`. What is held by one who
-    has not said who he is, for longer than that takes, is the member's as well.
+    The evicted member gets `StaleGenerationError` when it next asks for records or commits. A file that is
+    locked for longer than a claim takes, but names no owner, also counts as the member's.
     """
     files, directory = place.files, place.owners
     live = live_members(files, place.members) if place.exists() else {}

@@ -1,8 +1,8 @@
-"""Assignment: which member of a group owns which partition, computed alike by every member.
+"""Assignment: which member of a group should own which partition. Every member computes the same.
 
-Invariant: pure functions of their arguments. Every partition goes to exactly one member, no member
-has two more than another that reads the same topics, and the order in which partitions and members are
-given does not matter: members that see the same facts agree without talking to each other.
+Invariant: these functions are pure. Every partition goes to exactly one member. Among members that read
+the same topics, the numbers of partitions differ by one at most. The order of the arguments does not
+matter, so members that see the same facts agree without communication.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["STRATEGIES", "Assignment", "Strategy", "TopicPartition", "assign", "
 
 
 class TopicPartition(NamedTuple):
-    """A partition and the topic that it is of, by name."""
+    """A topic's name and the number of one of its partitions."""
 
     topic: str
     partition: int
@@ -28,7 +28,7 @@ Assignment = dict[str, list[TopicPartition]]  # by member
 
 
 class Strategy(Protocol):
-    """A way to share partitions out among members."""
+    """A way to assign partitions to members."""
 
     def __call__(
         self, partitions: Iterable[TopicPartition], members: Iterable[str], owners: Mapping[TopicPartition, str]
@@ -41,10 +41,10 @@ def assign(
     readers: Mapping[str, Collection[str]],
     owners: Mapping[TopicPartition, str],
 ) -> Assignment:
-    """Share partitions out among the members that read their topics; `readers` has each member's topics.
+    """Assign partitions to the members that read their topics; `readers` has each member's topics.
 
-    Topics that the same members read are shared out together, the others apart: so a member need know
-    nothing of topics that it does not read.
+    Topics with the same members are assigned together, other topics separately. So a member needs no
+    facts about topics that it does not read.
     """
     alike: dict[tuple[str, ...], list[TopicPartition]] = defaultdict(list)
     names = sorted(readers)
@@ -66,10 +66,11 @@ def assign_range(
     members: Iterable[str],
     owners: Mapping[TopicPartition, str],  # noqa: ARG001
 ) -> Assignment:
-    """Neighbouring partitions to neighbouring members: algorithm 1 of the Kafka paper (2011), section 3.2.
+    """Assign a range of partitions to each member: algorithm 1 of the Kafka paper (2011), section 3.2.
 
-    Where the paper divides the partitions of each topic, this divides those of all together, so that
-    many topics of one partition do not all go to the first member. Who owns what now plays no part.
+    The paper divides the partitions of each topic. This function divides the partitions of all topics
+    together: otherwise many topics of one partition would all go to the first member. The current owners
+    do not matter.
     """
     ordered, names = sorted(partitions), sorted(members)
     count, shares = len(ordered), len(names)
@@ -79,10 +80,10 @@ def assign_range(
 def assign_sticky(
     partitions: Iterable[TopicPartition], members: Iterable[str], owners: Mapping[TopicPartition, str]
 ) -> Assignment:
-    """As even as `assign_range`, and with the fewest moves: who owns a partition keeps it if the shares allow.
+    """Assign as evenly as `assign_range`, with the fewest moves: an owner keeps partitions up to its share.
 
-    The larger shares go to those who own most; what is above a share is given up from the end, and
-    what has no owner fills the others' shares in order.
+    The members that own most get the larger shares. A member releases its last partitions above its share.
+    Partitions without an owner then fill the other shares in order.
     """
     ordered, names = sorted(partitions), sorted(members)
     held: Assignment = {name: [] for name in names}

@@ -1,19 +1,21 @@
-"""Group: one member of a consumer group: who is there, what it owns, and committing how far it got.
+"""Group: one member of a consumer group. It finds the other members, owns partitions, reads and commits.
 
-Invariant: only what is handled (progress.py) is committed: a process that dies between any two
-instructions loses nothing, and repeats what it had not committed. A partition is read and committed by
-its owner alone (owners.py), from the last commit on.
+Invariant: only handled records (progress.py) are committed. A process that dies between any two
+instructions loses no record, and its uncommitted records are read again. Only the owner of a partition
+(owners.py) reads it and commits for it. The owner starts at the last commit.
 
-All members do the same, each on its own: look who is there (members.py), compute who should own what
-(assignment.py), give up what they should not, and claim what they should as soon as it is free. This
-happens while records are asked for: a member that is busy with a record keeps its partitions until it
-comes back, however long that takes. It happens when the system reports that a member's or an owner's
-file was made, removed, or closed, which it is when its process dies; a few times then, since a lock goes a
-moment after its file is closed; and rarely without a report.
+Every member does the same on its own: it lists the members (members.py), computes the assignment
+(assignment.py), releases the partitions that it should not own, and claims the ones that it should own
+as soon as they are free. A member does this while it asks for records. A member that is busy with a
+record keeps its partitions until it asks again, however long that takes.
 
-Threads: a group belongs to one thread, but for `close`, which may come from any and ends the iteration.
-What comes in the middle of a call, as from a signal handler, is refused, but for `close`. Only `on_assign`
-and `on_revoke` may call back, and may ask for no records.
+A member looks when the system reports that the file of a member or an owner was created, removed or
+closed. The system closes the files of a process that dies. A lock is released a moment after its file is
+closed, so a member looks several times after a report. Without a report it looks rarely.
+
+Threads: a group belongs to one thread. `close` may be called from any thread, and ends the iteration.
+A call in the middle of another call (from a signal handler) is refused, except `close`. Only `on_assign`
+and `on_revoke` may call the group, and they may not ask for records.
 """
 
 from __future__ import annotations
@@ -63,30 +65,30 @@ __all__ = ["AnyGroup", "CommitPolicy", "Group", "OnChange", "TopicsGroup"]
 CommitPolicy = str | float | timedelta  # "after", "manual", or an interval
 OnChange = Callable[[list[Any]], object]
 
-# How often members look at each other though nothing was reported: it costs some 0.1 % of a CPU.
+# How often a member looks at the others without a report. It costs about 0.1 % of a CPU.
 _LOOK_S = 2.0
-# At each so many of them it makes sure that it still holds what it owns, of which eviction would have been reported.
+# After this many looks a member checks that it still holds its files. Normally the system reports an eviction.
 _LOOKS_A_CHECK = 5
-# How often where the system reports nothing.
+# How often a member looks on a system that reports nothing.
 _UNTOLD_LOOK_S = 0.05
-# And compute who should own what, though nobody has come or gone.
+# How often a member computes the assignment although the members are the same.
 _ARRANGE_S = 10.0
-# Looks after a report. Who dies lets locks go after the report, and one file after the other.
+# The times of the looks after a report. A dying process releases its locks after the report, one file at a time.
 _LOOKS_S = (0.0, 0.001, 0.004, 0.016, 0.064, 0.25)
-# How often a member that is never out of records asks what was reported.
+# How often a member that always has records reads the reports.
 _ASK_S = 0.01
-# With commit="after": how often what is handled is committed, as records are asked for or waited for.
+# With commit="after": how often handled records are committed, while the member asks for records or waits for them.
 _COMMIT_AFTER_S = 0.1
-# Polled at once, unless more are asked for.
+# The most records of one poll, by default.
 _POLLED_RECORDS = 512
-_MEMBERS, _OWNERS = "members", "owners"  # as the observer calls these directories
+_MEMBERS, _OWNERS = "members", "owners"  # the observer's names for these directories
 
 
 _in_child = in_child()
 
-Handed = TypeVar("Handed")  # what is handed out one by one
+Handed = TypeVar("Handed")  # one record as the caller gets it
 HandedBatch = TypeVar("HandedBatch")
-Key = TypeVar("Key")  # what a partition is called
+Key = TypeVar("Key")  # the caller's name for a partition
 Fact = TypeVar("Fact")
 
 
@@ -121,16 +123,16 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._on_revoke = on_revoke
         self._restart = on_out_of_range == "start"
         self._closed: LogClosedError | None = None
-        self._why = ""  # it is closed, if a topic of it is
-        self._using = threading.RLock()  # held while files are in use, so that close() from elsewhere knows
-        self._working = threading.Lock()  # held as well, so that a call in the middle of another knows
-        self._calling = False  # on_assign or on_revoke, which may call back
+        self._why = ""  # why the group is closed, if one of its topics was closed
+        self._using = threading.RLock()  # held while files are in use; close() from another thread sees it
+        self._working = threading.Lock()  # held during a call; a call in the middle of it sees it
+        self._calling = False  # on_assign or on_revoke is running, and may call the group
         self._live: dict[str, Member] = {}
-        self._revoking = False  # and the caller is told
-        self._waiting = False  # for a partition that another member has still to give up
-        self._unsettled = False  # somebody has not yet what is due
-        self._lost: StaleGenerationError | None = None  # since records were last asked for
-        self._untold: list[TopicPartition] = []  # claimed, and on_assign has not returned
+        self._revoking = False  # on_revoke is running
+        self._waiting = False  # another member has not yet released a partition of this member
+        self._unsettled = False  # a member does not yet own all its partitions
+        self._lost: StaleGenerationError | None = None  # since the member last asked for records
+        self._untold: list[TopicPartition] = []  # claimed, but on_assign has not returned
         self._look_at = 0.0
         self._looks = iter(_LOOKS_S)
         self._ask_at = 0.0
@@ -157,7 +159,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._ownership = Ownership(place.files, place.owners, self.member, place.permissions)
         self._left = False
         _in_child.add(self._abandon_in_child)
-        self._topics = [track(self._end) for track in place.track]  # which close themselves when nobody refers to them
+        self._topics = [track(self._end) for track in place.track]  # a topic closes itself when nothing refers to it
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +169,8 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
 
     def __del__(self) -> None:
         if not getattr(self, "_left", True):
-            # Its locks go now. What it has handled is not committed: the collector may come by in anything.
+            # The locks are released now. Handled records are not committed, because garbage collection may run
+            # in the middle of any operation.
             self._left = True
             self._ownership.abandon()
             self._membership.abandon()
@@ -186,17 +189,19 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
     # --- reading ---------------------------------------------------------------------------------
 
     def follow(self, timeout: float | None = None) -> Iterator[Handed]:
-        """The group's records, as they come, for ever or until `timeout` seconds bring none.
+        """Yield the group's records as they come, for ever or until `timeout` seconds pass without a record.
 
-        A record is handled when the loop asks for the next one, and then committed as the group's
-        `commit=` says. One whose loop body raised, or left the loop, is not: this call or another
-        member's hands it out again. Raises `StaleGenerationError` if the member was evicted, and
-        `OffsetOutOfRangeError` if the group's place in the log is gone (see `on_out_of_range`). Closing the
-        group ends the loop; closing its topic raises `LogClosedError` from one with a timeout.
+        A record is handled when the loop asks for the next one. It is then committed according to the
+        group's `commit=`. If the loop body raises or leaves the loop, its record is not handled: a later
+        call of this member or of another one yields it again.
+
+        Raises `StaleGenerationError` if the member was evicted, and `OffsetOutOfRangeError` if retention has
+        removed the group's next record (see `on_out_of_range`). Closing the group ends the loop. If the
+        topic is closed, a loop with a timeout raises `LogClosedError`.
         """
         progress = self._progress
         while (run := self._next(timeout, "one by one")) is not None:
-            if self._closed is not None:  # just now, by another thread
+            if self._closed is not None:  # another thread has just closed it
                 run.cut()
             came_back = True
             try:
@@ -206,12 +211,12 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
                     came_back = True
             finally:
                 progress.leave(run, came_back=came_back)
-            del run, few  # or the next records are made in memory that no cache holds
+            del run, few  # so that the next records reuse memory that is in the processor's cache
 
     def poll(self, *, max_records: int = _POLLED_RECORDS, timeout: float | None = 0.0) -> list[Handed]:
-        """Up to `max_records` records of one partition; an empty list if `timeout` seconds bring none.
+        """Return up to `max_records` records of one partition; an empty list if none comes in `timeout` seconds.
 
-        They count as handled with the next call of `poll`, `follow` or `batches`, or when committed.
+        The records count as handled at the next call of `poll`, `follow` or `batches`, or when committed.
         """
         check_count("max_records", max_records)
         self._check_open()
@@ -223,7 +228,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         return shown
 
     def batches(self, timeout: float | None = None) -> Iterator[HandedBatch]:
-        """The same as `follow`, as whole columns."""
+        """Like `follow`, but yields batches: whole columns instead of single records."""
         progress = self._progress
         while (run := self._next(timeout, "batch")) is not None:
             came_back = False
@@ -237,14 +242,14 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
 
     @abstractmethod
     def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Handed]:
-        """What the caller is given of some records: with several topics, more than the records."""
+        """Records as the caller gets them: with several topics, each comes with its topic."""
 
     @abstractmethod
     def _shown_batch(self, partition: TopicPartition, batch: Batch) -> HandedBatch:
-        """The same of a batch."""
+        """A batch as the caller gets it."""
 
     def _next(self, timeout: float | None, way: Way, most: int | None = None) -> Run | None:
-        """The next records, as soon as there are any; None after `timeout` seconds of nothing."""
+        """Wait for the next records and return them; None after `timeout` seconds without a record."""
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         found = None
@@ -258,7 +263,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             # The topic was closed, and its groups with it, while this thread was reading.
         if isinstance(self._closed, ForkedHandleError):
             raise self._closed
-        if self._why and timeout is not None:  # or it would look as if no more records had come
+        if self._why and timeout is not None:  # None would mean that no record came
             raise LogClosedError(self._why)
         return found if self._closed is None else None
 
@@ -298,7 +303,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         return None
 
     def _ask(self, now: float) -> None:
-        """Heed what was reported."""
+        """Act on the system's reports."""
         changes = self._observer.changed()
         if changes:
             self._progress.changed(changes)
@@ -322,7 +327,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._look_at = min(self._look_at, now + next(self._looks, _LOOK_S))
 
     def _start_again(self, partitions: list[TopicPartition]) -> None:
-        """Go to where a group without a commit begins."""
+        """Go to the start of a group without a commit."""
         starts = {each: self._first(self._place.logs[each]) for each in partitions}
         self._commit(starts)
         self._progress.add(starts)
@@ -330,14 +335,14 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
     # --- places -----------------------------------------------------------------------------------
 
     def tell(self) -> dict[Key, int]:
-        """The offset of the next record to be handed out, by partition owned."""
+        """The offset of the next record, for each partition that this member owns."""
         return self._by_key(self._progress.next_offsets())
 
     def seek(self, start: Start | Mapping[Any, Start]) -> None:
-        """Go to a start in all partitions owned, or in those that a mapping names; committed like any progress."""
+        """Go to a start in all owned partitions, or in those of a mapping. It is committed like other progress."""
         with self._use():
             self._check_open()
-            if not self._looked:  # nobody has asked for records, and so nothing is owned yet
+            if not self._looked:  # before the first request for records the member owns nothing
                 self._look(time.monotonic())
                 self._tell_assigned()
             named = {self._partition(key): each for key, each in start.items()} if isinstance(start, Mapping) else None
@@ -348,13 +353,13 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
                 self._progress.seek(partition, offset)
 
     def pause(self, *partitions: Any) -> None:
-        """Hand out nothing more of these partitions, which stay this member's, until `resume`."""
+        """Stop reading these partitions until `resume`. This member still owns them."""
         with self._use():
             for partition in self._owned_of(partitions):
                 self._progress.pause(partition)
 
     def resume(self, *partitions: Any) -> None:
-        """Go on with paused partitions where they were left."""
+        """Continue paused partitions at the next record."""
         with self._use():
             for partition in self._owned_of(partitions):
                 self._progress.resume(partition)
@@ -369,14 +374,20 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
     # --- committing ----------------------------------------------------------------------------------
 
     def commit(self, what: Handed | Mapping[Any, int] | None = None, *, meta: str = "") -> None:
-        """Say how far the group has got; durable when it returns (with durability "disk").
+        """Commit how far the group has read; durable when it returns (with durability "disk").
 
-        `what` is a record, which is then handled, and so is all before it; a mapping of partitions to
-        the offsets to read next; or None: everything handed out so far, but for a record whose loop
-        was left. `meta` is kept with it, for whoever asks `committed()`. Raises `StaleGenerationError`
-        if a partition is no longer this member's, or after that error until records are asked for again;
-        `OffsetOutOfRangeError` or `InvalidOffsetError` for what is no place in the log; and `LogError` in
-        a signal handler that has come in the middle of another call.
+        `what` is one of:
+
+        - a record: this record and all before it in its partition are handled;
+        - a mapping of partitions to the offsets to read next;
+        - None: all records yielded so far, except a record whose loop was left.
+
+        `meta` is text that is kept with the commit; `committed()` returns it.
+
+        Raises `StaleGenerationError` if this member no longer owns a partition. After that error it raises
+        again until the member asks for records. Raises `OffsetOutOfRangeError` or `InvalidOffsetError` for
+        an offset where no record of the log begins, and `LogError` in a signal handler that interrupted
+        another call.
         """
         if not isinstance(meta, str):
             raise TypeError(f"meta must be text, not {meta!r}")
@@ -391,14 +402,14 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             self._progress.committed_by_hand(offsets)
 
     def committed(self) -> dict[Key, Commit]:
-        """The last commit for each partition that has any, whoever made it."""
+        """The last commit of each partition that has one, by any member."""
         found = {each: entry.commit() for each, entry in self._entries().items() if each in self._place.logs}
         return self._by_key({each: commit for each, commit in found.items() if commit is not None})
 
     def lag(self, *, count_records: bool = False) -> dict[Key, Lag]:
-        """How far the group is behind, by partition, whoever owns it: from the last commit to the flushed end.
+        """The group's lag for each partition, owned or not: from the last commit to the flushed end.
 
-        `count_records=True` counts the records as well, by reading the header of every batch between.
+        `count_records=True` also counts the records. This reads the header of each batch in that range.
         """
         lag = lag_of_group(self._place, self._entries(), first=self._first, count_records=count_records)
         return self._by_key(lag)
@@ -410,7 +421,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
 
     @property
     def members(self) -> list[str]:
-        """The names of all members, this one's among them."""
+        """The names of all members, including this one."""
         return sorted(self._membership.live())
 
     def _asked(self, what: Any) -> dict[TopicPartition, int]:
@@ -423,7 +434,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
 
     @abstractmethod
     def _record(self, what: Any) -> tuple[Record, TopicPartition]:
-        """The record that a caller names, as it was handed out."""
+        """The record in what the caller passed to `commit`, and its partition."""
 
     def _entries(self) -> dict[TopicPartition, Entry]:
         with self._use():
@@ -466,7 +477,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
     # --- members and partitions ----------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        """See who is in the group, and give up and claim what follows from it."""
+        """List the members, then release and claim partitions accordingly."""
         self._looked = True
         if not self._membership.is_valid():
             self._lose(self._ownership.owned())
@@ -501,7 +512,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._claim([each for each in due if each not in owned])
         self._live = live
         self._waiting = self._ownership.owned() != due
-        # Others may have computed with other owners than these: it is over when all have what is due to them.
+        # Other members may have computed with other owners. The group is settled when each member owns its share.
         self._unsettled = bool(owners) and owners != {
             each: name for name, share in assignment.items() for each in share
         }
@@ -538,12 +549,12 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             ]  # fmt: skip
             if not claimed:
                 return
-            entries = self._offsets.entries()  # with what the owner before has committed last
+            entries = self._offsets.entries()  # including the last commit of the previous owner
             beginnings = {}
             for each in claimed:
                 beginnings[each] = self._beginning(each, entries.get(each))
-                self._place.logs[each].rest()  # of a thousand, few have files open at a time
-            # In the new generation: what the owner before may still write, stopped as it was, comes too late.
+                self._place.logs[each].rest()  # so that few of a thousand logs have open files
+            # Commit in the new generation: a later write of the previous owner (a stopped process) does not count.
             self._write({each: entry for each, (_, entry) in beginnings.items()})
             self._progress.add({each: offset for each, (offset, _) in beginnings.items()})
             if self._on_assign is not None:
@@ -556,13 +567,13 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             raise
 
     def _tell_assigned(self) -> None:
-        """Tell of what was claimed; once more, if the listener raised."""
+        """Call `on_assign` for claimed partitions; call it again if it raised."""
         if self._untold and self._on_assign is not None:
             self._call(self._on_assign, sorted(self._untold))
             self._untold = []
 
     def _call(self, listener: OnChange, partitions: Iterable[TopicPartition]) -> None:
-        """Tell a listener, who may call back."""
+        """Call a listener, which may call the group."""
         self._calling = True
         try:
             listener([self._key(each) for each in partitions])
@@ -570,14 +581,14 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             self._calling = False
 
     def _beginning(self, partition: TopicPartition, entry: Entry | None) -> tuple[int, Entry]:
-        """Where to go on in a partition just claimed, and what to commit of it."""
+        """The offset where a newly claimed partition is read on, and the entry to commit for it."""
         log, generation = self._place.logs[partition], self._ownership.claimed(partition) or 0
         offset = self._starting(partition, entry)
         if entry is not None and entry.offset == offset and entry.log_id == log.identity.log_id:
             return offset, entry._replace(generation=generation)
         history, committed = 0, None
         if self._start != "begin" or (entry is not None and entry.offset is not None):
-            # A start that depends on the time is committed: whoever comes next must not begin later.
+            # A start that depends on the time is committed, so that the next owner does not start later.
             committed, history = offset, history_at(log, offset)
         log_id, now = log.identity.log_id, self._place.clock()
         return offset, Entry(committed, generation, log_id, history, "", self.member, now)
@@ -595,22 +606,22 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             return self._first(log)
 
     def _compare(self, partition: TopicPartition, entry: Entry, offset: int) -> None:
-        """`LogReplacedError` if this is not the log that was committed to, as it was."""
+        """`LogReplacedError` if the commit was made in another log, or in another history of this log."""
         log = self._place.logs[partition]
         name, differs = str(partition), ""
         if entry.log_id != log.identity.log_id:
-            differs = f"that one was {entry.log_id.hex()}, this one is {log.identity.log_id.hex()}"
+            differs = f"the commit names log {entry.log_id.hex()}, this log is {log.identity.log_id.hex()}"
         elif (found := history_at(log, offset)) != entry.history:
-            differs = f"the batch before it had CRC {entry.history:08x}, and has {found:08x}"
+            differs = f"the batch before the offset had CRC {entry.history:08x} and now has {found:08x}"
         if differs:
             raise LogReplacedError(self.name, name, offset, differs)
 
     def _first(self, log: Log) -> int:
-        """Where a group without a commit begins."""
+        """The first offset of a group without a commit."""
         return resolve(log, parse_start(self._start, now_us=self._place.clock()))
 
     def _lose(self, lost: list[TopicPartition], partition: str = "") -> NoReturn:
-        """After an eviction: others may read on already."""
+        """Drop partitions after an eviction, and raise. Other members may already read them."""
         self._lost = StaleGenerationError(self.name, self.member, partition)
         self._unsettled, self._live = True, {}
         self._let_go(lost)
@@ -622,11 +633,11 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
 
     @abstractmethod
     def _key(self, partition: TopicPartition) -> Key:
-        """What callers call a partition: its number, where there is one topic."""
+        """The caller's name for a partition: its number, if the group has one topic."""
 
     @abstractmethod
     def _partition(self, key: Any) -> TopicPartition:
-        """The partition that a caller names so; `ValueError` if the group has none."""
+        """The partition of a caller's name; `ValueError` if the group does not have it."""
 
     def _by_key(self, facts: Mapping[TopicPartition, Fact]) -> dict[Key, Fact]:
         return {self._key(each): facts[each] for each in sorted(facts)}
@@ -639,22 +650,22 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         return self._closed is not None
 
     def _end(self, why: str) -> None:
-        """Close, because a topic is closed: a loop that would have ended after its timeout tells so."""
+        """Close because a topic was closed. A loop with a timeout then raises instead of ending."""
         if self._closed is None:
             self._why = why
         self.close()
 
     def close(self) -> None:
-        """Commit what is handled, give the partitions up and leave the group; ends an iteration in any thread."""
+        """Commit handled records, release the partitions and leave the group. Ends an iteration in any thread."""
         self._closed = self._closed or LogClosedError(f"group {self.name} is closed; join it again")
         self._observer.wake()
         self._finish()
 
     @contextmanager
     def _use(self, *, asking: bool = False) -> Iterator[None]:
-        """Use the files; who closes the group meanwhile, in another thread or a signal handler, leaves it to us.
+        """Use the files. If another thread or a signal handler closes the group meanwhile, this call finishes it.
 
-        `LogError` in the middle of another call in this thread, but for a listener that asks for no records.
+        `LogError` in the middle of another call in this thread. A listener may call, except for records.
         """
         try:
             with self._using:
@@ -662,7 +673,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
                     if asking or not self._calling:
                         raise LogError(
                             f"group {self.name} is in the middle of another call, which must return first: "
-                            "in a signal handler only close() may be called, in a listener nothing that gives records"
+                            "a signal handler may only call close(), and a listener may not ask for records"
                         )
                     self._calling = False
                     try:
@@ -678,7 +689,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
                 self._finish()
 
     def _finish(self) -> None:
-        """Leave the group, unless the files are in use: whoever uses them does it then."""
+        """Leave the group. If a call is using the files, that call does it at its end."""
         if self._using.acquire(blocking=False):
             try:
                 if not self._working.locked():
@@ -705,11 +716,11 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             _in_child.discard(self._abandon_in_child)
 
     def _abandon_in_child(self, parent_pid: int) -> None:
-        """After a fork: the membership is the parent's, and its locks must not live on in the child."""
+        """After a fork: the membership belongs to the parent, and the child must not keep its locks."""
         self._using, self._working = threading.RLock(), threading.Lock()
         self._closed = ForkedHandleError(self._place.path, parent_pid)
         self._left = True
-        if self._progress.run is not None:  # what is left of it is the parent's
+        if self._progress.run is not None:  # its remaining records belong to the parent
             self._progress.run.cut()
             self._progress.run = None
         self._ownership.abandon()
@@ -717,12 +728,12 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._offsets.abandon()
 
     def _check_open(self) -> None:
-        if self._closed is not None and not self._revoking:  # whoever is told of a close may still commit
+        if self._closed is not None and not self._revoking:  # on_revoke may still commit during a close
             raise self._closed
 
 
 class Group(AnyGroup[Record, Batch, int]):
-    """One member of a consumer group on one topic; made by `Topic.group`, and a context manager."""
+    """One member of a consumer group on one topic. `Topic.group` makes it; it is a context manager."""
 
     def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Record]:
         del partition
@@ -748,7 +759,7 @@ class Group(AnyGroup[Record, Batch, int]):
 
 
 class TopicsGroup(AnyGroup[tuple[str, Record], tuple[str, Batch], TopicPartition]):
-    """A member of a group on several topics: records come as (topic, record), partitions are `TopicPartition`s."""
+    """A member of a group on several topics: it yields (topic, record), and its partitions are `TopicPartition`s."""
 
     def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[tuple[str, Record]]:
         return zip(repeat(partition.topic), records)
@@ -773,7 +784,7 @@ class TopicsGroup(AnyGroup[tuple[str, Record], tuple[str, Batch], TopicPartition
 
 
 def _commit_interval(policy: CommitPolicy) -> float | None:
-    """Seconds between commits; None for those by hand alone."""
+    """Seconds between automatic commits; None if the caller commits."""
     if policy == "manual":
         return None
     if policy == "after":

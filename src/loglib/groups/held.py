@@ -1,12 +1,12 @@
-"""Held: a file whose flock this process holds, to say that it is there.
+"""Held: a file whose flock this process holds, to show that it is alive.
 
-Invariant: the lock goes with the last reference to the `HeldFile`, if not before: an interrupt between any
-two instructions of its user leaves no lock behind that nobody knows of.
+Invariant: the lock is released with the last reference to the `HeldFile`, or earlier. So an interrupt
+between any two instructions leaves no lock that no object owns.
 
-Who may come into the directory may read the file, whatever the topic's permissions: reading is all that it
-takes to see whether it is held. What keeps others out is the directory's mode.
+Every user with access to the directory may read the file, whatever the topic's permissions are: a process
+needs only to read the file to see if it is held. The directory's mode keeps other users out.
 
-Threads: as its user says.
+Threads: the caller's rule applies.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ..unique import Unique
 
 __all__ = ["MOST_BYTES", "HeldFile", "look", "readable_by_all"]
 
-MOST_BYTES = 1 << 16  # of text; a member of a thousand topics has some 30 KB
+MOST_BYTES = 1 << 16  # of text; the text of a member with a thousand topics has about 30 KB
 
 
 def readable_by_all(permissions: int) -> int:
-    """The mode of what other users have to read who may come into its directory."""
+    """The mode of a file that every user with access to its directory must read."""
     return permissions | 0o444
 
 
 class HeldFile(Unique):
-    """A small file, open and perhaps locked, until `release`."""
+    """A small file that stays open, and perhaps locked, until `release`."""
 
     __slots__ = ("_close", "_fd", "_files", "_path")
 
     def __init__(self, files: Files, path: str, permissions: int) -> None:
-        """Open the file, and make it if there is none; `try_lock` is for the caller to call."""
+        """Open the file, or create it. The caller must call `try_lock`."""
         self._files = files
         self._path = path
         self._close: Iterator[tuple[Callable[[int], object], int]] = iter(())
@@ -44,44 +44,44 @@ class HeldFile(Unique):
         self._close = iter([(files.close, self._fd)])
 
     def try_lock(self) -> bool:
-        """Take the lock if nobody has it, and the file is still the one of its name."""
+        """Take the lock if it is free. True if this process has it and the file still has its name."""
         return self._files.try_lock(self._fd) and self.is_named()
 
     def is_named(self) -> bool:
-        """Whether the file is open and its name still leads to it: `evict` puts another in its place."""
+        """Whether the file is open and still has its name: `evict` replaces it with another file."""
         return length_hint(self._close) > 0 and self._files.same_file(self._fd, self._path)
 
     def text(self) -> str:
-        """What it says."""
+        """The text in the file."""
         return self._files.read_at(self._fd, MOST_BYTES, 0).decode(errors="replace").strip()
 
     def replace(self, text: bytes) -> None:
-        """Write what it says, in one line as long as the one before: readers see the old text or the new."""
+        """Write new text, padded to the length of the old line. Readers see the old text or the new one."""
         size = self._files.size(self._fd)
         self._files.write_all(self._fd, [text.ljust(min(size, MOST_BYTES) - 1) + b"\n"], 0)
 
     def release(self) -> None:
-        """Unlock, for all that share the lock by a fork, and close."""
+        """Unlock, also for forked processes that share the lock, and close."""
         if length_hint(self._close):
             self._files.unlock(self._fd)
             self.abandon()
 
     def abandon(self) -> None:
-        """Close and nothing else: in a forked child the lock is the parent's."""
+        """Close without unlocking: in a forked child the lock belongs to the parent."""
         finish(self._close)
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # of one whose making an interrupt has ended before its first line
+        with suppress(AttributeError):  # an interrupt may have come before the first line of __init__
             self.release()
 
 
 def look(files: Files, path: str, *, remove: bool = False, within: Directory | None = None) -> str | None:
-    """What the file says if somebody holds it; None if nobody does. With `remove` it goes then.
+    """The text of the file if a process holds it, else None. With `remove` a file that is not held is removed.
 
-    `within` is the open directory in which to look, wherever the path leads by now.
+    `within` is the open directory of the file, even if that directory was moved.
 
-    Takes no right but to read, and leaves no trace that an observer of the directory would see. Raises
-    `PermissionError` where not even that is allowed.
+    This needs only the right to read. An observer of the directory gets no report of it. Raises
+    `PermissionError` if the file may not be read.
     """
     try:
         fd = files.open_read(path, dir_fd=None if within is None else within.fd)
@@ -91,7 +91,7 @@ def look(files: Files, path: str, *, remove: bool = False, within: Directory | N
         if not files.try_lock(fd, shared=True):
             return files.read_at(fd, MOST_BYTES, 0).decode(errors="replace").strip()
         if remove and files.try_lock(fd) and files.same_file(fd, path):
-            with suppress(FileNotFoundError, PermissionError):  # what cannot be removed is in nobody's way
+            with suppress(FileNotFoundError, PermissionError):  # a file that stays does no harm
                 files.unlink(path)
         return None
     finally:

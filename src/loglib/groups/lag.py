@@ -1,6 +1,6 @@
-"""Lag: how far a position in a log is behind its end, in bytes, seconds and records.
+"""Lag: how far a position in a log is behind the log's end, in bytes, seconds and records.
 
-Invariant: nothing is changed, and bodies are not read: bytes come from the offsets, the rest from batch headers.
+Invariant: measuring changes nothing and reads no batch body. Bytes come from offsets, the rest from batch headers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["Lag", "lag_of_group", "measure_lag"]
 
 
 class Lag(NamedTuple):
-    """What lies between a position and the flushed end of a partition."""
+    """The distance from a position to the flushed end of a partition."""
 
-    bytes: int  # of log
-    seconds: float  # since the next record was appended; 0 when there is none
-    records: int | None = None  # None if they were not counted
+    bytes: int  # bytes of log, headers included
+    seconds: float  # since the next record was appended; 0 if there is no next record
+    records: int | None = None  # None if the records were not counted
 
 
 def lag_of_group(
     place: Place, entries: Entries, *, first: Callable[[Log], int], count_records: bool
 ) -> dict[TopicPartition, Lag]:
-    """The lag of each partition from its last commit; `first` says from where without one."""
+    """The lag of each partition from its last commit; `first` gives the offset of a partition without a commit."""
     found: dict[TopicPartition, Lag] = {}
     for partition, log in place.logs.items():
         entry = entries.get(partition)
@@ -38,17 +38,17 @@ def lag_of_group(
         else:
             offset = entry.offset
         found[partition] = measure_lag(log, offset, now_us=place.clock(), count_records=count_records)
-        log.rest()  # of a thousand, few have files open at a time
+        log.rest()  # so that few of a thousand logs have open files
     return found
 
 
 def measure_lag(log: Log, offset: int, *, now_us: int, count_records: bool = False) -> Lag:
-    """The lag of a reader that will read `offset` next; what retention has dropped no longer counts."""
+    """The lag of a reader that will read `offset` next. Records dropped by retention do not count."""
     while True:
         mark = log.mark()
         try:
             return _measure(log, max(offset, mark.log_start_offset), mark, now_us=now_us, count_records=count_records)
-        except OffsetOutOfRangeError:  # retention has dropped more meanwhile
+        except OffsetOutOfRangeError:  # retention has meanwhile dropped more
             continue
 
 

@@ -1,17 +1,17 @@
-"""Members: who is in a consumer group just now; one file for each, held by an flock while its process lives.
+"""Members: the live members of a consumer group. Each has a file, and holds its flock while its process lives.
 
-Invariant: a member is in the group exactly as long as it holds the lock of its file. The kernel lets
-the lock go when the process dies, however it dies, so that nobody needs heartbeats, and nobody is
-thrown out for being slow. The text in the file (JSON) says what the member reads and how it shares it
-out; whether the member is there, it does not decide.
+Invariant: a member is in the group exactly as long as it holds the lock of its file. The kernel releases
+the lock when the process dies in any way. So no heartbeats are needed, and a slow member is never
+removed. The text in the file (JSON) names the member's topics and its strategy. It does not decide
+whether the member is live.
 
     members/<member>     {"pid": 4711, "host": "web-3", "since": "2026-01-31T12:00:00Z", "strategy": "range",
                           "topics": ["clicks"]}
 
-A file that nobody holds is what a crash has left; the next member that looks removes it, if it may. A
-file that one may not even read is a member's of which nothing is known.
+A file that no process holds remains from a crash. The next member that looks removes it, if it may. A
+file that may not be read counts as a live member with unknown facts.
 
-Threads: a `Membership` belongs to whoever has its group.
+Threads: a `Membership` belongs to the thread of its group.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ __all__ = ["Member", "Membership", "live_members", "new_member_name"]
 
 logger = logging.getLogger("loglib")
 
-# A look at who lives takes the lock of a dead member's file for some microseconds.
+# Listing the members locks a dead member's file for some microseconds, so joining tries again.
 _JOIN_TRIES = 200
 _JOIN_NAP_S = 0.005
 
 
 class Member(NamedTuple):
-    """What a member's file says of it; nothing as long as it is just joining."""
+    """The facts in a member's file; empty while the member is still joining."""
 
-    topics: tuple[str, ...] = ()  # that it reads
-    strategy: str | None = None  # by which it shares partitions out, if it does
+    topics: tuple[str, ...] = ()  # the topics that it reads
+    strategy: str | None = None  # its assignment strategy; None for a reset, which takes no share
     pid: int = 0
     host: str = ""
     since: str = ""  # when it joined, by its own clock: ISO 8601, UTC
 
 
 def new_member_name() -> str:
-    """A name that no other member has: host, process, and some random digits."""
+    """A unique member name: host, process id, and random digits."""
     host = re.sub(r"[^a-zA-Z0-9.-]", "-", os.uname().nodename)[:100] or "host"
     return f"{host}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 class Membership(Unique):
-    """This process's place in a group, from construction to `leave`."""
+    """One membership of this process in a group, from construction to `leave`."""
 
     def __init__(
         self, files: Files, directory: str, name: str, topics: Sequence[str], permissions: int,
         *, strategy: str | None = None,
     ) -> None:  # fmt: skip
-        """Join. `LockedError` if a member of that name is in the group."""
+        """Join. `LockedError` if the group has a member of this name."""
         check_names(name)
         self.name = name
         self.facts = Member(tuple(topics), strategy, os.getpid(), os.uname().nodename, _now())
@@ -76,25 +76,25 @@ class Membership(Unique):
         self._file.replace(json.dumps(said | {"topics": list(topics)}).encode())
 
     def is_valid(self) -> bool:
-        """Whether this is still the member of its name: `evict` takes that from it."""
+        """Whether the member still has its name: `evict` removes it."""
         return self._file.is_named()
 
     def live(self) -> dict[str, Member]:
-        """All members, by name, this one among them."""
+        """All members by name, including this one."""
         found = live_members(self._files, self._directory, known=self.name)
         return found | {self.name: self.facts}
 
     def check_strategy(self, group: str) -> None:
-        """`GroupMismatchError` if another member shares partitions out in another way.
+        """`GroupMismatchError` if another member has another assignment strategy.
 
-        Of two that join at once at least one finds the other: each says what it does before it looks.
+        If two members join at once, at least one finds the other: each writes its strategy before it looks.
         """
         for name, member in self.live().items():
             if member.strategy not in (None, self.facts.strategy):
                 raise GroupMismatchError(group, name, str(self.facts.strategy), str(member.strategy))
 
     def leave(self) -> None:
-        """Leave the group: the others see it at their next look."""
+        """Leave the group. The other members notice at their next look."""
         try:
             if self.is_valid():
                 self._files.unlink(self._path)
@@ -102,16 +102,16 @@ class Membership(Unique):
             self._file.release()
 
     def abandon(self) -> None:
-        """Close the file without touching its name: after a fork it is the parent's."""
+        """Close the file and keep its name: after a fork it belongs to the parent."""
         self._file.abandon()
 
 
 def live_members(
     files: Files, directory: str, *, known: str | None = None, remove: bool = True
 ) -> dict[str, Member]:
-    """The members by name, in order. `known` is the caller's own, whose lock need not be tried.
+    """The live members, in order of name. `known` is the caller's own name, whose lock is not tried.
 
-    With `remove` the files of dead members go.
+    With `remove` the files of dead members are removed.
     """
     found: dict[str, Member] = {}
     for name in sorted(files.listdir(directory)):
@@ -135,11 +135,11 @@ _warned: set[str] = set()
 def _warn_once(path: str) -> None:
     if path not in _warned:
         _warned.add(path)
-        logger.warning("%s may not be read: it counts as a member that lives, though it may be dead", path)
+        logger.warning("no permission to read %s: it counts as a live member, although it may be dead", path)
 
 
 def _parse(text: str) -> Member:
-    """What the file says; a member without topics if that is not yet written."""
+    """The facts in the file; a member without topics if they are not yet written."""
     with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
         facts = json.loads(text)
         topics, strategy = facts["topics"], facts["strategy"]
@@ -155,7 +155,7 @@ def _hold(files: Files, path: str, permissions: int) -> HeldFile:
     for _ in range(_JOIN_TRIES):
         try:
             file = HeldFile(files, path, permissions)
-        except PermissionError:  # another user's, which goes if it is nobody's any more
+        except PermissionError:  # another user's file, which can be removed if no process holds it
             was_there = files.exists(path)
             holder = look(files, path, remove=True)
             if holder is None and (not was_there or files.exists(path)):
@@ -167,7 +167,7 @@ def _hold(files: Files, path: str, permissions: int) -> HeldFile:
             file.abandon()
         time.sleep(_JOIN_NAP_S)
     raise LockedError(
-        path, f"a member of that name: {holder or 'just joining'}", advice="join under another, or after it has left"
+        path, f"a member of that name: {holder or 'just joining'}", advice="join under another name, or after it left"
     )
 
 

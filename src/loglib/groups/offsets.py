@@ -1,22 +1,22 @@
-"""Offsets: how far a group has got; a small log for each member, in the format of a partition.
+"""Offsets: the committed offsets of a group, in one small log per member, in the format of a partition.
 
-Invariant: a commit is there as a whole or not at all, and durable when `commit` has returned (with
-durability "disk"). Of the commits for a partition the one of the highest generation counts, and of
-these the one of the highest number; a new owner commits in its own generation before it reads, so that
-what a member that has lost the partition writes late changes nothing. Damage is `CorruptLogError` and never "no commit
-yet". What was written and synced counts, although the watermark may be older: reading goes on above
-it, as far as whole batches follow each other.
+Invariant: a commit is stored as a whole or not at all, and is durable when `commit` has returned (with
+durability "disk"). For each partition the commit with the highest generation counts, and among these the
+one with the highest number. A new owner commits in its own generation before it reads, so a late commit
+of the previous owner changes nothing. Damage raises `CorruptLogError`; it never means "no commit yet".
+Synced commits above the watermark count: a reader goes on above it as far as whole batches follow.
 
     offsets/<log>/     a partition's directory: segment, watermark, lock; see docs/format.md
     a record's value   {"<topic>": {"log_id": "<32 digits>", "partitions": {"<number>":
                        [offset, generation, number, history, meta], ...}}, ...} as JSON
     its key            the member that committed; its timestamp, when
 
-A log has one writer, the member that holds it; so no member waits for another to commit. Who begins to
-commit takes a log that nobody holds, or makes one. What others have left is folded: written to the own
-log, synced, and then removed. A log that is there no more was folded into another: look at all again.
+A log has one writer, the member that holds it, so no member waits for another to commit. For its first
+commit a member takes a log that no process holds, or makes one. Logs of members that left are folded: a
+member writes their commits to its own log, syncs it, and removes the old log. If a log has disappeared, it
+was folded into another, so all logs must be read again.
 
-Threads: an `Offsets` belongs to whoever has its group.
+Threads: an `Offsets` belongs to the thread of its group.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ __all__ = ["Commit", "Entries", "Entry", "Offsets", "history_at", "make_offsets"
 
 logger = logging.getLogger("loglib")
 
-_COMPACT_BYTES = 1 << 20  # about 10,000 commits: a new owner reads that in some 50 ms
+_COMPACT_BYTES = 1 << 20  # about 10,000 commits: a new owner reads them in about 50 ms
 _MOST_COMMIT_BYTES = 8 << 20  # 10,000 partitions with half a kilobyte of `meta` each
-_OPEN_TRIES = 100  # another member may take or remove a log just as this one comes for it
-_FOLDED = ".folded"  # what is left of a log whose removal was cut short
+_OPEN_TRIES = 100  # another member may take or remove a log before this member opens it
+_FOLDED = ".folded"  # the rest of a log whose removal was interrupted
 
 
 class Commit(NamedTuple):
-    """How far a group has handled a partition: `offset` is the next one to read."""
+    """How far a group has handled a partition: `offset` is the next offset to read."""
 
     offset: int
     meta: str = ""
@@ -79,9 +79,9 @@ class Commit(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a record says of one partition."""
+    """The entry of one partition in a commit record."""
 
-    offset: int | None  # None: there is an owner, and no commit yet
+    offset: int | None  # None: the partition has an owner, but no commit yet
     generation: int
     log_id: bytes  # of the topic
     history: int  # `history_at` the offset
@@ -91,7 +91,7 @@ class Entry(NamedTuple):
     number: int = 0  # grows with each commit of the same owner
 
     def commit(self) -> Commit | None:
-        """As others see it."""
+        """The public form; None if nothing is committed yet."""
         if self.offset is None:
             return None
         return Commit(self.offset, self.meta, self.generation, self.member, self.timestamp)
@@ -101,9 +101,9 @@ Entries = dict[TopicPartition, Entry]
 
 
 def history_at(log: Log, offset: int) -> int:
-    """The CRC of the header of the batch before the offset, or that holds it: it stands for all that came before.
+    """The header CRC of the batch before the offset, or around it. It identifies the whole log up to there.
 
-    0 at the beginning of a log. Raises `OffsetOutOfRangeError` and `CorruptLogError` as reading does.
+    0 at the beginning of a log. Raises `OffsetOutOfRangeError` and `CorruptLogError` like a read.
     """
     while True:
         mark = log.mark()
@@ -112,13 +112,13 @@ def history_at(log: Log, offset: int) -> int:
         if offset == mark.log_start_offset == mark.flushed_end:
             return _history_of_nothing(log, offset)
         at_end = offset == mark.flushed_end
-        with suppress(OffsetOutOfRangeError):  # retention has dropped more meanwhile
+        with suppress(OffsetOutOfRangeError):  # retention has meanwhile dropped more
             header = log.header_around(offset - at_end, mark)
             return header.previous_crc if header.base_offset == offset else header.header_crc
 
 
 def _history_of_nothing(log: Log, offset: int) -> int:
-    """The same where retention has left one segment without a batch: its header knows."""
+    """The same, if retention has left one segment without a batch: its header has the CRC."""
     path = os.path.join(log.directory, segment_name(offset))
     try:
         return read_segment_header(log.files, path, log.identity).previous_crc
@@ -127,12 +127,12 @@ def _history_of_nothing(log: Log, offset: int) -> int:
 
 
 def offsets_identity(log_id: bytes, group: str, name: str) -> Identity:
-    """The identity of one of a group's logs: a partition number that no partition has, drawn from the names."""
+    """The identity of one of a group's logs. Its number is a hash of the names, and no partition has it."""
     return Identity.of(log_id, 0x8000_0000 | crc32c(f"{group}/{name}".encode()) & 0x7FFF_FFFF)
 
 
 def make_offsets(files: Files, directory: str, log_id: bytes, group: str, *, now: int, permissions: int) -> str:
-    """Make an empty log in the directory; returns its name. Synced, the name included."""
+    """Make an empty log in the directory and return its name. The log and its name are synced."""
     name = os.urandom(8).hex()
     aside = os.path.join(directory, f".{name}.tmp")
     identity, permissions = offsets_identity(log_id, group, name), readable_by_all(permissions)
@@ -175,21 +175,21 @@ class Offsets(Unique):
             max_record_bytes=_MOST_COMMIT_BYTES,
         )
         self._known: dict[str, _MemberLog] = {}
-        self._own: _MemberLog | None = None  # with a writer
-        self._live_bytes = 0  # of the own log, when it was compacted last
-        self._settled: set[str] = set()  # folded, and not to be removed
-        self._count = 0  # of commits: between two logs of one member, of which one failed, it tells the later
+        self._own: _MemberLog | None = None  # this member's log, which has a writer
+        self._live_bytes = 0  # size of the own log after its last compaction
+        self._settled: set[str] = set()  # folded logs that this member could not remove
+        self._count = 0  # number of commits: it tells which is later if a failed log left one member with two logs
         self._names()
 
     def close(self) -> None:
-        """Close the files; the own log is for whoever wants it next."""
+        """Close the files. Another member may then take the own log."""
         own, self._own = self._own, None
         self._known.clear()
         if own is not None:
             own.close()
 
     def abandon(self) -> None:
-        """Close the files and write nothing: after a fork they are the parent's."""
+        """Close the files and write nothing: after a fork they belong to the parent."""
         own, self._own = self._own, None
         self._known.clear()
         if own is not None:
@@ -198,7 +198,7 @@ class Offsets(Unique):
     # --- reading -----------------------------------------------------------------------------------
 
     def entries(self) -> Entries:
-        """What counts of each partition, as of now."""
+        """The entry that counts for each partition now."""
         while True:
             names = self._names()
             try:
@@ -209,19 +209,19 @@ class Offsets(Unique):
             return _merged(found)
 
     def commits(self) -> dict[TopicPartition, Commit]:
-        """The last commit for each partition that has any, as of now."""
+        """The last commit of each partition that has one."""
         found = {partition: entry.commit() for partition, entry in self.entries().items()}
         return {partition: commit for partition, commit in found.items() if commit is not None}
 
     def _names(self) -> list[str]:
-        """The logs; there is one at least, from the making of the group on."""
+        """The names of the logs. A group has at least one from its creation on."""
         try:
             names = self._files.listdir(self._directory)
         except FileNotFoundError as error:
-            raise CorruptLogError(self._directory, 0, "no directory", "that of a group's offsets") from error
+            raise CorruptLogError(self._directory, 0, "no directory", "the directory of a group's offsets") from error
         names = sorted(name for name in names if not name.startswith("."))
         if not names:
-            raise CorruptLogError(self._directory, 0, "no log of committed offsets", "one at least")
+            raise CorruptLogError(self._directory, 0, "no log of committed offsets", "at least one")
         return names
 
     def _read(self, name: str) -> Entries:
@@ -247,8 +247,9 @@ class Offsets(Unique):
     def commit(self, entries: Mapping[TopicPartition, Entry], *, fence: Callable[[], None]) -> None:
         """Append the entries as one batch. Synced with durability "disk".
 
-        `fence` raises if this member may not commit. It is called before, so that nothing is written then; and
-        behind: what is there before another could claim a partition is seen by that other.
+        `fence` raises if this member may not commit. It is called before the write, so that a refused commit
+        writes nothing. It is called again after the write: if this member still owns its partitions then, the
+        next owner sees the commit.
         """
         self._count += 1
         columns = _columns({each: entry._replace(number=self._count) for each, entry in entries.items()})
@@ -268,7 +269,7 @@ class Offsets(Unique):
             self._compact(own)
 
     def _open_own(self) -> _MemberLog:
-        """Take a log that nobody holds, or make one."""
+        """Take a log that no process holds, or make one."""
         for _ in range(_OPEN_TRIES):
             for name in self._names():
                 log = self._try_open(name)
@@ -280,40 +281,40 @@ class Offsets(Unique):
                 self._files, self._directory, self._log_id, self._group,
                 now=self._clock(), permissions=self._permissions,
             )  # fmt: skip
-        raise LockedError(self._directory, "other members, all logs of offsets", advice="commit again")
+        raise LockedError(self._directory, "other members, which hold all logs of offsets", advice="commit again")
 
     def _try_open(self, name: str) -> _MemberLog | None:
         try:
             log = self._log(name)
             log.open(self._config, self._clock)
-        except (LockedError, PermissionError):  # its member lives, or was another user's
+        except (LockedError, PermissionError):  # its member is live, or belongs to another user
             return None
         except (LogError, OSError):
             if self._files.exists(self._path(name)):
                 raise
-            return None  # folded just now
+            return None  # another member has just folded it
         return log
 
     def _drop(self, own: _MemberLog) -> None:
-        """Open the own log anew for the next commit, after a failure: that sees to what the failure has left."""
+        """After a failure, close the own log. The next commit opens it again, and recovery cleans it."""
         self._own = None
         self._known.pop(os.path.basename(own.directory), None)
         with suppress(LogError, OSError):
             own.close()
 
     def _compact(self, own: _MemberLog) -> None:
-        """Begin a new segment with what counts of the own log, and drop what came before."""
+        """Begin a new segment with the entries of the own log that count, and drop the older segments."""
         try:
             counting = self.entries()
             mine = {each: entry for each, entry in own.entries().items() if entry == counting[each]}
             self._live_bytes = own.begin_anew(_columns(mine))
-        except (StorageFullError, LockedError) as error:  # the commit itself is safe; the next one tries again
-            logger.warning("%s: the committed offsets stay as long as they are: %s", self._directory, error)
+        except (StorageFullError, LockedError) as error:  # the commit itself is safe; the next commit tries again
+            logger.warning("%s: the log of committed offsets was not compacted: %s", self._directory, error)
 
-    # --- what others have left -----------------------------------------------------------------------
+    # --- logs of members that left --------------------------------------------------------------------
 
     def fold(self) -> bool:
-        """Write what counts of one log that nobody holds to the own one, and remove it; False if there is none."""
+        """Fold one log that no process holds into the own log, and remove it. False if there is none."""
         if self._own is None:
             return False
         for name in self._names():
@@ -322,15 +323,15 @@ class Offsets(Unique):
                     if held is not None:
                         try:
                             self._fold(held, self._own)
-                        except StorageFullError as error:  # then it stays; what counts of it is read all the same
-                            logger.warning("%s: stays as it is: %s", self._path(name), error)
+                        except StorageFullError as error:  # the log stays, and its entries are still read
+                            logger.warning("%s: not folded into another log: %s", self._path(name), error)
                             self._settled.add(name)
                         return True
         return False
 
     @contextmanager
     def _held(self, name: str) -> Iterator[Directory | None]:
-        """Hold a log's lock; None if it is not there, or somebody has it."""
+        """Hold a log's lock; None if the log is gone or another process holds the lock."""
         try:
             directory = Directory.open(self._files, self._path(name))
         except (FileNotFoundError, PermissionError):
@@ -342,21 +343,21 @@ class Offsets(Unique):
     def _fold(self, held: Directory, own: _MemberLog) -> None:
         name = os.path.basename(held.path)
         counting, left = self.entries(), self._read(name)
-        if not held.is_named():  # what was read may be a log of another topic, which has come to the place of this
+        if not held.is_named():  # the log of another topic may have taken its name
             return
         mine = own.entries()
         copied = {each: entry for each, entry in left.items() if entry == counting[each] != mine.get(each)}
         if copied:
             columns = _columns(copied)
             own.append(columns, _size(columns))
-        own.sync()  # whatever the durability: what is removed was durable perhaps
+        own.sync()  # with any durability, because the removed log may have been durable
         self._settled.add(name)
-        with suppress(PermissionError):  # another user's, in a directory where that keeps it; it harms nobody
+        with suppress(PermissionError):  # another user's log in a sticky directory; it does no harm
             self._remove(held, name)
             self._settled.discard(name)
 
     def _remove(self, held: Directory, name: str) -> None:
-        """Remove a log at once, for all who look, and then what is left of it."""
+        """Remove a log for all readers by one rename, and then delete its files."""
         aside = f".{name}{_FOLDED}"
         with Directory.open(self._files, self._directory) as logs:
             if not held.is_at(name, dir_fd=logs.fd):
@@ -364,43 +365,43 @@ class Offsets(Unique):
             logs.rename(name, aside)
             logs.sync()
         self._files.remove_tree(self._path(aside))
-        for left in self._files.listdir(self._directory):  # by members that died here
+        for left in self._files.listdir(self._directory):  # also logs that a dead member has renamed
             if left.endswith(_FOLDED):
                 self._files.remove_tree(self._path(left))
 
 
 class _RemovedError(Exception):
-    """A log was folded by another member."""
+    """Another member has folded the log."""
 
 
 class _MemberLog(Unique):
-    """One log of commits: read by all, written by the member that holds it."""
+    """One log of commits. All members read it; the member that holds it writes it."""
 
     def __init__(self, files: Files, directory: str, identity: Identity) -> None:
         self.directory = directory
         self._files = files
         self._identity = identity
         self._log = Log(files, directory, identity)
-        self._position = 0  # up to here, which was flushed, it is read:
+        self._position = 0  # this log is read up to here, which is flushed
         self._entries: Entries = {}
         self._writer: Writer | None = None
 
     # --- reading -----------------------------------------------------------------------------------
 
     def entries(self) -> Entries:
-        """What counts of this log, as of now."""
+        """The entries of this log that count now."""
         while True:
             mark = self._log.mark()
             try:
                 sure = self._read_sure(mark)
                 return self._entries | self._above(sure, mark)
-            except OffsetOutOfRangeError:  # its member has compacted it meanwhile
+            except OffsetOutOfRangeError:  # its member has meanwhile compacted it
                 self._position = 0
             finally:
                 self._log.rest()
 
     def _read_sure(self, mark: Mark) -> int:
-        """Read what must be whole; returns up to where."""
+        """Read the part that must be whole, and return its end."""
         start = max(self._position, mark.log_start_offset)
         try:
             self._read_on(start, mark.flushed_end)
@@ -408,7 +409,7 @@ class _MemberLog(Unique):
         except CorruptLogError:
             if mark.durable_end == mark.flushed_end:
                 raise
-        # With durability "os" a power cut leaves less than was flushed.
+        # With durability "os" a power cut may leave less than the flushed part.
         start = max(self._position, mark.log_start_offset)
         self._read_on(start, mark.durable_end)
         return max(start, mark.durable_end)
@@ -423,7 +424,7 @@ class _MemberLog(Unique):
                 self._position = cursor.position
 
     def _above(self, sure: int, mark: Mark) -> Entries:
-        """What was written above that: by a member that is dead, before a power cut, or just now."""
+        """The entries written above the sure part: by a dead member, before a power cut, or just now."""
         segments = list_segments(self._files, self.directory)
         last = max(segments, default=0)
         if sure < last or last + segments.get(last, 0) - HEADER_BYTES <= sure:
@@ -443,12 +444,12 @@ class _MemberLog(Unique):
     # --- writing -----------------------------------------------------------------------------------
 
     def open(self, config: TopicConfig, clock: Callable[[], int]) -> None:
-        """Hold the log for writing, after recovery. `LockedError` if another member has it."""
+        """Recover the log and hold it for writing. `LockedError` if another member holds it."""
         writer = Writer(self._files, self.directory, self._identity, config, index=self._log.index, clock=clock)
         self._writer = self._log.writer = writer
 
     def append(self, columns: Columns, size_bytes: int) -> None:
-        """Append records as one batch; synced with durability "disk"."""
+        """Append records as one batch. It is synced with durability "disk"."""
         assert self._writer is not None
         self._writer.append(columns, size_bytes)
         self._writer.flush()
@@ -458,7 +459,7 @@ class _MemberLog(Unique):
         return self._writer.next_offset - self._writer.mark().log_start_offset
 
     def sync(self) -> None:
-        """Make what was appended durable, with any durability."""
+        """Make appended records durable, with any durability."""
         path = self._log.segments()[-1].path
         fd = self._files.open_write(path)
         try:
@@ -467,7 +468,7 @@ class _MemberLog(Unique):
             self._files.close(fd)
 
     def begin_anew(self, columns: Columns) -> int:
-        """Keep these records alone, and return how many bytes of log they take."""
+        """Replace the whole log by these records, and return their size in the log in bytes."""
         assert self._writer is not None
         self._writer.roll()
         if columns.values:
@@ -477,19 +478,19 @@ class _MemberLog(Unique):
         return self.size_bytes()
 
     def close(self) -> None:
-        """Let the log go."""
+        """Flush and release the log."""
         assert self._writer is not None
         writer, self._log.writer = self._writer, None
         try:
             writer.close()
-        except BaseException:  # an interrupt, perhaps, after which it goes on: no lock must be left
+        except BaseException:  # perhaps an interrupt that the program survives: release the lock
             writer.close()
             raise
 
     def abandon(self) -> None:
-        """Let the log go and write nothing."""
+        """Release the log and write nothing."""
         assert self._writer is not None
-        with suppress(OSError):  # of a process that is gone
+        with suppress(OSError):  # files of a dead process
             self._writer.abandon_in_child(os.getpid())
 
 
@@ -507,7 +508,7 @@ def _all_batches(cursor: Cursor, end: int) -> Iterator[Batch]:
 
 
 def _merged(many: Iterable[Entries]) -> Entries:
-    """Of each partition, the entry of the highest generation, and of these that of the highest number."""
+    """For each partition the entry with the highest generation, and among these with the highest number."""
     merged: Entries = {}
     for entries in many:
         for partition, entry in entries.items():
@@ -529,12 +530,12 @@ def _parse(value: bytes, member: bytes, timestamp: int, directory: str, offset: 
                 )  # fmt: skip
         return found
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        what = f"a record at offset {offset} that is no commit ({error})"
-        raise CorruptLogError(directory, offset, what, "JSON as docs/format.md has it") from error
+        what = f"a record at offset {offset} that is not a commit ({error})"
+        raise CorruptLogError(directory, offset, what, "JSON as in docs/format.md") from error
 
 
 def _columns(entries: Mapping[TopicPartition, Entry]) -> Columns:
-    """One record for each member and time of committing."""
+    """One record for each member and commit time."""
     alike: dict[tuple[str, int], dict[str, tuple[str, dict[int, tuple[object, ...]]]]] = defaultdict(dict)
     for (topic, number), entry in entries.items():
         of_topic = alike[entry.member, entry.timestamp].setdefault(topic, (entry.log_id.hex(), {}))

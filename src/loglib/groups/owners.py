@@ -1,14 +1,14 @@
-"""Owners: which member owns a partition in a group; one file for each partition, held by an flock.
+"""Owners: which member owns a partition in a group. Each partition has a file, and its owner holds the flock.
 
 Invariant: a partition has at most one owner, because a lock has at most one holder. Each new owner
-raises the partition's generation, which stands in the file and goes into every commit; a member that
-has lost its file (`evict` puts another in its place) can neither commit nor read on. No two owners of a
-partition have the same generation.
+raises the partition's generation, which is stored in the file and in every commit. `evict` replaces the
+file of an owner: that member can then neither commit nor read on. No two owners of a partition have the
+same generation.
 
     owners/<topic>-<partition>    {"member": "web-3-4711-9f86d081", "generation": 12, "pid": 4711}
 
-Files stay when the owner goes, with `member` null if it went in order: the generation must not fall.
-Whoever puts a file in the place of another holds the flock of the directory meanwhile.
+A file stays when its owner releases it, because the generation must not fall; `member` is then null.
+A process that replaces a file holds the flock of the directory meanwhile.
 
 Threads: as members.py.
 """
@@ -31,7 +31,7 @@ __all__ = ["Owner", "Ownership", "evict_owner", "holder_of", "owned_partitions",
 
 
 class Owner(NamedTuple):
-    """What an owner's file says."""
+    """The facts in an owner's file."""
 
     member: str | None
     generation: int
@@ -55,26 +55,26 @@ class Ownership(Unique):
         return sorted(self._held)
 
     def claimed(self, partition: TopicPartition) -> int | None:
-        """The generation in which this member has claimed the partition, evicted or not; None if it has not."""
+        """The generation of this member's claim, even if it was evicted; None without a claim."""
         return self._held[partition][1] if partition in self._held else None
 
     def is_free(self, partition: TopicPartition) -> bool:
-        """Whether nobody holds the partition just now. Wakes nobody, as a claim that fails would."""
+        """Whether no process holds the partition. Unlike a failed claim, this wakes no other member."""
         return look(self._files, os.path.join(self._directory, str(partition))) is None
 
     def generation(self, partition: TopicPartition) -> int | None:
-        """The generation in which this member owns the partition; None if it does not, or does no more."""
+        """The generation in which this member owns the partition; None if it does not own it."""
         file, generation = self._held.get(partition, (None, 0))
         return generation if file is not None and file.is_named() else None
 
     def claim(self, partition: TopicPartition, *, at_least: int) -> bool:
-        """Become the owner if nobody is, in a generation above all before, `at_least` among them."""
+        """Become the owner if there is none. The new generation is above all earlier ones and above `at_least`."""
         path = os.path.join(self._directory, str(partition))
         if not self.is_free(partition):
             return False
         try:
             file = HeldFile(self._files, path, self._permissions)
-        except PermissionError:  # another user's
+        except PermissionError:  # another user's file
             if not replace_owner(self._files, self._directory, str(partition), self._permissions):
                 return False
             file = HeldFile(self._files, path, self._permissions)
@@ -83,14 +83,14 @@ class Ownership(Unique):
             return False
         generation = max(_parse(file.text()).generation, at_least) + 1
         file.replace(_text(Owner(self._member, generation, os.getpid())))
-        if not file.is_named():  # evicted as one who hangs: what is here now may be another's
+        if not file.is_named():  # `evict` has replaced it; the new file may be another member's
             file.abandon()
             return False
         self._held[partition] = file, generation
         return True
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
-        """Give partitions up, for whoever claims them first."""
+        """Release partitions, so that other members can claim them."""
         for partition in list(partitions):
             file, generation = self._held[partition]
             try:
@@ -101,14 +101,14 @@ class Ownership(Unique):
                 del self._held[partition]
 
     def abandon(self) -> None:
-        """Close the files and say nothing: after a fork they are the parent's, after an eviction another's."""
+        """Close the files and write nothing: another process or member owns them after a fork or an eviction."""
         while self._held:
             _, (file, _) = self._held.popitem()
             file.abandon()
 
 
 def owned_partitions(files: Files, directory: str) -> list[TopicPartition]:
-    """All partitions that have ever had an owner, of whichever topic."""
+    """All partitions of all topics that have ever had an owner."""
     found = []
     for name in files.listdir(directory):
         topic, _, number = name.rpartition("-")
@@ -118,7 +118,7 @@ def owned_partitions(files: Files, directory: str) -> list[TopicPartition]:
 
 
 def read_owner(files: Files, directory: str, partition: TopicPartition | str) -> Owner:
-    """Who owns the partition, going by its file: the member may have died since it wrote it."""
+    """The owner in the partition's file. That member may have died since it wrote the file."""
     try:
         return _parse(files.read_whole(os.path.join(directory, str(partition)), MOST_BYTES).decode(errors="replace"))
     except FileNotFoundError:
@@ -126,19 +126,19 @@ def read_owner(files: Files, directory: str, partition: TopicPartition | str) ->
 
 
 def holder_of(files: Files, directory: str, partition: TopicPartition | str) -> Owner | None:
-    """What the file says of who holds it just now; None if nobody does."""
+    """The owner that holds the file now; None if no process holds it."""
     text = look(files, os.path.join(directory, str(partition)))
     return None if text is None else _parse(text)
 
 
 def evict_owner(files: Files, directory: str, partition: TopicPartition | str, permissions: int) -> None:
-    """Take the partition from its owner, who may be hung: a new file in the place of the one that it holds."""
+    """Take the partition from its owner, which may be hung: replace the file that the owner holds."""
     with _replacing(files, directory) as held:
         _put_anew(held, str(partition), permissions)
 
 
 def replace_owner(files: Files, directory: str, name: str, permissions: int) -> bool:
-    """Put a file that this process may write in the place of one that it may not, if nobody holds that one."""
+    """Replace a file that this process may not write by one that it may write, if no process holds the old file."""
     with _replacing(files, directory) as held:
         if look(files, held.path_of(name), within=held) is not None:
             return False
@@ -158,14 +158,14 @@ def _put_anew(held: Directory, name: str, permissions: int) -> None:
 
 @contextmanager
 def _replacing(files: Files, path: str) -> Iterator[Directory]:
-    """One at a time: of two files that took the place of one, both owners would have the same generation."""
+    """Hold the directory's lock: two replacements at once would give two owners the same generation."""
     with Directory.open(files, path) as directory:
-        directory.lock_for_a_moment("whoever evicts a member", advice="let it go on, or end it, and try again")
+        directory.lock_for_a_moment("a process that evicts a member", advice="let it finish, or end it, and try again")
         yield directory
 
 
 def _parse(text: str) -> Owner:
-    """What the file says; nobody if it is new, or a crash has torn what was written."""
+    """The facts in the file; no owner if the file is new or a crash has torn it."""
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         facts = json.loads(text)
         return Owner(facts["member"], int(facts["generation"]), int(facts["pid"]))

@@ -1,11 +1,11 @@
-"""Place: where a consumer group keeps what it knows, and the logs that it reads.
+"""Place: the directory of a consumer group, and the logs that the group reads.
 
-Invariant: a directory `groups/<name>` that exists is whole: it is built aside, synced, and renamed. A group
-has one directory, however many topics it reads: where the others have theirs, a file says where it is.
+Invariant: an existing directory `groups/<name>` is whole: it is built aside, synced, and renamed. A group
+has one directory, in one of its topics. Each of its other topics has a file that names that topic.
 
-    groups/<name>/members/     who is in the group: members.py
-    groups/<name>/owners/      who owns which partition: owners.py
-    groups/<name>/offsets/     how far the group has got: offsets.py
+    groups/<name>/members/     the live members: members.py
+    groups/<name>/owners/      the owner of each partition: owners.py
+    groups/<name>/offsets/     the committed offsets: offsets.py
 
     groups/<name>              in the directories of the other topics: {"topic": "<the first>"}
 """
@@ -35,16 +35,16 @@ __all__ = ["GROUPS", "Place", "group_names"]
 
 logger = logging.getLogger("loglib")
 
-_MOST_BYTES = 4096  # of a file that says where a group is
-GROUPS = "groups"  # the directory in a topic's
+_MOST_BYTES = 4096  # of a file that names a group's topic
+GROUPS = "groups"  # the subdirectory in a topic's directory
 
 
 def group_names(files: Files, topic_path: str) -> list[str]:
-    """The names of the groups that are kept with a topic, sorted."""
+    """The names of the groups whose directory is in this topic, sorted."""
     parent = os.path.join(topic_path, GROUPS)
     try:
         names = files.listdir(parent)
-    except FileNotFoundError:  # nobody has ever joined one
+    except FileNotFoundError:  # no group was ever made
         _check_here(files, topic_path)
         return []
     return sorted(
@@ -58,17 +58,17 @@ def _check_here(files: Files, topic_path: str) -> None:
 
 
 class Place(NamedTuple):
-    """One group's directory, and what its members have in common."""
+    """One group's directory, and the facts that its members share."""
 
     files: Files
-    topic_path: str  # of the topic whose directory has the group's in it
+    topic_path: str  # of the topic that contains the group's directory
     log_id: bytes  # of that topic
     name: str
     logs: Mapping[TopicPartition, Log]
     durability: Durability
     permissions: int
     clock: Callable[[], int]  # microseconds UTC
-    track: tuple[Callable[[Callable[[str], None]], object], ...]  # has a member end with a topic, which it returns
+    track: tuple[Callable[[Callable[[str], None]], object], ...]  # ends a member with a topic; returns it
     other_paths: tuple[str, ...] = ()  # of the other topics
 
     @property
@@ -90,7 +90,7 @@ class Place(NamedTuple):
     def resolve(
         self, start: Start | Mapping[TopicPartition, Start], partitions: Iterable[TopicPartition] = ()
     ) -> dict[TopicPartition, int]:
-        """The offsets that a start stands for in these partitions, or in those that a mapping names."""
+        """The offsets of a start in these partitions, or in the partitions that a mapping names."""
         if isinstance(start, int) and len(self.logs) > 1:
             raise ValueError(f"offset {start} means another record in each partition; give {{partition: offset}}")
         starts = start if isinstance(start, Mapping) else dict.fromkeys(partitions, start)
@@ -98,11 +98,11 @@ class Place(NamedTuple):
         offsets: dict[TopicPartition, int] = {}
         for each, start_of_it in starts.items():
             offsets[each] = resolve(self.logs[each], parse_start(start_of_it, now_us=now))
-            self.logs[each].rest()  # of a thousand, few have files open at a time
+            self.logs[each].rest()  # so that few of a thousand logs have open files
         return offsets
 
     def exists(self) -> bool:
-        """Whether there is such a group here; `GroupElsewhereError` if it is kept with another topic."""
+        """Whether the group exists here; `GroupElsewhereError` if another topic keeps it."""
         check_names(self.name)
         if not self.files.exists(self.path):
             return False
@@ -111,18 +111,18 @@ class Place(NamedTuple):
         return True
 
     def require(self) -> None:
-        """`GroupNotFoundError` if there is no such group."""
+        """`GroupNotFoundError` if the group does not exist."""
         if not self.exists():
             raise GroupNotFoundError(self.topic_path, self.name, group_names(self.files, self.topic_path))
 
     def make(self) -> None:
-        """Make the group's directory if there is none. Synced, its name included, whoever has made it."""
+        """Make the group's directory if there is none. It and its name are synced, whichever process made it."""
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
         if not self.exists():
             self._make_parent(parent)
             aside = self._aside(parent)
             if not put_in_place(files, aside, self.path, lambda: self._build(aside)):
-                self.exists()  # what was quicker may be no group
+                self.exists()  # the directory entry that came first may not be a group
         files.sync_directory(self.topic_path)
         files.sync_directory(parent)
         for path in self.other_paths:
@@ -131,7 +131,7 @@ class Place(NamedTuple):
     def _make_parent(self, parent: str) -> None:
         if not self.files.exists(parent):
             _check_here(self.files, os.path.dirname(parent))
-            with suppress(FileExistsError):  # another member was quicker
+            with suppress(FileExistsError):  # another member has made it
                 self.files.make_directory(parent, self.permissions)
 
     def _aside(self, parent: str) -> str:
@@ -149,7 +149,7 @@ class Place(NamedTuple):
         files.sync_directory(aside)
 
     def _point_here(self, topic_path: str) -> None:
-        """Say in another topic's directory that the group is here. Synced."""
+        """Write in another topic's directory that this topic keeps the group. Synced."""
         files, parent = self.files, os.path.join(topic_path, GROUPS)
         path, first = os.path.join(parent, self.name), os.path.basename(self.topic_path)
         try:
@@ -157,21 +157,21 @@ class Place(NamedTuple):
                 self._make_parent(parent)
                 aside = self._aside(parent)
                 files.write_new(aside, json.dumps({"topic": first}).encode(), readable_by_all(self.permissions))
-                with suppress(IsADirectoryError):  # a group of its own was made meanwhile
+                with suppress(IsADirectoryError):  # a group of this name was meanwhile made there
                     files.rename(aside, path)
                 files.sync_directory(topic_path)
                 files.sync_directory(parent)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
-            logger.warning("%s: cannot say that group %s is with topic %s: %s", parent, self.name, first, error)
+            logger.warning("%s: cannot write that group %s is kept with topic %s: %s", parent, self.name, first, error)
             return
         found = os.path.basename(topic_path) if files.is_directory(path) else _first_topic(files, path)
         if found != first:
             raise GroupElsewhereError(path, self.name, found)
 
     def remove(self) -> None:
-        """Remove the group's directory, at once for all who look, and what points to it. Synced."""
+        """Remove the group's directory by one rename, and the files that point to it. Synced."""
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
         aside = self._aside(parent)
         files.rename(self.path, aside)
@@ -179,12 +179,12 @@ class Place(NamedTuple):
         files.remove_tree(aside)
         for path in self.other_paths:
             pointer = os.path.join(path, GROUPS, self.name)
-            with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # gone, or not ours
+            with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # already removed, or not permitted
                 files.unlink(pointer)
                 files.sync_directory(os.path.dirname(pointer))
 
     def offsets(self) -> Offsets:
-        """The group's committed offsets; to be closed."""
+        """The group's committed offsets. The caller must close them."""
         return Offsets(
             self.files, os.path.join(self.path, "offsets"), self.log_id, self.name,
             durability=self.durability, permissions=self.permissions, clock=self.clock,
@@ -192,7 +192,7 @@ class Place(NamedTuple):
 
 
 def _first_topic(files: Files, path: str) -> str:
-    """The topic with which a group is kept, as the file at its place with another topic says."""
+    """The topic that keeps the group, as the file in another topic's directory says."""
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         return str(json.loads(files.read_whole(path, _MOST_BYTES))["topic"])
     return "another"

@@ -1,11 +1,11 @@
 """Progress: how far a member has read, handed out and handled each partition that it owns.
 
-Invariant: the positions say where to go on in each partition, for whoever comes after an interrupt as well;
-cursors and blocks are only the way there, and can be made anew at any time. What is handed out is a run, of
-which there is one at a time; it becomes handled when its receiver comes back for more.
+Invariant: the positions say where reading continues in each partition, also after an interrupt. Cursors and
+blocks only serve reading, and can be made again at any time. Records are handed out in runs, one run at a
+time. A run is handled when its receiver asks for more.
 
-A partition that has been read to its end sleeps until the system reports that its watermark was written:
-a thousand of them cost nothing while nothing comes. Files are open for a few, those read last.
+A partition that is read to its end sleeps until the system reports a write to its watermark, so a thousand
+idle partitions cost nothing. Only the few partitions that were read last have open files.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from .run import RUN_S, Run, Way
 __all__ = ["Progress"]
 
 _LONGEST_RUN = 8192  # records
-_MOST_OPEN = 32  # partitions of which segment and watermark are open: two files each
+_MOST_OPEN = 32  # partitions whose segment and watermark are open: two files each
 
 
 class Progress(Unique):
-    """What one member of a group reads; who owns what, and what is committed, is the group's own matter."""
+    """The reading of one member. Ownership and commits belong to `Group`."""
 
     def __init__(self, place: Place, observer: Observer) -> None:
-        self.handled: dict[TopicPartition, int] = {}  # and not committed yet: the offset after the last one handled
-        self.run: Run | None = None  # being handed out
+        self.handled: dict[TopicPartition, int] = {}  # next offset after handled, uncommitted records
+        self.run: Run | None = None  # the run that is being handed out
         self._place = place
         self._observer = observer  # of the watermarks, by partition
-        self._positions: dict[TopicPartition, int] = {}  # behind the run
+        self._positions: dict[TopicPartition, int] = {}  # the offset after the run
         self._paused: set[TopicPartition] = set()
-        self._by_hand: dict[TopicPartition, int] = {}  # committed by the caller: handled, though its loop ends there
+        self._by_hand: dict[TopicPartition, int] = {}  # offsets that the caller committed: handled even if a loop ends
         self._headers: dict[TopicPartition, Header] = {}  # of the batch handed out last
-        self._turns: dict[TopicPartition, None] = {}  # that may have more, in order; the others sleep
-        self._blocks: deque[tuple[TopicPartition, Batch]] = deque()  # read, and not handed out to the end
-        self._cursors: OrderedDict[TopicPartition, Cursor] = OrderedDict()  # behind the blocks; the last used is last
-        self._stale = False  # these have to be made anew,
-        self._moved: dict[TopicPartition, None] = {}  # or but these
-        self._heard: dict[TopicPartition, LiveWriter] = {}  # which writers tell of what they publish
+        self._turns: dict[TopicPartition, None] = {}  # partitions that may have more, in order; the others sleep
+        self._blocks: deque[tuple[TopicPartition, Batch]] = deque()  # batches read and not fully handed out
+        self._cursors: OrderedDict[TopicPartition, Cursor] = OrderedDict()  # after the blocks; last used is last
+        self._stale = False  # all blocks and cursors must be made again
+        self._moved: dict[TopicPartition, None] = {}  # blocks and cursors of these partitions must be made again
+        self._heard: dict[TopicPartition, LiveWriter] = {}  # the writers that report what they publish
         self._run_length = 1
 
     # --- partitions ------------------------------------------------------------------------------
 
     def add(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions, too."""
+        """Read these partitions as well."""
         for partition, offset in starts.items():
             if partition not in self._positions:
                 self._observer.observe_file(partition, self._place.logs[partition].watermark_path)
             self._go_to(partition, offset)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions no more, and forget what was handled of them."""
+        """Stop reading these partitions, and forget their handled offsets."""
         for each in partitions:
             self._moved[each] = None
             self._observer.forget(each)
@@ -72,7 +72,7 @@ class Progress(Unique):
             self._place.logs[each].rest()
 
     def pause(self, partition: TopicPartition) -> None:
-        """Hand out nothing more of this partition."""
+        """Hand out no more records of this partition."""
         if partition not in self._paused:
             if self.run is not None and self.run.partition == partition:
                 self.run.cut()
@@ -80,18 +80,18 @@ class Progress(Unique):
             self._paused.add(partition)
 
     def resume(self, partition: TopicPartition) -> None:
-        """Go on where it was paused."""
+        """Continue where the partition was paused."""
         if partition in self._paused:
             self._moved[partition] = None
             self._paused.remove(partition)
 
     def next_offsets(self) -> dict[TopicPartition, int]:
-        """The next record to be handed out, by partition."""
+        """The offset of the next record, by partition."""
         run = self.run
         return self._positions | ({} if run is None else {run.partition: run.next_after(run.offset)})
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on from there, and count it as progress."""
+        """Continue at the offset, and count it as progress."""
         if of_run := self.run is not None and self.run.partition == partition:
             self.run.cut()
         self._go_to(partition, offset)
@@ -101,14 +101,14 @@ class Progress(Unique):
             self.run = None
 
     def history(self, partition: TopicPartition, offset: int) -> int:
-        """What came before the offset, as `history_at` says it; mostly the batch just read knows."""
+        """`history_at` of the offset; usually from the batch just read."""
         header = self._headers.get(partition)
         if header is not None and header.base_offset <= offset <= header.next_offset:
             return header.previous_crc if offset == header.base_offset else header.header_crc
         return history_at(self._place.logs[partition], offset)
 
     def overtaken(self) -> list[TopicPartition]:
-        """The partitions of which retention has dropped what was to come next."""
+        """The partitions whose next record was dropped by retention."""
         found = []
         for each, offset in self._positions.items():
             log = self._place.logs[each]
@@ -120,7 +120,7 @@ class Progress(Unique):
     # --- records ---------------------------------------------------------------------------------
 
     def changed(self, changes: Mapping[Hashable, Collection[str]]) -> None:
-        """These have been written to, if they are read here: look at them again.
+        """These partitions were written to: read those that are read here again.
 
         Raises `LogMovedError` if a log was moved or removed.
         """
@@ -131,7 +131,7 @@ class Progress(Unique):
                     self._place.logs[each].look()
 
     def take(self, way: Way, most: int | None = None) -> Run | None:
-        """The next records, if there are any just now: up to `most`, or up to the end of a batch."""
+        """The next records, if there are any now: up to `most`, or up to the end of a batch."""
         if way == "one by one":
             most = self._run_length
         try:
@@ -142,22 +142,22 @@ class Progress(Unique):
             start, stop = max(batch.offsets.start, self._positions[partition]), batch.offsets.stop
             part = batch
             if start > batch.offsets.start or (most is not None and stop - start > most):
-                batch.decode()  # once for all its parts
+                batch.decode()  # once for all parts of the batch
                 part = batch.between(start, stop if most is None else min(stop, start + most))
             if part.offsets.stop == stop:
                 self._blocks.popleft()
-                del batch  # nor any reference: the next one is read into memory that the cache still holds
+                del batch  # the last reference, so that the next block reuses memory in the processor's cache
             self._headers[partition] = part.header
             self.run = Run(partition, part, way)
             self._positions[partition] = part.next_offset
             return self.run
         except BaseException:
-            self._stale = True  # what was read and not handed over is read once more
+            self._stale = True  # batches that were read but not handed out are read again
             raise
 
     def leave(self, run: Run, *, came_back: bool) -> None:
-        """The receiver of a run has come back for more, or has not: note what is handled, and where to go on."""
-        if self.run is not run:  # seek() or close() has ended it
+        """Note what is handled, and where to continue. `came_back`: the receiver of the run asked for more."""
+        if self.run is not run:  # seek() or close() has ended the run
             return
         partition, by_hand = run.partition, self._by_hand.get(run.partition, -1)
         offset = max(run.handled_to(came_back=came_back), min(by_hand, run.offset))
@@ -168,22 +168,22 @@ class Progress(Unique):
             self.handled[partition] = next_offset
         if next_offset != run.batch.next_offset:
             self._go_to(partition, next_offset)
-        self.run = None  # at last: after an interrupt it is left once more
+        self.run = None  # the last step: after an interrupt the run is left again
 
     def settle(self) -> None:
-        """Somebody comes for more: what was polled is handled now, the last of a loop that is still held is not."""
+        """A call asks for more: polled records are now handled. The last record of an open loop is not."""
         if self.run is not None:
             self.run.cut()
             self.leave(self.run, came_back=self.run.way == "polled")
 
     def put_back(self) -> None:
-        """Nobody will come back for what is being handed out."""
+        """End the run: its receiver will not ask for more."""
         if self.run is not None:
             self.run.cut()
             self.leave(self.run, came_back=False)
 
     def so_far(self) -> dict[TopicPartition, int]:
-        """What is handled, if the record being handed out is."""
+        """The handled offsets, including the record that is being handed out."""
         run = self.run
         if run is None or run.offset == run.batch.offsets.start:
             return dict(self.handled)
@@ -196,7 +196,7 @@ class Progress(Unique):
                 self.handled.pop(partition, None)
 
     def committed_by_hand(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The same, by the caller: it counts as handled, though a loop may still end in it."""
+        """The caller committed these offsets: they are handled even if a loop ends there."""
         self._by_hand.update(offsets)
 
     # --- files -----------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Progress(Unique):
             self._place.logs[partition].rest()
 
     def _prepare(self) -> None:
-        """Read nothing but what comes next at the positions."""
+        """Drop blocks and cursors that no longer match the positions."""
         if self._stale:
             self.close()
             self._turns = dict.fromkeys(self._positions)
@@ -226,14 +226,14 @@ class Progress(Unique):
             self._moved.pop(partition, None)
 
     def _read(self) -> bool:
-        """Read a block of the next partition that has more; False if none has."""
+        """Read a block of the next partition that has more; False if no partition has."""
         while self._turns:
             partition = next(iter(self._turns))
             wanted = partition in self._positions and partition not in self._paused
             batches = self._read_block(partition) if wanted else []
             del self._turns[partition]
             if batches:
-                self._turns[partition] = None  # as the last
+                self._turns[partition] = None  # put it at the end of the turns
                 self._blocks.extend((partition, batch) for batch in batches)
                 self._observer.progressed()
                 return True
@@ -246,7 +246,7 @@ class Progress(Unique):
             cursor = self._cursors.get(partition)
             end = log.mark().flushed_end
             if cursor is None and self._positions[partition] == end:
-                return []  # and nothing is opened but the watermark
+                return []  # only the watermark was opened
             if cursor is None:
                 cursor = Cursor.at(log, self._positions[partition])
                 self._cursors[partition] = cursor
@@ -256,20 +256,20 @@ class Progress(Unique):
                 raise
             if not self._cursors:
                 raise StorageIOError(log.directory, error, "opening it to read; raise the limit (ulimit -n)") from error
-            self.close()  # what stands in the way are perhaps the others' files
+            self.close()  # the open files of other partitions may be the reason
             return self._read_block(partition)
         finally:
             self._keep_open(partition)
 
     def _listen(self, partition: TopicPartition) -> None:
-        """Have a writer in this process say when it has published: the system reports that before it is so here."""
+        """Let a writer in this process report when it has published: the system's report comes too early."""
         writer = self._place.logs[partition].writer
         if writer is not None and writer is not self._heard.get(partition):
             writer.listen(self._observer.bell(partition))
             self._heard[partition] = writer
 
     def _keep_open(self, partition: TopicPartition) -> None:
-        """Close the files of those that were read longest ago, if this makes too many."""
+        """If too many files are open, close the files that were read longest ago."""
         if partition in self._cursors:
             self._cursors.move_to_end(partition)
         elif len(self._positions) > _MOST_OPEN:
@@ -284,7 +284,7 @@ class Progress(Unique):
         self._positions[partition] = offset
 
     def _adapt(self, run: Run) -> None:
-        """Make the next runs shorter or longer, by how long this one took."""
+        """Make the next runs shorter or longer, depending on the time that this run took."""
         took = run.seconds()
         if took > 2 * RUN_S:
             self._run_length = max(1, self._run_length // 8)
