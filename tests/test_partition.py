@@ -196,7 +196,7 @@ def test_free_space_is_kept(open_topic: Open, clock: Clock) -> None:
     topic = open_topic(retention=Retention(age=None, keep_free=0.11), files=Tight())
     days(topic, clock, 5)
     first = topic.partition(0).retain()[0]
-    assert first.drop and "1000 bytes free, 1100 are to stay free" in first.reason
+    assert first.drop and "1000 bytes free, 1100 must stay free" in first.reason
     assert len(topic.partition(0).segments) == 5, "one is enough"
 
 

@@ -100,7 +100,7 @@ def test_space_is_freed_by_the_oldest_of_all_partitions() -> None:
     policy = Retention(age=None, keep_free=0.1)
     found = due(partitions, policy, Space(60, 1000))
     assert {number: len(reasons) for number, reasons in found.items()} == {0: 1, 1: 2, 2: 1}
-    assert found[1] == ["60 bytes free, 100 are to stay free", "70 bytes free, 100 are to stay free"]
+    assert found[1] == ["60 bytes free, 100 must stay free", "70 bytes free, 100 must stay free"]
     everything = due(partitions, policy, Space(0, 10_000))
     assert {number: len(reasons) for number, reasons in everything.items()} == {0: 2, 1: 3, 2: 1}
 
@@ -135,7 +135,7 @@ def test_reasons_are_in_words() -> None:
     ]
     exact, bound = Age(HOUR, True, (1, 0)), Age(HOUR, False, (0, 0))
     minutes = 12 * 60_000_000
-    assert reason_to_keep(None, policy, believed=True, steady_us=0) == "the segment being written"
+    assert reason_to_keep(None, policy, believed=True, steady_us=0) == "the segment that is being written"
     assert reason_to_keep(exact, policy, believed=False, steady_us=0) == "within all limits at 1.0 hours"
     assert reason_to_keep(bound, KEEP_ALL, believed=False, steady_us=0) == "within all limits at no less than 1.0 hours"
     assert reason_to_keep(bound, policy, believed=False, steady_us=minutes) == (

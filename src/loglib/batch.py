@@ -1,10 +1,10 @@
-"""Batch: what readers are given as whole columns; one stored batch, or a part of it.
+"""Batch: one stored batch, or a part of it, as columns.
 
-Invariant: offsets in a batch are consecutive (`offsets` is a `range`). What is behind the last record
-that the batch shows is at `next_offset`: the next record of the stored batch, or the next batch. All
-ranges are half-open, all times are microseconds UTC.
+Invariant: offsets in a batch are consecutive (`offsets` is a `range`). `next_offset` is what follows the
+last record that the batch shows: the next record of the stored batch, or the next batch. All ranges are
+half-open, all times are microseconds UTC.
 
-Threads: immutable facts; columns are decoded when first asked for and then kept by the batch.
+Threads: immutable facts. A column is decoded at its first use; the batch keeps it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Where = TypeVar("Where")
 
 
 class Source(NamedTuple):
-    """Where a batch was read from, for errors to name."""
+    """The file and position of a batch, for error messages."""
 
     path: str
     file_position: int
 
 
-# What a header says of the body that it stands before.
+# The header fields that describe the body.
 _OF_A_BODY = (
     "body_crc", "codec", "flags", "stored_bytes", "value_bytes", "key_bytes", "header_bytes", "base_timestamp",
     "max_timestamp",
@@ -51,10 +51,10 @@ _OF_A_BODY = (
 
 
 class Batch(Shown):
-    """Consecutive records of one partition as columns, decoded from one stored batch when asked for.
+    """Consecutive records of one partition as columns, decoded from one stored batch at their first use.
 
-    After a seek into its middle, or up to an end inside it, a batch shows only the records asked
-    for: `offsets` says which. Columns are lists with one item a record.
+    If reading starts or ends inside a stored batch, the batch shows only the requested records: see
+    `offsets`. Columns are lists with one item per record.
     """
 
     __slots__ = (
@@ -80,9 +80,9 @@ class Batch(Shown):
         return self._stop - self._first
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What it shows, and not the block that it was read in, nor the rest of its batch.
+        """Pickle only the records that the batch shows, not the block or the rest of the stored batch.
 
-        A part becomes a batch of its own; its header says of the records what is true of these.
+        A part becomes a separate batch, with a header that describes its records.
         """
         if len(self) == self.header.record_count:
             body = self._data[self._body_at : self._body_at + self._layout.end]
@@ -91,7 +91,7 @@ class Batch(Shown):
         return Batch, (self.partition, header, body, 0, self._source)
 
     def _as_stored(self) -> tuple[Header, bytes]:
-        """A header and a body of these records alone."""
+        """A header and a body of only these records."""
         at, offsets = self._layout, self.offsets
         facts: dict[str, Any] = {
             "base_offset": offsets.start, "record_count": len(self), "length": self.next_offset - offsets.start,
@@ -112,7 +112,7 @@ class Batch(Shown):
         yield "to", to_datetime(max(self.timestamps)).isoformat()
 
     def between(self, start_offset: int, end_offset: int) -> Batch:
-        """The part of the batch whose offsets lie in [start_offset, end_offset), over the same memory."""
+        """The part of the batch with offsets in [start_offset, end_offset), over the same memory."""
         if type(start_offset) is not int or type(end_offset) is not int:
             raise TypeError(f"offsets are whole numbers, not {start_offset!r} and {end_offset!r}")
         base = self.header.base_offset
@@ -127,7 +127,7 @@ class Batch(Shown):
         return part
 
     def decode(self) -> None:
-        """Decode the columns now, so that the parts that `between` gives need not."""
+        """Decode the columns now, once for all parts that `between` gives."""
         _ = self.values, self.keys, self.timestamps, self.headers
 
     @property
@@ -138,25 +138,25 @@ class Batch(Shown):
 
     @property
     def next_offset(self) -> int:
-        """Where a reader goes on after this batch."""
+        """The offset where a reader continues after this batch."""
         whole = self._stop == self.header.record_count
         return self.header.next_offset if whole else self.header.base_offset + self._stop
 
     @property
     def append_time(self) -> int:
-        """When the batch was written, by the log's own clock: microseconds UTC that never fall."""
+        """When the batch was written, by the log's own clock: microseconds UTC, never falling."""
         return self.header.append_time
 
     @property
     def values(self) -> list[bytes | None]:
-        """The values; None where null."""
+        """The values; None for null."""
         if self._values is None:
             self._values = self._decoded(decode_binary, self._layout.values)
         return self._values
 
     @property
     def keys(self) -> list[bytes | None]:
-        """The keys; None where null."""
+        """The keys; None for null."""
         if self._keys is None:
             at = self._layout.keys
             self._keys = [None] * len(self) if at is None else self._decoded(decode_binary, at)
@@ -164,7 +164,7 @@ class Batch(Shown):
 
     @property
     def timestamps(self) -> list[int]:
-        """The event times, microseconds UTC."""
+        """The event times, in microseconds UTC."""
         if self._timestamps is None:
             at = self._layout.timestamps
             if at is None:
@@ -183,7 +183,7 @@ class Batch(Shown):
         return self._headers
 
     def records(self) -> list[Record]:
-        """The same as `Record` objects."""
+        """The records as `Record` objects."""
         offsets = self.offsets
         next_offsets = chain(range(offsets.start + 1, offsets.stop), (self.next_offset,))
         fields = zip(
@@ -195,8 +195,8 @@ class Batch(Shown):
         """The columns as a `pyarrow.RecordBatch` over the same memory, without copying keys or values.
 
         Columns: key, value (binary), partition (int32), offset (int64), timestamp
-        (timestamp[us, UTC]), headers (list of name and value); `columns` picks from these, in the
-        order given. Needs the extra [arrow].
+        (timestamp[us, UTC]), headers (list of name and value). `columns` selects from these, in the
+        given order. Needs the extra [arrow].
         """
         from .format.arrow import record_batch
 
@@ -207,7 +207,7 @@ class Batch(Shown):
         return whole if len(self) == self.header.record_count else whole.slice(self._first, len(self))
 
     def _decoded(self, decode: Callable[[bytes, int, Where], list[Item]], at: Where) -> list[Item]:
-        """What this batch shows of a column of the stored batch."""
+        """The part of a stored column that this batch shows."""
         try:
             column = decode(self._data, self._body_at, at)
         except BadColumns as error:
@@ -216,5 +216,5 @@ class Batch(Shown):
 
     def _corrupt(self, error: BadColumns) -> CorruptLogError:
         path, position = self._source
-        in_body = 0 if self.header.codec else error.at  # a compressed body is named as a whole
+        in_body = 0 if self.header.codec else error.at  # in a compressed body the error names its first byte
         return CorruptLogError(path, position + HEADER_BYTES + in_body, error.found, error.expected)

@@ -1,7 +1,7 @@
-"""Config: the policies of a topic, as given to `Topic.open` and kept in `topic.json`.
+"""Config: the policies of a topic, as given to `Topic.open` and stored in `topic.json`.
 
-Invariant: a value of these classes has passed its checks. They are plain facts: nothing here reads
-a clock or a disk. An interval is in seconds; ages are a `timedelta`.
+Invariant: a value of these classes has passed its checks. The classes are plain facts: nothing here reads
+a clock or a disk. An interval is in seconds; an age is a `timedelta`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["MAX_BATCH_BYTES", "Durability", "FlushPolicy", "Policies", "Retentio
 
 Durability = Literal["disk", "os"]
 
-MAX_BATCH_BYTES = 1 << 30  # a batch's columns are addressed by signed 32-bit numbers; half of that leaves room
+MAX_BATCH_BYTES = 1 << 30  # signed 32-bit numbers address a batch's columns; half of that leaves room
 MAX_OFFSET = (1 << 63) - 1  # offsets are signed 64-bit numbers in Arrow and Spark
-MAX_DECOMPRESSED_BYTES = 1 << 25  # of a batch's body: what a few forged bytes may claim, and cost
+MAX_DECOMPRESSED_BYTES = 1 << 25  # of a batch's body: limits the memory that a few forged bytes can claim
 MAX_RECORDS_PER_BATCH = 1 << 24
 MIN_SEGMENT_BYTES = 4096
-# Retention makes no smaller segments: a segment costs a header of 4 KiB and some fsyncs.
+# Retention does not seal smaller segments: each segment costs a header of 4 KiB and some fsyncs.
 LEAST_SEALED_BYTES = 1 << 16
-SEGMENTS_KEPT = 4  # at least, where a limit of bytes or of free space holds: or dropping one would drop nearly all
-FIXED = ("partitions", "partitioner")  # policies of a topic that cannot change: keys would move
+SEGMENTS_KEPT = 4  # at least, under a limit of bytes or free space; with fewer, dropping one would drop most records
+FIXED = ("partitions", "partitioner")  # policies that cannot change: keys would move to other partitions
 MAX_PARTITIONS = 10_000  # directories are named with four digits
-PARTITIONER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")  # a built-in one, or the application's function
+PARTITIONER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")  # a built-in one, or the application's own
 
 
 def microseconds(duration: float | timedelta) -> int:
@@ -58,14 +58,14 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """When appended records become durable and visible: at whichever limit is reached first.
+    """When appended records are flushed (become durable and visible): at the first limit that is reached.
 
-    `records` counts them, `interval` is in seconds (a background thread keeps it), `bytes`
-    counts encoded bytes. None switches a limit off; with all three off only `flush()`,
+    `records` is a number of records. `interval` is in seconds; a background thread keeps it. `bytes` is a
+    number of encoded bytes. None switches a limit off. Without any limit only `flush()`,
     `append(sync=True)` and `close()` flush.
 
-    The defaults: 50 ms, so that a person watching a quiet log sees no delay; 100,000 records and
-    64 MiB, so that one flush stays well under a second.
+    The defaults: 0.05 s, so that a person who watches a quiet log sees no delay; 100,000 records and 64 MiB,
+    so that one flush takes well under a second.
     """
 
     records: int | None = 100_000
@@ -83,16 +83,17 @@ class FlushPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """When whole sealed segments are dropped; None switches a limit off, and for `keep_free` 0 does.
+    """When whole sealed segments are dropped. None switches a limit off; for `keep_free` 0 does.
 
-    `age`, a timedelta, counts from the time the segment was sealed, so that its newest record is at least as
-    old. `bytes` is the most that one partition keeps; with 0 it keeps only the segment that is being written.
-    `keep_free` is the part of the file system, from 0 up to 1, that must stay free.
+    `age` is a timedelta since the segment was sealed, so its newest record is at least as old. `bytes` is the
+    most that one partition keeps; with 0 it keeps only the segment that is being written. `keep_free` is the
+    fraction of the file system, from 0 up to 1, that must stay free.
 
-    Segments are smaller than `segment_bytes` where a limit asks for it, so that there are some to drop: a quarter
-    of `bytes`, and where `keep_free` is set, a quarter of the room that the topic has, divided by its partitions;
-    64 KiB at least. A partition may exceed `bytes` by one segment and one batch until the next pass. If nothing
-    else frees enough space for `keep_free`, the open segments are sealed and dropped as well, from 64 KiB on.
+    A limit may make segments smaller than `segment_bytes`, so that there are sealed segments to drop. With `bytes`
+    a segment has at most a quarter of it. With `keep_free` it has at most a quarter of the topic's room, divided
+    by the partitions. It always has at least 64 KiB. A partition may exceed `bytes` by one segment and one batch
+    until the next pass. If nothing else frees enough space for `keep_free`, open segments of 64 KiB and more are
+    sealed and dropped as well.
     """
 
     age: timedelta | None = timedelta(days=7)
@@ -110,7 +111,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """Everything about a topic that outlives a process, but for its log id."""
+    """All policies of a topic. They are stored with it."""
 
     partitions: int = 1
     partitioner: str = "crc32"
@@ -120,11 +121,11 @@ class TopicConfig:
     segment_age: timedelta | None = timedelta(days=1)
     compression: str = "none"
     durability: Durability = "disk"
-    batch_bytes: int = 1 << 20  # see bench/RESULTS.md: larger gains little, and a lone read checks a whole batch
+    batch_bytes: int = 1 << 20  # see bench/RESULTS.md: more gains little, and reading one record checks a whole batch
     batch_records: int = 1 << 16
     max_record_bytes: int = 64 << 20
     permissions: int = 0o600
-    producer_expiry: timedelta | None = timedelta(days=7)  # how long a silent producer's last number is remembered
+    producer_expiry: timedelta | None = timedelta(days=7)  # how long the last number of an inactive producer is kept
 
     def __post_init__(self) -> None:
         _require(isinstance(self.flush, FlushPolicy), "flush", self.flush, "a FlushPolicy")
@@ -167,7 +168,7 @@ class TopicConfig:
 
     @property
     def roll_bytes(self) -> int:
-        """How large a segment gets, as far as the policies alone say."""
+        """The largest size of a segment in bytes, by the policies alone."""
         kept = self.retention.bytes
         return min(self.segment_bytes, max(LEAST_SEALED_BYTES, kept // SEGMENTS_KEPT)) if kept else self.segment_bytes
 
@@ -181,7 +182,7 @@ class TopicConfig:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TopicConfig:
-        """The reverse of `to_json`; unknown names are left alone, for later versions to add."""
+        """The reverse of `to_json`. Unknown names are ignored: later versions may add them."""
         known = _known(cls, values)
         if "flush" in known:
             known["flush"] = FlushPolicy(**_known(FlushPolicy, known["flush"]))
@@ -197,7 +198,7 @@ class TopicConfig:
 
 
 class Policies(TypedDict, total=False):
-    """The policies that a topic may change, by the names that `TopicConfig` has for them."""
+    """The policies that a topic may change, with the names of `TopicConfig`."""
 
     flush: FlushPolicy
     retention: Retention

@@ -1,18 +1,17 @@
-"""Reader: pulling records from one or more partitions, to the end or for ever.
+"""Reader: reads records from one or more partitions, up to an end or for ever.
 
-Invariant: a reader owns its position and leaves no trace in the log. `tell` is the next record that
-it will hand out, for each partition, whatever has been read ahead; `seek` takes the same back.
-Order holds within a partition; partitions take turns, a block each.
+Invariant: a reader owns its position and writes nothing to the log. `tell` gives the next record for each
+partition, without the records that were read ahead; `seek` accepts what `tell` gave. Order holds within a
+partition. Partitions take turns, one block each.
 
-A batch stays the reader's until all of it is handed out, and what has been is noted in one step, so
-that an interrupt in any line (Ctrl-C) costs no record: whoever goes on with the reader gets the next one.
+A reader keeps a batch until all its records are handed out, and notes each record in one step. So an
+interrupt in any line (Ctrl-C) loses no record: the next call yields the next record.
 
-A reader refers to its topic, which closes itself when nobody refers to it: what is being read stays open.
-Whoever closes a reader ends its iteration. Where the topic is closed, an iteration that would have ended by
-itself raises `LogClosedError`, or it would look as if all had been read; one that follows for ever just ends.
+A reader refers to its topic, because a topic that nothing refers to closes itself. Closing a reader ends its
+iteration. If the topic is closed, an iteration that would have ended by itself raises `LogClosedError`;
+otherwise it would look complete. An iteration that follows for ever just ends.
 
-Threads: a reader belongs to one thread, but for `close`, which may come from any and ends the
-iteration there.
+Threads: a reader belongs to one thread. `close` may be called from any thread, and ends the iteration.
 """
 
 from __future__ import annotations
@@ -46,17 +45,18 @@ logger = logging.getLogger("loglib")
 StartLike = Start | Mapping[int, Start]
 OnGap = Literal["raise", "skip"]
 _FOR_EVER = 1 << 63
-_RECORDS_AT_ONCE = 512  # made into objects at once: more do not fit the processor's cache, and cost half as much again
+_RECORDS_AT_ONCE = 512  # made into objects at once; more do not fit the processor's cache and cost 50 % more each
 
 
 class Reader(Shown, Unique):
     """An iterable of `Record`s over some partitions; made by `read` and `follow`.
 
-    Iterating goes on from the present position, so a second loop continues the first. A reader keeps its
-    topic open. Closing the reader ends the iteration; closing the topic raises `LogClosedError` from an
-    iteration that would have ended by itself, at its end or after its timeout. Where the log is
-    damaged it ends with `CorruptLogError`; with `on_gap="skip"` it goes on at the next whole batch, logs
-    a warning, and keeps what it has passed over in `gaps`.
+    Iteration continues at the current position, so a second loop continues the first. A reader keeps its
+    topic open. Closing the reader ends the iteration. If the topic is closed, an iteration with an end or a
+    timeout raises `LogClosedError`.
+
+    Damage raises `CorruptLogError`. With `on_gap="skip"` the reader logs a warning, adds the damage to
+    `gaps`, and continues at the next whole batch.
     """
 
     def __init__(
@@ -74,23 +74,23 @@ class Reader(Shown, Unique):
         if on_gap not in ("raise", "skip"):
             raise ValueError(f'on_gap must be "raise" or "skip", not {on_gap!r}')
         check_timeout(timeout)
-        self.gaps: list[Damage] = []  # passed over so far, in the order in which they were met
+        self.gaps: list[Damage] = []  # the damage skipped so far, in reading order
         self._skip = on_gap == "skip"
         self._logs = {log.partition: log for log in logs}
         self._clock = clock
         self._follow = follow
         self._timeout = timeout
         self._closed = False
-        self._why = ""  # it is closed, if its topic is
-        self._reading = threading.Lock()  # held while files are in use, so that close() knows
+        self._why = ""  # why the reader is closed, if its topic was closed
+        self._reading = threading.Lock()  # held while files are in use, so that close() can see it
         self._waiter: Waiter | None = None
-        self._watching = (0, 0)  # the process that the waiter is of, and how often the logs had been restored then
-        self._ready: deque[Batch] = deque()  # read ahead, oldest first; the first may be handed out in part:
-        self._batch: Batch | None = None  # of this one, if it is the first,
-        self._made = 0  # the records up to this offset are made,
-        self._records: list[Record] = []  # these last,
-        self._rest: Iterator[Record] = iter(self._records)  # and of these, those are still to come
-        self._left: list[Record] = []  # but these never will: they were still to come when the reader was closed
+        self._watching = (0, 0)  # the waiter's process id, and the logs' number of restores when it was made
+        self._ready: deque[Batch] = deque()  # batches read ahead, oldest first; the first may be handed out in part
+        self._batch: Batch | None = None  # the batch whose records are being made, if it is the first of `_ready`
+        self._made = 0  # the records of `_batch` below this offset are made
+        self._records: list[Record] = []  # the records made last
+        self._rest: Iterator[Record] = iter(self._records)  # the rest of them, not yet handed out
+        self._left: list[Record] = []  # the records that were not yet handed out when the reader was closed
         self._ends = dict.fromkeys(self._logs, _FOR_EVER)
         if not follow:
             ends = self._starts("end" if end is None else end, others="end")
@@ -98,7 +98,7 @@ class Reader(Shown, Unique):
         starts = self._starts(start, others="begin")
         self._cursors = {partition: self._cursor(partition, each) for partition, each in starts.items()}
         self._turns = deque(self._cursors)
-        self._topic = track(self._end)  # which closes itself when nobody refers to it
+        self._topic = track(self._end)  # a topic closes itself when nothing refers to it
 
     def _facts(self) -> Iterator[tuple[str, object]]:
         if self._closed:
@@ -118,7 +118,7 @@ class Reader(Shown, Unique):
         self._check_not_cut_short()
 
     def batches(self) -> Iterator[Batch]:
-        """The same as whole columns. What was handed out in part comes as the rest of its batch."""
+        """Iterate over batches (whole columns). A partly read batch yields its remaining records."""
         while (batch := self._first(self._timeout)) is not None:
             part = batch.between(self._next_in(batch), batch.offsets.stop)
             self._unmake()
@@ -129,11 +129,11 @@ class Reader(Shown, Unique):
     def poll(
         self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: float | None = 0.0
     ) -> list[Record]:
-        """Up to `max_records` records, or the first that together reach `max_bytes` of keys and values.
+        """Return up to `max_records` records, or the first that together reach `max_bytes` of keys and values.
 
-        Waits up to `timeout` seconds (None: for ever) for the first one, and returns an empty list
-        if none comes. Without limits it returns one batch, or what is left of it. Raises `LogClosedError`
-        if the reader is closed, or its topic before a record came.
+        Waits up to `timeout` seconds (None: for ever) for the first record, and returns an empty list if
+        none comes. Without limits it returns one batch, or the rest of a partly read one. Raises
+        `LogClosedError` if the reader is closed, or if the topic is closed before a record comes.
         """
         for name, limit in (("max_records", max_records), ("max_bytes", max_bytes)):
             if limit is not None:
@@ -153,7 +153,7 @@ class Reader(Shown, Unique):
                         return polled
                 if max_records is None and max_bytes is None and self._is_made():
                     break
-        except BaseException:  # an interrupt: the caller does not get what is polled
+        except BaseException:  # an interrupt: the caller does not get the polled records
             now = self.tell()
             with suppress(LogError):
                 self.seek({partition: offset for partition, offset in before.items() if offset != now[partition]})
@@ -163,7 +163,7 @@ class Reader(Shown, Unique):
         return polled
 
     def tell(self) -> dict[int, int]:
-        """The offset of the next record to be handed out, by partition."""
+        """The offset of the next record for each partition."""
         positions = {partition: cursor.offset for partition, cursor in self._cursors.items()}
         for batch in reversed(self._ready):
             if (offset := self._next_in(batch)) < batch.offsets.stop:
@@ -171,20 +171,20 @@ class Reader(Shown, Unique):
         return positions
 
     def seek(self, start: StartLike) -> None:
-        """Go to a start. A mapping moves the partitions that it names and leaves the others.
+        """Go to a start. A mapping moves only the partitions that it names.
 
-        What `tell` has given may have been to JSON, where the partitions' numbers became digits. A start
-        that cannot be gone to raises as in `Topic.read`, and moves nothing.
+        The keys of a mapping may be strings of digits, as when a result of `tell` was stored as JSON. An
+        invalid start raises the same errors as `Topic.read`, and moves nothing.
         """
         self._check_open()
         cursors = {partition: self._cursor(partition, each) for partition, each in self._starts(start).items()}
-        for partition, cursor in cursors.items():  # all or none: a start that cannot be found has raised by now
+        for partition, cursor in cursors.items():  # all or none: an invalid start has already raised
             self._cursors[partition].close()
             self._cursors[partition] = cursor
             self._forget(partition)
 
     def lag_bytes(self) -> dict[int, int]:
-        """Bytes of log between the position and the flushed end, by partition."""
+        """Bytes of log between the position and the flushed end, for each partition."""
         ends = {partition: log.mark().flushed_end for partition, log in self._logs.items()}
         return {partition: max(0, ends[partition] - offset) for partition, offset in self.tell().items()}
 
@@ -194,9 +194,9 @@ class Reader(Shown, Unique):
         return self._closed
 
     def close(self) -> None:
-        """End the iteration, also one that waits in another thread."""
+        """End the iteration, also an iteration that waits in another thread."""
         self._closed = True
-        self._left.extend(self._rest)  # in C, where nobody comes between: the loop that has the iterator ends
+        self._left.extend(self._rest)  # empties the iterator in one step in C, so that its loop ends
         if (waiter := self._waiter) is not None:
             waiter.wake()
         if self._reading.acquire(blocking=False):  # otherwise the thread that is reading cleans up
@@ -208,13 +208,13 @@ class Reader(Shown, Unique):
     # --- the topic -------------------------------------------------------------------------------
 
     def _end(self, why: str) -> None:
-        """Close, because the topic is closed: an iteration that is not at its end tells so."""
+        """Close because the topic was closed. An iteration that is not at its end then raises."""
         if not self._closed:
             self._why = why
         self.close()
 
     def _check_not_cut_short(self) -> None:
-        """Raise where the topic was closed before the iteration ended by itself."""
+        """Raise if the topic was closed before the iteration ended by itself."""
         ends_by_itself = not self._follow or self._timeout is not None
         if self._why and ends_by_itself and not self._is_at_end():
             raise LogClosedError(f"{self._why}, and read on from {self.tell()}")
@@ -229,7 +229,7 @@ class Reader(Shown, Unique):
     # --- places ----------------------------------------------------------------------------------
 
     def _starts(self, start: StartLike, *, others: str | None = None) -> dict[int, str | int | Time]:
-        """By partition; those that a mapping leaves out go to `others`, or are left out here as well."""
+        """The start of each partition. Partitions missing from a mapping get `others`, or are omitted if it is None."""
         now = self._clock()
         if isinstance(start, Mapping):
             by_partition = partition_numbers(start)
@@ -244,7 +244,7 @@ class Reader(Shown, Unique):
         return dict.fromkeys(self._logs, parsed)
 
     def _cursor(self, partition: int, start: str | int | Time) -> Cursor:
-        """A cursor at the start. Retention may overtake what is no offset, which nobody has asked for: look again."""
+        """A cursor at the start. If retention drops a start that the caller gave without an offset, look again."""
         log = self._logs[partition]
         on_damage = partial(_note, self.gaps) if self._skip else None
         while True:
@@ -258,7 +258,7 @@ class Reader(Shown, Unique):
     # --- records ---------------------------------------------------------------------------------
 
     def _forget(self, partition: int) -> None:
-        """Drop what was read ahead of the partition; the others, which may be past finding again, keep theirs."""
+        """Drop the batches read ahead of this partition. Others stay: it may be impossible to read them again."""
         if self._batch is not None and self._batch.partition == partition:
             self._unmake()
             self._batch = None
@@ -275,23 +275,23 @@ class Reader(Shown, Unique):
             return False
         part, start = batch, self._next_in(batch)
         if len(batch) > _RECORDS_AT_ONCE or start > batch.offsets.start:
-            batch.decode()  # once for all its parts
+            batch.decode()  # once for all parts of the batch
             part = batch.between(start, start + _RECORDS_AT_ONCE)
         records = part.records()
         self._batch, self._made, self._records, self._rest = batch, part.offsets.stop, records, iter(records)
         return True
 
     def _have_more(self, polled: list[Record], timeout: float | None) -> bool:
-        """Fill `_rest` for a poll; an error after its first record is left to the next poll, which meets it again."""
+        """Fill `_rest` for a poll. An error after the first record is left to the next poll, which meets it again."""
         if not polled:
             return self._have_records(timeout)
         try:
             return self._have_records(0.0)
-        except LogError:  # raised now, it would take the records polled with it
+        except LogError:  # raised now, it would lose the polled records
             return False
 
     def _next_in(self, batch: Batch) -> int:
-        """The offset of the next record to be handed out of a batch that has been read; its end, if there is none."""
+        """The offset of the next record to be handed out of a batch; the batch's end, if there is none."""
         if batch is not self._batch:
             return batch.offsets.start
         return self._made - length_hint(self._rest) - len(self._left)
@@ -301,13 +301,13 @@ class Reader(Shown, Unique):
         return self._batch is None or self._made >= self._batch.offsets.stop
 
     def _unmake(self) -> None:
-        """Forget the records that are made and not handed out, so that they will be made again."""
+        """Forget the records that are made but not handed out. They are made again later."""
         records = self._records
         self._made, self._records, self._rest = self._made - length_hint(self._rest), [], iter(())
-        records.clear()  # a list iterator ends with its list, also one that a loop holds
+        records.clear()  # a list iterator ends with its list, even if a loop holds the iterator
 
     def _first(self, timeout: float | None) -> Batch | None:
-        """The batch that is to be handed out next, or the rest of it; None as for `_have_records`."""
+        """The batch that is handed out next, or its rest; None if `_have_records` gives False."""
         with self._reading:
             try:
                 return self._read_or_wait(timeout)
@@ -326,7 +326,7 @@ class Reader(Shown, Unique):
                 if self._next_in(self._ready[0]) < self._ready[0].offsets.stop:
                     return self._ready[0]
                 self._ready.popleft()
-                self._batch = None  # nor any reference: the next one is read into memory that the cache still holds
+                self._batch = None  # the last reference, so that the next block reuses memory in the processor's cache
                 continue
             if self._read_ahead():
                 if self._waiter is not None:
@@ -339,7 +339,7 @@ class Reader(Shown, Unique):
         return None
 
     def _read_ahead(self) -> bool:
-        """Read one block of the next partition that has more; False if none has."""
+        """Read one block of the next partition that has more; False if no partition has."""
         for _ in self._cursors:
             partition = self._turns[0]
             self._turns.rotate(-1)
@@ -351,11 +351,11 @@ class Reader(Shown, Unique):
                 batches = cursor.read(self._logs[partition].mark().flushed_end)
                 if self._skip:
                     batches = list(filter(self._is_sound, batches))
-                if batches and batches[-1].next_offset > end:  # an end inside a batch, or inside a block
+                if batches and batches[-1].next_offset > end:  # the end lies inside a batch or a block
                     batches = [part for batch in batches if len(part := batch.between(0, end))]
                     cursor.seek(end)
                 self._ready = deque([*self._ready, *batches])
-            except BaseException:  # or what it has read would be passed over
+            except BaseException:  # otherwise the batches that it has read would be skipped
                 cursor.place = place
                 raise
             if batches:
@@ -363,7 +363,7 @@ class Reader(Shown, Unique):
         return False
 
     def _is_sound(self, batch: Batch) -> bool:
-        """Whether the batch's columns are what its header says. If not, it is a gap like any other."""
+        """Whether the batch's columns agree with its header. If not, the batch is a gap."""
         try:
             batch.decode()
         except CorruptLogError as error:
@@ -372,11 +372,11 @@ class Reader(Shown, Unique):
         return True
 
     def _wait(self, timeout: float | None) -> None:
-        # A forked child must have its own, and files that were put in place of others are to be watched.
+        # A forked child needs its own waiter. Replaced files need a new one.
         watching = os.getpid(), sum(log.restored for log in self._logs.values())
         if self._waiter is None or self._watching != watching:
             self._waiter, self._watching = watch(self._logs.values()), watching
-            return  # and look once more: what came before the watch began is not reported
+            return  # the caller looks once more: records from before the watch are not reported
         if self._waiter.wait(LOOK_S if timeout is None else min(timeout, LOOK_S)):
             for log in self._logs.values():
                 log.look()
@@ -390,10 +390,10 @@ class Reader(Shown, Unique):
 
 
 def watch(logs: Iterable[Log]) -> Waiter:
-    """What waits for more in any of the logs. What came before the call is not reported: look once more."""
+    """A waiter for new records in any of the logs. It does not report earlier records: look once more."""
     logs = list(logs)
     watched = [log for log in logs if log.writer is None]
-    # The system cannot watch files that only a test knows.
+    # The system cannot watch files that exist only in a test's memory.
     waiter = Waiter((log.watermark_path for log in watched), use_inotify=all(log.files.real for log in watched))
     for log in logs:
         if log.writer is not None:
@@ -402,7 +402,7 @@ def watch(logs: Iterable[Log]) -> Waiter:
 
 
 def _note(gaps: list[Damage], gap: Damage) -> None:
-    """Not a method: a reader that its cursors refer to would not go, and close its files, with its last user."""
-    if gap not in gaps:  # after a seek back it is met again
+    """A function, not a method: cursors must not refer to their reader, which is freed with its last user."""
+    if gap not in gaps:  # after a seek back the reader meets it again
         logger.warning("%s", gap)
         gaps.append(gap)

@@ -1,7 +1,7 @@
-"""Records: what readers are given one by one, and what is said of records: positions, times, damage.
+"""Records: single records, and facts about records: positions, times, damage.
 
-Invariant: a record's `next_offset` is where a reader that has handled it goes on: the next record of
-its batch, or the next batch. All ranges are half-open, all times are microseconds UTC.
+Invariant: a record's `next_offset` is where a reader continues after it: the next record of its batch, or
+the next batch. All ranges are half-open, all times are microseconds UTC.
 
 Threads: immutable facts.
 """
@@ -34,17 +34,17 @@ def from_datetime(time: datetime) -> int:
 
 
 class Position(NamedTuple):
-    """Where an appended record went: its partition and its offset there."""
+    """The place of an appended record: its partition and its offset there."""
 
     partition: int
     offset: int
 
 
 class Damage(NamedTuple):
-    """Bytes that are not what was written, and the offsets of the log that cannot be read because of them.
+    """Bytes that differ from what was written, and the offsets that cannot be read because of them.
 
-    `offsets` is empty where nothing is lost to readers, as with a bad segment header: the batches
-    behind it say themselves what they are. `partition` is None for what concerns the whole topic.
+    `offsets` is empty if readers lose nothing. A bad segment header is an example: the batches after it
+    have headers of their own. `partition` is None for damage that concerns the whole topic.
     """
 
     partition: int | None
@@ -65,10 +65,11 @@ class Damage(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One message, with its place in the log.
+    """One record, with its place in the log.
 
-    `value` and `key` are bytes or None (null, which is not the same as empty); `headers` is a tuple
-    of (name, bytes) pairs; `next_offset` is the position after this record.
+    `value` and `key` are bytes or None (null, which is not the same as empty). `headers` is a tuple of
+    (name, bytes) pairs. `timestamp` is the event time in microseconds UTC. `next_offset` is where a
+    reader continues after this record.
     """
 
     partition: int

@@ -1,11 +1,11 @@
-"""Retention: which sealed segments are to be dropped, and why. Pure policy, no clock and no disk.
+"""Retention: which sealed segments must be dropped, and why. Pure policy, no clock and no disk.
 
-Invariant: what is dropped is a run of a partition's oldest segments, never the open one; and by age only
-what is proved to be older than the limit (timeline.py).
+Invariant: retention drops a partition's oldest segments, without gaps, and never the open one. By age it drops
+only segments that are proved to be older than the limit (timeline.py).
 
-Age counts from the moment when a segment was sealed, so that its newest record is at least as old: a backfill
-of old events does not vanish on arrival, an event dated in the future pins nothing, and file times,
-which a copy or a restore changes, are not asked. Limits of bytes know no clock.
+Age counts from the moment when a segment was sealed, so its newest record is at least as old. A backfill of
+old events is not dropped on arrival, and an event dated in the future keeps nothing. File times are not used,
+because a copy or a restore changes them. Limits of bytes need no clock.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["Candidate", "Decision", "Sealed", "Space", "due", "reason_to_keep", 
 
 
 class Space(NamedTuple):
-    """The file system's bytes."""
+    """The size and the free space of the file system, in bytes."""
 
     free: int
     total: int
 
     def is_short(self, policy: Retention) -> bool:
-        """Whether less is free than is to stay free."""
+        """Whether less space is free than the policy demands."""
         return self.free < policy.keep_free * self.total
 
 
@@ -44,29 +44,29 @@ class Sealed(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A partition that may give up segments."""
+    """A partition whose segments may be dropped."""
 
     partition: int
-    kept_bytes: int  # of all its segments, the open one's counted
-    sealed: Iterable[Sealed]  # oldest first; asked only for as many as are looked at
+    kept_bytes: int  # of all its segments, including the open one
+    sealed: Iterable[Sealed]  # oldest first; read only as far as needed
 
 
 class Decision(NamedTuple):
-    """What becomes of one segment, and the reason in words."""
+    """Whether a segment is dropped, and the reason in words."""
 
     partition: int
     base_offset: int
     size_bytes: int
-    age_us: int | None  # since it was sealed, at least; None for the open segment
+    age_us: int | None  # least time since it was sealed; None for the open segment
     drop: bool
     reason: str
     path: str
 
 
 def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dict[int, list[str]]:
-    """For each partition the reasons to drop its oldest segments, one for each that is to go, oldest first.
+    """For each partition the reasons to drop its oldest segments: one reason per segment, oldest first.
 
-    Age and bytes are limits of each partition. Space is freed by the oldest segments of all of them.
+    Age and bytes are limits of each partition. To free space, the oldest segments of all partitions go first.
     """
     fronts = [_Front(each) for each in candidates]
     for front in fronts:
@@ -78,17 +78,17 @@ def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dic
     heapq.heapify(oldest)
     while oldest and free < policy.keep_free * space.total:
         *_, front = heapq.heappop(oldest)
-        free += front.give_up(f"{free} bytes free, {wanted} are to stay free")
+        free += front.give_up(f"{free} bytes free, {wanted} must stay free")
         if front.oldest is not None:
             heapq.heappush(oldest, (front.oldest.age.order, front.partition, front))
     return {front.partition: front.reasons for front in fronts}
 
 
 def segment_limit(policy: Retention, space: Space, partitions: int) -> int:
-    """How large a segment may get, in bytes, while so much is free.
+    """The largest size of a segment in bytes, given the free space.
 
-    Together the topic's open segments take at most a quarter of what is free, and of what the policy leaves to the
-    topic. So a pass comes before the disk is full, and finds sealed segments.
+    The topic's open segments together take at most a quarter of the free space, and of the space that the policy
+    leaves to the topic. So a pass runs before the disk is full, and finds sealed segments.
     """
     if not policy.keep_free:
         return MAX_OFFSET
@@ -97,9 +97,9 @@ def segment_limit(policy: Retention, space: Space, partitions: int) -> int:
 
 
 def reason_to_keep(age: Age | None, policy: Retention, *, believed: bool, steady_us: int) -> str:
-    """Why the oldest segment that stays does so; no age: it is the open one."""
+    """Why the oldest remaining segment stays. Without an age it is the open segment."""
     if age is None:
-        return "the segment being written"
+        return "the segment that is being written"
     if age.exact or policy.age is None:
         return f"within all limits at {'' if age.exact else 'no less than '}{_words(age.at_least_us)}"
     if believed:
@@ -111,7 +111,7 @@ def reason_to_keep(age: Age | None, policy: Retention, *, believed: bool, steady
 
 
 class _Front:
-    """The oldest segment of a partition that is left, while others are given up."""
+    """The oldest remaining segment of a partition, while segments are marked to be dropped."""
 
     def __init__(self, candidate: Candidate) -> None:
         self.partition = candidate.partition
@@ -122,7 +122,7 @@ class _Front:
         self.oldest = next(self._sealed, None)
 
     def give_up(self, reason: str) -> int:
-        """Give up the oldest; returns its bytes."""
+        """Mark the oldest segment to be dropped, and return its size in bytes."""
         assert self.oldest is not None
         size_bytes = self.oldest.size_bytes
         self.reasons.append(reason)
