@@ -25,11 +25,13 @@ from loglib import (
     evict_member,
     group_info,
     reset_group,
+    testing,
 )
 from loglib.groups import Move, administration
 from loglib.groups.held import HeldFile
 from loglib.groups.owners import Ownership, evict_owner
 from loglib.system.files import REAL
+from loglib.testing import UnsyncedFiles
 
 Opener = Callable[..., Topic]
 
@@ -353,3 +355,19 @@ def test_member_that_joins_while_its_group_is_deleted_learns_of_it(topic: Topic)
         group.commit()
     with pytest.raises(LogMovedError):
         group.close()
+
+
+def test_group_that_is_deleted_while_groups_are_listed_is_left_out(topic: Topic) -> None:
+    """The listing ended in a `FileNotFoundError`."""
+    for name in ("billing", "etl"):
+        consume(topic, name)
+
+    class Deleting(UnsyncedFiles):
+        def listdir(self, path: Any) -> list[str]:
+            names = super().listdir(path)
+            if str(path).endswith("groups"):
+                topic.delete_group("etl")
+            return names
+
+    with testing.open_topic(topic.path, mode="r", files=Deleting()) as reading:
+        assert reading.groups() == ["billing"]

@@ -47,9 +47,12 @@ def group_names(files: Files, topic_path: str) -> list[str]:
     except FileNotFoundError:  # no group was ever made
         _check_here(files, topic_path)
         return []
-    return sorted(
-        name for name in names if not name.startswith(".") and files.is_directory(os.path.join(parent, name))
-    )
+    found = []
+    for name in names:
+        with suppress(FileNotFoundError):  # the group has just been deleted
+            if not name.startswith(".") and files.is_directory(os.path.join(parent, name)):
+                found.append(name)
+    return sorted(found)
 
 
 def _check_here(files: Files, topic_path: str) -> None:
