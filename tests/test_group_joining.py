@@ -86,7 +86,8 @@ def test_group_whose_making_fails_at_once_says_why(topic: Topic) -> None:
 
 def test_member_with_another_strategy_is_refused_by_name(topic: Topic) -> None:
     with topic.group("etl", member="web-1"):
-        with pytest.raises(GroupMismatchError, match="member web-1 has strategy='range', this member has strategy='sticky'"):
+        match = "member web-1 has strategy='range', this member has strategy='sticky'"
+        with pytest.raises(GroupMismatchError, match=match):
             topic.group("etl", strategy="sticky")
         with topic.group("etl") as other:
             assert other.members == sorted([other.member, "web-1"])
