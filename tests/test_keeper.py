@@ -226,7 +226,7 @@ def test_file_that_is_lost_costs_a_wait_and_no_data(
         clock_file(path).write_bytes(spoilt)
     with open_topic(clock=machine) as topic, caplog.at_level(logging.WARNING, "loglib"):
         assert not dropped(topic)
-        assert ("retention by age begins to look at the clock anew" in caplog.text) == (spoilt is not None)
+        assert ("retention by age starts to observe the clock again" in caplog.text) == (spoilt is not None)
         machine.true_us += HOUR + SECOND
         assert not dropped(topic)
         assert "sealed while the clock could not be believed; at least 1.0 hours ago" in topic.retain()[0].reason

@@ -391,7 +391,7 @@ def test_path_without_a_topic_is_an_error(tmp_path: Path) -> None:
 def test_two_topics_of_one_name_are_refused(tmp_path: Path) -> None:
     for parent in ("a", "b"):
         random_topic(tmp_path / parent / "topic", seed=1, batches=1)
-    with pytest.raises(ValueError, match="have one name; load them apart"):
+    with pytest.raises(ValueError, match="have the same name; load them separately"):
         find_topics([str(tmp_path / "a"), str(tmp_path / "b" / "topic")])
     assert len(find_topics([str(tmp_path / "a"), str(tmp_path / "a" / "topic")])) == 1
 

@@ -169,7 +169,7 @@ def test_what_cannot_be_removed_of_a_deleted_topic_is_said(caplog: pytest.LogCap
     testing.open_topic("/logs/clicks", files=files).close()
     with caplog.at_level(logging.WARNING, logger="loglib"):
         store.delete("/logs/clicks", files=files)
-    assert "is what is left of topic clicks" in caplog.text
+    assert "this rest of the deleted topic clicks" in caplog.text
     assert store.describe_all(files, "/logs") == []
 
 

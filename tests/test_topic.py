@@ -174,7 +174,7 @@ def test_segments_that_retention_drops_are_said_in_the_log(path: Path, caplog: p
     (told,) = [each.getMessage() for each in caplog.records]
     assert told == (
         f"{path}/0000: retention dropped {len(bases) - 1} segments, offsets 0 to {bases[-1]}; "
-        f"the last one since the partition holds {2 * (bases[1] - bases[0])} bytes, the limit is 0"
+        f"reason for the last one: the partition holds {2 * (bases[1] - bases[0])} bytes, the limit is 0"
     )
 
 

@@ -1,6 +1,6 @@
-"""Consumer groups on several topics: joining one, and what is done to it from outside; on one topic `Topic` does it.
+"""Consumer groups on several topics: join, inspect, reset and delete them. For one topic use the methods of `Topic`.
 
-Invariant: a group's files are in the directory of its first topic, wherever its members read.
+Invariant: a group's files are in the directory of its first topic.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def group(
 ) -> TopicsGroup:
     """Join a consumer group on several topics; the options are those of `Topic.group`.
 
-    The group's files are in the directory of the first topic: all members must give the topics in
-    one order. Records come as (topic name, record), and partitions are `TopicPartition`s.
+    The group's files are in the directory of the first topic, so all members must give the topics in the
+    same order. The group yields (topic name, record), and its partitions are `TopicPartition`s.
     """
     names = [topic.name for topic in topics]
     if not topics or len(set(names)) < len(names):
@@ -44,9 +44,9 @@ def group(
 
 
 def group_info(topics: Topic | Sequence[Topic], name: str, *, count_records: bool = False) -> GroupInfo:
-    """A group's members, owners, commits and lag, without joining it; of all the topics, by `TopicPartition`.
+    """A group's members, owners, commits and lag, without joining it. The keys are `TopicPartition`s.
 
-    For one topic the same as `Topic.group_info`.
+    For one topic this is the same as `Topic.group_info`.
     """
     if isinstance(topics, Topic):
         return topics.group_info(name, count_records=count_records)
@@ -56,9 +56,9 @@ def group_info(topics: Topic | Sequence[Topic], name: str, *, count_records: boo
 def reset_group(
     topics: Topic | Sequence[Topic], name: str, start: Start | Mapping[Any, Start], *, dry_run: bool = False
 ) -> dict[Any, Move]:
-    """`Topic.reset_group` for a group on several topics: these in the group's order, partitions as `TopicPartition`s.
+    """`Topic.reset_group` for a group on several topics. Give the topics in the group's order.
 
-    One topic alone stands for its own partitions.
+    The keys are `TopicPartition`s, or partition numbers if one topic is given.
     """
     if isinstance(topics, Topic):
         return topics.reset_group(name, start, dry_run=dry_run)
@@ -68,14 +68,14 @@ def reset_group(
 
 
 def evict_member(topics: Topic | Sequence[Topic], name: str, member: str) -> list[Any]:
-    """`Topic.evict_member` for a group on several topics: returns the partitions of all as `TopicPartition`s."""
+    """`Topic.evict_member` for a group on several topics. Returns the partitions as `TopicPartition`s."""
     if isinstance(topics, Topic):
         return topics.evict_member(name, member)
     return [*administration.evict(_place(topics, name), member)]
 
 
 def delete_group(topics: Topic | Sequence[Topic], name: str) -> None:
-    """`Topic.delete_group` for a group on several topics: give all, in the group's order, so that none remembers it."""
+    """`Topic.delete_group` for a group on several topics. Give all its topics, in the group's order."""
     if isinstance(topics, Topic):
         topics.delete_group(name)
     else:
@@ -83,5 +83,5 @@ def delete_group(topics: Topic | Sequence[Topic], name: str) -> None:
 
 
 def _place(topics: Sequence[Topic], name: str) -> Place:
-    """Where the group keeps its files: with its first topic."""
+    """The group's place: in the directory of its first topic."""
     return topics[0]._place(name, topics)  # noqa: SLF001

@@ -1,25 +1,25 @@
-"""Keeper: the retention passes of one topic; what is known of each partition's age, and dropping what is due.
+"""Keeper: the retention passes of one topic. It knows each partition's age, and drops segments that are due.
 
-Invariant: one pass at a time, and only its writer drops a partition's segments. A pass decides by what it sees while no
-other drops anything, and looks at no more segments than it drops, and one more of each partition: a roll with nothing
-due costs the same with ten segments as with ten thousand.
+Invariant: one pass runs at a time, and only a partition's writer drops its segments. During a pass nothing else drops
+segments. A pass looks at the segments that it drops, and at one more of each partition. So a roll with nothing due
+costs the same with ten segments as with ten thousand.
 
-Each pass looks at the clock and takes the look into the partition's timeline. A look from which anything follows
-(the first of a boot, the first after a jump, the one that ends an hour without a jump) is written to the file
-`clock`, for the processes to come. That is two writes a boot. A file that is lost, damaged or not to be written is
-a longer wait and nothing else.
+Each pass reads the clock and adds the moment to the partition's timeline. Some moments prove something: the first of
+a boot, the first after a jump, and the end of an hour without a jump. The pass writes these to the file `clock`, for
+later processes; that is two writes per boot. If that file is lost, damaged or cannot be written, retention only waits
+longer.
 
-Partitions of a shared topic that no process holds get their passes from any process that has the topic open for writing
-(decision 21). A pass looks at such a partition as a reader does. Only if there is something to do, the process becomes
-the partition's writer for that moment. Meanwhile it holds the lock of the topic's directory, so that other processes
-know to wait, and its policies must be those of `topic.json`. Errors there are logged once, and no call raises them.
+If no process holds a partition of a shared topic, any process with the topic open for writing runs its passes
+(decision 21). A pass looks at such a partition as a reader. Only if there is work, the process becomes the partition's
+writer for a moment. Meanwhile it holds the lock of the topic's directory, so that other processes wait, and its
+policies must be those of `topic.json`. Errors there are logged once, and no call raises them.
 
-Where space is to stay free, each look at it says how large a segment of the topic may get until the next one. If
-space is short and no segment is sealed that could go, the open ones are sealed.
+If the policy demands free space, each look at the free space limits the size of segments until the next look. If space
+is short and no sealed segment can be dropped, the open segments are sealed.
 
-Threads: safe for all. A pass that nobody has asked for is left out while another is running. After a roll it waits for
-the other one where space is limited, or threads that append would outrun the passes; a second at most, since a signal
-handler may have come in the middle of what the other one waits for.
+Threads: safe for all. A pass that no caller asked for is skipped while another runs. With a limit on space, a pass
+after a roll waits for the other pass; otherwise appending threads would fill the disk faster than the passes free it.
+It waits for one second at most, because a signal handler may have interrupted the other pass.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class Keeper(Unique):
         self._path = path
         self._config = config
         self._clock = clock
-        self._shared = shared  # and open for writing: passes are for partitions that nobody holds as well
-        self._told: dict[int, str] = {}  # by partition that this process does not own, what was wrong there last
-        # Held over a pass. A signal handler may ask for one in the middle of another: hence reentrant.
+        self._shared = shared  # and open for writing: passes also cover partitions that no process holds
+        self._told: dict[int, str] = {}  # the last error of each partition that this process does not own
+        # Held during a pass. It is reentrant, because a signal handler may ask for a pass in the middle of another.
         self._lock = threading.RLock()
         self._kept: dict[int, _Kept] = {}
         self._segment_limit = MAX_OFFSET  # bytes, until the next look at the free space
 
     def use(self, config: TopicConfig) -> None:
-        """Go on by these policies."""
+        """Use these policies from now on."""
         with self._lock:
             self._config = config
             for kept in self._kept.values():
@@ -75,18 +75,18 @@ class Keeper(Unique):
             self._limit_segments()
 
     def add(self, log: Log) -> None:
-        """A partition of the topic."""
+        """Add a partition of the topic."""
         self._kept[log.partition] = _Kept(self._files, log, self._config, self._clock)
 
     def own(self, partition: int, writer: Writer) -> None:
-        """This process writes the partition, and so may drop its segments."""
+        """Note that this process writes the partition, and so may drop its segments."""
         with self._lock:
             self._kept[partition].own(writer)
             writer.disk.segment_limit = lambda: self._segment_limit
             self._limit_segments()
 
     def run(self, partition: int, *, rolled: bool = False) -> None:
-        """A pass over one partition that this process owns; over all that it owns, if space is to be freed."""
+        """A pass over one partition that this process owns. To free space, the pass covers all that it owns."""
         policy = self._config.retention
         limited = policy.bytes is not None or policy.keep_free > 0
         if not self._lock.acquire(timeout=_WAIT_S if rolled and limited else 0):
@@ -98,7 +98,7 @@ class Keeper(Unique):
             self._lock.release()
 
     def run_for_others(self) -> None:
-        """A pass over the partitions that this process does not own. What a living process holds is left alone."""
+        """A pass over the partitions that no process holds."""
         if not self._shared or not self._lock.acquire(blocking=False):
             return
         try:
@@ -112,7 +112,7 @@ class Keeper(Unique):
     def retain(self, partition: int | None = None) -> list[Decision]:
         """A pass over a partition that this process owns; returns the decision for each of its segments.
 
-        With none, over all that it owns, and all that nobody does.
+        Without a partition, the pass covers all that it owns, and all that no process holds.
         """
         with self._lock:
             if partition is None:
@@ -128,8 +128,8 @@ class Keeper(Unique):
             return decisions
 
     def explain(self, partitions: Sequence[int]) -> list[Decision]:
-        """The decisions that such a pass would come to; for partitions that others own as well."""
-        if not self._shared and not self._owned():  # a reader's threads share nothing, and a fork finds no lock taken
+        """The decisions that a pass would make, also for partitions that other processes own."""
+        if not self._shared and not self._owned():  # a reader takes no lock, so a fork cannot find it taken
             copies = {each.log.partition: each.copy() for each in self._kept.values()}
             return self._explain(copies, self._due(copies, partitions, list(copies)), partitions)
         with self._lock:
@@ -142,7 +142,7 @@ class Keeper(Unique):
         return [number for number, kept in self._kept.items() if kept.writer is None]
 
     def _abandoned(self) -> list[int]:
-        """The partitions that nobody holds, if this process is to see to them, and no other is doing so."""
+        """The partitions that no process holds, if this process may run their passes now."""
         free: list[int] = []
         with self._turn() as mine:
             for number in self._others() if mine else ():
@@ -153,9 +153,9 @@ class Keeper(Unique):
 
     @contextmanager
     def _turn(self) -> Iterator[bool]:
-        """Take the turn to lock partitions that nobody holds; gives False if this process may not, or not now."""
+        """Take the turn to lock partitions that no process holds. Gives False if this process may not do so now."""
         held: lock.Lock | None = None
-        with suppress(OSError):  # the topic was moved, say
+        with suppress(OSError):  # for example the topic was moved
             held = lock.try_acquire(self._files, self._path) if self._shared else None
         try:
             yield held is not None and self._is_current()
@@ -164,14 +164,14 @@ class Keeper(Unique):
                 held.release()
 
     def _is_current(self) -> bool:
-        """Whether the topic at the path is still this one, with the policies by which this process goes."""
+        """Whether the path still leads to this topic, with the policies that this process uses."""
         with suppress(LogError, OSError):
             return description.read(self._files, self._path) == (self._kept[0].log.identity.log_id, self._config)
         return False
 
     @contextmanager
     def _writing(self, kept: _Kept) -> Iterator[SegmentIndex | None]:
-        """Become the writer of a partition that nobody holds; gives its segments, or None if somebody holds it."""
+        """Become the writer of a partition that no process holds. Gives its segments; None if a process holds it."""
         index = SegmentIndex([])
         with self._turn() as mine:
             try:
@@ -192,16 +192,16 @@ class Keeper(Unique):
 
     @contextmanager
     def _telling_once(self, number: int) -> Iterator[None]:
-        """Log an error in a partition that this process does not own, unless the same error was logged last."""
+        """Log an error in a partition that this process does not own, unless it was also the last one logged."""
         try:
             yield
         except (LogError, OSError) as error:
             if self._told.get(number) != str(error):
                 self._told[number] = str(error)
-                logger.warning("%s: retention passes it over: %s", self._kept[number].log.directory, error)
+                logger.warning("%s: retention skips this partition: %s", self._kept[number].log.directory, error)
 
     def _look(self, partitions: Sequence[int]) -> dict[int, list[str]]:
-        """What is due of these, and if space is to be freed of all that this process owns, or nobody."""
+        """The reasons to drop segments of these. To free space, it covers all that this or no process owns."""
         policy, space = self._config.retention, self._space()
         if space.is_short(policy):
             partitions = [*self._owned(), *self._abandoned()]
@@ -223,7 +223,7 @@ class Keeper(Unique):
         return candidates
 
     def _space(self) -> Space:
-        """The file system's bytes, if some are to stay free; from now on segments are as small as that asks for."""
+        """The file system's bytes, if the policy demands free space. Also sets the limit on the size of segments."""
         policy, space = self._config.retention, Space(0, 0)
         if policy.keep_free:
             space = Space(*self._files.free_space(self._kept[0].log.directory))
@@ -231,13 +231,13 @@ class Keeper(Unique):
         return space
 
     def _limit_segments(self) -> None:
-        with suppress(OSError):  # the next pass tells
+        with suppress(OSError):  # the next pass raises it
             self._space()
 
     def _seal_open(self, partitions: Iterable[int]) -> bool:
-        """Seal the open segments of these, the smallest excepted; says if there was one.
+        """Seal the open segments of these partitions, except very small ones. True if it sealed one.
 
-        A segment for which there is no room for a successor stays open.
+        A segment stays open if the disk has no room for a new segment.
         """
         sealed, failures = False, []
         for number in partitions:
@@ -256,7 +256,7 @@ class Keeper(Unique):
         return sealed
 
     def _seal_old(self, partitions: Iterable[int]) -> None:
-        """Seal the open segments of these, which this process does not own, that have reached their age."""
+        """Seal open segments that have reached their age, in partitions that this process does not own."""
         age = self._config.segment_age
         if age is None:
             return
@@ -272,7 +272,7 @@ class Keeper(Unique):
     def _due(
         self, kept: dict[int, _Kept], partitions: Sequence[int], candidates: Sequence[int]
     ) -> dict[int, list[str]]:
-        """The reasons to drop of each partition looked at: these, and all candidates if space is to be freed."""
+        """The reasons to drop segments of each partition looked at: these, and all candidates to free space."""
         policy, space = self._config.retention, self._space()
         looked_at = candidates if space.is_short(policy) else partitions
         return due([kept[number].candidate() for number in looked_at], policy, space)
@@ -291,7 +291,7 @@ class Keeper(Unique):
                 continue
             try:
                 kept.drop(found[number])
-            except (LogError, OSError) as error:  # the others' segments are due all the same
+            except (LogError, OSError) as error:  # other partitions' segments are still due
                 failures.append(error)
         for number in partitions:
             self._kept[number].write_down()
@@ -320,11 +320,11 @@ class _Kept:
         self._clock = clock
         self._path = os.path.join(log.directory, NAME)
         self._timeline: Timeline | None = None
-        self._now = Moment(0, 0, b"")  # of the pass
-        self._looks = Timeline()  # what this process has seen itself while it did not own the partition
+        self._now = Moment(0, 0, b"")  # the moment of the pass
+        self._looks = Timeline()  # the moments of this process while it did not own the partition
         self._stamps: dict[int, Stamp] = {}  # by base offset
-        self._looked_at: list[Sealed] = []  # in the pass, oldest first
-        self._news = False  # whether the timeline knows what the file does not say
+        self._looked_at: list[Sealed] = []  # the segments that the pass looked at, oldest first
+        self._news = False  # whether the timeline has stamps that the file does not have
 
     def use(self, config: TopicConfig) -> None:
         self._config = config
@@ -334,22 +334,22 @@ class _Kept:
 
     def own(self, writer: Writer) -> None:
         self.write_by(writer)
-        self._timeline, self._stamps = None, {}  # what was known before another process may have changed
+        self._timeline, self._stamps = None, {}  # another process may have changed the partition
 
     def write_by(self, writer: Writer | None) -> None:
-        """Drop and write with this writer from now on; what is known of the segments stays."""
+        """Drop and write with this writer from now on. The facts about the segments stay."""
         self.writer = writer
         if writer is not None:
             writer.disk.believes = self._believes
 
     def candidate(self) -> Candidate:
-        """The partition as it is now, the clock looked at."""
+        """The partition as it is now. Also reads the clock."""
         if self.writer is not None:
             self.writer.check_place()
         timeline = self._load()
         mark = self.log.mark()
         open_base = self.log.index.find(mark.flushed_end) or 0
-        self._now = self._clock.moment()  # after the look at the open segment: what is below it was sealed by now
+        self._now = self._clock.moment()  # after the open segment is known: all segments below it are sealed by now
         look = Stamp(open_base, *self._now)
         self._news |= timeline.add(look)
         timeline.forget_before(mark.log_start_offset)
@@ -360,10 +360,10 @@ class _Kept:
         return Candidate(self.log.partition, kept_bytes, self._sealed(mark.log_start_offset))
 
     def decisions(self, reasons: Sequence[str]) -> list[Decision]:
-        """A decision for each segment, oldest first; these are the reasons to drop the oldest."""
+        """A decision for each segment, oldest first. `reasons` are those to drop the oldest segments."""
         dropped = {each.base_offset: reason for each, reason in zip(self._looked_at, reasons, strict=False)}
         decisions: list[Decision] = []
-        keeping = ""  # why the rest stays, once one does
+        keeping = ""  # once a segment stays: why the rest stays
         for segment in self.log.segments():
             age = self._age(segment.end_offset) if segment.sealed else None
             drop = segment.base_offset in dropped
@@ -378,12 +378,12 @@ class _Kept:
         return decisions
 
     def open_bytes(self) -> int:
-        """How large the open segment is, as of the last look at what segments there are."""
+        """The size of the open segment at the last listing."""
         end = self.log.mark().flushed_end if self.writer is None else self.writer.next_offset
         return end - (self.log.index.find(end) or 0)
 
     def open_age_us(self) -> int:
-        """How long ago the first batch of the open segment was written, as its writer tells it; -1: there is none.
+        """The time since the first batch of the open segment, by its writer's clock; -1 without a batch.
 
         For a process that does not write here.
         """
@@ -399,25 +399,25 @@ class _Kept:
         return now.boottime_us - began_boottime(created, first.append_time, now)
 
     def end_of(self, reasons: Sequence[str]) -> int:
-        """Where the log begins without the oldest segments, one for each reason."""
+        """The log start after dropping the oldest segments, one for each reason."""
         return self._looked_at[len(reasons) - 1].end_offset
 
     def drop(self, reasons: Sequence[str]) -> None:
-        """Drop the oldest of the segments that have been looked at, one for each reason."""
+        """Drop the oldest segments that the pass looked at, one for each reason."""
         assert self.writer is not None
         if not reasons:
             return
         dropped = self._looked_at[: len(reasons)]
-        if self.writer.drop_before(dropped[-1].end_offset):  # or another pass was quicker
+        if self.writer.drop_before(dropped[-1].end_offset):  # False: another pass has dropped them
             logger.info(
-                "%s: retention dropped %d segments, offsets %d to %d; the last one since %s",
+                "%s: retention dropped %d segments, offsets %d to %d; reason for the last one: %s",
                 self.log.directory, len(dropped), dropped[0].base_offset, dropped[-1].end_offset, reasons[-1],
             )  # fmt: skip
         for each in dropped:
             self._stamps.pop(each.base_offset, None)
 
     def write_down(self) -> None:
-        """Have the file say what the timeline knows, if retention goes by age. Synced, but for its name."""
+        """Write the timeline to its file, if there is a limit on age. Synced, except its name."""
         if self.writer is None or not self._news or self._timeline is None or self._config.retention.age is None:
             return
         place, temporary = self.writer.disk.place, f"{NAME}.tmp"
@@ -427,7 +427,7 @@ class _Kept:
                 place.unlink(temporary)
             place.write_new(temporary, content, self._config.permissions)
             place.rename(temporary, NAME)
-        except OSError as error:  # a full disk must not stand in the way of what frees it
+        except OSError as error:  # a full disk must not stop the pass that frees it
             logger.warning("%s: not written (%s); retention by age may wait longer after a restart", self._path, error)
         self._news = False
 
@@ -439,7 +439,7 @@ class _Kept:
             base = end
 
     def _age(self, end_offset: int) -> Age:
-        """Of the sealed segment that ends there."""
+        """The age of the sealed segment that ends there."""
         assert self._timeline is not None
         return self._timeline.age(self._stamp(end_offset), self._now)
 
@@ -461,9 +461,9 @@ class _Kept:
         return stamp
 
     def _load(self) -> Timeline:
-        """What is known of the partition: from the headers of its segments, and from the file."""
+        """The partition's timeline, from its segment headers and from its file."""
         made: list[Stamp] = []
-        if self.writer is None:  # then another process may write here
+        if self.writer is None:  # another process may write here
             self._load_stamps()
             self._timeline = None
         else:
@@ -474,19 +474,19 @@ class _Kept:
             read = self._read()
             looks = self._looks.worth_keeping() if self.writer is None else ()
             self._timeline = Timeline([*self._stamps.values(), *read, *looks])
-            self._news = set(self._timeline.worth_keeping()) != set(read)  # headers go with their segments
+            self._news = set(self._timeline.worth_keeping()) != set(read)  # headers go when segments go
             return self._timeline
         for stamp in made:
             self._news |= self._timeline.add(stamp)
         return self._timeline
 
     def _load_stamps(self) -> None:
-        """Read the headers of the segments there are now. The last one may be made anew after a crash."""
+        """Read the headers of the existing segments. The last one may be made again after a crash."""
         self.log.refresh()
         bases = self.log.index.bases()
         self._stamps = {base: self._stamps[base] for base in bases[:-1] if base in self._stamps}
         for base in bases:
-            with suppress(FileNotFoundError):  # retention has overtaken this look
+            with suppress(FileNotFoundError):  # retention has dropped it meanwhile
                 self._stamp(base)
 
     def _read(self) -> list[Stamp]:
@@ -499,5 +499,5 @@ class _Kept:
         except FileNotFoundError:
             return []
         except CorruptLogError as error:
-            logger.warning("%s; retention by age begins to look at the clock anew", error)
+            logger.warning("%s; retention by age starts to observe the clock again", error)
             return []

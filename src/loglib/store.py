@@ -1,7 +1,7 @@
-"""Store: the topics of a directory: listing, describing, growing and deleting them.
+"""Store: list, describe, grow and delete the topics of a directory.
 
 Invariant: listing opens no topic and changes nothing. A topic is deleted, or gets more partitions, only while no
-process writes it and no group that is kept with it has members. A topic that is deleted is gone at once for all.
+process writes it and no group in its directory has members. One rename deletes it for all readers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ logger = logging.getLogger("loglib")
 
 
 class TopicInfo(NamedTuple):
-    """A topic as its files say, without opening it."""
+    """The facts in a topic's files, read without opening the topic."""
 
     name: str
     path: str
     config: TopicConfig | None  # None if the description cannot be read: `error` says why
     size_bytes: int  # of all segment files
-    groups: list[str]  # the consumer groups that are kept with it
+    groups: list[str]  # the consumer groups in its directory
     error: LogError | None = None
 
 
@@ -55,9 +55,9 @@ def names(files: Files, directory: str) -> list[str]:
 
 
 def topics(directory: str | os.PathLike[str]) -> list[TopicInfo]:
-    """The topics in a directory, sorted by name; an empty list if there are none, or no such directory.
+    """The topics in a directory, sorted by name. The list is empty without topics, or without the directory.
 
-    A topic that is damaged is listed with its error.
+    A damaged topic is listed with its error.
     """
     return describe_all(REAL, directory)
 
@@ -81,11 +81,12 @@ def _describe(files: Files, name: str, path: str) -> TopicInfo:
 
 
 def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
-    """Delete a topic with all its records and groups. Nothing brings it back.
+    """Delete a topic with all its records and groups. This cannot be undone.
 
-    A link to a topic is refused (`LogError`): what it leads to may be another's. Raises `FileNotFoundError` if there
-    is no topic, `LockedError` if somebody writes it, and `GroupBusyError` if a group that is kept with it has
-    members. Readers get `LogMovedError`. What a crash leaves of it has a name that begins with a dot, and is no topic.
+    A link to a topic is refused (`LogError`), because its target may belong to another user. Raises
+    `FileNotFoundError` if there is no topic, `LockedError` if a process writes it, and `GroupBusyError` if a group in
+    its directory has members. Readers get `LogMovedError`. A crash may leave a directory whose name begins with a
+    dot; it is not a topic.
     """
     absolute = _unused_topic(files, path)
     parent, name = os.path.split(absolute)
@@ -95,7 +96,7 @@ def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
         files.sync_directory(parent)
     files.remove_tree(aside)
     if files.exists(aside):
-        logger.warning("%s: is what is left of topic %s, and could not be removed", aside, name)
+        logger.warning("%s: this rest of the deleted topic %s could not be removed", aside, name)
 
 
 def add_partitions(
@@ -151,7 +152,7 @@ def _locked(files: Files, path: str) -> Iterator[Directory]:
 
 
 def _partitions(files: Files, path: str) -> int:
-    """How many partitions there are, whatever the description says: it may be damaged."""
+    """The number of partition directories. The description is not used, because it may be damaged."""
     count = 0
     while files.exists(description.partition_directory(path, count)):
         count += 1

@@ -1,25 +1,25 @@
-"""Transfer: stored batches on their way between logs, by zero copy, behind a small frame header.
+"""Transfer: sends stored batches to another log by zero copy, after a small frame header.
 
-Invariant: a frame holds whole flushed batches of one partition, exactly as stored, and what is
-needed to check them. The sender decodes nothing; the receiver decodes every batch before it is
-appended, because a checksum says nothing about who made it, and a batch that cannot be read would
-stay in the log. It gives each a new place, so its header is stamped anew; its body is untouched.
+Invariant: a frame holds whole flushed batches of one partition, exactly as stored, and the facts to check
+them. The sender decodes nothing. The receiver decodes every batch before it appends it: a checksum does
+not say who made a batch, and an unreadable batch would stay in the log. Each batch gets a new place, so its
+header is written again; its body stays as it is.
 
     byte size field        frame header, little-endian
        0   4  magic        89 4C 4C 54
        4   2  version      2
        6   2  kind         0 BATCHES; others are reserved for copies
        8   4  partition    number of the sending partition
-      12   4  salt         of it, with which its batch headers are checked
+      12   4  salt         of that partition; needed to check its batch headers
       16   8  base_offset  of the first batch, in the sender's log
       24   8  size_bytes   of the batches that follow
       32   4  crc          CRC-32C of bytes 0..31
 
-A frame arrives whole or not at all: the receiver reads it to its end and checks it before any of it is
-appended. A stream that stops in mid-frame (a time-out, an interrupt) begins nowhere any more, and is
-refused from then on, at both ends.
+A frame is appended whole or not at all: the receiver reads and checks the whole frame first. In a stream
+that stopped in mid-frame (a time-out, an interrupt) the next frame cannot be found, so both ends refuse the
+stream from then on.
 
-Threads: a stream must not be shared while a frame passes.
+Threads: other threads must not use a stream while a frame passes.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ __all__ = ["read_frame", "send"]
 
 MAGIC = b"\x89LLT"
 VERSION = 2
-BATCHES = 0  # the only kind of frame as yet
+BATCHES = 0  # the only kind of frame so far
 _FRAME = Struct("<4sHHIIQQI")
 FRAME_BYTES = _FRAME.size
 assert FRAME_BYTES == 36
 
 _STREAM = "the stream"
 _PIECE_BYTES = 1 << 20  # a claimed length is believed only as far as bytes arrive
-_MOST_SKIPPED_BYTES = 1 << 30  # of a frame that is refused, to have the next one; a segment has no more by default
+_MOST_SKIPPED_BYTES = 1 << 30  # skipped of a refused frame, to reach the next one; a segment is no larger by default
 
-# Streams that have stopped in mid-frame, and why. A file may be sought in, so it is never one of them; a bare
-# descriptor says nothing of itself, and has no time-out.
+# Streams that stopped in mid-frame, and why. A file is never one of them, because a program can seek in it. A bare
+# descriptor cannot be remembered, and has no time-out.
 _half_sent: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _half_read: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
-    """Send the batches from the one that begins at or holds `start`; returns where to go on.
+    """Send batches from the batch that begins at or holds `start`; returns the offset where to continue.
 
-    Sends whole batches up to `max_bytes`, but at least one, in a frame for each segment; nothing
-    when `start` is the flushed end. `to` is a socket, an open file or a file descriptor.
+    Sends whole batches up to `max_bytes`, but at least one, in one frame per segment. Sends nothing if
+    `start` is the flushed end. `to` is a socket, an open file or a file descriptor.
 
-    A socket's time-out is how long it may take nothing: `TimeoutError`, unless whole frames were sent before,
-    and if it comes in mid-frame, `BrokenStreamError` for whatever is sent to it later.
+    If a socket accepts nothing during its time-out, `TimeoutError` is raised, unless whole frames were sent
+    before. After a time-out in mid-frame, each later call for this socket raises `BrokenStreamError`.
     """
     _refuse_broken(_half_sent, to, "sending")
     timeout_s = getattr(to, "gettimeout", lambda: None)() or None
@@ -88,11 +88,11 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
             following = log.index.after(segment.base_offset)
             limit = mark.flushed_end if following is None else min(following, mark.flushed_end)
             end_of_file = segment.end_of_file()
-            if following is None and end_of_file < limit:  # rolled since the index was made
+            if following is None and end_of_file < limit:  # the writer has rolled since the index was made
                 log.refresh()
                 limit = min(log.index.after(segment.base_offset) or limit, limit)
             if end_of_file < limit:
-                log.check_not_dropped(offset)  # or the index knows no more where this segment ended
+                log.check_not_dropped(offset)  # if so, the index no longer has the end of this segment
                 position = segment.file_position(end_of_file)
                 raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {limit}")
             end = limit
@@ -103,7 +103,7 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
                     if sent_any:
                         break
                     end = segment.header_at(offset).next_offset
-            if timeout_s is not None:  # before the frame begins, it costs the stream nothing
+            if timeout_s is not None:  # before the frame this does no harm
                 try:
                     log.files.wait_writable(out, timeout_s)
                 except TimeoutError:
@@ -118,20 +118,20 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
             except BaseException as error:
                 _note_broken(_half_sent, to, error)
                 if isinstance(error, ConnectionError | TimeoutError) or not isinstance(error, OSError):
-                    raise  # the receiver's doing, not the disk's
+                    raise  # an error of the receiver, not of the disk
                 raise StorageIOError(segment.path, error, "sending batches") from error
             offset, sent_any = end, True
     return offset
 
 
 def read_frame(source: Any, *, max_record_bytes: int = MAX_BATCH_BYTES) -> list[tuple[Header, bytes]]:
-    """The checked batches of the next frame; none at all at the end of the stream.
+    """The checked batches of the next frame; an empty list at the end of the stream.
 
-    `source` is a socket, an open binary file or a file descriptor. The frame is in memory when this
-    returns, as far as it has arrived at any time before. Raises `CorruptLogError` when the stream ends
-    or differs from what was sent, `RecordTooLargeError` for a record above the limit: the next frame may
-    be read then, if the stream did not end. A time-out before the frame has begun costs nothing; in mid-frame
-    it breaks the stream, and each later call raises `BrokenStreamError`.
+    `source` is a socket, an open binary file or a file descriptor. The whole frame is held in memory; memory
+    grows only as bytes arrive. Raises `CorruptLogError` if the stream ends in the frame or differs from what
+    was sent, and `RecordTooLargeError` for a record above the limit. If the stream did not end, the next frame
+    can still be read. A time-out before a frame does no harm. A time-out in mid-frame breaks the stream, and
+    each later call raises `BrokenStreamError`.
     """
     _refuse_broken(_half_read, source, "receiving")
     incoming = _Incoming(source)
@@ -160,7 +160,7 @@ def _read_frame(incoming: _Incoming, max_record_bytes: int) -> list[tuple[Header
     incoming.end = FRAME_BYTES + size
     if kind != BATCHES:
         raise UnsupportedFormatError(_STREAM, "frame kind", kind, BATCHES)
-    if not size:  # it would be taken for the end of the stream
+    if not size:  # it would look like the end of the stream
         raise CorruptLogError(_STREAM, 24, "a frame of 0 bytes", "at least one batch")
     batches: list[tuple[Header, bytes]] = []
     position = FRAME_BYTES
@@ -172,8 +172,8 @@ def _read_frame(incoming: _Incoming, max_record_bytes: int) -> list[tuple[Header
             if header.next_offset > end:
                 raise BadBatch(12, f"length {header.length}", f"at most {end - offset}, what the frame holds")
             columns_bytes = header.value_bytes + header.key_bytes + header.header_bytes
-            average = (columns_bytes - 8) // header.record_count  # 8: what the headers of no record take
-            if average > max_record_bytes:  # so one of them is larger: known before it has arrived
+            average = (columns_bytes - 8) // header.record_count  # 8: the header section of a batch without headers
+            if average > max_record_bytes:  # one record is larger; this is known before it arrives
                 raise RecordTooLargeError("a record of the frame", average, max_record_bytes)
             body = incoming.read(header.length - HEADER_BYTES)
             check_body(header, body)
@@ -193,7 +193,7 @@ def _read_frame(incoming: _Incoming, max_record_bytes: int) -> list[tuple[Header
 
 
 def _check_columns(header: Header, body: bytes, position: int) -> Batch:
-    """Check what a reader would meet only later: the columns, and what the header says of the event times."""
+    """Check the columns, and the header's event times, which a reader would check only later."""
     columns = open_body(header, body) if header.codec else body
     batch = Batch(0, header, columns, 0, Source(_STREAM, position))
     batch.decode()
@@ -205,7 +205,7 @@ def _check_columns(header: Header, body: bytes, position: int) -> Batch:
 
 
 def _refuse_broken(broken: WeakKeyDictionary[Any, str], stream: Any, doing: str) -> None:
-    with suppress(TypeError):  # a descriptor, or a stream of the caller's own that cannot be remembered
+    with suppress(TypeError):  # a descriptor, or a caller's stream that cannot be remembered
         if (why := broken.get(stream)) is not None:
             raise BrokenStreamError(doing, why)
 
@@ -213,16 +213,16 @@ def _refuse_broken(broken: WeakKeyDictionary[Any, str], stream: Any, doing: str)
 def _note_broken(broken: WeakKeyDictionary[Any, str], stream: Any, error: BaseException) -> None:
     if hasattr(stream, "recv") or not getattr(stream, "seekable", lambda: False)():
         with suppress(TypeError):
-            broken[stream] = repr(error)  # and not the error, which knows the stream
+            broken[stream] = repr(error)  # not the error itself, which refers to the stream
 
 
 def _descriptor(to: Any) -> int:
-    """The file descriptor behind the target, after what is buffered in front of it."""
+    """The target's file descriptor, after flushing its buffer."""
     if isinstance(to, int):
         return to
     ssl = sys.modules.get("ssl")
     if ssl is not None and isinstance(to, ssl.SSLSocket):
-        raise TypeError("an SSL socket encrypts above its descriptor, so the log would go out in plain; send to a pipe")
+        raise TypeError("an SSL socket encrypts above its descriptor, so the log would be sent plain; send to a pipe")
     if hasattr(to, "flush"):
         to.flush()
     descriptor: int = to.fileno()
@@ -235,12 +235,12 @@ def _frame(identity: Identity, offset: int, size: int) -> bytes:
 
 
 class _Incoming:
-    """What arrives: the bytes of one frame, and how many of them have been read."""
+    """The arriving bytes of one frame, and how many of them have been read."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
         self.at = 0
-        self.end: int | None = None  # of the frame, once that is known
+        self.end: int | None = None  # the end of the frame, once it is known
         self._ended = False
 
     def between_frames(self) -> bool:
@@ -260,7 +260,7 @@ class _Incoming:
         return b"".join(parts)
 
     def skip_rest(self) -> None:
-        """Read on to the end of the frame, so that the next one can be read, unless that is far away."""
+        """Read to the end of the frame, unless that is far away, so that the next frame can be read."""
         if self.end is not None and self.end - self.at <= _MOST_SKIPPED_BYTES:
             while self.at < self.end and self._piece(self.end - self.at):
                 pass
@@ -273,7 +273,7 @@ class _Incoming:
 
 
 def _read_some(source: Any, size: int) -> bytes:
-    """What there is, up to `size` bytes; waits for some where the source would not."""
+    """The available bytes, up to `size`. Waits for bytes, even if the source does not block."""
     if isinstance(source, int):
         read = partial(REAL.read, source)
     else:
@@ -281,6 +281,6 @@ def _read_some(source: Any, size: int) -> bytes:
     while True:
         with suppress(BlockingIOError):
             piece: bytes | None = read(size)
-            if piece is not None:  # as a raw file says that there is nothing just now
+            if piece is not None:  # a raw file gives None if there is nothing now
                 return piece
         REAL.wait_readable(source)

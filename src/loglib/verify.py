@@ -1,8 +1,8 @@
-"""Verify: reading a whole partition and believing nothing.
+"""Verify: reads a whole partition and trusts nothing.
 
-Invariant: verifying changes nothing, and finds all well only if both slots of the watermark, every
-segment's header, every batch header and body, every column's bounds and every link between them are
-as they were written.
+Invariant: verifying changes nothing. It reports no damage only if both slots of the watermark, every
+segment header, every batch header and body, every column's bounds and every link between them are as
+they were written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["VerifyReport", "verify_description", "verify_log"]
 
 
 class VerifyReport(NamedTuple):
-    """What verifying has found whole, in numbers, and the damage."""
+    """The result of verifying: how much is whole, and the damage."""
 
     segments: int
     batches: int
@@ -44,15 +44,15 @@ class VerifyReport(NamedTuple):
 
 
 def verify_log(log: Log) -> VerifyReport:
-    """Verify everything below the flushed end, and report all the damage."""
+    """Verify everything below the flushed end, and report all damage."""
     try:
         return _Verification(log).report()
-    except CorruptLogError as error:  # so bad that there is no telling what else there should be
+    except CorruptLogError as error:  # so damaged that nothing else can be checked
         return VerifyReport(0, 0, 0, 0, (Damage.of(error, log.partition),))
 
 
 def verify_description(files: Files, path: str, log_id: bytes) -> VerifyReport:
-    """Verify `topic.json`, which must be that of the log."""
+    """Verify `topic.json`, which must belong to the log."""
     name = os.path.join(path, description.NAME)
     try:
         described = description.read(files, path)
@@ -66,15 +66,15 @@ def verify_description(files: Files, path: str, log_id: bytes) -> VerifyReport:
 
 
 class _Links(NamedTuple):
-    """What a batch or a segment says of the log before it."""
+    """What a batch or a segment header states about the log before it."""
 
-    end: int  # of the log before it
+    end: int  # the end of the log before it
     last_batch: int
     previous_crc: int
     append_time: int
-    running_max_timestamp: int | None  # in the log; None if it is not known, as after damage
+    running_max_timestamp: int | None  # of the log; None if unknown, as after damage
     segment_max_timestamp: int = NO_TIMESTAMP
-    jumps: Jumps | None = None  # of the last batch; None if they are not known, as after damage
+    jumps: Jumps | None = None  # of the last batch; None if unknown, as after damage
 
 
 class _Verification:
@@ -85,7 +85,7 @@ class _Verification:
         self._damage: list[Damage] = []
 
     def report(self) -> VerifyReport:
-        while True:  # until retention does not come between: what there is now is to be checked
+        while True:  # start again if retention dropped segments during the check
             self._damage.clear()
             mark = self._log.mark()
             try:
@@ -106,7 +106,7 @@ class _Verification:
         self._note(Damage.of(error, self._log.partition, offsets))
 
     def _note(self, damage: Damage) -> None:
-        if damage not in self._damage:  # a bad header is met twice, alone and before its batches
+        if damage not in self._damage:  # a bad header is found twice: alone, and before its batches
             self._damage.append(damage)
 
     def _check(self, mark: Mark) -> VerifyReport:
@@ -127,22 +127,22 @@ class _Verification:
         return VerifyReport(len(headers), batches, records, size)
 
     def _check_watermark(self) -> None:
-        """Either slot is enough to read by, but if only one is whole the next torn write takes it away."""
+        """Check both slots. One whole slot is enough for reading, but the next torn write could destroy it."""
         log, path = self._log, self._log.watermark_path
         try:
             broken = [0]
-            for _ in range(2):  # what is bad only once was just being written
+            for _ in range(2):  # a slot that is bad only once was just being written
                 if broken:
                     broken = broken_slots(log.files.read_whole(path, MOST_BYTES), log.identity.salt, path)
         except FileNotFoundError:
-            log.refresh()  # if the topic is gone, that is what is to be said
+            log.refresh()  # raises another error if the topic is gone
             self._tell(CorruptLogError(path, 0, "no file", "the watermark of the partition"))
             return
         for at in broken:
-            self._tell(CorruptLogError(path, at, "a slot that is not whole", "a mark and the CRC of it"))
+            self._tell(CorruptLogError(path, at, "a slot that is not whole", "a mark with its CRC"))
 
     def _check_segments(self, mark: Mark) -> dict[int, SegmentHeader]:
-        """The headers that are whole, by base offset; of them all it is checked that each follows the one before."""
+        """The whole headers, by base offset. Also checks that each segment follows the segment before it."""
         log = self._log
         found = list_segments(log.files, log.directory)
         found = {base: size for base, size in found.items() if base >= mark.log_start_offset}
@@ -156,7 +156,7 @@ class _Verification:
             path = self._path(base)
             try:
                 headers[base] = header = read_segment_header(log.files, path, log.identity)
-                # Beyond the mark a writer may have gone on since: the size of the one before is no longer its last.
+                # Beyond the mark a writer may have continued, so the size of the segment before is not its last one.
                 if previous is not None and base <= mark.flushed_end:
                     check_link(path, header, previous, found[previous] - HEADER_BYTES)
                 read_producers(log.files, log.directory, header)
@@ -168,7 +168,7 @@ class _Verification:
         return headers
 
     def _batches(self, mark: Mark) -> Iterator[Batch]:
-        """The batches that are whole, columns and all."""
+        """The whole batches, with whole columns."""
         cursor = Cursor(self._log, mark.log_start_offset, on_damage=self._note)
         try:
             while block := cursor.read(mark.flushed_end):
@@ -183,12 +183,12 @@ class _Verification:
             cursor.close()
 
     def _check_links(self, batch: Batch, before: _Links | None, headers: dict[int, SegmentHeader]) -> _Links:
-        """Check what a batch says of itself and of those before it. The chain of CRCs, the cursor has checked."""
+        """Check what a batch states about itself and earlier batches. The cursor has checked the chain of CRCs."""
         header = batch.header
         base, largest = header.base_offset, max(batch.timestamps)
         if base in headers:
             before = self._check_follows(headers[base], before)
-        if before is not None and before.end != base:  # damage lies between
+        if before is not None and before.end != base:  # there is damage between them
             before = None
         segment = self._log.index.find(base)
         first = base == segment
@@ -213,9 +213,9 @@ class _Verification:
         )  # fmt: skip
 
     def _check_pointers(self, header: Header, before: _Links, *, first: bool) -> Jumps | None:
-        """Check where a batch points to, given the one before; the chain of its jumps, if the whole of it is known.
+        """Check the pointers of a batch, given the batch before it. Returns its chain of jumps, if all of it is known.
 
-        `first` says whether it is the first of its segment.
+        `first`: the batch is the first of its segment.
         """
         base, jump = header.base_offset, header.jump_offset
         jumps: Jumps | None = None
@@ -232,7 +232,7 @@ class _Verification:
         return jumps
 
     def _check_follows(self, header: SegmentHeader, before: _Links | None) -> _Links:
-        """Check that a segment's header tells of the batch before it; if that was not whole, believe the header."""
+        """Check a segment header against the batch before it. If that batch was damaged, believe the header."""
         base = header.base_offset
         facts = _Links(
             base, header.previous_batch, header.previous_crc, header.last_append_time, header.running_max_timestamp

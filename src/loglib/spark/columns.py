@@ -1,17 +1,17 @@
-"""Columns: the names and types that a query may ask for, as Spark and as Arrow know them.
+"""Columns: the names and types of the columns of a query, for Spark and for Arrow.
 
-Invariant: an Arrow schema made here equals, in names, order, types and nullability, what Spark makes
-of the same Spark schema; Spark checks that of the first batch and trusts the rest.
+Invariant: an Arrow schema made here equals Spark's own translation of the Spark schema, in names, order,
+types and nullability. Spark checks the schema of the first batch and trusts the other batches.
 
     name           type                               content
-    key            binary, or string on request       null where the record has no key
-    value          binary, or string on request       null where the record's value is
+    key            binary, or string on request       null if the record has no key
+    value          binary, or string on request       null if the record's value is null
     topic          string                             the name of its directory
     partition      int
     offset         long                               rises within a partition; not consecutive
-    timestamp      timestamp                          the event's, in microseconds
+    timestamp      timestamp                          the event time, in microseconds
     timestampType  int                                always 0, Kafka's CreateTime
-    headers        array<struct<key string,           null where there are none; by default only
+    headers        array<struct<key string,           null if there are none; by default only
                      value binary>>                   with includeHeaders
 
 Processes: pure; driver and executors.
@@ -64,13 +64,13 @@ _MAY_BE_TEXT = ("key", "value")
 
 
 def default_schema(options: Options) -> StructType:
-    """The schema of a query that gives none: the option `columns`, or Kafka's."""
+    """The schema of a query without a schema: the option `columns`, or Kafka's schema."""
     names: Iterable[str] = options.columns or [name for name in _TYPES if name != "headers" or options.include_headers]
     return StructType([StructField(name, _TYPES[_known(name)]) for name in names])
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema of the columns asked for; `ValueError` for one that cannot be had."""
+    """The Arrow schema of the requested columns; `ValueError` for an unknown column or type."""
     return pa.schema([_arrow_field(field) for field in schema.fields])
 
 

@@ -1,18 +1,18 @@
-"""Daemon: forks Spark's Python workers as PySpark's own daemon does, with two changes; see docs/spark.md.
+"""Daemon: runs PySpark's own daemon, which forks Spark's Python workers, with two changes; see docs/spark.md.
 
-PySpark's daemon does all the work here as well. The changes:
+The changes:
 
 - PySpark is imported from the installed package. Spark puts `pyspark.zip` first on the path, and Python keeps no byte
   code for a zip file: each daemon and each worker would compile PySpark again.
-- A worker whose socket the JVM has closed ends without a traceback. The JVM closes the socket of a worker that has been
-  idle for a minute, or whose rows nobody needs any more. With Unix domain sockets PySpark's worker fails to write its
-  farewell then, and prints a traceback.
+- A worker ends without a traceback when the JVM has closed its socket. The JVM closes the socket of a worker that was
+  idle for a minute, or whose rows are no longer needed. With Unix domain sockets PySpark's worker then fails to write
+  its last message, and prints a traceback.
 
-Invariant: everything else is as it is without this module. The path is changed only if the zip file is a part of the
+Invariant: everything else works as without this module. The path is changed only if the zip file is a part of the
 installed package. Every other error of a worker is raised.
 
-Processes: a program of its own, started by the script `python` beside it. It imports nothing of loglib, since workers
-inherit what it has imported: a job may bring along another loglib.
+Processes: a separate program, started by the script `python` in this directory. It imports nothing of loglib, because
+workers inherit its imports and a job may bring another loglib.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Worker = Callable[[socket.socket, bool], int]
 
 def main() -> None:
     """Run PySpark's daemon until Spark closes its standard input."""
-    sys.path[0] = os.getcwd()  # as with `python -m`; it is the directory of this file, whose modules nobody means
+    sys.path[0] = os.getcwd()  # as with `python -m`; before, it is the directory of this file
     prefer_installed_pyspark(sys.path)
     from pyspark import daemon
 
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def prefer_installed_pyspark(path: list[str]) -> None:
-    """Move the zip files of a PySpark that is installed on the path to the end of it, in place."""
+    """Move the zip files of an installed PySpark to the end of the path, in place."""
     for entry in path:
         if os.path.basename(entry) == "pyspark.zip":
             directory = os.path.dirname(entry)
@@ -53,7 +53,7 @@ def prefer_installed_pyspark(path: list[str]) -> None:
 
 
 def _comes_with_zips(directory: str, path: list[str]) -> bool:
-    """Whether the package `pyspark` to which the path leads has its zip files in the directory."""
+    """Whether the directory belongs to the package `pyspark` that the path finds."""
     spec = PathFinder.find_spec("pyspark", path)
     if spec is None or spec.origin is None:
         return False
@@ -62,7 +62,7 @@ def _comes_with_zips(directory: str, path: list[str]) -> bool:
 
 
 def calm(worker: Worker) -> Worker:
-    """The same worker, for which a socket that the JVM has closed is a reason to end and no error."""
+    """The same worker, which ends without an error if the JVM closed its socket."""
 
     @wraps(worker)
     def run(sock: socket.socket, authenticated: bool) -> int:
@@ -79,7 +79,7 @@ def calm(worker: Worker) -> Worker:
 def _is_closed(sock: socket.socket) -> bool:
     """Whether the other end of the socket is closed."""
     poller = select.poll()
-    poller.register(sock, 0)  # asks for nothing: a hang-up and an error are always reported
+    poller.register(sock, 0)  # no events: a hang-up and an error are always reported
     return bool(poller.poll(0))
 
 

@@ -1,9 +1,8 @@
-"""Options: what a query may say about its input, checked and turned into numbers, names and places.
+"""Options: the options of a query, checked and turned into numbers, names and places.
 
-Invariant: an `Options` has passed every check that needs no file. A name that is not known is an
-error that names the nearest one; an option that only a consumer of a broker could honour is refused,
-never ignored. Names follow Spark's Kafka connector where it has one; Spark hands them over in lower
-case, so case never matters.
+Invariant: an `Options` has passed every check that needs no file. An unknown name is an error that suggests
+the nearest known name. An option that needs a Kafka broker is refused, never ignored. Names are those of
+Spark's Kafka connector, if it has the option. Case does not matter, because Spark passes names in lower case.
 
 Processes: plain facts, made on the driver.
 """
@@ -45,17 +44,17 @@ _TABLES = ("owner", "provider", "location")  # what a catalog adds to a table's 
 
 _SIZE = re.compile(r"(\d+)\s*(?:([kmgt])i?b?|b)?", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)  # of two letters or more, as in s3://
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)  # two letters or more, as in s3://
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where reading starts, or ends, in each partition."""
+    """The start, or the end, of reading in each partition."""
 
-    option: str  # by which it was given, for messages
-    otherwise: Place | None  # in partitions that are not named; None: all must be named
-    named: Mapping[str | None, Mapping[int, Place]]  # by topic, None being the only one
-    must_match: bool = False  # a time that no record has reached is an error
+    option: str  # the option that gave it, for messages
+    otherwise: Place | None  # for partitions that are not named; None: all must be named
+    named: Mapping[str | None, Mapping[int, Place]]  # by topic; None stands for the only topic
+    must_match: bool = False  # a time after all records is an error
 
     def at(self, topic: str, partition: int) -> Place | None:
         """The place in one partition; None if it should have been named."""
@@ -68,7 +67,7 @@ class Options:
     """A query's options, with defaults filled in."""
 
     paths: tuple[str, ...]
-    topics: tuple[str, ...] | None  # None: all that are there
+    topics: tuple[str, ...] | None  # None: all topics
     pattern: re.Pattern[str] | None
     assigned: Mapping[str, tuple[int, ...]] | None
     columns: tuple[str, ...] | None
@@ -82,7 +81,7 @@ class Options:
 
 
 def parse(given: Mapping[str, str], *, now_us: int) -> Options:
-    """Check the options; `ValueError` says which is wrong and what it may be. Ages count from `now_us`."""
+    """Check the options. `ValueError` names the wrong option and its allowed values. Ages count from `now_us`."""
     options = {name.lower(): value for name, value in given.items()}
     for name in options:
         if name not in _CANONICAL:
@@ -129,9 +128,9 @@ def _wrong(name: str, value: str, expected: str) -> NoReturn:
 def _paths(options: Mapping[str, str]) -> tuple[str, ...]:
     if "path" in options:
         return (_local(options["path"]),)
-    if "paths" in options:  # what Spark makes of load([...])
+    if "paths" in options:  # from load([...])
         return tuple(map(_local, json.loads(options["paths"])))
-    raise ValueError("no path: give load() the directory of a topic, or one that holds topics")
+    raise ValueError("no path: give load() the directory of a topic, or a directory of topics")
 
 
 def _local(path: str) -> str:
@@ -160,7 +159,7 @@ def _pattern(options: Mapping[str, str]) -> re.Pattern[str] | None:
     try:
         return None if text is None else re.compile(text)
     except re.error as error:
-        raise ValueError(f"option subscribePattern is no regular expression: {error}") from error
+        raise ValueError(f"option subscribePattern is not a regular expression: {error}") from error
 
 
 def _assigned(options: Mapping[str, str]) -> Mapping[str, tuple[int, ...]] | None:
@@ -180,7 +179,7 @@ def _assigned(options: Mapping[str, str]) -> Mapping[str, tuple[int, ...]] | Non
 
 
 def _places(options: Mapping[str, str], own: str, kafkas: str, *, now_us: int) -> Places:
-    """The place that the most specific option gives, in the order of precedence that Kafka's connector has."""
+    """The place from the most specific option, in the order of precedence of Kafka's connector."""
     default = _BEGIN if own == "start" else _END
     names = [f"{kafkas}Timestamp", f"{kafkas}OffsetsByTimestamp", f"{kafkas}Offsets"]
     present = [name for name in names if name.lower() in options]
@@ -234,9 +233,9 @@ def _milliseconds(name: str, text: str) -> Time:
 
 
 def _offsets(name: str, text: str, default: Place) -> Places:
-    """earliest, latest or JSON, in which -2 stands for earliest and -1 for latest."""
+    """earliest, latest or JSON. In JSON -2 means earliest and -1 means latest."""
     known: dict[str, Place] = {"earliest": _BEGIN, "latest": _END, "-2": _BEGIN, "-1": _END}
-    refused = _END if default == _BEGIN else _BEGIN  # a batch cannot start where it ends
+    refused = _END if default == _BEGIN else _BEGIN  # a batch query that starts at the end would read nothing
     if text.strip().lower() in known:
         places = Places(name, known[text.strip().lower()], {})
     else:

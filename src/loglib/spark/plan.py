@@ -1,9 +1,8 @@
-"""Plan: what a query reads of each partition, cut into splits and dealt out to tasks.
+"""Plan: the range that a query reads of each partition, cut into splits and distributed to tasks.
 
-Invariant: the splits of a range are half-open byte ranges of the log that follow on one another and
-fill it, and each is in one task. A batch belongs to the split in which its base offset lies, so each
-is read exactly once, whatever the cuts. Offsets are places in bytes: planning is arithmetic, and
-touches no file.
+Invariant: the splits of a range are consecutive half-open byte ranges that cover it, and each split is in
+one task. A batch belongs to the split that contains its base offset, so each batch is read exactly once
+with any cuts. Offsets are places in bytes, so planning is arithmetic and touches no file.
 
 Processes: plain facts; made on the driver, pickled to the executors.
 """
@@ -16,13 +15,13 @@ from itertools import pairwise
 
 __all__ = ["Range", "Split", "cut", "plan"]
 
-# Below this a task costs more than the work that it takes off another one (10 ms or more to start).
+# A smaller task costs more (10 ms or more to start) than the work that it takes from another task.
 _WORTH_A_TASK = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The records [start_offset, end_offset) of one partition, and all that is needed to find them."""
+    """The records [start_offset, end_offset) of one partition, and all facts to find them."""
 
     topic: str
     path: str  # of the topic's directory
@@ -55,10 +54,10 @@ class Split:
 def plan(
     ranges: Iterable[Range], *, max_task_bytes: int, min_tasks: int | None = None, cores: int = 1
 ) -> list[tuple[Split, ...]]:
-    """The splits of each task: at most `max_task_bytes` a task, and about `min_tasks` of them or more.
+    """The splits of each task: at most `max_task_bytes` per task, and about `min_tasks` tasks or more.
 
-    Without `min_tasks` there are as many as `cores`, if each has enough to do. A large partition is
-    read by several tasks; small ones share one.
+    Without `min_tasks` there are as many tasks as `cores`, if each has enough work. Several tasks read a
+    large partition; small partitions share a task.
     """
     ranges = list(ranges)
     total = sum(each.size_bytes for each in ranges)
@@ -82,7 +81,7 @@ def _tasks(splits: Iterable[Split], task_bytes: int) -> Iterator[tuple[Split, ..
 
 
 def cut(range_: Range, max_split_bytes: int) -> list[Split]:
-    """The range in equal parts of at most `max_split_bytes`; none if it is empty."""
+    """The range in equal parts of at most `max_split_bytes`; an empty list for an empty range."""
     start, size = range_.start_position, range_.size_bytes
     parts = -(-size // max_split_bytes)
     cuts = [start + size * part // parts for part in range(parts + 1)] if parts else []

@@ -1,7 +1,7 @@
-"""Ranges: which topics and partitions a query means, and which records of each.
+"""Ranges: the topics and partitions of a query, and the range of records in each.
 
-Invariant: costs a look at each partition's watermark, and where a start or an end is no edge of the
-log, a handful of small reads to find its batch. Nothing is scanned or counted, whatever the size.
+Invariant: this reads each partition's watermark. If a start or an end is not an end of the log, it needs
+a few small reads to find the batch. Nothing is scanned or counted, for a log of any size.
 
 Processes: runs on the driver; takes no lock and writes nothing.
 """
@@ -30,7 +30,7 @@ __all__ = ["find_ranges", "find_topics", "open_log"]
 
 
 class _Part(NamedTuple):
-    """A partition that is to be read."""
+    """A partition of the query."""
 
     topic: str
     path: str  # of the topic
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 
 
 def find_ranges(options: Options) -> list[Range]:
-    """What the options ask for, as it stands now; some ranges may be empty."""
+    """The ranges that the options mean now; some ranges may be empty."""
     parts = list(_chosen(find_topics(options.paths), options))
     for places in (options.start, options.end):
         _check_places(places, parts)
@@ -58,7 +58,7 @@ def open_log(path: str, log_id: bytes, partition: int) -> Log:
 
 
 def find_topics(paths: Iterable[str]) -> dict[str, str]:
-    """Paths by name of the topics at these paths: each is a topic, or a directory of topics."""
+    """The topics at these paths, as paths by name. Each path is a topic, or a directory of topics."""
     topics: dict[str, str] = {}
     for path in map(os.path.abspath, paths):
         found = [path] if _is_topic(path) else sorted(filter(_is_topic, _entries(path)))
@@ -67,7 +67,7 @@ def find_topics(paths: Iterable[str]) -> dict[str, str]:
         for each in found:
             name = os.path.basename(each)
             if topics.setdefault(name, each) != each:
-                raise ValueError(f"{topics[name]} and {each} have one name; load them apart")
+                raise ValueError(f"{topics[name]} and {each} have the same name; load them separately")
     return topics
 
 
@@ -76,7 +76,7 @@ def _is_topic(path: str) -> bool:
 
 
 def _entries(path: str) -> list[str]:
-    try:  # a topic that is just being made has a name with a dot
+    try:  # the name of an unfinished topic begins with a dot
         return [os.path.join(path, name) for name in REAL.sizes(path) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(errno.ENOENT, "no such directory on the driver", path) from error
@@ -109,7 +109,7 @@ def _chosen(topics: Mapping[str, str], options: Options) -> Iterable[_Part]:
 
 
 def _check_places(places: Places, parts: Sequence[_Part]) -> None:
-    """Refuse places that mean nothing here, or that would be passed over."""
+    """Refuse places that have no meaning for these partitions, or that would be ignored."""
     topics = {part.topic for part in parts}
     if isinstance(places.otherwise, int) and len(parts) > 1:
         raise ValueError(
@@ -155,7 +155,7 @@ def _range_of(part: _Part, options: Options) -> Range:
 
 
 def _check_end(log: Log, mark: Mark) -> None:
-    """Check that the log reaches as far as its watermark says, or a bad one would be cut into tasks without end."""
+    """Check that the log reaches its watermark's end. A bad watermark would give a huge number of tasks."""
     segments = list_segments(log.files, log.directory)
     base = max(segments, default=mark.flushed_end)
     end = base + segments.get(base, HEADER_BYTES) - HEADER_BYTES
@@ -182,5 +182,5 @@ def _offset(part: _Part, log: Log, mark: Mark, places: Places, options: Options)
 
 
 def warn_of_loss(what: str) -> None:
-    """Say on standard error, where Spark collects it, that a query passes over lost records."""
+    """Warn on standard error, which Spark collects, that a query skips lost records."""
     warnings.warn(f"{what} (failOnDataLoss=false)", RuntimeWarning, stacklevel=3)

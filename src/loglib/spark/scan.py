@@ -1,12 +1,12 @@
 """Scan: the records of one split as Arrow batches of a good size for Spark.
 
-Invariant: a split gives its records once and in order, or an error. It finds the batch that covers its
-first byte by the pointers in the batches' headers (search.py), and not by what bytes look like: a
-record's value may look like a batch. From there on batches follow on one another, each checked.
+Invariant: a split gives its records once and in order, or an error. Pointers in the batch headers
+(search.py) find the batch that covers the split's first byte. The scan never guesses from bytes, because
+a record's value may look like a batch. From there each batch is checked and follows the batch before it.
 
-Keys, values and record headers are arrays over the bytes that were read. They are copied once where
-small batches of the log are put together, because an Arrow batch's columns are contiguous. Memory
-is bounded by 64 MiB of the log, or by its largest batch if that is more.
+Keys, values and record headers are arrays over the bytes that were read. They are copied once if small
+batches of the log are merged, because an Arrow batch's columns are contiguous. The scan keeps at most
+64 MiB of the log in memory, or its largest batch if that is more.
 
 Processes: runs in a Spark task; opens files by path, takes no lock and writes nothing.
 """
@@ -33,9 +33,9 @@ from .ranges import open_log, warn_of_loss
 
 __all__ = ["scan"]
 
-# Smaller batches cost Spark more each; putting larger ones together costs us more than it saves Spark.
+# Spark pays for each small batch; merging larger batches costs more here than it saves in Spark.
 _MERGED_BYTES = 512 << 10
-# Bytes of the log that waiting columns may keep in memory: with few columns, many batches go into one.
+# Bytes of the log that waiting columns may keep in memory. With few columns many batches are merged into one.
 _HELD_BYTES = 64 << 20
 _CREATE_TIME = 0  # Kafka's name for a timestamp that the producer gave
 
@@ -45,8 +45,8 @@ def scan(
 ) -> Iterator[pa.RecordBatch]:
     """The split's records with the columns of `schema`, in batches of at most `arrow_batch_bytes`.
 
-    Only a single record may be larger. Raises `CorruptLogError` where the log is damaged, and
-    `OffsetOutOfRangeError` if retention was faster, unless the loss is accepted.
+    A batch is larger only if it is a single record. Raises `CorruptLogError` for a damaged log, and
+    `OffsetOutOfRangeError` if retention has dropped records, unless the query accepts loss.
     """
     layout = _Layout(split.range, schema)
     pieces = (
@@ -101,7 +101,7 @@ def _check_topic(wanted: Range) -> None:
 
 
 def _batches_from(log: Log, position: int, split: Split) -> Iterator[Batch]:
-    """The batches whose base offsets lie in [position, the split's end)."""
+    """The batches with base offsets in [position, the split's end)."""
     mark = log.mark()
     if position < mark.log_start_offset:
         raise OffsetOutOfRangeError(log.partition, position, mark.log_start_offset, mark.flushed_end)
@@ -116,7 +116,7 @@ def _batches_from(log: Log, position: int, split: Split) -> Iterator[Batch]:
 
 
 def _wanted_part(batch: Batch, wanted: Range) -> Batch | None:
-    """What the range has of the batch, which may begin before it and end after it."""
+    """The part of the batch that is in the range; the batch may begin before it and end after it."""
     offsets = batch.offsets
     if offsets.start < wanted.start_offset or offsets.stop > wanted.end_offset:
         batch = batch.between(wanted.start_offset, wanted.end_offset)
@@ -135,20 +135,20 @@ class _Piece(NamedTuple):
 
 
 class _Layout:
-    """Which columns come from the log, which are the same for all records, and in which order."""
+    """The columns from the log, the constant columns, and their order."""
 
     def __init__(self, range_: Range, schema: pa.Schema) -> None:
         self._range = range_
         self._schema = schema
         self._constants = _constants(range_)
         read = tuple(name for name in schema.names if name not in self._constants)
-        self._read = read or ("offset",)  # something must say how many records there are
+        self._read = read or ("offset",)  # one column must give the number of records
         self._repeated: dict[str, pa.Array] = {}
         constants = [self._constant(name, 1) for name in schema.names if name in self._constants]
-        self._constant_bytes = sum(each.nbytes for each in constants)  # a record
+        self._constant_bytes = sum(each.nbytes for each in constants)  # per record
 
     def pieces(self, batch: Batch, limit_bytes: int) -> Iterator[_Piece]:
-        """The batch's columns, halved until each piece is within the limit or one record."""
+        """The batch's columns, halved until each piece is within the limit or is one record."""
         columns = batch.to_arrow(self._read)
         fields = [self._schema.field(name) for name in self._read if name in self._schema.names]
         for index, field in enumerate(fields):
@@ -159,7 +159,7 @@ class _Layout:
         yield from self._halves(columns, _memory(batch), limit_bytes)
 
     def record_batch(self, pieces: list[_Piece]) -> pa.RecordBatch:
-        """The pieces as one batch, with all the columns that were asked for."""
+        """The pieces as one batch, with all requested columns."""
         count = sum(piece.columns.num_rows for piece in pieces)
         arrays = []
         for name in self._schema.names:
@@ -172,7 +172,7 @@ class _Layout:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _constant(self, name: str, count: int) -> pa.Array:
-        """A column of one value: part of the longest that was needed so far."""
+        """A column of one repeated value: a slice of the longest column made so far."""
         longest = self._repeated.get(name)
         if longest is None or len(longest) < count:
             longest = self._repeated[name] = _repeat(self._constants[name], count)
@@ -212,7 +212,7 @@ def _constants(range_: Range) -> dict[str, str | int]:
 
 
 def _repeat(value: str | int, count: int) -> pa.Array:
-    """The value `count` times. Not by `pa.scalar`, which imports pandas: half a second for each worker."""
+    """The value `count` times. `pa.scalar` is not used, because it imports pandas: half a second per worker."""
     if isinstance(value, int):
         return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(np.full(count, value, np.int32))])
     text = value.encode()
@@ -227,7 +227,7 @@ def _memory(batch: Batch) -> int:
 
 
 def _groups(pieces: Iterable[_Piece], limit_bytes: int) -> Iterator[list[_Piece]]:
-    """Neighbouring pieces, as many as make a batch that is large enough, within the limit."""
+    """Groups of neighbouring pieces: each makes a batch that is large enough and within the limit."""
     group: list[_Piece] = []
     arrow_bytes = held_bytes = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Session: short ways to read a topic from a Spark session and to set one up for it.
+"""Session: read a topic from a Spark session, and configure a session for loglib.
 
 Processes: the user's driver.
 """
@@ -33,10 +33,10 @@ def read(
     end: StartLike = "end",
     columns: Iterable[str] | None = None,
 ) -> DataFrame:
-    """The records of a topic as a DataFrame, with only the columns that are asked for.
+    """The records of a topic as a DataFrame, with only the requested columns.
 
-    `start` and `end` are what `Topic.read` takes. Spark reads all columns whatever the query uses,
-    so naming them pays; see docs/spark.md.
+    `start` and `end` are as in `Topic.read`. Spark reads all columns of the DataFrame for any query, so a
+    query with few `columns` is faster; see docs/spark.md.
     """
     path = topic.path if isinstance(topic, Topic) else os.path.abspath(os.fspath(topic))
     reader = spark.read.format("loglib").option("start", _text(start)).option("end", _text(end))
@@ -46,16 +46,16 @@ def read(
 
 
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Set what Spark needs to find loglib, and what makes its Python tasks quick, before `getOrCreate()`.
+    """Let Spark find loglib, and make its Python tasks faster. Call this before `getOrCreate()`.
 
-    Spark starts `python3` for its work, which has no loglib where the virtual environment is not activated:
-    `[DATA_SOURCE_NOT_FOUND]`. So this interpreter is set in PYSPARK_DRIVER_PYTHON, and with a local master, or
-    none chosen yet, in PYSPARK_PYTHON too; what is set already stays. Unix domain sockets between the JVM and its
-    Python workers take some 30 ms off each task.
+    Spark starts `python3` for its workers. If the virtual environment is not activated, that interpreter has no
+    loglib, and Spark raises `[DATA_SOURCE_NOT_FOUND]`. So this call sets the current interpreter in
+    PYSPARK_DRIVER_PYTHON. With a local master, or without a master so far, it also sets PYSPARK_PYTHON. A variable
+    that is already set stays. Unix domain sockets between the JVM and its Python workers save about 30 ms per task.
 
-    With a local master, the interpreter is started through the script `loglib/spark/python.sh`. Spark's Python workers
-    then import PySpark in a third of the time, and end without a traceback when the JVM closes their socket. Set
-    both variables to `sys.executable` before this call to do without.
+    With a local master the interpreter is started through the script `loglib/spark/python.sh`. Spark's Python workers
+    then import PySpark in a third of the time, and end without a traceback when the JVM closes their socket. To
+    avoid this script, set both variables to `sys.executable` before this call.
     """
     interpreter = sys.executable
     master = str(getattr(builder, "_options", {}).get("spark.master", ""))
@@ -64,13 +64,13 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
         interpreter = _LAUNCHER
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", interpreter)
     if not master or master.startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", interpreter)  # on a cluster the path may lead nowhere
+        os.environ.setdefault("PYSPARK_PYTHON", interpreter)  # on a cluster the path may not exist
     return builder.config("spark.python.unix.domain.socket.enabled", "true")
 
 
 def _has_jvm() -> bool:
-    """Whether there is a JVM already. It has the environment variables of its start, not those that are set now."""
-    context = sys.modules.get("pyspark.core.context")  # not imported here: PySpark's client for Connect has none
+    """Whether a JVM is running already. It has the environment variables of its start, not the current ones."""
+    context = sys.modules.get("pyspark.core.context")  # not imported here: PySpark's Connect client does not have it
     started = getattr(getattr(context, "SparkContext", None), "_gateway", None) is not None
     return started or "PYSPARK_GATEWAY_PORT" in os.environ
 

@@ -1,11 +1,11 @@
-"""Source: the batch reader that Spark plans with and runs in its tasks.
+"""Source: the batch reader that Spark uses for planning and in its tasks.
 
-Invariant: a plan is made once per `load()`, at its first action, and is a snapshot: the same records
-each time the DataFrame is used, whatever is appended meanwhile. What a task needs travels in its
-splits, so tasks look at nothing but the log's own files.
+Invariant: a plan is made once per `load()`, at its first action. It is a snapshot: the DataFrame gives the
+same records each time, even if more are appended. A task's splits carry all that it needs, so a task reads
+only the log's own files.
 
-Filters are not taken: PySpark 4.3 lets all scans of one `load()` share what one of them pushed down,
-which gives wrong results without a word. Columns and ranges are options instead.
+Filters are not pushed down: PySpark 4.3 shares the pushed filters of one scan with all scans of the same
+`load()`, which silently gives wrong results. Columns and ranges are options instead.
 
 Processes: planned on the driver's host, in Spark's planning process; `read` in executors' workers.
 """
@@ -32,14 +32,14 @@ __all__ = ["BatchReader", "schema_of"]
 
 
 def schema_of(given: Mapping[str, str]) -> StructType:
-    """The schema without a user's own. Checks options and path, so that `load()` reports mistakes in them."""
+    """The schema if the user gives none. Checks options and path, so that `load()` reports mistakes in them."""
     options = parse(given, now_us=SYSTEM())
     find_topics(options.paths)
     return default_schema(options)
 
 
 class BatchReader(DataSourceReader):
-    """Reads the records that were there when it was planned."""
+    """Reads the records that existed when the plan was made."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         self._options = parse(given, now_us=SYSTEM())
@@ -49,7 +49,7 @@ class BatchReader(DataSourceReader):
             raise ValueError(f"the option columns ({', '.join(columns)}) and schema() differ; give one of them")
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each task; Spark takes it that an empty list is one partition of None."""
+        """One partition per task. Spark treats an empty list as one partition of None."""
         tasks = plan(
             find_ranges(self._options),
             max_task_bytes=self._options.max_bytes_per_partition,
@@ -73,5 +73,5 @@ class BatchReader(DataSourceReader):
 
 @cache
 def _freeze_worker() -> None:
-    """Once in each worker: Spark collects garbage after every task, and modules need no looking at."""
+    """Freeze the modules once per worker: Spark collects garbage after every task, and need not scan them."""
     gc.freeze()
