@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -281,6 +282,39 @@ def test_topic_that_was_moved_is_left_alone(open_shared: Open, path: Path) -> No
     assert topic.retain() == []
     topic._keeper.run_for_others()
     assert len(list((path.with_name("elsewhere") / "0000").glob("*.log"))) == 2
+
+
+def test_pass_that_is_interrupted_while_it_lets_a_partition_go_leaves_no_file_open(
+    open_shared: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_segments(open_shared(retention=NOTHING, partitions=2), 0, 3)
+    topic = open_shared()
+    topic.retain(dry_run=True)  # opens what looking at a partition needs
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as interrupting:
+        interrupting.setattr("loglib.append.writer.Writer._settle", Mock(side_effect=[KeyboardInterrupt, None]))
+        with pytest.raises(KeyboardInterrupt):
+            topic.retain()
+    assert os.listdir("/proc/self/fd") == before
+    topic.append(b"y", partition=0, sync=True)
+
+
+def test_partition_that_an_interrupted_pass_has_left_locked_is_let_go_by_the_next_one(
+    open_shared: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_segments(open_shared(retention=NOTHING, partitions=2), 0, 3)
+    topic = open_shared()
+    with monkeypatch.context() as interrupting:
+        interrupting.setattr("loglib.append.writer.Writer.close", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            topic.retain()
+    with pytest.raises(LockedError):
+        topic.append(b"y", partition=0)
+    topic.retain()
+    topic.append(b"y", partition=0, sync=True)
+    assert values_of(topic) == [b"y"]
+    assert not dropped(topic)  # and goes on with its own writer
+    topic.append(b"z", partition=0, sync=True)
 
 
 def test_two_that_keep_house_do_not_wait_for_each_other(open_shared: Open, path: Path) -> None:

@@ -102,6 +102,7 @@ class Keeper(Unique):
         if not self._shared or not self._lock.acquire(blocking=False):
             return
         try:
+            self._give_back()
             others = self._others()
             self._seal_old(others)
             found = self._look(others)
@@ -115,6 +116,7 @@ class Keeper(Unique):
         Without a partition, the pass covers all that it owns, and all that no process holds.
         """
         with self._lock:
+            self._give_back()
             if partition is None:
                 abandoned = self._abandoned()
                 self._seal_old(abandoned)
@@ -184,11 +186,19 @@ class Keeper(Unique):
                 yield None
                 return
             try:
-                kept.write_by(writer)
+                kept.borrow(writer)
                 yield index
             finally:
-                kept.write_by(None)
-                writer.close()
+                try:
+                    kept.give_back()
+                finally:
+                    kept.give_back()  # goes on if an interrupt has ended it
+
+    def _give_back(self) -> None:
+        """Let go what a pass has left locked that an interrupt ended."""
+        for number, kept in self._kept.items():
+            with self._telling_once(number):
+                kept.give_back()
 
     @contextmanager
     def _telling_once(self, number: int) -> Iterator[None]:
@@ -315,6 +325,7 @@ class _Kept:
     def __init__(self, files: Files, log: Log, config: TopicConfig, clock: Clock) -> None:
         self.log = log
         self.writer: Writer | None = None
+        self._borrowed: Writer | None = None  # for a pass over a partition that nobody holds; until it is closed
         self._files = files
         self._config = config
         self._clock = clock
@@ -333,14 +344,25 @@ class _Kept:
         return _Kept(self._files, self.log, self._config, self._clock)
 
     def own(self, writer: Writer) -> None:
-        self.write_by(writer)
+        self._borrowed = None  # it has let the lock go, or this writer had not been made
+        self._write_by(writer)
         self._timeline, self._stamps = None, {}  # another process may have changed the partition
 
-    def write_by(self, writer: Writer | None) -> None:
-        """Drop and write with this writer from now on. The facts about the segments stay."""
+    def borrow(self, writer: Writer) -> None:
+        """Drop and write with this writer until it is given back. The facts about the segments stay."""
+        self._borrowed = writer
+        self._write_by(writer)
+
+    def give_back(self) -> None:
+        """Close the writer that was borrowed, if any. When an interrupt ends it, it may be called again."""
+        if self._borrowed is not None:
+            self.writer = None
+            self._borrowed.close()
+            self._borrowed = None
+
+    def _write_by(self, writer: Writer) -> None:
         self.writer = writer
-        if writer is not None:
-            writer.disk.believes = self._believes
+        writer.disk.believes = self._believes
 
     def candidate(self) -> Candidate:
         """The partition as it is now. Also reads the clock."""
