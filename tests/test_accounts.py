@@ -18,9 +18,12 @@ from conftest import NOW, crash_copy, open_files, run_python, values_of
 from loglib import (
     CorruptLogError,
     FlushPolicy,
+    LockedError,
+    LogClosedError,
     LogError,
     OffsetRange,
     Position,
+    RecordTooLargeError,
     StorageFullError,
     StorageIOError,
     Topic,
@@ -446,7 +449,6 @@ def test_memory_that_runs_out_in_one_partition_stops_no_other(
 ) -> None:
     from loglib.append import writer as writer_module
 
-
     def no_memory(columns: Any, **keywords: Any) -> Any:
         if columns.values[0] == b"0":
             raise MemoryError
@@ -572,9 +574,7 @@ def test_failed_background_flush_is_tried_again_without_another_append(open_topi
     topic.append(b"after", sync=True)
 
 
-def test_thread_survives_what_no_one_foresaw_and_says_so(
-    open_topic: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thread_survives_what_no_one_foresaw_and_says_so(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """One `MemoryError` ended the thread: appends were accepted, nothing was flushed, and no error came."""
     from loglib.append import writer as writer_module
 
@@ -725,3 +725,21 @@ def test_what_a_full_disk_has_left_of_a_batch_is_cut_for_good() -> None:
     assert [each.name for each in disk.operations[-3:]] == ["write", "truncate", "sync"]
     disk.capacity = None
     topic.close()
+
+
+@pytest.mark.parametrize("where", [{}, {"partition": 0}, {"keys": [b"k"] * 3}])
+def test_call_that_is_refused_before_it_is_known_where_its_records_go_names_them_all(
+    where: dict[str, Any], open_topic: Open
+) -> None:
+    topic = open_topic(max_record_bytes=100)
+    with pytest.raises(RecordTooLargeError) as refused:
+        topic.append_many([b"a", b"x" * 101, b"b"], **where)
+    assert list(refused.value.not_appended) == [0, 1, 2]
+    other = open_topic(shared=True)
+    with pytest.raises(LockedError) as locked:
+        other.append_many([b"a", b"b", b"c"], **where)
+    assert list(locked.value.not_appended) == [0, 1, 2]
+    topic.close()
+    with pytest.raises(LogClosedError) as closed:
+        topic.append_many([b"a", b"b", b"c"], **where)
+    assert list(closed.value.not_appended) == [0, 1, 2]

@@ -378,21 +378,24 @@ class Topic(Shown):
         if not count:
             return []
         by = NO_PRODUCER if producer is None else parse_producer(producer)
-        self._check_writable()
+        groups = {0: columns}  # of a call that fails before it is known where they go
         loads: dict[Writer, Load] = {}
-        if partition is None and columns.keys is None:
-            if producer is not None:
-                raise ValueError("an idempotent append without keys must say partition=, to meet its first try again")
-            load = weigh(columns, self.config)
-            writer = self._choose(count, self.config.batch_bytes if load.size_bytes is None else load.size_bytes)
-            loads[writer] = load
-            groups = {writer.partition: columns}
-        else:
-            keyless = cache(lambda: self._place_of_null_keys(by))
-            groups = self._spread(columns, partition, keyless)
         try:
-            for number, group in () if loads else groups.items():
-                loads[self._writer_of(number)] = weigh(group, self.config, by)
+            self._check_writable()
+            if partition is None and columns.keys is None:
+                if producer is not None:
+                    raise ValueError(
+                        "an idempotent append without keys must say partition=, to meet its first try again"
+                    )
+                load = weigh(columns, self.config)
+                writer = self._choose(count, self.config.batch_bytes if load.size_bytes is None else load.size_bytes)
+                loads[writer] = load
+                groups = {writer.partition: columns}
+            else:
+                keyless = cache(lambda: self._place_of_null_keys(by))
+                groups = self._spread(columns, partition, keyless)
+                for number, group in groups.items():
+                    loads[self._writer_of(number)] = weigh(group, self.config, by)
             return append_loads(loads, self.config, by)
         except BaseException as error:
             indexes: dict[int, Sequence[int]] = {number: range(count) for number in groups}
