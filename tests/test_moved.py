@@ -207,7 +207,7 @@ def test_records_appended_during_the_last_flush_are_kept_in_moved_files(open_top
     path.rename(path.with_suffix(".bak"))
     for number in range(5):
         topic.append(b"%d" % number)
-    with pytest.raises(LogMovedError, match="whole in the files"):
+    with pytest.raises(LogMovedError, match="whole in the old files"):
         topic.append(b"last", sync=True)
     abandon(topic)
     with open_topic(path.with_suffix(".bak")) as again:
@@ -257,7 +257,7 @@ def test_older_state_that_is_copied_back_into_the_files_leaves_no_hole(open_topi
     for each in backup.rglob("*"):
         if each.is_file():
             shutil.copyfile(each, path / each.relative_to(backup))  # into the same file, as cp does
-    with pytest.raises(LogMovedError, match="changed by somebody else") as caught:
+    with pytest.raises(LogMovedError, match="changed by another program") as caught:
         topic.append(b"x", sync=True)
     assert caught.value.kept is False
     abandon(topic)

@@ -1,8 +1,8 @@
-"""Arguments: what callers may pass, checked and turned into what the rest of the library takes.
+"""Arguments: the arguments of callers, checked and converted for the rest of the library.
 
-Invariant: a value, key, timestamp, header or start that has come through here is bytes or None,
-whole microseconds, a tuple of pairs, or one of the forms of `Start`. Everything else is a
-`TypeError` or `ValueError` that says what to pass instead, raised before anything is appended.
+Invariant: a checked value or key is bytes or None, a timestamp is whole microseconds, headers are a tuple of
+pairs, and a start is one of the forms of `Start`. Every other argument raises a `TypeError` or `ValueError`
+that says what to pass instead, before anything is appended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
     "topic_path",
 ]
 
-Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, an age, or one of these two as text
+Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, an age, or a time or an age as text
 HeadersLike = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 
 T = TypeVar("T")
@@ -63,14 +63,14 @@ class Time(NamedTuple):
 
 
 def parse_start(start: Start, *, now_us: int) -> str | int | Time:
-    """ "begin", "end", an offset, or the `Time` that a datetime, an age, "-1h30m" or "2024-05-01T12:00Z" stands for."""
+    """ "begin", "end", an offset, or the `Time` of a datetime, an age, "-1h30m" or "2024-05-01T12:00Z"."""
     if isinstance(start, str):
         return _parse_text(start, now_us=now_us)
     if isinstance(start, datetime):
         return Time(from_datetime(start))
     if isinstance(start, timedelta):
         return Time(now_us - abs(microseconds(start)))
-    if type(start) is not int:  # bool is an int to isinstance, and no offset
+    if type(start) is not int:  # isinstance would accept a bool, which is not an offset
         raise TypeError(f'start must be "begin", "end", an offset, a datetime, a timedelta or "-15m", not {start!r}')
     return start
 
@@ -82,7 +82,7 @@ def _parse_text(start: str, *, now_us: int) -> str | Time:
         parts = _PART_OF_AGE.findall(start)
         return Time(now_us - sum(round(float(number) * _UNITS[unit]) for number, unit in parts))
     if start[:1].isdigit():
-        with suppress(ValueError):  # no time, or one without a zone
+        with suppress(ValueError):  # not a time, or a time without a zone
             return Time(from_datetime(datetime.fromisoformat(start)))
     hint = f'; what is {start} elsewhere is "{_ELSEWHERE[start]}" here' if start in _ELSEWHERE else ""
     raise ValueError(
@@ -92,7 +92,7 @@ def _parse_text(start: str, *, now_us: int) -> str | Time:
 
 
 def check_names(*names: str) -> None:
-    """Refuse names that could leave a directory or that some file system cannot hold."""
+    """Refuse names that could lead out of a directory, or that some file systems cannot store."""
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a name must be a str, not {name!r}")
@@ -111,7 +111,7 @@ def topic_path(path: str | os.PathLike[str]) -> str:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Refuse what is no whole number of at least 1."""
+    """Refuse a value that is not a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     if index(value) < 1:
@@ -119,7 +119,7 @@ def check_count(name: str, value: Any) -> None:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Refuse what is no number of seconds. None waits for ever; zero, and what is below it, does not wait."""
+    """Refuse a value that is not a number of seconds. None waits for ever; zero and less do not wait."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
@@ -129,7 +129,7 @@ def check_timeout(timeout: Any) -> None:
 
 
 def partition_number(given: Any) -> int:
-    """The number of a partition; as a name in JSON, which has no numbers there, in digits."""
+    """The number of a partition, given as an int or as digits (keys in JSON are strings)."""
     if isinstance(given, str) and given.isascii() and given.isdigit():
         return int(given)
     if isinstance(given, bool) or not isinstance(given, SupportsIndex):
@@ -138,7 +138,7 @@ def partition_number(given: Any) -> int:
 
 
 def partition_numbers(given: Mapping[Any, T]) -> dict[int, T]:
-    """What a mapping says of some partitions, by number."""
+    """The mapping with partition numbers as keys."""
     by_number = {partition_number(each): value for each, value in given.items()}
     if len(by_number) < len(given):
         raise ValueError(f"a partition is named twice in {sorted(map(str, given))}")
@@ -170,7 +170,7 @@ def gather_columns(
     timestamps: Iterable[Any] | None,
     headers: Iterable[HeadersLike | None] | None,
 ) -> Columns:
-    """Many records as columns of one length, whose values and keys are still to be checked."""
+    """Many records as columns of equal length. Their values and keys are not yet checked."""
     value_column = _sequence("value", values)
     key_column = None if keys is None else _sequence("key", keys)
     time_column = None if timestamps is None else _time_column(timestamps)
@@ -185,9 +185,9 @@ def gather_columns(
 
 
 def check_columns(columns: Columns, *, limit_bytes: int, first: int = 0) -> tuple[Columns, int]:
-    """Gathered columns with their values and keys checked, and their size in bytes together.
+    """Check the values and keys of gathered columns. Returns the columns, and their total size in bytes.
 
-    Each record is held against the limit; `first` is the number of the first one, for errors to name.
+    The limit holds for each record; `first` is the number of the first record, for error messages.
     """
     values, value_bytes = _sized_column("value", columns.values)
     keys, key_bytes = (None, 0) if columns.keys is None else _sized_column("key", columns.keys)
@@ -201,7 +201,7 @@ def check_columns(columns: Columns, *, limit_bytes: int, first: int = 0) -> tupl
 
 
 def record_sizes(columns: Columns) -> list[int]:
-    """The size of each of some checked records, as the limit counts it."""
+    """The size in bytes of each checked record, as the limit counts it."""
     sizes = [len(value or b"") for value in columns.values]
     if columns.keys is not None:
         sizes = [size + len(key or b"") for size, key in zip(sizes, columns.keys, strict=True)]
@@ -211,7 +211,7 @@ def record_sizes(columns: Columns) -> list[int]:
 
 
 def timestamp_us(timestamp: Any) -> int:
-    """Microseconds UTC of a timestamp given as such or as an aware datetime."""
+    """Microseconds UTC of a timestamp in microseconds or of an aware datetime."""
     if isinstance(timestamp, datetime):
         return from_datetime(timestamp)
     if isinstance(timestamp, int) and not isinstance(timestamp, bool):
@@ -231,7 +231,7 @@ def header_pairs(headers: HeadersLike) -> Headers:
     for pair in pairs:
         match pair:
             case (str() as name, bytes()):
-                name.encode()  # a lone surrogate has no UTF-8: better refused now than when the batch is written
+                name.encode()  # refuse a lone surrogate (not UTF-8) now, not when the batch is written
             case _:
                 raise TypeError(f"headers must map str to bytes; found {pair!r}")
     return tuple((name, value) for name, value in pairs)  # a list given as a pair could change before the flush
@@ -257,13 +257,13 @@ def _listed(what: str, items: Any) -> list[Any]:
     try:
         return list(items)
     except TypeError:
-        if hasattr(items, "__iter__"):  # then it is an error of its own
+        if hasattr(items, "__iter__"):  # the error came from inside the iterable
             raise
         raise TypeError(f"{what} must be an iterable, with one for each value, not {items!r}") from None
 
 
 def binary_column(what: str, column: Sequence[Any]) -> Sequence[bytes | None]:
-    """The column of bytes and nulls; the very one given, if it is that already."""
+    """The column as bytes and nulls; the same object, if it needs no change."""
     if list(map(type, column)).count(bytes) == len(column):
         return column
     return [_binary(what, item) for item in column]
@@ -287,19 +287,19 @@ def _time_column(timestamps: Iterable[Any]) -> list[int]:
 
 
 def _look_at_unit(timestamp: int) -> None:
-    """Warn if it looks like one of another unit. The text is the same for all: a warning is shown once a text."""
+    """Warn if the timestamp seems to be in another unit. The text is constant, so Python shows it once."""
     if timestamp in _OTHER_UNITS:
         unit, factor = ("seconds", 10**6) if timestamp < _FIRST_MS else ("milliseconds", 1000)
         warnings.warn(
-            f"a timestamp is in microseconds, and one given is a time in the early 1970s; if it is one of today "
+            f"a timestamp is in microseconds, and a given one is a time in the early 1970s; if it is a present time "
             f"in {unit}, multiply it by {factor:,}",
             stacklevel=2,
         )
 
 
 def _headers_bytes(pairs: Headers) -> int:
-    """What the headers take in a batch: two offsets each, the name and the value.
+    """The size in bytes of the headers in a batch: two offsets, the name and the value of each.
 
-    A name with a lone surrogate is no text: `UnicodeEncodeError`, a `ValueError`, here and not at the flush.
+    A name with a lone surrogate raises `UnicodeEncodeError`, a `ValueError`, here and not at the flush.
     """
     return sum(8 + (len(name) if name.isascii() else len(name.encode())) + len(value) for name, value in pairs)

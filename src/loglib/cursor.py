@@ -1,11 +1,11 @@
 """Cursor: a place in a log, and reading on from it, block by block.
 
-Invariant: the position is the base offset of a batch, or an end of the log. Each batch that is returned follows the
-one returned before it, by the CRC that it names, or stands behind damage that was told of.
+Invariant: the position is the base offset of a batch, or an end of the log. Each returned batch names the CRC of the
+batch returned before it, or comes after damage that was reported.
 
-The files may be replaced while a cursor reads: it goes on in the same log, or raises `LogMovedError`. Damage is an
-error, or with `on_damage` a gap: offsets are places, so that reading goes on at the next place where a batch says
-that it belongs there.
+If the files are replaced while a cursor reads, it continues in the same log, or raises `LogMovedError`. Damage is an
+error, or with `on_damage` a gap: offsets are places, so reading continues at the next place that a batch names as its
+own.
 
 Threads: a cursor belongs to one thread.
 """
@@ -25,7 +25,7 @@ from .unique import Unique
 
 __all__ = ["BLOCK_BYTES", "Cursor"]
 
-# One read of the file: a few batches, so that the cost of the call is spread, and still in the L2 cache.
+# The size of one read: a few batches, to spread the cost of the call, but small enough for the L2 cache.
 BLOCK_BYTES = 1 << 20
 
 
@@ -42,19 +42,19 @@ class Cursor(Unique):
     ) -> None:
         self.log = log
         self.position = position  # base offset of the next batch to read
-        self._skip_before = skip_before  # in it, the first record wanted
-        self._on_damage = on_damage  # is told of damage, past which reading goes on; None: damage is an error
-        # Where the batch read last ends, and its CRC: an interrupt may have parted it from the position.
+        self._skip_before = skip_before  # the first wanted record in that batch
+        self._on_damage = on_damage  # gets damage, and reading continues after it; None: damage is an error
+        # The end and the CRC of the batch read last. After an interrupt the end may differ from the position.
         self._last_read: tuple[int, int] | None = None
         self._segment: SegmentReader | None = None
         self._block_bytes = BLOCK_BYTES
-        self._restored = log.restored  # as it was when the segment was opened
+        self._restored = log.restored  # its value when the segment was opened
 
     @classmethod
     def at(
         cls, log: Log, offset: int, *, mark: Mark | None = None, on_damage: Callable[[Damage], object] | None = None
     ) -> Cursor:
-        """A cursor at a record's offset, or at the flushed end; with `on_damage`, one that reads past damage."""
+        """A cursor at a record's offset, or at the flushed end. With `on_damage` it reads past damage."""
         base = log.batch_base(offset, mark or log.mark(), past_damage=on_damage is not None)
         return cls(log, base, skip_before=offset, on_damage=on_damage)
 
@@ -69,12 +69,12 @@ class Cursor(Unique):
             self._segment = None
 
     def read(self, limit: int) -> list[Batch]:
-        """The next batches below `limit` (the flushed end, as a rule): those in one block of the file.
+        """The next batches below `limit` (usually the flushed end): those in one block of the file.
 
-        An empty list means that there are none below the limit. Raises `OffsetOutOfRangeError` when
-        retention has overtaken the cursor and `CorruptLogError` where the data is damaged. Where a restore
-        has put an older state of the log in place of the one read, `OffsetOutOfRangeError` or, if it has gone
-        on from there in another way, `LogMovedError`.
+        An empty list means that there are no batches below the limit. Raises `OffsetOutOfRangeError` if
+        retention has overtaken the cursor, and `CorruptLogError` for damaged data. If a restore has put an
+        older state of the log in place, it raises `OffsetOutOfRangeError`, or `LogMovedError` if that state
+        has since continued with other records.
         """
         while True:
             if self._restored != self.log.restored:
@@ -90,10 +90,10 @@ class Cursor(Unique):
                 self._pass_over(error, limit)
 
     def _check_restored(self, limit: int) -> int:
-        """Go on in the files that have been put in place of those that were read, at the same batch.
+        """Continue at the same batch in the files that replaced those that were read.
 
-        The batch there must follow the one read last: a log that was restored may have gone on otherwise.
-        Returns the limit, or the flushed end where no batch of the restored log ends there.
+        The batch there must follow the batch read last: a restored log may have continued with other records.
+        Returns the limit, or the flushed end if no batch of the restored log ends at the limit.
         """
         log, position, restored, mark = self.log, self.position, self.log.restored, self.log.mark()
         self.close()
@@ -129,12 +129,12 @@ class Cursor(Unique):
                 self._check_chain(batches, segment, limit)
                 used = batches[-1].header.next_offset - self.position
                 self.position += used
-                # Batches are much of a size: as many fit the next block, and none is read in part.
+                # Batches have similar sizes: about as many fit the next block, and no batch is read in part.
                 self._block_bytes = used + used // 16 if used > BLOCK_BYTES // 2 else BLOCK_BYTES
                 if self._skip_before > batches[0].header.base_offset:
                     batches[0] = batches[0].between(self._skip_before, self.position)
                 return batches
-            self.log.check_not_dropped(self.position)  # or the index knows no more where this segment ended
+            self.log.check_not_dropped(self.position)  # if so, the index no longer has this segment's end
             if looked_again:
                 position = segment.file_position(self.position)
                 raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {stop}")
@@ -143,14 +143,14 @@ class Cursor(Unique):
         return []
 
     def seek(self, offset: int) -> None:
-        """Go to a record's offset or the flushed end; errors as `Cursor.at`."""
+        """Go to a record's offset or the flushed end. Raises the same errors as `Cursor.at`."""
         position = self.log.batch_base(offset, self.log.mark(), past_damage=self._on_damage is not None)
         self.place = position, offset
         self._restored = self.log.restored
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where the cursor is, to go back to: the batch, and the first record wanted of it."""
+        """The cursor's place, to go back to it: the batch, and the first wanted record in it."""
         return self.position, self._skip_before
 
     @place.setter
@@ -169,10 +169,10 @@ class Cursor(Unique):
             return segment
 
     def _check_chain(self, batches: list[Batch], segment: SegmentReader, limit: int) -> None:
-        """Leave away, or refuse, a batch that is whole and stems from another history.
+        """Drop or refuse a whole batch of another history.
 
-        A write that the disk has lost uncovers what stood there before a crash: a batch that fits its
-        place, but that the one behind it does not follow.
+        If the disk has lost a write, the older bytes from before a crash are visible: a batch that fits its
+        place, but the next batch does not follow it.
         """
         last_read = self._last_read
         before = last_read[1] if last_read is not None and last_read[0] == self.position else None
@@ -190,14 +190,14 @@ class Cursor(Unique):
             self._last_read = batches[-1].next_offset, batches[-1].header.header_crc
             return
         index = wrong[0]
-        strange = index if index + 1 in wrong else index - 1  # -1: it was handed out before the next was flushed
+        strange = index if index + 1 in wrong else index - 1  # -1: it was returned before the next batch was flushed
         if strange > 0:
             del batches[strange:]
             self._last_read = batches[-1].next_offset, batches[-1].header.header_crc
             return
         found = f"a batch that follows one with CRC {links[index]:08x}"
         position = segment.file_position(batches[0].header.base_offset)
-        error = CorruptLogError(segment.path, position, found, f"{ends[index]:08x}, that of the one before")
+        error = CorruptLogError(segment.path, position, found, f"{ends[index]:08x}, the CRC of the batch before")
         if strange == 0 or self._on_damage is None:
             raise error
         self._tell(error, range(0))
@@ -205,10 +205,10 @@ class Cursor(Unique):
         self._check_chain(batches, segment, limit)
 
     def _link_at(self, offset: int, segment: SegmentReader, limit: int) -> int | None:
-        """Which batch the one at `offset` follows, by its CRC; None if there is none yet, or a bad one."""
+        """The CRC of the batch that the batch at `offset` follows; None if that one is missing or bad."""
         if offset >= limit:
             return None
-        with suppress(LogError):  # which is met again when it is its turn
+        with suppress(LogError):  # reading meets it again later
             if self.log.index.after(segment.base_offset) != offset:
                 return segment.header_at(offset).previous_crc
             with self.log.open_segment(offset, past_damage=True) as following:
@@ -216,7 +216,7 @@ class Cursor(Unique):
         return None
 
     def _pass_over(self, error: CorruptLogError, limit: int) -> None:
-        """Go on behind the damage."""
+        """Continue after the damage."""
         start = self.position
         self.position = self.log.behind_damage(start, limit)
         self._last_read = None

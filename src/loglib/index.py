@@ -1,12 +1,12 @@
 """Index: the base offsets of a partition's segments, sorted, in memory; the only index there is.
 
-Invariant: the segment that holds an offset is the one with the largest base at or below it. Nothing
-of this is on disk: the file names are. A listing of the directory never replaces what is newer than
-its beginning, be it another thread's listing or a change by the writer. What was dropped does not come
-back by a listing that finds its file still there.
+Invariant: the segment that holds an offset is the segment with the largest base at or below it. The index is
+not stored on disk; it comes from the file names. A listing of the directory never replaces newer facts: another
+thread's later listing, or a change by the writer. A dropped segment does not come back if a listing still
+finds its file.
 
-Threads: safe for all. Whoever searches has a snapshot that nobody changes, and takes no lock; a
-change puts a new snapshot in its place. Changes share one lock, which a fork waits for.
+Threads: safe for all. A search uses an immutable snapshot and takes no lock; a change puts a new snapshot in
+its place. Changes share one lock, and a fork waits for it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class SegmentIndex:
 
     def __init__(self, bases: Iterable[int] = ()) -> None:
         self._bases: SortedList[int] = SortedList(bases)
-        self._start = 0  # bases below this are dropped, whatever a listing finds
+        self._start = 0  # bases below this are dropped, even if a listing finds them
         self._begun = 0  # changes and listings, counted as they begin
-        self._newest = 0  # which of them the snapshot is of
+        self._newest = 0  # the number of the change or listing that made the snapshot
 
     def __len__(self) -> int:
         return len(self._bases)
@@ -58,19 +58,19 @@ class SegmentIndex:
             self._put(bases)
 
     def drop_before(self, base_offset: int) -> None:
-        """Forget the bases below `base_offset` for good: their files are about to go, but may be listed yet."""
+        """Forget the bases below `base_offset` for good. Their files are removed later, and may still be listed."""
         with _changing:
             self._start = max(self._start, base_offset)
             self._put(self._kept(self._bases))
 
     def replace(self, bases: Iterable[int]) -> None:
-        """Take over what opening for writing has found, which is all that there is."""
+        """Use the segments found when opening for writing. They are complete."""
         with _changing:
             self._start = 0
             self._put(SortedList(bases))
 
     def refresh(self, listing: Callable[[], Iterable[int]]) -> None:
-        """Take over what the directory's listing finds, or keep what has come since it began."""
+        """Use the segments that the directory's listing finds, but keep changes since it began."""
         with _changing:
             self._begun += 1
             number = self._begun

@@ -3,14 +3,14 @@
 Invariant: readers see [log start, flushed end) and nothing else. They take no lock and write
 nothing: the watermark says how far to read, the file names say where.
 
-Retention may remove a segment between a look at the index and its opening: that is answered with
-`OffsetOutOfRangeError` and the new log start, never with a missing file. A file that is missing
-without the log start having moved is corruption.
+Retention may remove a segment between a look at the index and the opening of the file. The caller then gets
+`OffsetOutOfRangeError` with the new log start, never a missing file. If a file is missing and the log start
+has not moved, that is corruption.
 
-The files may be replaced under a reader: by a restore, a new topic at the old path, or nothing at all. It
-looks for that once a second, and goes on in the same log, or raises `LogMovedError` where there is none.
+The files may be replaced or removed under a reader: by a restore, or by a new topic at the old path. A log
+looks for that once a second. It continues in the same log, or raises `LogMovedError` if the log is gone.
 
-Reading on from an offset is the cursor's (cursor.py); finding the offset of a time is in starts.py.
+Reading on from an offset is in cursor.py; finding the offset of a time is in starts.py.
 
 Threads: safe for all.
 """
@@ -50,7 +50,7 @@ logger = logging.getLogger("loglib")
 LOOK_S = 1.0  # how often to look whether the files are still those that the path names
 _GONE = "was moved or removed, or holds another log now"
 _NOTHING_FOUND = ((-1, 0, 0), 0)
-_SWAP_S = 0.2  # how long they may be missing while somebody puts others in their place
+_SWAP_S = 0.2  # the files may be missing for this long while they are replaced
 
 
 class Wakeable(Protocol):
@@ -60,16 +60,16 @@ class Wakeable(Protocol):
 
 
 class LiveWriter(Protocol):
-    """What a log asks of the writer in its own process."""
+    """What a log needs from a writer in its own process."""
 
     def mark(self) -> Mark:
-        """What the writer has published last; raises if it is closed."""
+        """The writer's last publication; raises if the writer is closed."""
 
     def listen(self, waiter: Wakeable) -> None:
-        """Wake the waiter, which is not kept alive, after every publication."""
+        """Wake the waiter after every publication. The writer refers to it weakly."""
 
     def is_moved(self) -> bool:
-        """Whether its files are not where readers look."""
+        """Whether the writer's files are no longer where readers look."""
 
 
 class Log(Unique):
@@ -81,32 +81,32 @@ class Log(Unique):
         self.identity = identity
         self.partition = identity.partition
         self.watermark_path = os.path.join(directory, WATERMARK)
-        self.writer: LiveWriter | None = None  # in this process, if it writes here
+        self.writer: LiveWriter | None = None  # the partition's writer, if it is in this process
         self._watermark: WatermarkReader | None = None
-        self.restored = 0  # how often the log has been found to be replaced by an older or a newer state of itself
+        self.restored = 0  # how often the log was found replaced by an older or newer state of itself
         self._look_at = time.monotonic() + LOOK_S
-        self._missing = False  # at the last look
+        self._missing = False  # whether the files were missing at the last look
         self._warned = False
         self._closed = False
-        # What `batch_base` has found last, and under which mark: one attribute, since threads may share the log.
+        # The last result of `batch_base`, and its mark: one attribute, because threads may share the log.
         self._found = _NOTHING_FOUND
         self._headers: dict[int, SegmentHeader] = {}  # of the segments that `segments` listed last
         self.index = SegmentIndex(list_segments(files, directory))
         keep_blocks()
 
     def close(self) -> None:
-        """Readers end with `LogClosedError`; the file is closed when the last thread has done with it."""
+        """End the readers with `LogClosedError`. The file is closed when the last thread has finished with it."""
         self._closed = True
         self._watermark = None
 
     def rest(self) -> None:
-        """Close the watermark until somebody asks again: who has thousands of logs keeps few of them open."""
+        """Close the watermark until its next use, so that few of thousands of logs have open files."""
         self._watermark = None
 
     # --- range ---------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """How far the log reaches now. Without a whole watermark, what the last segment proves."""
+        """The log's ends now. Without a whole watermark: the ends that the last segment proves."""
         if time.monotonic() >= self._look_at:
             self.look()
         if self.writer is not None:
@@ -122,9 +122,9 @@ class Log(Unique):
         return watermark.read() or self._proven_mark()
 
     def look(self, *, patient: bool = True) -> None:
-        """Go over to the watermark that the path names now; `LogMovedError` if the log is no longer there.
+        """Use the watermark that the path names now. `LogMovedError` if the log is no longer there.
 
-        If patient, it may be missing at one look: somebody may be putting other files in place.
+        If `patient`, the log may be missing at one look, because its files may be just being replaced.
         """
         self._look_at = time.monotonic() + LOOK_S
         watermark = self._watermark
@@ -140,7 +140,7 @@ class Log(Unique):
         found: WatermarkReader | None = None
         with suppress(FileNotFoundError, NotADirectoryError):
             found = WatermarkReader(self.files, self.watermark_path, self.identity.salt)
-        if found is not None and found.read() is not None:  # which no other log's would be, with its salt
+        if found is not None and found.read() is not None:  # the salt proves that it is this log's
             self._watermark, self._missing, self._headers = found, False, {}
             self.refresh()
             self.restored += 1
@@ -149,10 +149,10 @@ class Log(Unique):
                 raise LogMovedError(self.directory, _GONE)
             self._missing = True
             self._look_at = time.monotonic() + _SWAP_S
-        # Otherwise the watermark alone is gone, and the one that is open says more than there is to be had.
+        # Otherwise only the watermark is gone. The open watermark says more than any other source.
 
     def _is_here(self) -> bool:
-        """Whether the directory has a segment of this log, or one that is too damaged to say."""
+        """Whether the directory has a segment of this log, or a segment that is too damaged to tell."""
         try:
             path = self._path(max(list_segments(self.files, self.directory), default=0))
             fd = self.files.open_read(path)
@@ -173,11 +173,11 @@ class Log(Unique):
         self.refresh()
         bases = self.index.bases()
         if not bases:
-            raise CorruptLogError(self.directory, 0, "no segment", "at least one: a partition is made with its first")
+            raise CorruptLogError(self.directory, 0, "no segment", "at least one: a partition is made with one")
         try:
             with self.open_base(bases[-1]) as reader:
                 end, tail = proven_end(reader)
-        except FileNotFoundError as error:  # no retention drops the last one
+        except FileNotFoundError as error:  # retention never drops the last segment
             raise CorruptLogError(self._path(bases[-1]), 0, "no file", "the last segment") from error
         return Mark.at_rest(0, bases[0], end, tail)
 
@@ -197,7 +197,7 @@ class Log(Unique):
             path = self._path(base)
             try:
                 header = self._headers.get(base) or read_segment_header(self.files, path, self.identity)
-            except FileNotFoundError:  # retention has overtaken this listing
+            except FileNotFoundError:  # retention has meanwhile dropped a segment
                 continue
             headers[base] = header
             if infos:
@@ -209,22 +209,22 @@ class Log(Unique):
     # --- places ----------------------------------------------------------------------------------
 
     def batch_base(self, offset: int, mark: Mark, *, past_damage: bool = False) -> int:
-        """The base of the batch in which the offset is a record's; the offset itself at the end.
+        """The base offset of the batch with the record at `offset`; at the end, the offset itself.
 
-        With `past_damage` an offset whose batch is damaged stands for the place of the damage.
+        With `past_damage` an offset in a damaged batch gives the place of the damage.
         """
         if not mark.log_start_offset <= offset <= mark.flushed_end:
             raise OffsetOutOfRangeError(self.partition, offset, mark.log_start_offset, mark.flushed_end)
-        if offset in (mark.log_start_offset, mark.flushed_end):  # where a segment begins, or nothing as yet
+        if offset in (mark.log_start_offset, mark.flushed_end):  # a segment begins there, or there is nothing yet
             return offset
         found = (offset, mark.sequence, mark.flushed_end)
         known, place = self._found
-        if known == found:  # a start is resolved, and then gone to
+        if known == found:  # a start is resolved first, and then used
             self._found = _NOTHING_FOUND
             return place
         try:
             header, place = self._around(offset, mark, past_damage=past_damage)
-        except CorruptLogError:  # the segment is not there
+        except CorruptLogError:  # the segment is missing
             if not past_damage:
                 raise
             return offset
@@ -249,16 +249,16 @@ class Log(Unique):
             return header, place
 
     def end_of(self, segment: SegmentReader, mark: Mark) -> tuple[int | None, int]:
-        """Base offset of the last batch of the segment, if it can be told, and where the segment's batches end."""
+        """The base offset of the segment's last batch (None if unknown), and the end of the segment's batches."""
         following = self.index.after(segment.base_offset)
-        if following is None and mark.flushed_end > segment.end_of_file():  # rolled since the index was made
+        if following is None and mark.flushed_end > segment.end_of_file():  # the writer has rolled since then
             self.refresh()
             following = self.index.after(segment.base_offset)
         if following is None:
             return mark.flushed_tail, mark.flushed_end
-        # If retention has dropped the segment since it was opened, it may have dropped the next one too, and then what
-        # follows in the index is a later one. The log start moves before anything goes. It is compared with the end of
-        # the segment: a forged watermark may have it inside, and nothing is dropped then.
+        # If retention has dropped the segment since it was opened, it may have dropped the next one too. Then the index
+        # gives a later segment. The log start moves before a file is removed. It is compared with the segment's end,
+        # because a forged watermark may have a log start inside the segment, and then nothing was dropped.
         self.check_not_dropped(following - 1)
         with suppress(CorruptLogError, FileNotFoundError), self.open_base(following) as after:
             return after.header.previous_batch, following
@@ -271,7 +271,7 @@ class Log(Unique):
     def open_segment(self, offset: int, *, past_damage: bool = False) -> SegmentReader:
         """The segment that holds the offset, open; `OffsetOutOfRangeError` if retention has dropped it.
 
-        With `past_damage` its header is not looked at.
+        With `past_damage` its header is not read.
         """
         base = self.index.find(offset)
         if base is not None:
@@ -283,12 +283,12 @@ class Log(Unique):
         return self._look_for(offset, past_damage=past_damage)
 
     def _look_for(self, offset: int, *, past_damage: bool) -> SegmentReader:
-        """The segment that holds the offset, which is in none that the index knows.
+        """The segment that holds the offset, if the index does not have it.
 
-        While the directory is listed the writer may roll and drop: what is missing is believed to be
-        so when it is missing twice, and the log start has not moved meanwhile.
+        The writer may roll and drop while the directory is listed. So a segment counts as missing only if two
+        listings do not have it, and the log start has not moved between them.
         """
-        log_start = -1  # when it was missing last
+        log_start = -1  # the log start when the segment was missing last
         while True:
             self.refresh()
             base = self.index.find(offset)
@@ -305,16 +305,16 @@ class Log(Unique):
             log_start = mark.log_start_offset
 
     def check_not_dropped(self, offset: int) -> Mark:
-        """`OffsetOutOfRangeError` if retention has dropped the offset; otherwise how far the log reaches."""
+        """`OffsetOutOfRangeError` if retention has dropped the offset; otherwise the current mark."""
         mark = self.mark()
         if offset < mark.log_start_offset:
             raise OffsetOutOfRangeError(self.partition, offset, mark.log_start_offset, mark.flushed_end)
         return mark
 
     def behind_damage(self, offset: int, limit: int) -> int:
-        """Where to go on after no whole batch was found at `offset`: the next place below `limit` that has one."""
+        """The next place below `limit` with a whole batch, after none was found at `offset`."""
         if self.writer is None:
-            self.refresh()  # or the search would run into what a segment made since has taken over
+            self.refresh()  # otherwise the search could run into a newer segment
         base = self.index.find(offset)
         if base is not None:
             with suppress(FileNotFoundError), self.open_base(base, past_damage=True) as segment:

@@ -168,7 +168,7 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     log_start = 0 if mark is None else mark.log_start_offset
     segments = {base: size for base, size in found.items() if base >= log_start}
     if not segments:
-        raise CorruptLogError(directory.path, 0, "no segment", "at least one: a partition is made with its first")
+        raise CorruptLogError(directory.path, 0, "no segment", "at least one: a partition is made with one")
     headers = load_headers(directory, segments, identity)
     producers = read_producers(directory.files, directory.path, headers[max(segments)], within=directory)
     first, last = min(segments), max(segments)

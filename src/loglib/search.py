@@ -1,18 +1,18 @@
-"""Search: finding the batches of a segment, by pointers that nothing but a writer of the log has written.
+"""Search: finds the batches of a segment by pointers that only a writer of the log has written.
 
-Invariant: what a record contains plays no part. A place counts as a batch's if it is the segment's base, if
-the watermark or the next segment's header names it as that of the last batch, if a batch whose place counts
-points to it (as the one before, or by its jump: jumps.py), or if such a batch ends there. Bytes that merely
-look like a batch, however right their checksums are, count for nothing: a record's value can hold them.
+Invariant: the contents of records play no part. A place is trusted as the place of a batch in these cases:
+it is the segment's base; the watermark or the next segment's header names it as the last batch; a batch at a
+trusted place points to it (as the batch before, or by its jump: jumps.py); or such a batch ends there. Bytes
+that only look like a batch are not trusted, even with right checksums: a record's value can hold them.
 
-A header that is damaged costs what it covers. Searches then go around it: by other pointers, or forwards
-from the last place that counts below it. Behind a damaged header the next batch is looked for at one place
-only: where the damaged one ends, if two facts that are left of its header agree on that. And it must be linked
-to what is left: by the CRC of a header, which nobody knows before the batch is written.
+A damaged header loses only what it covers. A search then goes around it: by other pointers, or forwards from
+the last trusted place below it. After a damaged header the search looks for the next batch at one place only:
+the end of the damaged batch, if two remaining facts of its header agree on it. The batch there must also be
+linked to the remains by the CRC of a header, which is unknown before the batch is written.
 
-Where not even that tells, as with a page of small batches that is gone and the end of the segment with it,
-bytes are searched for chains of batches. Such a chain counts only if it leads to the place of the last batch, and the
-bytes there say, by the same kind of link, that they follow it: a chain inside a record does not get out of it.
+If even that is not enough, for example if a page of small batches and the segment's end are lost, the search
+looks for chains of batches in the bytes. A chain counts only if it leads to the place of the last batch, and
+the batch there is linked to the chain in the same way. A chain inside a record cannot lead out of it.
 
 Threads: as the segment.
 """
@@ -39,24 +39,24 @@ __all__ = ["after_damage", "around", "first_reaching", "jumps_at", "likely_heade
 _WINDOW = 1 << 20
 # Fields of a header.
 _LENGTH_AT, _PLACE_AT, _COUNT_AT, _STORED_AT, _LINK_AT = 12, 16, 36, 44, 60
-_WIPED = {bytes(4), b"\xff" * 4, b""}  # no link: anybody could have put it into a payload
+_WIPED = {bytes(4), b"\xff" * 4, b""}  # not a link: these bytes can be in any payload
 _NO_DIFFERENCE = bytes(8)
-_MOST_LOOKS = 4096  # at headers, for a way around damage: some ten milliseconds
+_MOST_LOOKS = 4096  # headers to read for a way around damage: about ten milliseconds
 
 
 def refuse_damage(segment: SegmentReader, offset: int, place: int) -> NoReturn:
-    """Raise that the batch that holds `offset` is not to be had, because of what is at `place`."""
-    segment.header_at(place)  # says what is wrong with it, unless it was being written just now
+    """Raise that the batch that holds `offset` cannot be read, because of the damage at `place`."""
+    segment.header_at(place)  # raises what is wrong, unless the batch was just being written
     segment.corrupt(place, "no batch", f"the batch that holds offset {offset}")
 
 
 def around(segment: SegmentReader, offset: int, last: int | None, limit: int) -> tuple[Header | None, int]:
     """The header of the batch that holds `offset`, and its base; None and the place of the damage, if it is lost.
 
-    `last` is the base offset of the segment's last batch, or of any that is not before the one wanted; None
-    if it is not known. `limit` is where the segment's batches end.
+    `last` is the base offset of the segment's last batch, or of any batch at or after the wanted one; None if
+    unknown. `limit` is the end of the segment's batches.
     """
-    lower = [segment.base_offset]  # places from which to go forwards if the way back is blocked
+    lower = [segment.base_offset]  # places to go forwards from, if the way back is blocked
     header = _whole(segment, last)
     while header is not None:
         if header.base_offset <= offset:
@@ -86,7 +86,7 @@ def around(segment: SegmentReader, offset: int, last: int | None, limit: int) ->
 def first_reaching(segment: SegmentReader, timestamp: int, last: int | None, limit: int) -> Header | None:
     """The first batch whose running maximum of event times is `timestamp` or later; None if there is none.
 
-    `CorruptLogError` if it cannot be told because of damage.
+    `CorruptLogError` if damage hides it.
     """
     try:
         return _first_reaching(segment, timestamp, last, limit)
@@ -98,7 +98,7 @@ def first_reaching(segment: SegmentReader, timestamp: int, last: int | None, lim
 def _first_reaching(segment: SegmentReader, timestamp: int, last: int | None, limit: int) -> Header | None:
     header = _whole(segment, last)
     if header is None or header.next_offset != limit:
-        segment.corrupt(segment.base_offset, "no way to the last batch", "one by the mark or the next segment")
+        segment.corrupt(segment.base_offset, "no way to the last batch", "one from the mark or the next segment")
     if header.running_max_timestamp < timestamp:
         return None
     while header.base_offset > segment.base_offset:
@@ -115,9 +115,9 @@ def _first_reaching(segment: SegmentReader, timestamp: int, last: int | None, li
 
 
 def after_damage(segment: SegmentReader, offset: int, limit: int, last: int | None) -> int:
-    """Where to go on behind the batch at `offset`, which is damaged: where the next one begins, or `limit`.
+    """Where to continue after the damaged batch at `offset`: the beginning of the next batch, or `limit`.
 
-    `offset` must be a place that counts.
+    `offset` must be a trusted place.
     """
     bad = _whole(segment, offset)
     if bad is not None and bad.next_offset <= min(limit, segment.end_of_file()):  # only its body is bad
@@ -141,10 +141,10 @@ def after_damage(segment: SegmentReader, offset: int, limit: int, last: int | No
 def proven_headers(
     segment: SegmentReader, offset: int, limit: int, walked: set[int] | None = None
 ) -> Iterator[Header]:
-    """The headers of the batches from `offset` on, past damage, as far as each is linked to the one before.
+    """The headers of the batches from `offset` on, past damage, as long as each is linked to the batch before.
 
-    `offset` must be a place that counts. For a log whose last batch nothing points to. `walked` are places at which
-    to stop, and gets those at which this walk has been.
+    `offset` must be a trusted place. This is for a log without a pointer to its last batch. The walk stops at the
+    places in `walked`, and adds its own places to it.
     """
     before: Header | None = None
     while offset < limit:
@@ -166,10 +166,10 @@ def proven_headers(
 
 
 def likely_headers(segment: SegmentReader, offset: int, limit: int) -> Iterator[Header]:
-    """The headers of the first batches behind the damage at `offset` that lead to `limit`, if there are any.
+    """The headers of the first batches after the damage at `offset` that lead to `limit`, if there are any.
 
-    For the one question whether damage is a torn tail. A record may hold them, if its own header is torn away and
-    nothing follows it. So they are a reason to refuse, and never anything to read.
+    Use this only to decide whether damage is a torn tail. If a batch's header is torn away and nothing follows, a
+    record in it may contain such headers. So they are a reason to refuse, but are never read as data.
     """
     for first, last in _chains(segment, offset + 8, limit):
         if last.next_offset == limit:
@@ -178,7 +178,7 @@ def likely_headers(segment: SegmentReader, offset: int, limit: int) -> Iterator[
 
 
 def jumps_at(segment: SegmentReader, last: int) -> Jumps | None:
-    """The jumps of the segment's last batch, for the next one to be added to; as far as they are whole."""
+    """The jumps of the segment's last batch, as far as they are whole. The next batch is added to them."""
     path: list[tuple[int, int]] = []
     place = last
     while (header := _whole(segment, place)) is not None:
@@ -193,7 +193,7 @@ def jumps_at(segment: SegmentReader, last: int) -> Jumps | None:
 
 
 def _distance(segment: SegmentReader, header: Header) -> int:
-    """How many batches back the jump goes: 1, or twice that of the batch before and 1; 0 if it cannot be told."""
+    """The length of the jump in batches: 1, or twice that of the batch before plus 1; 0 if unknown."""
     doublings = 0
     while header.jump_offset != header.previous_offset:
         before = _whole(segment, header.previous_offset) if header.jump_offset < header.base_offset else None
@@ -208,7 +208,7 @@ def _distance(segment: SegmentReader, header: Header) -> int:
 
 
 def _whole(segment: SegmentReader, offset: int | None) -> Header | None:
-    """The header at a place; None if it is damaged, or the place is not known."""
+    """The header at a place; None if it is damaged, or if the place is unknown."""
     if offset is not None and offset >= segment.base_offset:
         with suppress(CorruptLogError):
             return segment.header_at(offset)
@@ -216,7 +216,7 @@ def _whole(segment: SegmentReader, offset: int | None) -> Header | None:
 
 
 def _follows(header: Header, before: Header) -> bool:
-    """Whether the one batch says that it follows the other."""
+    """Whether the first batch names the second as its predecessor."""
     return (header.previous_crc, header.previous_offset) == (before.header_crc, before.base_offset)
 
 
@@ -233,7 +233,7 @@ def _before(segment: SegmentReader, header: Header) -> Header:
 
 
 def _back(segment: SegmentReader, header: Header, *, above: int) -> Header | None:
-    """The header of an earlier batch, that of the one that holds `above` at the earliest; None if that is blocked."""
+    """The header of an earlier batch, but not before the batch that holds `above`; None if damage blocks the way."""
     if above < header.jump_offset < header.base_offset:
         jumped = _whole(segment, header.jump_offset)
         if jumped is not None:
@@ -244,7 +244,7 @@ def _back(segment: SegmentReader, header: Header, *, above: int) -> Header | Non
 
 
 def _lowest_above(segment: SegmentReader, offset: int, last: int, limit: int) -> Header | None:
-    """The earliest batch behind `offset` to which pointers lead, from `last` and from each other."""
+    """The earliest batch after `offset` that pointers reach, from `last` and then from each other."""
     lowest: Header | None = None
     places, seen = [last], {last}
     while places and len(seen) < _MOST_LOOKS and (lowest is None or lowest.previous_offset > offset):
@@ -261,11 +261,11 @@ def _lowest_above(segment: SegmentReader, offset: int, last: int, limit: int) ->
 
 
 def _linked_to(segment: SegmentReader, offset: int, limit: int) -> int | None:
-    """Where the batch begins that says it follows the one at `offset`, whose header is damaged; None if none does.
+    """The place of the batch that follows the batch with a damaged header at `offset`; None if there is none.
 
-    Such a one names as its predecessor's CRC either what the damaged header states, or what its other bytes give.
-    It is looked for at one place only, where the damaged one ends by what is left of its header. For a record in
-    the next batch may claim to follow it as well: whoever made that record can have read this header before.
+    The next batch names the CRC of its predecessor: either the CRC in the damaged header, or the CRC of the other
+    bytes. The search looks at one place only: the end of the damaged batch, by the remains of its header. A record in
+    the next batch could claim the same link, because its author may have read this header before.
     """
     remains = segment.read(offset, HEADER_BYTES)
     links = {remains[4:8], crc32c(remains[8:], segment.salt).to_bytes(4, "little")}
@@ -276,14 +276,14 @@ def _linked_to(segment: SegmentReader, offset: int, limit: int) -> int | None:
     if segment.read(place + _LINK_AT, 4) not in links:
         return None
     header = _whole(segment, place)
-    # If that one is damaged as well, its link still tells that it begins there.
+    # If the next header is damaged as well, its link still proves that a batch begins there.
     return place if header is None or (header.previous_offset == offset and header.next_offset <= limit) else None
 
 
 def _length_by(remains: bytes, salt: int) -> int:
-    """The length of a batch by what is left of its header, if two facts agree on it; otherwise 0.
+    """The length of a batch by the remains of its header, if two facts agree on it; otherwise 0.
 
-    A batch is as long as its header and its body, or as it has records. With only one of these numbers damaged,
+    A batch is as long as its header and body, or as its number of records. If only one of these numbers is damaged,
     the others and the CRC tell which one.
     """
     at = (_LENGTH_AT, _COUNT_AT, _STORED_AT)
@@ -299,7 +299,7 @@ def _length_by(remains: bytes, salt: int) -> int:
 
 
 def _has_crc_with(remains: bytes, at: int, number: int, salt: int) -> bool:
-    """Whether a header has the CRC that it states once it has this number at this byte."""
+    """Whether the header's CRC is right if it has this number at this byte."""
     if number >> 32:
         return False
     mended = remains[8:at] + number.to_bytes(4, "little") + remains[at + 4 :]
@@ -307,22 +307,22 @@ def _has_crc_with(remains: bytes, at: int, number: int, salt: int) -> bool:
 
 
 def _chains(segment: SegmentReader, start: int, limit: int) -> Iterator[tuple[Header, Header]]:
-    """(first, last) of what looks like batches in [start, limit) that are linked to each other.
+    """(first, last) of each chain of linked batches that the bytes in [start, limit) seem to hold.
 
-    No place is walked over twice: a record can hold a chain of thousands, in which each could be the first.
-    A chain that comes to a place of an earlier one has its end there.
+    No place is visited twice: a record can hold a chain of thousands of batches, and each could be the first. A
+    chain ends where it meets an earlier chain.
     """
     walked: set[int] = set()
     for first in _candidates(segment, start, limit):
         last = first
-        with suppress(UnsupportedFormatError):  # by what may be no batch at all
+        with suppress(UnsupportedFormatError):  # it may not be a batch at all
             for header in proven_headers(segment, first.base_offset, limit, walked):
                 last = header
         yield first, last
 
 
 def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Header]:
-    """All that looks like a header in [start, stop), and names its own place."""
+    """All bytes in [start, stop) that look like a header and name their own place."""
     start = aligned(start)
     while start < stop:
         window = segment.read(start, min(_WINDOW, stop - start) + HEADER_BYTES)
@@ -338,10 +338,10 @@ def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Heade
 
 
 def _named_places(window: bytes, start: int) -> Iterator[int]:
-    """The places in a window of bytes, `start` being that of its first, where a header would name this very place.
+    """The places in a window of bytes where a header would name its own place; `start` is the window's first place.
 
-    All are compared at once, as the words of two long integers: a loop over what looks like a magic would take
-    minutes for a record made of magics.
+    All words are compared at once, as two long integers. A loop over each apparent magic would take minutes for a
+    record made of magics.
     """
     size = len(window) - HEADER_BYTES & -8
     steps, ones = _words()
@@ -358,7 +358,7 @@ def _named_places(window: bytes, start: int) -> Iterator[int]:
 
 @cache
 def _words() -> tuple[int, int]:
-    """As integers: a window of words of 8 bytes that name their own place from 0 on; and as many ones."""
+    """Two integers: a window of 8-byte words that each hold their own place, from 0 on; and as many ones."""
     form = f"<{_WINDOW // 8}Q"
     steps, ones = pack(form, *range(0, _WINDOW, 8)), pack(form, *repeat(1, _WINDOW // 8))
     return int.from_bytes(steps, "little"), int.from_bytes(ones, "little")

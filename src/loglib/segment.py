@@ -1,9 +1,9 @@
-"""Segment: one append-only file of a partition; batches back to back behind a fixed header.
+"""Segment: one append-only file of a partition; batches back to back after a fixed header.
 
-Invariant: `file position = HEADER_BYTES + offset - base_offset`, and the next segment's base is this
-base plus this segment's bytes, so that a missing, swapped or cut segment is found by arithmetic. A
-file whose name ends in `.log` has a whole header: it is written as `.tmp`, synced and renamed. A
-sealed segment never changes; what there is to say about it stands in the header of the next one.
+Invariant: `file position = HEADER_BYTES + offset - base_offset`. The next segment's base is this base plus
+this segment's bytes, so arithmetic finds a missing, swapped or cut segment. A file whose name ends in
+`.log` has a whole header: it is written as `.tmp`, synced and renamed. A sealed segment never changes; the
+facts about it are in the header of the next segment.
 
     byte size field                  meaning (little-endian)
        0    8  magic                 89 4C 4C 53 45 47 0D 0A
@@ -28,11 +28,11 @@ sealed segment never changes; what there is to say about it stands in the header
      124    4  previous_batch_bytes  length of the last batch before this segment; 0 if there is none
      128    8  created_boottime      CLOCK_BOOTTIME at `created`, microseconds; 0 if unknown
      136   16  boot_id               of the system that it ran in; zeros if unknown
-     152    4  more_producers        entries that stand in the file <base>.producers
+     152    4  more_producers        number of entries in the file <base>.producers
      156    4  more_producers_crc    CRC-32C of that file
      160 3936  producers             123 of: id u64, sequence u64, base offset u64, records u32, seconds u32
 
-Threads: a reader belongs to one thread; it shares nothing but the page cache.
+Threads: a reader belongs to one thread; it shares only the page cache.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ _PRODUCER = Struct("<QQQII")
 MAX_PRODUCERS = (HEADER_BYTES - _FIELDS.size) // _PRODUCER.size
 assert _FIELDS.size == 160 and MAX_PRODUCERS == 123
 
-# Headers are read in windows: a few of them at first, then as many as one read is good for.
+# Headers are read in windows: at first a few headers, then as many as one read can hold.
 _FIRST_WINDOW = 4 << 10
 _LARGEST_WINDOW = 256 << 10
-# A block of batches that compress a thousandfold must not be a thousand blocks in memory.
+# Limits the memory for a block whose batches decompress to a thousand times their size.
 _MOST_DECOMPRESSED = 4 << 20
 _LAST_POSITION = (1 << 63) - 1
 
@@ -123,7 +123,7 @@ class ProducerState(NamedTuple):
 
 
 class SegmentHeader(NamedTuple):
-    """A segment header's facts; the table at the top of the module says what each means."""
+    """The facts in a segment header; the table at the top of the module explains each."""
 
     log_id: bytes
     partition: int
@@ -149,7 +149,7 @@ class SegmentHeader(NamedTuple):
 
     @property
     def previous_batch(self) -> int:
-        """Base offset of the last batch before the segment; the segment's own, if there is none."""
+        """Base offset of the last batch before the segment; the segment's base offset, if there is none."""
         return self.base_offset - self.previous_batch_bytes
 
     def encode(self) -> bytes:
@@ -162,7 +162,7 @@ class SegmentHeader(NamedTuple):
 
     @classmethod
     def decode(cls, content: bytes, path: str) -> SegmentHeader:
-        """The facts in a header's bytes; `CorruptLogError` or `UnsupportedFormatError` if it is none."""
+        """Decode a header; `CorruptLogError` or `UnsupportedFormatError` if the bytes are not a header."""
         if len(content) < HEADER_BYTES:
             raise CorruptLogError(
                 path, len(content), "the end of the file", f"a segment header of {HEADER_BYTES} bytes"
@@ -172,7 +172,7 @@ class SegmentHeader(NamedTuple):
             raise CorruptLogError(path, 0, f"bytes {magic.hex()}", f"the segment magic {MAGIC.hex()}")
         actual = _crc(content)
         if crc != actual:
-            raise CorruptLogError(path, 12, f"header CRC {crc:08x}", f"{actual:08x}, that of the header's bytes")
+            raise CorruptLogError(path, 12, f"header CRC {crc:08x}", f"{actual:08x}, the CRC of the header's bytes")
         if not version:
             raise CorruptLogError(path, 8, "segment version 0", f"at least {VERSION}")
         if version != VERSION:
@@ -204,7 +204,7 @@ class SegmentInfo(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of batches; the file is larger by its header."""
+        """Bytes of batches, without the file's header."""
         return self.end_offset - self.base_offset
 
 
@@ -213,7 +213,7 @@ def segment_name(base_offset: int) -> str:
 
 
 def parse_segment_name(name: str) -> int | None:
-    """The base offset that a file name states, or None if it is no segment's name."""
+    """The base offset in a file name; None if it is not the name of a segment."""
     stem, _, suffix = name.partition(".")
     return int(stem) if suffix == "log" and len(stem) == 20 and stem.isascii() and stem.isdigit() else None
 
@@ -223,7 +223,7 @@ def producers_name(base_offset: int) -> str:
 
 
 def parse_producers_name(name: str) -> int | None:
-    """The base offset of the segment that a file of producers belongs to, or None if the name is of no such file."""
+    """The base offset in the name of a file of producers; None for another name."""
     stem, _, suffix = name.partition(".")
     return parse_segment_name(f"{stem}.log") if suffix == "producers" else None
 
@@ -234,9 +234,9 @@ def first_segment(identity: Identity, *, created: int) -> SegmentHeader:
 
 
 def create_segment(directory: Directory, header: SegmentHeader, permissions: int) -> int:
-    """Create the segment and return it open for writing. Synced, its name included.
+    """Create the segment and return it open for writing. It and its name are synced.
 
-    A crash at any point leaves a `.tmp`, which is rubbish, or a whole segment: no third state.
+    A crash at any point leaves a `.tmp` file, which is garbage, or a whole segment.
     """
     files, name = directory.files, segment_name(header.base_offset)
     temporary = name + ".tmp"
@@ -257,10 +257,10 @@ def create_segment(directory: Directory, header: SegmentHeader, permissions: int
 def write_producers(
     directory: Directory, base_offset: int, producers: Sequence[ProducerState], permissions: int
 ) -> tuple[tuple[ProducerState, ...], int, int]:
-    """Write those that have no room in the segment's header into a file beside it. Synced, its name included.
+    """Write the producers that do not fit the segment's header into a separate file. It and its name are synced.
 
-    Returns what the header is to say: its own table, how many stand in the file, and the CRC of that. The
-    segment comes after it, so that no segment is ever without its file; a file without its segment is rubbish.
+    Returns the facts for the header: its own table, the number of entries in the file, and the file's CRC. The
+    segment is created after this file, so a segment always has its file. A file without its segment is garbage.
     """
     table, more = tuple(producers[-MAX_PRODUCERS:]), producers[:-MAX_PRODUCERS]
     if not more:
@@ -278,7 +278,7 @@ def write_producers(
 def read_producers(
     files: Files, directory: str, header: SegmentHeader, *, within: Directory | None = None
 ) -> tuple[ProducerState, ...]:
-    """All producers that a segment's header speaks of; those in the file beside it come first."""
+    """All producers of a segment's header; those in the separate file come first."""
     if not header.more_producers:
         return header.producers
     path = os.path.join(directory, producers_name(header.base_offset))
@@ -308,15 +308,15 @@ def read_segment_header(
 
 
 class SegmentReader(Unique):
-    """An open segment: batches and headers by offset. search.py finds those whose offset is not known.
+    """An open segment: batches and headers by offset. search.py finds batches whose offset is unknown.
 
-    With `base_offset`, as the file's name has it, the header is not read, and there is no `header`: for
-    those who read around damage. The batches say themselves whose they are. `within` an open directory
-    the file is looked up by its name, and the path is for messages.
+    With `base_offset` (from the file's name) the segment header is not read, and there is no `header`. This is
+    for reading around damage; each batch names its log itself. With `within`, an open directory, the file is
+    looked up there by its name, and the path is only for messages.
     """
 
     header: SegmentHeader
-    _fd = -1  # also of one whose making an interrupt has ended before its first line
+    _fd = -1  # for __del__, if an interrupt comes before the first line of __init__
 
     def __init__(
         self,
@@ -338,7 +338,7 @@ class SegmentReader(Unique):
         try:
             self.header = _read_header(files, self._fd, path, identity)
         except BaseException:
-            self.close()  # and once only: by the time of __del__ the number may be another file's
+            self.close()  # only once: at the time of __del__ the number may belong to another file
             raise
         self.base_offset = self.header.base_offset
 
@@ -349,7 +349,7 @@ class SegmentReader(Unique):
         self.close()
 
     def __del__(self) -> None:  # a reader that is dropped in mid-iteration must not leak its file
-        with suppress(OSError):  # there is nobody to tell, and reading loses nothing
+        with suppress(OSError):  # no caller can get the error, and reading loses nothing
             self.close()
 
     def close(self) -> None:
@@ -358,7 +358,7 @@ class SegmentReader(Unique):
             self._files.close(fd)
 
     def end_of_file(self) -> int:
-        """The offset at which the file ends just now. Never a proof that bytes below it are whole."""
+        """The offset at which the file ends now. It does not prove that the bytes below it are whole."""
         return self.base_offset + self._files.size(self._fd) - HEADER_BYTES
 
     def file_position(self, offset: int) -> int:
@@ -367,7 +367,7 @@ class SegmentReader(Unique):
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` bytes of the log from `offset`; fewer at the end of the file."""
         position = self.file_position(offset)
-        if position > _LAST_POSITION:  # as forged bytes may say; the system takes no such number
+        if position > _LAST_POSITION:  # from forged bytes; the system refuses such a number
             return b""
         try:
             return self._files.read_at(self._fd, max(size_bytes, 0), position)
@@ -375,7 +375,7 @@ class SegmentReader(Unique):
             raise StorageIOError(self.path, error, f"reading at byte {position}") from error
 
     def fileno(self) -> int:
-        """The open file, for handing its bytes on without copying them here."""
+        """The descriptor of the open file, to send its bytes without a copy."""
         return self._fd
 
     def header_at(self, offset: int) -> Header:
@@ -386,11 +386,11 @@ class SegmentReader(Unique):
             self.refuse(error, offset)
 
     def batches(self, offset: int, limit: int, *, block_bytes: int) -> list[Batch]:
-        """The whole checked batches from `offset` that one block holds, at least one below `limit`.
+        """The whole checked batches from `offset` in one block, at least one below `limit`.
 
-        `limit` is an offset at which a batch ends (the flushed end or the segment's). An empty list
-        means that the file ends at `offset`. A bad batch is an error when it comes first; one further
-        on ends the list, so that what stands before it is had all the same.
+        `limit` is an offset at which a batch ends (the flushed end, or the segment's end). An empty list means
+        that the file ends at `offset`. If the first batch is bad, it raises. A later bad batch ends the list, so
+        that the batches before it are returned.
         """
         block = self.read(offset, min(block_bytes, limit - offset))
         batches: list[Batch] = []
@@ -425,7 +425,7 @@ class SegmentReader(Unique):
         return batches
 
     def headers(self, offset: int, limit: int) -> Iterator[Header]:
-        """The headers of all batches from the one at `offset` to `limit`, bodies unread."""
+        """The headers of all batches from `offset` to `limit`, without reading bodies."""
         window, begin = b"", offset
         size = _FIRST_WINDOW
         while offset < limit:
@@ -437,11 +437,11 @@ class SegmentReader(Unique):
                 self.refuse(error, offset)
             yield header
             offset = header.next_offset
-            # Small batches are read many at once, of large ones the header alone.
+            # Many small batches are read at once. Of large batches only the header is read.
             size = _LARGEST_WINDOW if header.length < _FIRST_WINDOW else BATCH_HEADER_BYTES
 
     def refuse(self, error: BadBatch | NewerBatch, offset: int) -> NoReturn:
-        """Raise what a bad batch at `offset` means for the caller of the library."""
+        """Raise the public error for a bad batch at `offset`."""
         if isinstance(error, NewerBatch):
             raise UnsupportedFormatError(self.path, error.what, error.found, error.supported) from error
         position = self.file_position(offset) + error.at
@@ -458,7 +458,7 @@ class SegmentReader(Unique):
         return block
 
     def corrupt(self, offset: int, found: str, expected: str) -> NoReturn:
-        """Raise that what is at `offset` is not what it should be."""
+        """Raise `CorruptLogError` for the bytes at `offset`."""
         raise CorruptLogError(self.path, self.file_position(offset), found, expected)
 
 
@@ -476,7 +476,7 @@ def _read_header(files: Files, fd: int, path: str, identity: Identity) -> Segmen
         found = f"a segment of log {header.log_id.hex()}, partition {header.partition}"
         raise CorruptLogError(path, 16, found, f"log {identity.log_id.hex()}, partition {identity.partition}")
     if header.base_offset != parse_segment_name(os.path.basename(path)):
-        raise CorruptLogError(path, 40, f"base offset {header.base_offset}", "the one in the file's name")
+        raise CorruptLogError(path, 40, f"base offset {header.base_offset}", "the base offset in the file's name")
     return header
 
 

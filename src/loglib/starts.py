@@ -1,8 +1,8 @@
 """Starts: the offset at which reading begins, for "begin", "end", a time or an offset.
 
 Invariant: a start by time is the offset of the first record at or after that time, in the order of the log. Event
-times need not rise, so it is searched for by the largest event time so far, which rises: segment headers have it,
-and then batch headers. Retention may drop segments during the search, which then begins again.
+times need not rise. So the search uses the largest event time so far, which never falls: segment headers have it, and
+batch headers too. If retention drops segments during the search, the search begins again.
 
 Threads: safe for all.
 """
@@ -25,7 +25,7 @@ __all__ = ["resolve"]
 def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past_damage: bool = False) -> int:
     """The offset of a start. A time gives the first record at or after it, or the flushed end.
 
-    With `past_damage` a gap in which the record may be counts as the first, so that who reads from there on is told.
+    With `past_damage`, a gap that may contain the record counts as the first, so that a reader reports the gap.
     """
     mark = mark or log.mark()
     if start == "begin":
@@ -46,7 +46,7 @@ def _of_time(log: Log, timestamp: int, mark: Mark, *, past_damage: bool) -> int:
             return find(log, timestamp, mark)
         except (FileNotFoundError, OffsetOutOfRangeError) as error:
             before, mark = mark, log.mark()
-            if mark.log_start_offset == before.log_start_offset:  # then it was not retention
+            if mark.log_start_offset == before.log_start_offset:  # retention has not moved the log start
                 expected = "all segments from the log start"
                 raise CorruptLogError(log.directory, 0, f"no file ({error})", expected) from error
 
@@ -56,8 +56,8 @@ def _first_at_or_after(log: Log, timestamp: int, mark: Mark) -> int:
     if not bases or mark.flushed_end > bases[-1]:
         log.refresh()
         bases = [base for base in log.index.bases() if base >= mark.log_start_offset]
-    # The header of segment i + 1 says how late the events up to the end of segment i are. Retention may have
-    # dropped the latest of them since.
+    # The header of segment i + 1 has the largest event time up to the end of segment i. Retention may have dropped
+    # that event since.
     low, high = 0, len(bases) - 1
     while low < high:
         middle = (low + high) // 2
@@ -78,7 +78,7 @@ def _first_at_or_after(log: Log, timestamp: int, mark: Mark) -> int:
 
 
 def _first_whole_at_or_after(log: Log, timestamp: int, mark: Mark) -> int:
-    """The same where there may be damage: if it is in the way of the search, by looking at every batch."""
+    """The same with possible damage: if damage blocks the search, it looks at every batch."""
     try:
         return _first_at_or_after(log, timestamp, mark)
     except CorruptLogError:
@@ -100,11 +100,11 @@ def _next_at_or_after(timestamp: int, cursor: Cursor, mark: Mark, doubtful: list
                     if base is None or base != segment:
                         segment, early = base, _begins_before(log, timestamp, batch.header.base_offset)
                     if early:
-                        doubtful.clear()  # whatever it was, it was earlier
+                        doubtful.clear()  # the damaged records were earlier
                 if batch.header.max_timestamp >= timestamp:
                     stamped = zip(batch.offsets, batch.timestamps, strict=True)
                     late = next((offset for offset, each in stamped if each >= timestamp), None)
-                    if late is not None:  # as it is where a forged header says more than its records
+                    if late is not None:  # None: a forged header states a later time than its records have
                         return late
     finally:
         cursor.close()

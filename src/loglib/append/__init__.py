@@ -1,1 +1,1 @@
-"""Appending: from records to batches in a partition's files, and when these are flushed."""
+"""Appending: from records to batches in a partition's files, and when the batches are flushed."""

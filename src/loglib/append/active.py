@@ -1,10 +1,10 @@
-"""Active: the segment that a partition's writer is writing to.
+"""Active: the segment to which a partition's writer writes.
 
-Invariant: bytes go where the caller says, never where the file thinks that it ends, so that writing
-again after an interrupt puts the same bytes in the same place. After `sync` has returned everything
-below `end` is on the disk; after it has failed nobody may believe the file any more. The file has a
-name and ends where its writer says, or `LogMovedError`: who removes it, or restores an older one into
-it, must not have records written where no reader finds them, or behind a hole.
+Invariant: bytes are written at the caller's position, never at the file's own end. So a write that is
+repeated after an interrupt puts the same bytes in the same place. After `sync` has returned, everything
+below `end` is on the disk. After `sync` has failed, the contents of the file cannot be trusted. If the
+file has no name any more, or does not end where its writer says, `LogMovedError` is raised: no record may
+be written to a removed file, or after a hole in a restored one.
 
 Threads: `write` and `cut_back` under the writer's lock; `sync` from one thread at a time.
 """
@@ -23,17 +23,17 @@ __all__ = ["ActiveSegment"]
 
 
 class ActiveSegment(Unique):
-    """An open segment file and what its writer must know of it."""
+    """An open segment file, and the facts that its writer needs."""
 
     def __init__(self, files: Files, fd: int, path: str, base_offset: int, *, began: int | None = None) -> None:
         self._files = files
         self.fd = fd
         self.path = path
         self.base_offset = base_offset
-        self.began = began  # when its first batch was written: microseconds since the boot, negative before it
-        self.in_doubt = False  # whether the answer to a sync may have been lost
-        self.links = 1  # names that the file has had at the last look
-        self._reach = 0  # how far into the file writes of ours may have come, finished or not
+        self.began = began  # the time of its first batch: microseconds since the boot, negative before the boot
+        self.in_doubt = False  # whether the result of a sync may have been lost
+        self.links = 1  # the file's number of names at the last look
+        self._reach = 0  # the largest position that this writer may have written to, in finished writes or not
 
     def file_position(self, offset: int) -> int:
         return HEADER_BYTES + offset - self.base_offset
@@ -46,16 +46,16 @@ class ActiveSegment(Unique):
         self._files.write_all(self.fd, parts, position)
 
     def ends_at(self, end: int) -> bool:
-        """Whether the file ends there for sure."""
+        """Whether the file surely ends at `end`."""
         try:
             return self._files.size(self.fd) == self.file_position(end)
         except OSError:
             return False
 
     def cut_back(self, end: int) -> bool:
-        """Make the file end at `end`, whatever a write that failed or was interrupted has left behind it.
+        """Make the file end at `end`: remove the bytes that a failed or interrupted write has left there.
 
-        Says whether there was anything. Handed to the system: after a power cut it may be there again.
+        True if there were any. Handed to the system: after a power cut the bytes may be there again.
         """
         position = self.file_position(end)
         if self.look(position) > position:
@@ -64,18 +64,18 @@ class ActiveSegment(Unique):
         return False
 
     def look(self, position: int) -> int:
-        """The size of the file, which must have a name and end at `position`, or where a write of ours has come to."""
+        """The size of the file. It must have a name, and end at `position` or where a write of this writer ended."""
         facts = self._files.fstat(self.fd)
         self.links = facts.st_nlink
         if not facts.st_nlink:
             raise LogMovedError(self.path, "was removed, or another file put in its place", kept=False)
         if facts.st_size != position and not position < facts.st_size <= self._reach:
-            found = f"was changed by somebody else, who left it {facts.st_size} bytes long instead of {position}"
+            found = f"was changed by another program: it is {facts.st_size} bytes long instead of {position}"
             raise LogMovedError(self.path, found, kept=False)
         return facts.st_size
 
     def sync(self, *, durable_end: int, end: int) -> None:
-        """Make everything below `end` durable; below `durable_end` it is. Synced; an `OSError` is final."""
+        """Make everything below `end` durable; below `durable_end` it already is. Synced; an `OSError` is final."""
         try:
             if self.in_doubt:
                 start = max(durable_end, self.base_offset)
@@ -86,7 +86,7 @@ class ActiveSegment(Unique):
         except OSError:
             raise
         except BaseException:
-            # An interrupt may have come between the system's answer and its reading: the answer may
-            # have been an error, after which the page cache lies. Write again before syncing again.
+            # An interrupt may have lost the system's answer. If the answer was an error, the page cache lies.
+            # So write the bytes again before the next sync.
             self.in_doubt = True
             raise

@@ -1,11 +1,11 @@
 """Bulk: the records of one call as encoded batches, made before the first of them is appended.
 
-Invariant: an argument that is refused leaves the log as it was, however many records stood before
-it. The batches of a call are encoded ahead, up to `_AHEAD_BYTES`; of a larger call all records are
-checked before the first is appended, and what follows is encoded as it is written.
+Invariant: a refused argument leaves the log unchanged, also if many good records came before it. The batches
+of a call are encoded ahead, up to `_AHEAD_BYTES`. In a larger call all records are checked before the first
+is appended, and the rest is encoded while it is written.
 
-Looking at an object that is not in the processor's cache costs as much as all that is done to it
-(docs/decisions/0010), so nobody looks twice: that the values are bytes is found out by joining them.
+The first access to an object outside the processor's cache costs as much as all further work on it
+(docs/decisions/0010). So each object is visited once: joining the values also checks that they are bytes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..format.columns import Columns, Sizes
 __all__ = ["chunks", "encode_all"]
 
 _AHEAD_BYTES = 16 << 20
-_SAMPLE = 32  # records from which the size of the first batch is guessed
+_SAMPLE = 32  # records used to estimate the size of the first batch
 
 Target = TypeVar("Target", bound=Hashable)
 
 
 def encode_all(groups: Mapping[Target, Columns], config: TopicConfig, codec: int) -> Iterator[tuple[Target, Body]]:
-    """The batches of each group's records, in order, with the group they are of.
+    """The batches of each group's records, in order, each with its group.
 
-    Values and keys need not have been checked. What is refused is refused as `check_columns` does
-    it, before the first batch is given.
+    Values and keys need not be checked before. Bad records raise the errors of `check_columns`, before the
+    first batch is given.
     """
     ahead: list[tuple[Target, Body]] = []
     room = _AHEAD_BYTES
@@ -52,14 +52,14 @@ def encode_all(groups: Mapping[Target, Columns], config: TopicConfig, codec: int
 
 
 def _bodies(columns: Columns, config: TopicConfig, codec: int) -> Iterator[Body]:
-    """The columns as batches of about the configured size, judged by the records before."""
+    """The columns as batches of about the configured size, estimated from earlier records."""
     count = len(columns.values)
     start = 0
     _, size = check_columns(columns.part(slice(0, _SAMPLE)), limit_bytes=config.max_record_bytes)
     average = size / min(count, _SAMPLE)
     while start < count:
         most = max(1, min(config.batch_records, int(config.batch_bytes / max(average, 1))))
-        step = -(-(count - start) // -(-(count - start) // most))  # batches of one size, not a short one at the end
+        step = -(-(count - start) // -(-(count - start) // most))  # batches of equal size, without a short last one
         part = columns.part(slice(start, start + step))
         size = 0
         for body in _encode(part, config, codec, first=start):
@@ -70,7 +70,7 @@ def _bodies(columns: Columns, config: TopicConfig, codec: int) -> Iterator[Body]
 
 
 def _encode(part: Columns, config: TopicConfig, codec: int, *, first: int) -> Iterator[Body]:
-    """The records as one batch, or as several where they are larger than those before let expect."""
+    """The records as one batch, or as several if they are larger than the estimate."""
     body = _encode_unchecked(part, codec, limit_bytes=min(2 * config.batch_bytes, config.max_record_bytes))
     if body is not None:
         yield body
@@ -81,7 +81,7 @@ def _encode(part: Columns, config: TopicConfig, codec: int, *, first: int) -> It
 
 
 def _encode_unchecked(part: Columns, codec: int, *, limit_bytes: int) -> Body | None:
-    """The records as one batch; None if they want a closer look: nulls, headers, no bytes at all, or too many."""
+    """The records as one batch; None if they need a full check: nulls, headers, values that are not bytes, too many."""
     if part.headers is not None:
         return None
     try:
@@ -95,7 +95,7 @@ def _encode_unchecked(part: Columns, codec: int, *, limit_bytes: int) -> Body | 
 
 
 def chunks(columns: Columns, config: TopicConfig) -> Iterator[Columns]:
-    """Checked columns cut into batches of the configured size; a larger record has one of its own."""
+    """Checked columns cut into batches of the configured size. A larger record gets its own batch."""
     count = len(columns.values)
     ends = list(accumulate(record_sizes(columns)))
     start = done = 0

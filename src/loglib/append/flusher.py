@@ -1,13 +1,13 @@
 """Flusher: the one background thread of a topic open for writing; keeps the flush interval.
 
-Invariant: from the moment a record is appended until it is flushed, at most the interval and one
-flush pass. What goes wrong here is raised by the writer's next call, never swallowed; what is not
-flushed then is tried again, each time after a longer pause; and nothing ends the thread but `stop`.
+Invariant: a record is flushed at most one interval and one flush pass after it was appended. The writer's
+next call raises an error from here; no error is lost. A failed flush is tried again, each time after a
+longer pause. Only `stop` ends the thread.
 
-The same thread does the housekeeping that goes by the clock: rolling old segments and retention.
-It refers to writers, never to the topic, so that a topic nobody refers to can be collected.
+The same thread does the housekeeping by the clock: rolling old segments and retention. It refers to
+writers, never to the topic, so that garbage collection can free an unused topic.
 
-Threads: `touch` and `kick` may be called from any, also while a writer's lock is held.
+Threads: any thread may call `touch` and `kick`, also while it holds a writer's lock.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .writer import Writer
 __all__ = ["Flusher", "from_background"]
 
 _FIRST_PAUSE_S = 0.05  # after a failed flush; a disk that is full now is often full for longer
-_LONGEST_PAUSE_S = 5.0  # and a person who has made room waits no longer than this
+_LONGEST_PAUSE_S = 5.0  # a person who has made room waits at most this long
 
 
 def from_background(error: BaseException, path: str, doing: str) -> LogError:
-    """What the writer's next call is to raise for an error of the background."""
+    """The error that the writer's next call raises for an error in the background."""
     if isinstance(error, LogError):
         return error
     if isinstance(error, OSError):
@@ -44,7 +44,7 @@ def _seconds(interval: float | None) -> float:
 
 
 class Flusher(Unique):
-    """Flushes when the interval is over or a writer asks, and calls `housekeeping` every so often."""
+    """Flushes when the interval is over or a writer asks, and calls `housekeeping` regularly."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class Flusher(Unique):
         self._interval = _seconds(interval)
         self._housekeeping = housekeeping
         self._every = housekeeping_every
-        self._lock = threading.Lock()  # taken by name: an interrupt on entering a condition would leave it taken
+        self._lock = threading.Lock()  # used directly: an interrupt while entering a condition would leave it locked
         self._changed = threading.Condition(self._lock)
         self._flush_at = math.inf  # monotonic seconds
-        self._pause = _FIRST_PAUSE_S  # until a flush that has failed is tried again
+        self._pause = _FIRST_PAUSE_S  # the pause before a failed flush is tried again
         self._housekeeping_at = time.monotonic() + self._every
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="loglib-flusher", daemon=True)
         self._thread.start()
 
     def set_interval(self, interval: float | None) -> None:
-        """Go on with another flush interval, in seconds; if there is one, what is waiting is flushed now."""
+        """Use another flush interval, in seconds. If it is not None, waiting records are flushed now."""
         self._interval = _seconds(interval)
         if interval is not None:
             self.kick()
@@ -97,14 +97,14 @@ class Flusher(Unique):
     def _advance(self, flush_at: float) -> None:
         with self._lock:
             if flush_at < self._flush_at:
-                self._changed.notify()  # first: an interrupt in it leaves the time, and the next call tells once more
+                self._changed.notify()  # first: after an interrupt here the next call notifies again
                 self._flush_at = flush_at
 
     def _run(self) -> None:
         while not self._stopped:
             try:
                 self._work()
-            except BaseException:  # noqa: BLE001  No memory even to wait, say: records are waiting to be flushed.
+            except BaseException:  # noqa: BLE001  For example no memory to wait: records still need a flush.
                 with self._lock:
                     self._flush_at = min(self._flush_at, time.monotonic() + self._pause)
                 time.sleep(_FIRST_PAUSE_S)
@@ -136,7 +136,7 @@ class Flusher(Unique):
             try:
                 writer.flush(background=True)
             except LogClosedError:
-                continue  # closed meanwhile; closing has flushed it
+                continue  # the writer was closed meanwhile, which has flushed it
             except BaseException as error:  # noqa: BLE001  Raised by the writer's next call.
                 failed = True
                 writer.raise_soon(from_background(error, writer.directory, "flushing"))

@@ -24,10 +24,10 @@ NO_ROOM = -1
 class OpenBatch:
     """Records appended but not yet written, and the tail of the log that they will follow.
 
-    `plain_room` is how many bytes of values the fast path (in `Topic.append`) may still add; below
-    zero it must leave the batch alone: it is empty, so that its first record starts the flush timer,
-    or it has other columns than values, or records may be too large to be taken unseen, or the writer
-    takes nothing more. `positions` yields the positions of the records that the fast path may add.
+    `plain_room` is how many bytes of values the fast path (in `Topic.append`) may still add. Below zero the
+    fast path must not use the batch, for one of these reasons: the batch is empty (its first record starts
+    the flush timer); it has columns besides values; the size of a record must be checked; the writer accepts
+    no more records. `positions` yields the positions of the records that the fast path may add.
     """
 
     __slots__ = (
@@ -36,17 +36,17 @@ class OpenBatch:
     )  # fmt: skip
 
     def __init__(self, tail: Tail, partition: int, *, any_size: bool = False, owed: LogError | None = None) -> None:
-        """`any_size`: a record that fits the batch is within all limits, so that nobody need look at its size."""
+        """`any_size`: a record that fits the batch is within all limits, so its size need not be checked."""
         self.tail = tail
-        self.owed = owed  # what the writer's next call is to raise: with the batch, so that both change at once
+        self.owed = owed  # the writer's next call raises it; kept here so that both change at once
         self.any_size = any_size
         self.partition = partition
-        # How many records and bytes make the batch full, or a flush due; set with the first record.
+        # The number of records and bytes at which the batch is full or a flush is due; set with the first record.
         self.limit = 0
         self.capacity = 0
         self.room = 0  # bytes left; plain_room counts instead while it is not negative
         self.plain_room = NO_ROOM
-        self.lost: LogError | None = None  # why its records could not be written, if so
+        self.lost: LogError | None = None  # why its records could not be written
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int | None] | None = None
@@ -54,7 +54,7 @@ class OpenBatch:
         self.positions = _positions(partition, range(0))
 
     def take_up_to(self, records: int, size_bytes: int) -> None:
-        """Say how much goes into the batch, which has no records yet."""
+        """Set the limits of the batch, which has no records yet."""
         self.limit = records
         self.capacity = self.room = size_bytes
 
@@ -62,16 +62,16 @@ class OpenBatch:
         return size_bytes <= self.bytes_left() and len(self.values) + records <= self.limit
 
     def owe(self, error: LogError) -> None:
-        """Have the writer's next call raise this, together with what it was to raise already."""
+        """Let the writer's next call raise this error, together with an error that is already owed."""
         owed, told = self.owed, error.lost or error.in_doubt
         if owed is None:
             self.owed = error
-        elif owed is not error and (told or type(owed) is not type(error)):  # else it says nothing new
+        elif owed is not error and (told or type(owed) is not type(error)):  # otherwise the error is not new
             most_telling = together([owed, error])
             assert isinstance(most_telling, LogError)
             self.owed = most_telling
             other = error if most_telling is owed else owed
-            other.lost = other.in_doubt = ()  # it may yet be raised, and what was lost be named only once
+            other.lost = other.in_doubt = ()  # it may still be raised, and lost records must be named only once
         self.room, self.plain_room = self.bytes_left(), NO_ROOM
 
     def buffered_bytes(self) -> int:
@@ -81,7 +81,7 @@ class OpenBatch:
         return self.plain_room if self.plain_room >= 0 else self.room
 
     def extend(self, columns: Columns, size_bytes: int) -> range:
-        """Add records; returns their offsets. Values go in last: their number is the truth."""
+        """Add records and return their offsets. Values are added last, because their number counts."""
         start = len(self.values)
         self.room = self.bytes_left() - size_bytes
         self.plain_room = NO_ROOM
@@ -98,7 +98,7 @@ class OpenBatch:
         return range(self.tail.end + start, self.tail.end + len(self.values))
 
     def resume(self) -> None:
-        """Make the other columns and the positions agree with the values, also after an interrupt."""
+        """Make the other columns and the positions agree with the values, for example after an interrupt."""
         count = len(self.values)
         for column in (self.keys, self.timestamps, self.headers):
             if column is not None:
@@ -111,7 +111,7 @@ class OpenBatch:
             self.plain_room = max(left, NO_ROOM)
 
     def columns(self, now_us: int) -> Columns:
-        """What is to be encoded; records without a time of their own get `now_us`, if others have one."""
+        """The columns to encode. If some records have a time, the records without one get `now_us`."""
         timestamps = self.timestamps
         if timestamps is not None:
             filled = [now_us if each is None else each for each in timestamps]
@@ -120,5 +120,5 @@ class OpenBatch:
 
 
 def _positions(partition: int, offsets: range) -> Iterator[Position]:
-    """The positions that appends are answered with, made in C: see bench/RESULTS.md."""
+    """The positions that appends return, made in C: see bench/RESULTS.md."""
     return map(new_tuple, repeat(Position), zip(repeat(partition), offsets))

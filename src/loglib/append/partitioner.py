@@ -1,10 +1,10 @@
-"""Partitioner: which partition a key belongs to, the same in every process and every release.
+"""Partitioner: the partition of a key, the same in every process and every release.
 
-Invariant: `crc32` is CRC-32 (zlib's) of the key modulo the number of partitions, the default of
-librdkafka and so of every client built on it; `murmur2` is the default of Kafka's Java client, the hash
-without its sign bit modulo the number of partitions. So the same keys land in the same partitions as
-there. A null key has no place of its own. The name stands in `topic.json`, so that no later open
-changes it; a function of the application's has its own name there.
+Invariant: `crc32` is zlib's CRC-32 of the key modulo the number of partitions. It is the default of
+librdkafka, and so of every client built on it. `murmur2` is the default of Kafka's Java client: the hash
+without its sign bit modulo the number of partitions. So a key has the same partition as there. A null key
+has no fixed partition. `topic.json` has the partitioner's name, so that no later open changes it; a function
+of the application has its own name there.
 
 Threads: safe for all.
 """
@@ -41,7 +41,7 @@ def by_murmur2(key: bytes, partitions: int) -> int:
 
 
 def murmur2(key: bytes) -> int:
-    """MurmurHash2 of 32 bits, unsigned, with the seed that Kafka has for it."""
+    """MurmurHash2 of 32 bits, unsigned, with Kafka's seed."""
     length = len(key)
     whole = length & ~3
     found = _SEED ^ length
@@ -55,9 +55,9 @@ def murmur2(key: bytes) -> int:
 
 
 class _PositiveHashes(dict[bytes, int]):
-    """The hash of each key, without its sign bit. Keys repeat in practice, so the hashes of short keys are kept.
+    """The hash of each key, without its sign bit. Keys usually repeat, so the hashes of short keys are kept.
 
-    Threads: two of them may hash the same key twice, which does no harm.
+    Threads: two threads may hash the same key, which does no harm.
     """
 
     def __missing__(self, key: bytes) -> int:
@@ -77,7 +77,7 @@ BUILT_IN: dict[str, Partitioner] = {"crc32": by_crc32, "murmur2": by_murmur2}
 
 
 def name_of(partitioner: str | Partitioner) -> str:
-    """The name that stands in `topic.json` for what `Topic.open` was given; `ValueError` if it has none."""
+    """The name in `topic.json` for the partitioner given to `Topic.open`; `ValueError` if it has none."""
     if isinstance(partitioner, str) and partitioner in BUILT_IN:
         return partitioner
     if not callable(partitioner):
@@ -94,13 +94,13 @@ def name_of(partitioner: str | Partitioner) -> str:
 def spread(
     columns: Columns, partitions: int, partitioner: Partitioner, keyless: Callable[[], int]
 ) -> dict[int, Columns]:
-    """The records of each partition, in their order; those with a null key go where `keyless` says."""
+    """The records of each partition, in their order. `keyless` chooses the partition of records with a null key."""
     assert columns.keys is not None
     hash_of = crc32 if partitioner is by_crc32 else _positive_murmur2 if partitioner is by_murmur2 else None
     if hash_of is not None and columns.timestamps is None and columns.headers is None:
         try:
             return _spread_pairs(columns.values, columns.keys, partitions, hash_of)
-        except (TypeError, BufferError, ValueError):  # a null key has no hash, nor has what is no bytes: rare enough
+        except (TypeError, BufferError, ValueError):  # a null key, or a key that is not bytes: rare
             pass
     keys = binary_column("key", columns.keys)
     elsewhere = keyless() if None in keys else 0
@@ -119,7 +119,7 @@ def spread(
 def _spread_pairs(
     values: Sequence[bytes | None], keys: Sequence[bytes | None], partitions: int, hash_of: Callable[[bytes], int]
 ) -> dict[int, Columns]:
-    """The common case in one loop, which takes two thirds of the time of a pass for each step."""
+    """The common case in one loop: it takes two thirds of the time of separate passes."""
     lists: list[tuple[list[bytes | None], list[bytes | None]]] = [([], []) for _ in range(partitions)]
     for value, key in zip(values, keys, strict=True):
         to_values, to_keys = lists[hash_of(key) % partitions]  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
 """Producers: which batch each idempotent producer appended last, so that a repeat appends nothing.
 
-Invariant: a producer's entry is that of its batch with the highest sequence in this partition. The
-entries before a segment stand in its header and, if they are many, in a file beside it, those within it
-in its batches' headers; so the last segment alone rebuilds them, and that is read only when a producer is
-first heard of.
+Invariant: a producer's entry describes its batch with the highest sequence in this partition. A segment's
+header has the entries of earlier segments; if there are many, a separate file has the rest. Batch headers have
+the entries within the segment. So the last segment is enough to rebuild all entries. It is read only when the
+first producer appends.
 
-A producer is forgotten when a segment is rolled, if its last batch was appended longer ago by then than
-`producer_expiry`. The others are all remembered, however many they are: 32 bytes each on the disk.
+When a segment is rolled, a producer is forgotten if its last batch is older than `producer_expiry`. All other
+producers are kept, any number of them: 32 bytes each on the disk.
 
 Threads: guarded by the writer's lock.
 """
@@ -35,7 +35,7 @@ class Producers:
         self._known: dict[int, ProducerState] = {}
 
     def seen(self, producer: Producer) -> range | None:
-        """The offsets of the batch if it was appended before; `LogError` if a later one was."""
+        """The offsets of the batch if it was appended before; `LogError` if a later batch was."""
         if self.is_news(producer):
             return None
         last = self._known[producer.id]
@@ -47,25 +47,25 @@ class Producers:
         return range(last.base_offset, last.base_offset + last.record_count)
 
     def is_news(self, producer: Producer) -> bool:
-        """Whether a batch of this producer can be told from those that it appended before."""
+        """Whether a batch of this producer is newer than those that it appended before."""
         if not producer.id:
             return False
         last = self.last_sequence(producer.id)
         return last is None or producer.sequence > last
 
     def last_sequence(self, producer_id: int) -> int | None:
-        """The sequence of the producer's last batch; None if it is not known."""
+        """The sequence of the producer's last batch; None for an unknown producer."""
         self._load()
         last = self._known.get(producer_id)
         return None if last is None else last.sequence
 
     def remember(self, producer: Producer, offsets: range, append_time: int) -> None:
-        """The producer's last batch has been written at these offsets. May be said again."""
+        """Note that the producer's last batch was written at these offsets. Repeating this does no harm."""
         self._load()
         self._add(producer, offsets, append_time)
 
     def snapshot(self, *, silent_since_us: int | None = None) -> tuple[ProducerState, ...]:
-        """What the next segment is to say; those whose last batch was appended before that time are forgotten."""
+        """The entries for the next segment. Producers without a batch since that time are forgotten."""
         self._load()
         if silent_since_us is not None:
             self._known = {
@@ -85,13 +85,13 @@ class Producers:
             self._since, self._before = None, ()
 
     def _add(self, producer: Producer, offsets: range, append_time: int) -> None:
-        self._known.pop(producer.id, None)  # to the end: the header's table has those that appended last
+        self._known.pop(producer.id, None)  # move it to the end: the header's table has the latest producers
         seconds = min(max(-(-append_time // 1_000_000), 1), _LAST_S)  # 0 would be unknown
         self._known[producer.id] = ProducerState(producer.id, producer.sequence, offsets.start, len(offsets), seconds)
 
 
 def parse_producer(producer: tuple[str, int]) -> Producer:
-    """A producer's name as the number that the batch header has room for, and its sequence."""
+    """A producer's name as the number for batch headers, and its sequence."""
     match producer:
         case (str() as name, int() as sequence) if type(sequence) is int:
             if not 0 <= sequence < 1 << 64:
@@ -102,7 +102,7 @@ def parse_producer(producer: tuple[str, int]) -> Producer:
 
 
 def producer_id(name: str) -> int:
-    """The number that stands for a producer's name in batch headers; never 0, which stands for none."""
-    from hashlib import blake2b  # here, since importing it takes longer than the rest of the library
+    """The number for a producer's name in batch headers; never 0, which means no producer."""
+    from hashlib import blake2b  # here, because this import takes longer than the rest of the library
 
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1

@@ -1,11 +1,11 @@
 """Router: how the records of one call become batches. Only this module decides it.
 
     few                     checked, and added to the open batch, with the records of other calls
-    few, but large          checked, and written as batches of their own
-    many                    encoded without a check before, as batches of their own (see bulk.py)
-    with a producer         checked, and written as one batch of their own, however many they are
+    few, but large          checked, and written as separate batches
+    many                    encoded without an earlier check, as separate batches (see bulk.py)
+    with a producer         checked, and written as one separate batch, for any number of records
 
-Invariant: a record that is refused is refused before any record of its call is appended.
+Invariant: a bad record is refused before any record of its call is appended.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .writer import Writer
 
 __all__ = ["MANY", "Load", "append_loads", "weigh"]
 
-MANY = 1024  # records that are worth a batch of their own, however small they are
+MANY = 1024  # so many records get a separate batch, even if they are small
 
 
 class Load(NamedTuple):
     """The records of one call for one partition."""
 
     columns: Columns
-    size_bytes: int | None  # of few records, which are checked; None for many, which are checked as they are encoded
+    size_bytes: int | None  # of few records, which are checked; None for many, which encoding checks
 
 
 def weigh(columns: Columns, config: TopicConfig, producer: Producer = NO_PRODUCER) -> Load:
-    """Check the records if they are few; errors as `check_columns`."""
+    """Check the records if they are few. Raises the errors of `check_columns`."""
     if len(columns.values) >= MANY and producer == NO_PRODUCER:
         return Load(columns, None)
     return Load(*check_columns(columns, limit_bytes=config.max_record_bytes))
@@ -45,7 +45,7 @@ def weigh(columns: Columns, config: TopicConfig, producer: Producer = NO_PRODUCE
 def append_loads(
     loads: Mapping[Writer, Load], config: TopicConfig, producer: Producer = NO_PRODUCER
 ) -> list[OffsetRange]:
-    """Append the records of one call to their partitions; an error says in `appended` which of them are in."""
+    """Append the records of one call to their partitions. An error's `appended` says which were appended."""
     many = {writer: load.columns for writer, load in loads.items() if load.size_bytes is None}
     ranges: list[OffsetRange] = []
     try:
@@ -53,7 +53,7 @@ def append_loads(
             bodies = encode_all(many, config, codec_id(config.compression))
             ranges.extend(OffsetRange(writer.partition, writer.append_body(body)) for writer, body in bodies)
         for writer, (columns, size_bytes) in loads.items():
-            if size_bytes is not None:  # one by one: those before an error stay
+            if size_bytes is not None:  # one by one: records before an error stay
                 few = _append_few(writer, columns, size_bytes, config, producer)
                 ranges.extend(OffsetRange(writer.partition, offsets) for offsets in few)
     except BaseException as error:

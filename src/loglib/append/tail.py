@@ -1,19 +1,19 @@
 """Tail: where a log ends on disk, and the one place where it grows: active segment, watermark, index.
 
-Invariant: a write begins where the caller's `Tail` says and returns the `Tail` behind it. Nothing here
-remembers it: the write has happened when the caller assigns that `Tail`. An interrupt at any
-instruction leaves the old end or the new one, and writing again overwrites the same bytes. A published
-end or start never goes back. After a failed sync, and when the files are no longer where readers look
-for them, `failure` says why, and the caller must write nothing more.
+Invariant: a write begins at the caller's `Tail` and returns the `Tail` after it. This module does not store
+it: a write counts when the caller assigns the new `Tail`. An interrupt at any instruction leaves the old end
+or the new one, and a repeated write overwrites the same bytes. A published end or start never goes back. After
+a failed sync, or if the files are no longer where readers look, `failure` has the reason, and the caller must
+not write any more.
 
     write      one batch or several, in one segment: handed to the system
     sync       the active segment: durable
     publish    the watermark: visible to readers
     roll       seals the active segment and begins the next one: all of it durable
-    cut_back   removes what a write that failed has left
+    cut_back   removes the bytes of a failed write
 
 Threads: `write`, `roll` and `cut_back` under the writer's lock. `sync` and `drop_before` from the thread
-that has the writer's turn. `publish` and `listen` from any: they share a lock of their own.
+that has the writer's turn. `publish` and `listen` from any thread: they share a separate lock.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from .producers import Producers
 
 __all__ = ["NewBatch", "TailWriter"]
 
-# A batch to be written: what is to be stamped on it, its bytes, and who wrote it.
+# A batch to write: the facts for its header, its bytes, and its producer.
 NewBatch = tuple[Body | Header, Sequence[Buffer], Producer]
 
 
@@ -61,7 +61,7 @@ class TailWriter(Unique):
     """The files at the end of a partition's log, open for writing.
 
     Construction recovers the partition (see recovery.py), whose lock the caller must hold. It raises
-    `CorruptLogError` without having changed anything. Whoever has made it closes `files_to_close`.
+    `CorruptLogError` without having changed anything. The caller closes `files_to_close`.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class TailWriter(Unique):
         index: SegmentIndex,
         moment: Callable[[], Moment],
     ) -> None:
-        self.place = place  # where all files are opened, made and removed, wherever its path leads
+        self.place = place  # the directory for all files, even if it was moved
         self._files = place.files
         self._identity = identity
         self._index = index
-        self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock is right, if that is known
+        self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock is known to be right
         self.segment_limit: Callable[[], int] = lambda: MAX_OFFSET  # bytes; for when space is short
         self.failure: BaseException | None = None
-        self.rolled = False  # since somebody has looked last
-        self._begun_segment = -1  # base offset of a segment that a roll has begun to make
+        self.rolled = False  # since the last look at this flag
+        self._begun_segment = -1  # base offset of a segment whose making a roll has begun
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
         self._listeners: tuple[weakref.ref[Wakeable], ...] = ()
         self._mark_lock = threading.Lock()
@@ -89,12 +89,12 @@ class TailWriter(Unique):
         recovered = recover(place, identity, config.permissions)
         self.recovery: Recovery = recovered.report
         tail, mark = recovered.tail, recovered.mark
-        self.start = tail  # the end of the log as it was found
+        self.start = tail  # the end of the log after recovery
         index.replace(recovered.headers)
         self._epoch = max(mark.writer_epoch, tail.writer_epoch) + 1
         self._nonce = int.from_bytes(self._files.random_bytes(4), "little")
         header = recovered.headers[max(recovered.headers)]
-        # Of the segments found and made, oldest first, for retention, which takes them out.
+        # Of the segments found and made, oldest first. Retention removes those that it drops.
         self.stamps = deque(Stamp.of(each) for each in recovered.headers.values())
         self.producers = Producers(identity.partition, recovered.producers, self._headers_with_producers)
         self._with_file = {base for base, each in recovered.headers.items() if each.more_producers}
@@ -117,7 +117,7 @@ class TailWriter(Unique):
         return began_boottime(Stamp.of(header), first.append_time, moment())
 
     def _headers_with_producers(self) -> Iterator[Header]:
-        """The headers of the batches that were in the segment when it was opened, if any names a producer."""
+        """The headers of the batches that the segment had when it was opened, if any names a producer."""
         if self.start.producers_in_segment:
             with SegmentReader(self._files, self.active.path, self._identity, within=self.place) as reader:
                 yield from reader.headers(self.active.base_offset, self.start.end)
@@ -129,22 +129,21 @@ class TailWriter(Unique):
         self._producer_expiry_us = None if config.producer_expiry is None else microseconds(config.producer_expiry)
 
     def segment_bytes(self) -> int:
-        """How large a segment gets now."""
+        """The largest size of a segment now, in bytes."""
         return min(self._roll_bytes, self.segment_limit())
 
     @property
     def mark(self) -> Mark:
-        """What has been published last."""
+        """The last publication."""
         return self._watermark.mark
 
     # --- write -------------------------------------------------------------------------------------
 
     def write(self, tail: Tail, batches: Sequence[NewBatch], now: Moment) -> tuple[Tail, list[range]]:
-        """Write batches at the tail, after a roll if one is due; returns the tail behind them, and their offsets.
+        """Write batches at the tail, after a roll if one is due. Returns the tail after them, and their offsets.
 
-        Raises `LogMovedError` and `OSError`, after which the caller cuts back. The append time never falls. The
-        records' own times do with the clock: what was appended while the clock was wrong must not date what comes
-        after it.
+        Raises `LogMovedError` and `OSError`; the caller then cuts back. The append time never falls. The records'
+        default times follow the clock even when it falls: records from a wrong clock must not date later ones.
         """
         before, ranges = tail, []
         produced: list[tuple[Producer, range]] = []
@@ -155,7 +154,7 @@ class TailWriter(Unique):
         for body, parts, producer in batches:
             latest = now.wall_us if body.max_timestamp is None else body.max_timestamp
             running_max = max(tail.running_max_timestamp, latest)
-            first = tail.end == active.base_offset  # of its segment: what is known of the one before ends here
+            first = tail.end == active.base_offset  # first of its segment: facts about the segment before end here
             segment_max = latest if first else max(tail.segment_max_timestamp, latest)
             in_segment = producer != NO_PRODUCER or (tail.producers_in_segment and not first)
             jumps = added(None if first else tail.jumps, tail.end)
@@ -191,15 +190,15 @@ class TailWriter(Unique):
         return tail, ranges
 
     def note_producers(self, tail: Tail) -> None:
-        """Remember who wrote the last batches; it stands in the tail, so that an interrupt cannot part the two."""
+        """Remember the producers of the last batches. The tail has them, so an interrupt cannot separate the two."""
         for producer, offsets in tail.produced:
             self.producers.remember(producer, offsets, tail.append_time)
 
     def cut_back(self, end: int) -> None:
-        """Take away what a write has left behind `end`.
+        """Remove the bytes that a write has left after `end`.
 
-        It must not be there after a power cut either, since an error will name it as lost: a batch that lacks nothing
-        but zeros at its end would be whole again once the file is longer. So the cut is synced. A failure is final.
+        They must also be gone after a power cut, because an error will name their records as lost: a batch that lacks
+        only zeros at its end would be whole again when the file grows. So the cut is synced. A failure is final.
         """
         try:
             if self.active.cut_back(end):
@@ -215,7 +214,7 @@ class TailWriter(Unique):
         used = end - self.active.base_offset
         if used == 0:
             return False
-        if end == self._begun_segment:  # an interrupted roll may have left its file: nothing may be written before it
+        if end == self._begun_segment:  # an interrupted roll may have left its file: finish it before any write
             return True
         if used + length > self.segment_bytes():
             return True
@@ -225,7 +224,7 @@ class TailWriter(Unique):
     def roll(self, tail: Tail, now: Moment) -> None:
         """Seal the active segment and begin the next. Synced: both files, the watermark, the name."""
         old = self.active
-        old.cut_back(tail.end)  # an interrupted write may have left something
+        old.cut_back(tail.end)  # an interrupted write may have left bytes
         self.sync(old, tail.end)
         self.publish(flushed=tail, durable=tail)
         self.sync_watermark()
@@ -233,7 +232,7 @@ class TailWriter(Unique):
         expiry = self._producer_expiry_us
         since = None if expiry is None else now.wall_us - expiry
         if tail.end == self._begun_segment or not self.believes(now):
-            # What was begun must be written the same again. And by a clock that is ahead all would be forgotten.
+            # A repeated roll must write the same again. And a clock that is ahead would forget all producers.
             since = None
         producers = self.producers.snapshot(silent_since_us=since)
         table, more_producers, more_producers_crc = write_producers(self.place, tail.end, producers, self._permissions)
@@ -256,28 +255,28 @@ class TailWriter(Unique):
         self.rolled = True
 
     def close_retired(self) -> None:
-        """Close the files of sealed segments. No sync may be under way."""
+        """Close the files of sealed segments. No sync may be running."""
         while self._retired:
             self._files.close(self._retired.pop())
 
     # --- make durable, and visible -----------------------------------------------------------------
 
     def sync(self, active: ActiveSegment, end: int) -> None:
-        """Make what lies before `end` durable. `WriterFailedError` if the disk refuses, for good."""
+        """Make everything before `end` durable. `WriterFailedError` if the disk refuses; this is final."""
         try:
             active.sync(durable_end=self._watermark.mark.durable_end, end=end)
         except OSError as error:
             self._poison(error)
 
     def sync_watermark(self) -> None:
-        """Make the last mark durable. `WriterFailedError` if the disk refuses, for good."""
+        """Make the last mark durable. `WriterFailedError` if the disk refuses; this is final."""
         try:
             self._watermark.sync()
         except OSError as error:
             self._poison(error)
 
     def publish(self, *, flushed: Tail | None = None, durable: Tail | None = None, log_start: int = 0) -> None:
-        """Let readers see what lies before `flushed`. Never moves a published end or start back."""
+        """Let readers see everything before `flushed`. Never moves a published end or start back."""
         with self._mark_lock:
             last = self._watermark.mark
             flushed_end, flushed_tail = last.flushed_end, last.flushed_tail
@@ -298,7 +297,7 @@ class TailWriter(Unique):
         self._wake()
 
     def listen(self, waiter: Wakeable) -> None:
-        """Wake the waiter after every publication, from the thread that published, while it lives."""
+        """Wake the waiter after every publication, from the publishing thread, while the waiter exists."""
         with self._mark_lock:
             self._listeners = (*(each for each in self._listeners if each() is not None), weakref.ref(waiter))
 
@@ -310,7 +309,7 @@ class TailWriter(Unique):
     # --- whether the files are where readers look --------------------------------------------------
 
     def find_gone(self, end: int) -> LogMovedError | None:
-        """What has become of the segment, if it has no name any more or was changed by somebody else. One fstat."""
+        """An error if the segment has lost its name or was changed by another program, else None. One fstat."""
         active = self.active
         try:
             active.look(active.file_position(end))
@@ -321,22 +320,22 @@ class TailWriter(Unique):
         return None
 
     def find_moved(self, *, thorough: bool = False) -> LogMovedError | None:
-        """What has become of the directory or the watermark, if they are no longer what the path names. One lstat.
+        """An error if the path no longer leads to the directory or the watermark, else None. One lstat.
 
-        If thorough, also whether the segment alone was moved elsewhere. Takes no lock.
+        If `thorough`, it also checks if only the segment was moved. Takes no lock.
         """
         active, place = self.active, self.place
         try:
             if thorough and not place.exists(segment_name(active.base_offset)):
                 return LogMovedError(active.path, "was moved elsewhere", kept=True)
             if self._watermark.is_named():
-                # Of a copy that was made of links the files are the same, and the directory is not.
+                # In a copy made of hard links the files are the same, but the directory is not.
                 if active.links == 1 or place.is_named():
                     return None
             elif place.is_named():
                 path = place.path_of(WATERMARK)
                 return LogMovedError(path, "was removed, or another file put in its place", kept=True)
-        except PermissionError:  # this process may have given up the right to look there, as a daemon does
+        except PermissionError:  # this process may have dropped its right to look there, as daemons do
             return None
         except OSError as error:
             raise StorageIOError(place.path, error, "looking whether it is still there") from error
@@ -345,14 +344,14 @@ class TailWriter(Unique):
     # --- failure -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise what has made the log impossible to write, if anything has."""
+        """Raise the failure that stops writing, if there is one."""
         if isinstance(self.failure, LogMovedError):
             raise self.failure.again()
         if self.failure is not None:
             raise WriterFailedError(self.active.path, self.failure) from self.failure
 
     def fail(self, moved: LogMovedError) -> NoReturn:
-        """Write nothing more, because the files are not where readers look; readers in this process are woken."""
+        """Stop writing, because the files are not where readers look. Wakes readers in this process."""
         self.failure = moved.again()
         self._wake()
         raise moved
@@ -372,18 +371,18 @@ class TailWriter(Unique):
         dropped = [base for base in self._index.bases() if base < base_offset]
         log_start = self._watermark.mark.log_start_offset
         if not log_start <= base_offset <= self.active.base_offset or not dropped:
-            return []  # below the log start: decided before another pass dropped more
+            return []  # below the log start: another pass has already dropped it
         self.publish(log_start=base_offset)
         self.sync_watermark()
         self.publish()  # into the other slot: if either rots, the other knows
         self.sync_watermark()  # before a file goes: a torn write may leave either slot alone
         names = [segment_name(base) for base in dropped]
         for name in names + [producers_name(base) for base in dropped if base in self._with_file]:
-            with suppress(FileNotFoundError):  # a pass that an interrupt or a failure ended got so far
+            with suppress(FileNotFoundError):  # an earlier pass that was interrupted or failed has removed it
                 self.place.unlink(name)
         self._with_file.difference_update(dropped)
         self.place.sync()
-        self._index.drop_before(base_offset)  # at last: what a pass has left, the next one still knows
+        self._index.drop_before(base_offset)  # last: the next pass still knows the files that this one left
         return list(map(self.place.path_of, names))
 
     # --- end ---------------------------------------------------------------------------------------
@@ -394,5 +393,5 @@ class TailWriter(Unique):
         return [*retired, self.active.fd, self._watermark.fileno()]
 
     def abandon_in_child(self) -> None:
-        """After a fork: a thread that the child does not have may hold the lock."""
+        """After a fork: make a new lock, because a thread of the parent may hold the old one."""
         self._mark_lock = threading.Lock()
