@@ -46,7 +46,7 @@ def forge(tmp_path: Path) -> Forge:
     def make(place: int, count: int = 1, *, timestamp: int = NOW, size: int = 32) -> bytes:
         other = tmp_path / f"other-{next(_numbers)}"
         make_topic(other, TopicConfig(**QUIET))
-        with Topic.open(other, **OPENED) as topic:
+        with testing.open_topic(other, **OPENED) as topic:
             if place:
                 topic.append(bytes(place - VALUE_AT), sync=True)
             assert topic.partition(0).log_end_offset == place

@@ -526,7 +526,7 @@ def test_options_are_known_in_any_case_and_have_defaults() -> None:
         ({"owner": "me", "provider": "loglib"}, "make a temporary view"),
         ({"subscribe": "a", "assign": "{}"}, "give one of the options subscribe, subscribePattern and assign"),
         ({"subscribe": "a,,b"}, "different names separated by commas"),
-        ({"subscribePattern": "("}, "no regular expression"),
+        ({"subscribePattern": "("}, "is not a regular expression"),
         ({"assign": '{"a": 1}'}, "must be JSON of partitions by topic"),
         ({"assign": '{"a": [1, 1]}'}, "must be JSON of partitions by topic"),
         ({"assign": "[]"}, "must be JSON of partitions by topic"),

@@ -201,7 +201,6 @@ class Topic(Shown):
             "durability": durability, "batch_bytes": batch_bytes, "batch_records": batch_records,
             "max_record_bytes": max_record_bytes, "permissions": permissions,
         }  # fmt: skip
-        given = {name: value for name, value in given.items() if value is not None}
         if segment_age is not ...:
             given["segment_age"] = segment_age
         if producer_expiry is not ...:
@@ -759,7 +758,8 @@ def open_topic(
     """
     if mode not in ("a", "r"):
         raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
-    given: dict[str, Any] = {**policies}
+    by_default = {name for name, value in policies.items() if value is None} - {"segment_age", "producer_expiry"}
+    given: dict[str, Any] = {name: value for name, value in policies.items() if name not in by_default}
     if partitions is not None:
         given["partitions"] = partitions
     if partitioner is not None:
