@@ -403,3 +403,35 @@ def test_check_of_a_log_start_inside_a_segment_never_ended(open_topic: Open, pat
         report = reading.verify()
         assert [each.offsets for each in report.damage if each.offsets] == [range(inside, first.end_offset)]
         assert report.records == 6
+
+
+class Unlisted(UnsyncedFiles):
+    """Says once, after `act`, that the directory of a partition is none."""
+
+    act: Callable[[], object] | None = None
+
+    def is_directory(self, path: str, **within: Any) -> bool:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+        return act is None and super().is_directory(path, **within)
+
+
+def test_verify_of_a_partition_that_cannot_be_listed_says_so(open_topic: Open, path: Path) -> None:
+    fill(open_topic)
+    files = Unlisted()
+    with testing.open_topic(path, mode="r", files=files) as reading:
+        files.act = lambda: None
+        (damage,) = reading.partition(0).verify().damage
+        assert (damage.path, damage.found) == (str(path / "0000"), "something else")
+        assert reading.partition(0).verify().damage == ()
+
+
+def test_damage_met_while_retention_drops_begins_the_check_again(open_topic: Open, path: Path) -> None:
+    fill(open_topic)
+    files = Unlisted()
+    with Topic.open(path) as topic, testing.open_topic(path, mode="r", files=files) as reading:
+        second = topic.partition(0).segments[1].base_offset
+        files.act = lambda: topic.partition(0).delete_before(second)
+        report = reading.partition(0).verify()
+        assert report.damage == () and report.records == 6
