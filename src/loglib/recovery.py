@@ -1,19 +1,19 @@
-"""Recovery: what a writer does to a partition before it trusts it, and what every reader may assume.
+"""Recovery: what a writer does to a partition before it appends, and what every reader may assume.
 
-Invariant: only bytes that were never promised are cut, and they are kept aside; damage below the
-durable end raises `CorruptLogError` and changes nothing. Recovery may itself crash at any point and
-be run again: it rewrites bytes with themselves, cuts only what it has copied, and publishes last.
+Invariant: recovery cuts only bytes that were never promised, and keeps a copy of them. Damage below the
+durable end raises `CorruptLogError` and changes nothing. Recovery may crash at any point and be run again:
+it overwrites bytes with the same bytes, cuts only bytes that it has copied, and publishes last.
 
-    D = the largest of: the watermark's durable end, the base of the last segment, and what any whole
-        batch above says was durable when it was made
+    D = the largest of: the watermark's durable end, the base of the last segment, and the `durable_up_to`
+        of any whole batch above
     p = the first offset, from D on, at which no valid batch begins
 
-    p < D, or a segment missing, cut or swapped     corruption: raise, touch nothing
-    bytes above p                                   torn tail: copy aside, cut, go on
+    p < D, or a segment missing, cut or swapped     corruption: raise, change nothing
+    bytes above p                                   torn tail: copy aside, cut, continue
     bytes in [D, p)                                 whole but never synced: write them again, then sync,
-                                                    since after a failed fsync the page cache lies
+                                                    because after a failed fsync the page cache lies
 
-Only the bytes above the watermark are read, and a few batch headers below it.
+It reads only the bytes above the watermark, and a few batch headers below it.
 """
 
 from __future__ import annotations
@@ -55,44 +55,44 @@ __all__ = [
 
 logger = logging.getLogger("loglib")
 
-QUARANTINE_BYTES = 64 << 20  # the most of a torn tail that is kept aside; a tail is a few flushes long
+QUARANTINE_BYTES = 64 << 20  # the most bytes of a torn tail that are copied aside; a tail is a few flushes long
 _BLOCK_BYTES = 1 << 20
 _LAST_EPOCH = (1 << 32) - 1
-_PAGE_BYTES = 1 << 16  # the largest that a system has
+_PAGE_BYTES = 1 << 16  # the largest page size of any system
 
 
 class Tail(NamedTuple):
-    """Where the next batch goes, and what its header says of the log before it."""
+    """Where the next batch is written, and the facts about the log before it for its header."""
 
     end: int  # base offset of the next batch
-    last_batch: int  # base offset of the one before it; `end` if the log has none
+    last_batch: int  # base offset of the batch before it; `end` if the log has none
     previous_crc: int
     append_time: int
     running_max_timestamp: int  # in the log
     segment_max_timestamp: int  # in the segment of the batch before
-    writer_epoch: int  # of the writer that came before
+    writer_epoch: int  # of the previous writer
     jumps: Jumps | None = None  # of the last batch
     producers_in_segment: bool = False  # whether a batch before this in the segment names a producer
-    records: int = 0  # appended through this handle so far
-    produced: tuple[tuple[Producer, range], ...] = ()  # who wrote the last batches, and their offsets, if not yet noted
+    records: int = 0  # appended by this writer so far
+    produced: tuple[tuple[Producer, range], ...] = ()  # producers and offsets of the last batches, if not yet noted
 
 
 class Recovery(NamedTuple):
     """What recovery found and did; all zero after a clean close."""
 
-    cut_bytes: int  # of a torn tail, cut off
-    rewritten_bytes: int  # whole but unsynced, written again
-    quarantine: str | None  # file that keeps the bytes cut
+    cut_bytes: int  # bytes of a torn tail, cut off
+    rewritten_bytes: int  # bytes of whole but unsynced batches, written again
+    quarantine: str | None  # the file that keeps the cut bytes
     watermark_lost: bool  # neither slot was whole: the last segment was scanned instead
 
     @property
     def clean(self) -> bool:
-        """Whether there was nothing to mend."""
+        """Whether there was nothing to repair."""
         return not (self.cut_bytes or self.rewritten_bytes or self.watermark_lost)
 
 
 class Recovered(NamedTuple):
-    """A partition ready to be written to."""
+    """A partition that is ready for appending."""
 
     headers: dict[int, SegmentHeader]  # by base offset
     tail: Tail
@@ -104,10 +104,10 @@ class Recovered(NamedTuple):
 def list_segments(files: Files, directory: str) -> dict[int, int]:
     """Base offset and file size in bytes of each segment, in order of offset.
 
-    `LogMovedError` if the directory is gone with the one that it was in.
+    `LogMovedError` if the directory and its parent are gone.
     """
     try:
-        if not files.is_directory(directory):  # a link planted there would have us lock and write elsewhere
+        if not files.is_directory(directory):  # behind a planted link, the writer would lock and write elsewhere
             raise CorruptLogError(directory, 0, "something else", "a directory, and no link to one")
         return _segments_of(files.sizes(directory))
     except FileNotFoundError as error:
@@ -135,7 +135,7 @@ def load_headers(directory: Directory, segments: dict[int, int], identity: Ident
 
 
 def check_link(path: str, header: SegmentHeader, previous_base: int, previous_bytes: int) -> None:
-    """Check that the segment follows the one that stands before it in the directory."""
+    """Check that the segment follows the previous segment in the directory."""
     if header.previous_base_offset != previous_base or header.previous_bytes != previous_bytes:
         raise CorruptLogError(
             path,
@@ -148,7 +148,7 @@ def check_link(path: str, header: SegmentHeader, previous_base: int, previous_by
 
 
 def proven_end(reader: SegmentReader) -> tuple[int, int]:
-    """What the last segment itself proves to be durable, and the last batch of that, for when the watermark is lost."""
+    """The durable end that the last segment proves without a watermark, and the last batch below that end."""
     end, tail = reader.base_offset, reader.header.previous_batch
     later: deque[tuple[int, int]] = deque()  # (base, end) of the batches that are not known to be durable
     for header in proven_headers(reader, reader.base_offset, reader.end_of_file()):
@@ -160,7 +160,7 @@ def proven_end(reader: SegmentReader) -> tuple[int, int]:
 
 
 def recover(directory: Directory, identity: Identity, permissions: int) -> Recovered:
-    """Bring the partition to a state in which appending is safe. The caller holds the writer lock of the directory."""
+    """Make appending to the partition safe. The caller holds the writer lock of the directory."""
     files = directory.files
     _check_place(directory)
     mark = _read_mark(directory, identity)
@@ -185,9 +185,9 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     given_up = [segment_name(base) for base in found if base < log_start]  # by retention, before a crash
     names = directory.names()
     half_made = [name for name in names if name.endswith(".tmp")]
-    alone = [name for name in names if parse_producers_name(name) not in (None, *segments)]  # of no segment
+    alone = [name for name in names if parse_producers_name(name) not in (None, *segments)]  # their segment is gone
     for name in given_up + half_made + alone:
-        if not directory.is_directory(name):  # whatever that is, it is not ours
+        if not directory.is_directory(name):  # loglib makes no directory of such a name
             directory.unlink(name)
     directory.sync()
     report = Recovery(torn_bytes, valid_end - durable_end, quarantine, mark is None)
@@ -201,7 +201,7 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
             ", rebuilt the watermark" if report.watermark_lost else "",
         )
     if mark is not None:
-        # With durability "os" readers had more than the disk has kept.
+        # With durability "os" readers may have seen more than the disk has kept.
         if mark.flushed_end > valid_end:
             mark = mark._replace(flushed_end=valid_end, flushed_tail=tail.last_batch)
         return Recovered(headers, tail, mark, report, producers)
@@ -238,7 +238,7 @@ def _tail_after(last: Header, reader: SegmentReader) -> Tail:
 
 
 def _check_place(directory: Directory) -> None:
-    """Check that the directory is where it was opened: writing to one that readers do not find would be in vain."""
+    """Check that the directory is still at its path: readers would not find records in a moved one."""
     if not directory.is_named():
         if directory.files.exists(directory.path) and not directory.files.is_directory(directory.path):
             raise CorruptLogError(directory.path, 0, "something else", "a directory, and no link to one")
@@ -262,7 +262,7 @@ def measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
     start = _tail_before(reader) if mark is None else tail_at(reader, durable_end, last_batch)
     tail, fault = valid_prefix(reader, start, end_of_file)
     if fault is not None:
-        # A batch further on may prove that the bad bytes were durable: then they are no torn tail.
+        # A later batch may prove that the bad bytes were durable. Then they are corruption, and not a torn tail.
         later = proven_headers(reader, tail.end, end_of_file)
         if mark is None:
             later = chain(later, likely_headers(reader, tail.end, end_of_file))
@@ -274,7 +274,7 @@ def measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
 
 
 def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, CorruptLogError | None]:
-    """(the tail of the whole batches that follow each other from the tail, what is wrong behind them)."""
+    """The tail after the last whole batch that follows in the chain from `tail`, and the fault after it, if any."""
     while tail.end < end:
         try:
             for batch in reader.batches(tail.end, end, block_bytes=_BLOCK_BYTES):
@@ -292,7 +292,7 @@ def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, Cor
 def _mend(
     directory: Directory, reader: SegmentReader, *, durable_end: int, valid_end: int, torn_bytes: int
 ) -> str | None:
-    """Keep the torn tail aside, cut it, write the unsynced batches again and sync; returns the file kept."""
+    """Copy the torn tail aside, cut it, write the unsynced batches again and sync; returns the path of the copy."""
     if not torn_bytes and valid_end == durable_end:
         return None
     quarantine = None
@@ -310,13 +310,13 @@ def _mend(
 
 
 def rewrite(files: Files, fd: int, start: int, end: int) -> None:
-    """Write bytes [start, end) of the file over themselves and sync them.
+    """Overwrite bytes [start, end) of the file with the same bytes, and sync them.
 
-    A second fsync after a failed one succeeds without writing anything; dirtying the pages anew is
-    the only way to have them written. They must not be the same pages: ext4 takes those that it
-    failed to write for written, and never records that their blocks hold data, so that they read as
-    zeros after a restart. So whole pages are read and dropped before they are written. A crash in
-    between harms nothing, and repeating it all is harmless: same bytes, same place.
+    A second fsync after a failed one succeeds without writing anything. Only pages that are dirtied again are
+    written. They must not be the same pages: ext4 treats pages that it failed to write as written, and never
+    records that their blocks hold data. Such blocks read as zeros after a restart. So whole pages are read and
+    dropped from the cache before they are written. A crash in between is harmless, and so is a repetition: the
+    same bytes go to the same place.
     """
     while start < end:
         block_end = min(end, _whole_pages(start + _BLOCK_BYTES))
@@ -331,7 +331,7 @@ def rewrite(files: Files, fd: int, start: int, end: int) -> None:
 
 
 def _whole_pages(position: int) -> int:
-    """The position, or the next one at which a page ends."""
+    """The position, rounded up to the end of a page."""
     return -(-position // _PAGE_BYTES) * _PAGE_BYTES
 
 
@@ -341,7 +341,7 @@ def _keep_aside(directory: Directory, name: str, fd: int, start: int, size_bytes
     try:
         copy = directory.create(kept, 0o600, exclusive=False)
         try:
-            files.ftruncate(copy, 0)  # of an earlier crash at the same place
+            files.ftruncate(copy, 0)  # an earlier crash at the same place may have left a copy
             files.copy_range(fd, copy, start=start, end=start + size_bytes, at=0)
             files.datasync(copy)
         finally:
@@ -358,7 +358,7 @@ def _keep_aside(directory: Directory, name: str, fd: int, start: int, size_bytes
 
 
 def _rebuild_watermark(directory: Directory, identity: Identity, permissions: int, mark: Mark) -> None:
-    """Write the mark into both slots, in place: readers that have the lost file open shall see it. Synced."""
+    """Write the mark into both slots, in place, so that readers with the file open see it. Synced."""
     files = directory.files
     fd = directory.create(WATERMARK, permissions, exclusive=False)
     try:

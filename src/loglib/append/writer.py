@@ -1,23 +1,23 @@
 """Writer: the appending side of one partition, from a record to a durable, visible batch.
 
 Invariant: appended records gather in one open batch, and their offsets are known at once. The batch
-also holds the tail of the log that it will follow. The state moves on by one assignment of a new
-`OpenBatch`, so an interrupt at any instruction leaves the old state or the new one, and writing again
-overwrites the same bytes.
+also holds the tail of the log that it will follow. One assignment of a new `OpenBatch` changes the state.
+So an interrupt at any instruction leaves the old state or the new one, and a repeated write overwrites the
+same bytes.
 
     append      buffered here: at most one batch per partition is in memory
     write       a full batch, or the batch that a flush closes: handed to the system (see tail.py)
     flush       fdatasync, then the watermark: synced, acknowledged, visible to readers
 
-Failures: after a write that fails, as on a full disk, the file is cut back and the open batch is
+Failures: after a failed write (on a full disk, for example) the file is cut back and the open batch is
 dropped; the error names its offsets. After a failed fsync the writer refuses every call
-(`WriterFailedError`). It does the same when its files were moved, removed or changed by another program
-(`LogMovedError`): each write and each flush looks for that.
+(`WriterFailedError`). It also refuses every call if another program has moved, removed or changed its files
+(`LogMovedError`): each write and each flush checks that.
 
 Threads: any number may append and flush. `lock` guards the open batch and the active segment. It is
 held while a batch is written, and never during the sync of a flush. `_turn` is held during the sync:
-the thread that has it syncs for all that wait (group commit). Order: _turn, lock, the lock of a
-publication (tail.py); before all of them, the lock of a pass of retention (keeper.py).
+the thread that has it syncs for all waiting threads (group commit). Locks are acquired in this order: the
+lock of a retention pass (keeper.py), _turn, lock, the lock of a publication (tail.py).
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ from .tail import NewBatch, TailWriter
 
 __all__ = ["WRITER_DESCRIPTORS", "Timer", "Writer"]
 
-WRITER_DESCRIPTORS = 3  # that a writer keeps open: its directory, the segment and the watermark
+WRITER_DESCRIPTORS = 3  # open files of a writer: its directory, the segment and the watermark
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# How far a background flush may fall behind the flush policy before appenders flush themselves:
-# back-pressure, and the bound on what a crash can take.
+# How many times the flush policy's limit may be unflushed before appending threads flush themselves.
+# This is back-pressure, and it limits what a crash can lose.
 _LAG_ALLOWED = 4
 
 _in_child = in_child()
 
 
 class Timer(Protocol):
-    """What a writer tells the thread that keeps the flush interval."""
+    """The writer's view of the thread that keeps the flush interval."""
 
     def touch(self) -> None:
         """There are records to flush within the interval."""
@@ -83,10 +83,10 @@ class Timer(Protocol):
 
 
 class Writer(Unique):
-    """The one writer of a partition; holds its lock file from construction to `close`.
+    """The one writer of a partition. It holds the partition's lock from construction to `close`.
 
-    Construction recovers the partition (see recovery.py) and raises `LockedError` or
-    `CorruptLogError` without having changed anything.
+    Construction recovers the partition (see recovery.py). If it raises `LockedError` or `CorruptLogError`,
+    it has changed nothing.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Writer(Unique):
         self._turn = Turn()
         self._flushed_records = 0
         self._asked = (0, 0)  # records and end of the log when a flush was last asked for
-        self._buried = False  # whether what a failure has taken with it is owed
+        self._buried = False  # whether the records that a failure has lost are already owed
         self._closed: LogClosedError | None = None
-        self._to_close: Iterator[tuple[Callable[[int], object], int]] | None = None  # set when closing has begun
+        self._to_close: Iterator[tuple[Callable[[int], object], int]] | None = None  # set when closing begins
         self._held = writer_lock.acquire(files, os.path.join(directory, writer_lock.NAME), config.permissions)
         try:
             self.disk = TailWriter(self._held.directory, identity, config, index=index, moment=self._clock.moment)
@@ -122,7 +122,7 @@ class Writer(Unique):
             self._held.release()
             raise
 
-    # --- what others may know ------------------------------------------------------------------
+    # --- facts for other modules ---------------------------------------------------------------
 
     @property
     def flushed_end(self) -> int:
@@ -131,12 +131,12 @@ class Writer(Unique):
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next record will get, buffered ones counted."""
+        """The offset that the next record will get, after the buffered records."""
         batch = self.batch
         return batch.tail.end + len(batch.values)
 
     def mark(self) -> Mark:
-        """What has been published last; raises if the writer is closed, or its files are not where readers look."""
+        """The last publication; raises if the writer is closed, or if its files are not where readers look."""
         if self._closed is not None:
             raise self._closed
         if isinstance(self.disk.failure, LogMovedError):
@@ -144,11 +144,11 @@ class Writer(Unique):
         return self.disk.mark
 
     def is_moved(self) -> bool:
-        """Whether the paths lead elsewhere. Takes no lock: a reader may ask in a signal handler."""
+        """Whether the paths lead to other files. Takes no lock: a reader may ask in a signal handler."""
         return self.disk.find_moved() is not None
 
     def is_in(self, directory: Directory) -> bool:
-        """Whether the partition's directory, which is locked, is one of those in this directory."""
+        """Whether this directory contains the partition's locked directory."""
         return self.disk.place.is_at(self.directory, dir_fd=directory.fd)
 
     def last_sequence(self, producer_id: int) -> int | None:
@@ -159,11 +159,11 @@ class Writer(Unique):
             return self.disk.producers.last_sequence(producer_id)
 
     def listen(self, waiter: Wakeable) -> None:
-        """Wake the waiter after every publication, from the thread that flushed, while it lives."""
+        """Wake the waiter after every publication, from the flushing thread, while the waiter exists."""
         self.disk.listen(waiter)
 
     def use(self, config: TopicConfig) -> None:
-        """Go on by these policies; what is in the open batch by those under which it was appended."""
+        """Use these policies from now on. The records in the open batch are written by the old ones."""
         try:
             with self.lock:
                 self.check_usable()
@@ -176,7 +176,7 @@ class Writer(Unique):
             raise
 
     def _go_by(self, config: TopicConfig) -> None:
-        codec = codec_id(config.compression)  # which may need a package that is not installed
+        codec = codec_id(config.compression)  # first: it raises if the codec's package is not installed
         self._config, self._codec = config, codec
         self._takes_any_size = config.max_record_bytes >= config.batch_bytes
 
@@ -185,7 +185,7 @@ class Writer(Unique):
     def append(self, columns: Columns, size_bytes: int, *, sync: bool = False) -> range:
         """Add a few records to the open batch; returns their offsets. `size_bytes`: of values and keys.
 
-        An error says in `appended` if they are in all the same: what failed then concerns others.
+        If they were appended although the call raises an error, its `appended` has their offsets.
         """
         offsets: range | None = None
         batch = self.batch
@@ -215,11 +215,11 @@ class Writer(Unique):
         return offsets
 
     def append_body(self, body: Body, *, producer: Producer = NO_PRODUCER) -> range:
-        """Write encoded records as one batch of their own; returns their offsets.
+        """Write encoded records as a separate batch; returns their offsets.
 
-        With a producer, a batch that it has appended before is not written again: the offsets of
-        the first time are returned. `LogError` if the sequence is older than its last one. An error
-        says in `appended` if they are in all the same.
+        With a producer, a batch that it has appended before is not written again: the call returns the
+        offsets of the first time. `LogError` if the sequence is older than the producer's last one. If the
+        records were appended although the call raises an error, its `appended` has their offsets.
         """
         offsets: range | None = None
         try:
@@ -246,9 +246,9 @@ class Writer(Unique):
     def adopt(self, batches: Sequence[tuple[Header, Buffer]], *, preserve_offsets: bool) -> range:
         """Append batches that were encoded elsewhere and checked by the caller; returns the range that they fill.
 
-        Those that share a segment are written together: all or none of them are in the log after an error,
-        whose `appended` has the ranges of those that are. With `preserve_offsets` the first one's base
-        offset must be this log's end, or `InvalidOffsetError`.
+        Batches that share a segment are written together: after an error either all or none of them are in the
+        log. The error's `appended` has the ranges of the appended batches. With `preserve_offsets` the base
+        offset of the first batch must be this log's end, or `InvalidOffsetError` is raised.
         """
         ranges: list[range] = []
         try:
@@ -273,7 +273,7 @@ class Writer(Unique):
         return range(start, end)
 
     def _parts(self, batches: Sequence[tuple[Header, Buffer]]) -> Iterator[list[NewBatch]]:
-        """The batches as they share segments. A producer whose numbers do not rise is not believed."""
+        """The batches of each segment together. A producer whose numbers do not rise is ignored."""
         self.disk.note_producers(self.batch.tail)
         known: dict[int, int] = {}
         part: list[NewBatch] = []
@@ -281,7 +281,7 @@ class Writer(Unique):
         for header, body in batches:
             producer = Producer(header.producer_id, header.producer_sequence)
             if producer.sequence <= known.get(producer.id, -1) or not self.disk.producers.is_news(producer):
-                producer = NO_PRODUCER  # of another partition, say: its batches here are no producer's
+                producer = NO_PRODUCER  # for example the producer of another partition
             else:
                 known[producer.id] = producer.sequence
             if part and size + header.length > self.disk.segment_bytes():
@@ -293,25 +293,25 @@ class Writer(Unique):
 
     # --- what is owed ----------------------------------------------------------------------------
     #
-    # Whatever is lost is owed first: in the same assignment that drops it, the open batch gets the error that
-    # names it. It is paid when a call raises that error, or another one that names it too. So nothing goes
-    # untold if an interrupt comes between, or if it was lost in the background; and nothing is told twice.
+    # A loss is owed before it is reported. The assignment that drops the open batch also gives the new batch the
+    # error that names the lost records. A call pays the debt when it raises this error, or another error that also
+    # names these records. So each loss is reported exactly once, even after an interrupt or a background failure.
 
     def raise_soon(self, error: LogError) -> None:
-        """Have the next call raise what went wrong in the background."""
+        """Let the next call raise an error of the background."""
         with self.lock:
             self._bury()
             self.batch.owe(error)
 
     def check_usable(self) -> None:
-        """Raise whatever stands against writing."""
+        """Raise the error that forbids writing, or the owed error, if there is one."""
         self._check_alive()
         if self.batch.owed is not None:
             error, self.batch.owed = self.batch.owed, None
             raise error
 
     def _tell(self, error: BaseException, appended: range | None = None, batch: OpenBatch | None = None) -> None:
-        """Have the error that a call is about to raise name what is owed, and what the call has appended to `batch`."""
+        """Add to a call's error the owed error, and the records that the call has appended to `batch`."""
         if isinstance(error, LogError):
             with self.lock:
                 self._bury()
@@ -324,7 +324,7 @@ class Writer(Unique):
             tell_appended(error, [OffsetRange(self.partition, appended)])
 
     def _bury(self) -> None:
-        """If the writer has failed: owe what that takes with it, once."""
+        """If the writer has failed: owe an error that names the lost records, once."""
         failure = self.disk.failure
         if failure is None or self._buried or self._closed is not None:
             return
@@ -337,7 +337,7 @@ class Writer(Unique):
             if self.disk.active.ends_at(end):
                 error.lost = (OffsetRange(self.partition, range(end, end + len(batch.values))),)
                 batch.lost = error
-            else:  # a write that failed or was interrupted has left bytes, and recovery may find them whole
+            else:  # a failed or interrupted write has left bytes, which recovery may find whole
                 end += len(batch.values)
         if durable_end < end:
             error.in_doubt = (OffsetRange(self.partition, range(durable_end, end)),)
@@ -352,7 +352,7 @@ class Writer(Unique):
             raise self._closed
 
     def _ask_if_due(self) -> bool:
-        """Whether a flush is due; then what is to be flushed is written, and the count begins anew."""
+        """Whether a flush is due. If so, the open batch is written and the count starts again."""
         if not self._flush_due():
             return False
         self._seal()
@@ -360,7 +360,7 @@ class Writer(Unique):
         return True
 
     def _flush_due(self) -> bool:
-        """Whether the flush policy's limits have been reached since the last flush, or the last asking for one."""
+        """Whether a limit of the flush policy has been reached since the last flush, or the last request for one."""
         policy, batch = self._config.flush, self.batch
         records, size = self._unflushed()
         if policy.records is not None and records + len(batch.values) >= policy.records:
@@ -368,7 +368,7 @@ class Writer(Unique):
         return policy.bytes is not None and size + batch.buffered_bytes() >= policy.bytes
 
     def _unflushed(self) -> tuple[int, int]:
-        """Records and bytes written and neither flushed nor about to be."""
+        """The number of records and bytes that are written, not flushed, and for which no flush was requested."""
         tail = self.batch.tail
         return tail.records - max(self._flushed_records, self._asked[0]), tail.end - max(
             self.flushed_end, self._asked[1]
@@ -401,14 +401,14 @@ class Writer(Unique):
         return OpenBatch(tail, self.partition, any_size=self._takes_any_size, owed=self.batch.owed)
 
     def _records_wanted(self) -> int:
-        """How many records the next batch takes until it is full or a flush is due."""
+        """The number of records that the next batch takes until it is full or a flush is due."""
         limit, records = self._config.batch_records, self._config.flush.records
         if records is None:
             return limit
         return min(limit, records - self._unflushed()[0] % records)
 
     def _bytes_wanted(self) -> int:
-        """How many bytes the next batch takes until it is full or a flush is due."""
+        """The number of bytes that the next batch takes until it is full or a flush is due."""
         limit, due = self._config.batch_bytes, self._config.flush.bytes
         return limit if due is None else min(limit, due - self._unflushed()[1] % due)
 
@@ -428,26 +428,26 @@ class Writer(Unique):
             self.disk.fail(error)
         except OSError as error:
             self._cut_back(error)
-        self.batch = self._open_batch(tail)  # the one assignment by which the writing has happened
+        self.batch = self._open_batch(tail)  # this one assignment makes the write count
         return ranges
 
     def _cut_back(self, error: OSError) -> NoReturn:
-        """Undo a write that failed: the open batch is lost, the writer stays usable."""
+        """Undo a failed write: the open batch is lost, the writer stays usable."""
         batch, path = self.batch, self.disk.active.path
         self.disk.cut_back(batch.tail.end)
         failure: LogError
-        if isinstance(error, LogError):  # the roll failed, and has said why
+        if isinstance(error, LogError):  # the roll failed, and its error has the reason
             failure = error
         elif error.errno in _FULL:
             failure = StorageFullError(path, error)
         else:
             failure = StorageIOError(path, error, "writing a batch")
-        batch.lost = failure  # for those who wait for their records to be flushed
+        batch.lost = failure  # for threads that wait until their records are flushed
         self._drop(failure)
         raise failure from error
 
     def _drop(self, failure: LogError) -> None:
-        """Give up the open batch, whose records the failure is to name."""
+        """Drop the open batch, and name its records in the failure."""
         batch = self.batch
         if batch.values:
             end = batch.tail.end
@@ -457,7 +457,7 @@ class Writer(Unique):
         self.batch = following
 
     def roll(self, *, older_than_us: int | None = None) -> bool:
-        """Begin a new segment if the active one has records and is at least so old; says if it did."""
+        """Begin a new segment if the active one has records and is at least that old. True if it did."""
         try:
             return bool(self._turn.take(lambda: self._roll_if_due(older_than_us)))
         except LogError as error:
@@ -480,19 +480,19 @@ class Writer(Unique):
             except OSError as error:
                 self._cut_back(error)
             self.disk.close_retired()
-            self.disk.rolled = False  # who rolls by hand, or by the clock, sees to retention as well
+            self.disk.rolled = False  # the callers of `roll` run retention themselves
             return True
 
     # --- flush -----------------------------------------------------------------------------------
 
     def flush(self, *, background: bool = False) -> None:
-        """Make all that was appended durable and visible.
+        """Make all appended records durable and visible.
 
-        Raises `StorageFullError` if the open batch could not be written and `WriterFailedError` if
-        it could not be synced; unless in the background, also what went wrong there before, when all is flushed.
+        Raises `StorageFullError` if the open batch could not be written and `WriterFailedError` if it could not
+        be synced. Without `background` it then also raises an owed error.
         """
         if background:
-            self._turn.take(self._flush_quietly)  # who calls that sees to what it raises
+            self._turn.take(self._flush_quietly)  # the caller handles its errors
         else:
             try:
                 self._turn.take(self._flush_all)
@@ -502,15 +502,15 @@ class Writer(Unique):
         self._tell_rolled()
 
     def _flush_record(self, offset: int, batch: OpenBatch | None = None) -> None:
-        """Make the record at `offset`, appended to `batch`, durable; another thread's flush may do it."""
+        """Make the record at `offset`, appended to `batch`, durable. Another thread's flush may do it."""
 
         def settled() -> bool:
             return offset < self.flushed_end or (batch is not None and batch.lost is not None)
 
-        self._turn.take(self._flush_quietly, unless=settled)  # closing may settle it, too: it has a turn like any flush
-        if batch is not None and batch.lost is not None:  # the offset may be flushed by now, but with another record
+        self._turn.take(self._flush_quietly, unless=settled)  # `close` also takes a turn, and may settle it
+        if batch is not None and batch.lost is not None:  # another record may have got the offset, and be flushed
             raise batch.lost.again() from batch.lost.__cause__
-        if isinstance(self.disk.failure, LogMovedError):  # another thread's flush has found that, and said it there
+        if isinstance(self.disk.failure, LogMovedError):  # another thread's flush found it and raised it there
             raise self.disk.failure.again()
         self._tell_rolled()
 
@@ -542,7 +542,7 @@ class Writer(Unique):
     # --- whether the files are where readers look ------------------------------------------------
 
     def check_place(self) -> None:
-        """`LogMovedError` if the paths lead to the writer's files no more, after which it refuses everything."""
+        """`LogMovedError` if the paths no longer lead to the writer's files. Then the writer refuses every call."""
         try:
             self._turn.take(self._check_place)
         except LogError as error:
@@ -557,7 +557,7 @@ class Writer(Unique):
                 self._leave(moved)
 
     def _leave(self, moved: LogMovedError) -> NoReturn:
-        """Make what was appended durable in the files that were moved, if that can be; refuse all from now on."""
+        """Make the appended records durable in the moved files, if these still exist; then refuse every call."""
         if moved.kept:
             self._seal()
             tail = self.batch.tail
@@ -566,7 +566,7 @@ class Writer(Unique):
         self.disk.fail(moved)
 
     def unflushed(self) -> bool:
-        """Whether there are records that a flush may still make visible."""
+        """Whether there are records that a flush can still make visible."""
         return self.disk.failure is None and self._closed is None and self.next_offset > self.flushed_end
 
     # --- retention ---------------------------------------------------------------------------------
@@ -590,8 +590,8 @@ class Writer(Unique):
     def close(self) -> None:
         """Flush, sync the watermark and release the partition. Released also when the flush fails.
 
-        When an interrupt ends it, it may be called again, and goes on. The error that it raises, of itself
-        or of the background, names the records that were appended and could not be written.
+        After an interrupt the caller may call it again, and it continues. It raises its own error, or an owed
+        one. The error names the appended records that could not be written.
         """
         closed = LogClosedError(f"{self.directory} is closed; open the topic again")
         self._turn.take(lambda: self._settle(closed))
@@ -605,8 +605,8 @@ class Writer(Unique):
             raise owed
 
     def _settle(self, closed: LogClosedError) -> None:
-        """Leave the files as a clean close does: nothing behind the end, everything synced."""
-        with self.lock:  # to the end: a record appended in between would be neither written nor refused
+        """Leave the files clean: no bytes after the end, everything synced."""
+        with self.lock:  # held to the end: a record appended in between would be neither written nor refused
             if self._closed is not None:
                 return
             try:
@@ -618,19 +618,19 @@ class Writer(Unique):
                 if tail.end > self.disk.mark.durable_end or active.in_doubt:
                     self.disk.sync(active, tail.end)
                     self.disk.publish(flushed=tail, durable=tail)
-                self.disk.publish(flushed=tail, durable=tail)  # both slots say the same of a log at rest
+                self.disk.publish(flushed=tail, durable=tail)  # now both slots have the same end
                 self.disk.sync_watermark()
                 if moved is not None:
                     self._leave(moved)
             except LogError as error:
                 self._bury()
-                self._drop(error)  # what could not be written, for whatever reason
+                self._drop(error)  # the records that could not be written
             except OSError as error:
                 self._drop(StorageIOError(self.directory, error, "closing"))
             self._closed = closed
 
     def _release(self, why: LogClosedError) -> None:
-        with self.lock:  # no thread may be writing to a file that is being closed
+        with self.lock:  # no thread may write to a file that is being closed
             self._closed = self._closed or why
             self.batch = OpenBatch(self.batch.tail, self.partition, owed=self.batch.owed)
             if self._to_close is None:
@@ -642,7 +642,7 @@ class Writer(Unique):
             _in_child.discard(self.abandon_in_child)
 
     def abandon_in_child(self, parent_pid: int) -> None:
-        """After a fork: the child's copies of the files go, buffers are the parent's to write."""
+        """After a fork: close the child's copies of the files. Only the parent writes the buffered records."""
         self.lock = threading.Lock()
         self._turn = Turn()
         self.disk.abandon_in_child()
