@@ -1,7 +1,7 @@
-"""Access: how a topic gets at one of its partitions: the log to read, and the writer, made at the first call for it.
+"""Access: a topic's access to one partition: the log for reading, and the writer, which the first call for it makes.
 
-Invariant: at most one writer is made for a partition, and none after the topic is closed. What goes wrong in the
-background is raised by the writer's next call.
+Invariant: at most one writer is made for a partition, and none after the topic is closed. The writer's next call
+raises an error of the background.
 
 Threads: safe for all; the writer is made under `Handles.opening`.
 """
@@ -27,7 +27,7 @@ __all__ = ["Access"]
 
 
 class Access(Unique):
-    """The log of a partition, and its writer if this process has it."""
+    """The log of a partition, and its writer if this process has one."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Access(Unique):
         self.keeper = keeper
         self._files = files
         self._writable = writable
-        self._check = check  # raises if this topic must not be written any more; asked when the writer has its lock
+        self._check = check  # raises if this topic must not be written any more; called when the writer has its lock
         self._writer: Writer | None = None
         keeper.add(self.log)
 
@@ -59,13 +59,13 @@ class Access(Unique):
 
     @property
     def open_writer(self) -> Writer | None:
-        """The writer, if this process has it."""
+        """The writer, if this process has one."""
         return self._writer
 
     def writer(self, *, wait: bool = True) -> Writer:
-        """The writer, whose lock is taken at the first call; `LockedError` if another process has it.
+        """The writer. The first call takes its lock; `LockedError` if another process has the lock.
 
-        Unless `wait` is False, a process that has it only to run retention is waited for.
+        Unless `wait` is False, it waits for a process that has the lock only to run retention.
         """
         if self._writer is not None:
             return self._writer
@@ -73,7 +73,7 @@ class Access(Unique):
             raise ReadOnlyError(self.directory)
         with self.handles.opening:
             self.handles.check_open()
-            if self._writer is None:  # still, now that no other thread is opening it
+            if self._writer is None:  # another thread may have made it before this one had the lock
                 writer = self._make_writer(wait=wait)
                 try:
                     if self._check is not None:
@@ -101,8 +101,8 @@ class Access(Unique):
             return Writer(*arguments, index=self.log.index, clock=self.clock)
 
     def use(self, config: TopicConfig) -> None:
-        """Go on by these policies."""
-        with self.handles.opening:  # or a writer that is just being made would not know
+        """Use these policies from now on."""
+        with self.handles.opening:  # without the lock, a writer that is just being made would miss them
             self.config = config
             if self._writer is not None:
                 self._writer.use(config)
@@ -118,7 +118,7 @@ class Access(Unique):
     # --- in the background -----------------------------------------------------------------------
 
     def keep_house(self) -> None:
-        """Do what is due by the clock: roll an old segment, then run retention."""
+        """Do the housekeeping that is due by the clock: roll an old segment, then run retention."""
         if self._writer is not None:
             self._in_background(self._roll_if_old)
             self._in_background(lambda: self.keeper.run(self.id))

@@ -1,12 +1,12 @@
-"""Description: `topic.json`, by which a topic's directory says what it is, and the making of one.
+"""Description: the file `topic.json` of a topic, and how a topic is created.
 
-Invariant: a directory that has a `topic.json` is a whole topic. It is built aside, every file and
-directory of it synced, and then renamed into place; of several processes that make it at once, one
-wins and the others use what it made.
+Invariant: a directory that has a `topic.json` is a whole topic. It is built aside, all its files and
+directories are synced, and then it is renamed into place. If several processes create it at once, one of
+them wins and the others use its topic.
 
 The file is JSON for people to read: format version, log id (a UUID, the salt of every checksum), and
-the policies by the names that `Topic.open` has for them. Readers leave alone what they do not know.
-A CRC over the text before it stands last: a flipped bit must not become another policy.
+the policies under their names in `Topic.open`. Readers ignore unknown names. The last value is a CRC of
+the text before it, so that a flipped bit does not become another policy.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
     beyond = partition_directory(path, config.partitions)
-    if "partitions" not in values or _has_records(files, beyond):  # to read fewer than there are would hide records
+    if "partitions" not in values or _has_records(files, beyond):  # with too small a number, records would be hidden
         raise CorruptLogError(name, 0, f"{config.partitions} partitions", f"the number of those in {path}")
     return log_id, config
 
 
 def _has_records(files: Files, directory: str) -> bool:
-    """Whether anything but an empty log is there; a crash in `add_partitions` leaves empty logs."""
+    """Whether the directory has more than an empty log. A crash in `add_partitions` leaves empty logs."""
     if not files.exists(directory):
         return False
     if not files.is_directory(directory):
@@ -102,7 +102,7 @@ def write(directory: Directory, log_id: bytes, config: TopicConfig) -> None:
 
 
 def _check_stored(config: TopicConfig) -> None:
-    """Refuse what would come back as something else, or not at all: a topic that nobody can open again."""
+    """Refuse policies that would be read back differently, or not at all: the topic could not be opened again."""
     try:
         again = TopicConfig.from_json(json.loads(json.dumps(config.to_json())))
     except (ValueError, TypeError, OverflowError) as error:
@@ -112,7 +112,7 @@ def _check_stored(config: TopicConfig) -> None:
 
 
 def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
-    """Make the topic aside and move it into place, whole. Synced, its name included."""
+    """Build the whole topic aside and move it into place. Synced, including its name."""
     if files.exists(path) and files.sizes(path):
         raise LogError(f"{path} holds files but no {NAME}; a topic is made in a new or an empty directory")
     codec_id(config.compression)
@@ -126,15 +126,15 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
 
 
 def put_in_place(files: Files, aside: str, path: str, build: Callable[[], object]) -> bool:
-    """Have a directory built aside and move it into place, whole; the name is not yet synced.
+    """Build a whole directory aside and move it into place; the name is not yet synced.
 
-    False if another process was quicker: then what that one has made counts.
+    False if another process was quicker: then its directory stays.
     """
     try:
         build()
         files.rename(aside, path)
     except OSError as error:
-        if files.exists(aside):  # or else the error of removing it would hide this one
+        if files.exists(aside):  # if it does not exist, the error of removing it would hide this one
             files.remove_tree(aside)
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
@@ -153,9 +153,9 @@ def _build(files: Files, aside: str, log_id: bytes, config: TopicConfig, *, now:
 
 
 def add_partitions(directory: Directory, log_id: bytes, config: TopicConfig, partitions: int, *, now: int) -> None:
-    """Give a topic more partitions, which are empty. Synced.
+    """Add empty partitions to a topic. Synced.
 
-    A crash leaves empty logs that `topic.json` does not count. They are used the next time.
+    A crash leaves empty logs that `topic.json` does not count. The next call uses them.
     """
     files, path = directory.files, directory.path
     grown = replace(config, partitions=partitions)
@@ -173,7 +173,7 @@ def add_partitions(directory: Directory, log_id: bytes, config: TopicConfig, par
 
 
 def make_partition(files: Files, path: str, identity: Identity, *, now: int, permissions: int) -> None:
-    """Put an empty log into a new directory: its watermark and its first segment. Synced, names included."""
+    """Create an empty log in a new directory: its watermark and its first segment. Synced, including the names."""
     first = encode_new(Mark.at_rest(0), identity.salt)
     with Directory.open(files, path) as directory:
         directory.write_new(WATERMARK, first, permissions)

@@ -1,8 +1,8 @@
-"""Handles: the readers and writers that a topic has open, and whether it is open itself.
+"""Handles: the readers and writers that a topic has open, and whether the topic itself is open.
 
-Invariant: once `closed` is set no writer is added. The topic, its partitions and its background thread
-all refer to the handles, and the handles refer to none of them: a topic that nobody refers to can be
-collected, and closes itself then. Its readers refer to it: it stays open for as long as one of them is used.
+Invariant: after `closed` is set, no writer is added. The topic, its partitions and its background thread
+refer to the handles. The handles refer to none of them, so garbage collection can free an unused topic, which
+then closes itself. The readers refer to the topic, so it stays open as long as one of them is used.
 
 Threads: safe for all; `opening` is held while a writer is made.
 """
@@ -21,22 +21,22 @@ __all__ = ["Handles"]
 
 
 class Handles(Unique):
-    """What one topic has open."""
+    """The open readers and writers of one topic."""
 
     def __init__(self) -> None:
         self.opening = threading.Lock()
-        self.topic: Callable[[], object] = lambda: None  # a weak reference to it
+        self.topic: Callable[[], object] = lambda: None  # a weak reference to the topic
         self.closed: LogClosedError | None = None
-        self.timer: Timer | None = None  # for the writers to come
+        self.timer: Timer | None = None  # for future writers
         self.writers: list[Writer] = []
-        self._readers: Listeners[[str]] = Listeners()  # and members of groups
+        self._readers: Listeners[[str]] = Listeners()  # readers, and members of groups
 
     def check_open(self) -> None:
         if self.closed is not None:
             raise self.closed
 
     def set_timer(self, timer: Timer | None) -> None:
-        """The timer that the writers, present and to come, are to touch; None: they flush by themselves."""
+        """Set the timer that present and future writers touch. None: they flush by themselves."""
         with self.opening:
             self.timer = timer
             for writer in self.writers:
@@ -47,18 +47,18 @@ class Handles(Unique):
         self.writers.append(writer)
 
     def track(self, end: Callable[[str], object]) -> object:
-        """Have a reader, or a member of a group, end when the topic is closed: call `end`, which is told why.
+        """Let a reader or a group member end when the topic is closed: `end` is called with the reason.
 
-        Returns the topic, for the reader to refer to: it closes itself when nobody does.
+        Returns the topic. The reader must refer to it, because a topic without references closes itself.
         """
         self._readers.add(end)
         return self.topic()
 
     def end_readers(self) -> list[Exception]:
-        """Tell all of them that the topic is closed; returns what they have raised."""
+        """Tell all readers that the topic is closed; returns the errors that they raised."""
         return self._readers.call(str(self.closed))
 
     def abandon_in_child(self, why: LogClosedError) -> None:
-        """After a fork: all of it is the parent's."""
+        """After a fork: only the parent may use the handles."""
         self.opening = threading.Lock()
         self.closed = why

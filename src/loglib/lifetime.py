@@ -1,18 +1,18 @@
-"""Lifetime: what becomes of open handles when the process forks, when it ends, and when closing fails midway.
+"""Lifetime: what happens to open handles when the process forks, when it ends, and when closing fails midway.
 
-Invariant: a forked child has abandoned its parent's handles before its own code runs, so that it neither writes nor
-unlocks what is the parent's. A process that ends in order has closed its topics. No handle is kept alive from here.
+Invariant: a forked child has abandoned its parent's handles before its own code runs, so it neither writes the
+parent's files nor unlocks them. A process that ends normally has closed its topics. This module keeps no handle alive.
 
     fork_lock         a lock that a fork waits for
     in_child          methods that a forked child calls, one kind of handle after the other
-    at_exit           methods that the end of the process calls
-    finish            calls of which each is made once, whatever fails and whenever an interrupt comes
-    try_each          one call for each of many, whatever fails
-    is_interrupting   whether a signal handler has come in the middle of a call
+    at_exit           methods that are called at the end of the process
+    finish            makes each call exactly once, even after an error or an interrupt
+    try_each          makes one call for each item, even after an error
+    is_interrupting   whether a signal handler has interrupted a call
 
-Forks: of fork locks, the one made last is acquired first. The kinds of handles are abandoned in the order in which
-they were made: a module makes its kind after it has imported those that it builds on. So a child closes its copy of
-a partition's lock before the writer that would unlock it.
+Forks: the fork lock that was made last is acquired first. The kinds of handles are abandoned in the order in which
+they were made. A module makes its kind after it has imported the modules that it builds on. So a child closes its
+copy of a partition's lock before the writer could unlock it.
 
 Threads: safe for all.
 """
@@ -20,7 +20,7 @@ Threads: safe for all.
 from __future__ import annotations
 
 import atexit
-import logging  # noqa: F401  Imported first: what is closed at exit may log, before logging ends.
+import logging  # noqa: F401  Imported first: handles that close at exit may log, so logging must end after them.
 import os
 import sys
 import threading
@@ -39,11 +39,11 @@ __all__ = ["Listeners", "at_exit", "finish", "fork_lock", "in_child", "is_interr
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LAST = -100  # among the exit functions of `multiprocessing`, whose own go down to -5: others may append still
+_LAST = -100  # after the other exit functions of `multiprocessing` (down to -5), which may still append
 
 
 class Listeners(Generic[P]):
-    """Methods that are called when something happens to all their objects. It keeps none of the objects alive."""
+    """Methods of many objects that are called together. It keeps none of the objects alive."""
 
     def __init__(self) -> None:
         self._methods: set[weakref.WeakMethod[Callable[P, object]]] = set()
@@ -58,8 +58,8 @@ class Listeners(Generic[P]):
         self._methods.clear()
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> list[Exception]:
-        """Call them all, in no order; returns what they have raised."""
-        references = list(self._methods)  # a copy made in C: other threads may add some meanwhile
+        """Call all methods, in no order; returns the errors that they raised."""
+        references = list(self._methods)  # a copy made in C: other threads may add methods meanwhile
         methods = filter(None, (reference() for reference in references))
         return [error for _, error in try_each(methods, lambda method: method(*args, **kwargs))]
 
@@ -68,7 +68,7 @@ class Listeners(Generic[P]):
 
 
 def finish(calls: Iterator[tuple[Callable[[int], object], int]]) -> None:
-    """Make the calls that are left, also those after one that fails. Each call is made once, whoever finishes them."""
+    """Make the remaining calls, also after one that fails. Each call is made once, even if `finish` is repeated."""
     try:
         deque(starmap(call, calls), maxlen=0)  # in C, where no interrupt comes between taking a call and making it
     finally:
@@ -79,15 +79,15 @@ def finish(calls: Iterator[tuple[Callable[[int], object], int]]) -> None:
 def try_each(
     items: Iterable[T], action: Callable[[T], object], failed: list[tuple[T, Exception]] | None = None
 ) -> list[tuple[T, Exception]]:
-    """Do the action for each item; returns those for which it has failed, and the errors.
+    """Do the action for each item; returns the items for which it failed, with their errors.
 
-    With `failed` they are added to that list, which the caller has also when an interrupt ends the call.
+    They are added to the list `failed`, if given. The caller then has them even if an interrupt ends the call.
     """
     failed = [] if failed is None else failed
     for item in items:
         try:
             action(item)
-        except Exception as error:  # noqa: BLE001  Raised by the caller, when all is tried.
+        except Exception as error:  # noqa: BLE001  Raised by the caller, after all items are tried.
             failed.append((item, error))
     return failed
 
@@ -96,18 +96,18 @@ def try_each(
 
 
 def fork_lock() -> threading.RLock:
-    """A lock that a fork waits for: a child would otherwise find it taken by a thread that it does not have."""
+    """A lock that a fork waits for. Otherwise a thread that the child does not have could hold it there for ever."""
     lock = threading.RLock()  # so that a signal handler may fork
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
 
 
-_kinds: list[Listeners[[int]]] = []  # of handles, those that others build on first
+_kinds: list[Listeners[[int]]] = []  # the kinds of handles; a kind comes before the kinds that build on it
 _pid = os.getpid()
 
 
 def in_child() -> Listeners[[int]]:
-    """A new kind of handle: listeners that a forked child calls with its parent's process id, and then forgets."""
+    """A new kind of handle: a forked child calls its methods with the parent's process id, and then forgets them."""
     _kinds.append(Listeners())
     return _kinds[-1]
 
@@ -121,7 +121,7 @@ def _abandon() -> None:
         failures += kind.call(parent_pid)
         kind.clear()
     if failures:
-        raise together(failures)  # which the interpreter prints
+        raise together(failures)  # the interpreter prints it
 
 
 os.register_at_fork(after_in_child=_abandon)
@@ -133,20 +133,20 @@ os.register_at_fork(after_in_child=_abandon)
 class _AtExit(Listeners[[]]):
     """Called when the interpreter ends, and when a worker of `multiprocessing` ends.
 
-    Such a worker leaves by `os._exit` and calls the exit functions of that module alone. The module need not be
-    imported for that: a worker has imported it, and in any other process `atexit` does it.
+    Such a worker ends by `os._exit`, and calls only the exit functions of `multiprocessing`. This module does not
+    import `multiprocessing`: a worker has imported it, and in any other process `atexit` makes the calls.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = False  # whether multiprocessing knows of it in this process
+        self._told = False  # whether multiprocessing has the exit function in this process
 
     def add(self, method: Callable[[], object]) -> None:
         super().add(method)
         util = sys.modules.get("multiprocessing.util")
         if util is not None and not self._told:
             self._tell(util)
-            # A worker that is not forked from its parent forgets what the modules that it imports first have told.
+            # A worker that is not forked drops exit functions of modules that it imports first, so tell it again.
             util.register_after_fork(self, lambda at_exit: at_exit._tell(util))  # noqa: SLF001
 
     def _tell(self, util: ModuleType) -> None:
@@ -158,7 +158,7 @@ class _AtExit(Listeners[[]]):
         self._told = False  # a worker forgets its parent's exit functions
 
     def end(self) -> None:
-        """Call them all, and raise one error for what they have raised."""
+        """Call all methods, and raise one error for all that they raised."""
         failures = self.call()
         if failures:
             raise together(failures)
@@ -172,9 +172,9 @@ atexit.register(at_exit.end)
 
 
 def is_interrupting(objects: Iterable[object]) -> bool:
-    """Whether this thread is in the middle of a call on one of these objects, so that its caller is a signal handler.
+    """Whether this thread is in the middle of a call on one of these objects. Then the caller is a signal handler.
 
-    Only loglib's own frames count. Those at the top, up to whoever has called loglib last, are the present call's.
+    Only loglib's own frames count. The top frames, up to the first frame outside loglib, belong to the present call.
     """
     interrupted = {id(each) for each in objects}
     frame: FrameType | None = sys._getframe()  # noqa: SLF001

@@ -1,18 +1,18 @@
-"""Timeline: what a partition's stamps prove about the age of its segments, whatever the wall clock said.
+"""Timeline: what a partition's stamps prove about the age of its segments, even if the wall clock was wrong.
 
-Invariant: an age given here is never above the true one, if the wall clock was never wrong for longer
-than an hour at a time. Truth is monotone: what was sealed before something of a known age is at least
-as old.
+Invariant: an age given here is never above the true age, if the wall clock was never wrong for longer
+than an hour at a time. Ages are monotone: a segment that was sealed before another one is at least as old.
 
-A stamp says where the log's open segment began at a moment, by the wall clock and by the time since the
-boot: the header of each segment has one, and retention adds its own looks. Within a boot the latter
-clock alone gives the age. Across boots there are wall clocks only. The *lead* of a boot is what its
-wall clock had over its time since boot: it changes only when somebody sets the clock. A lead that was
-seen at the beginning and at the end of more than an hour, and no other in between, is believed; and
-with it every stamp of that boot, whatever the wall clock said when the stamp was made.
+A stamp is a moment by both clocks (the wall clock and the time since the boot), with the base offset of the
+open segment at that moment. The header of each segment has a stamp, and retention adds one at each pass.
+Within a boot the time since the boot gives the age. Across boots only wall clocks can be compared. The
+*lead* of a boot is its wall clock minus its time since the boot. It changes only when a person or a program
+sets the clock. A lead is believed if it was seen at the beginning and at the end of more than an hour, and
+no other lead in between. Then every stamp of that boot is believed, even if the wall clock was wrong when
+the stamp was made.
 
-The file `clock` of a partition keeps the stamps that matter, four for each boot at most. Losing it costs a
-wait, never data.
+The file `clock` of a partition keeps the stamps that matter, at most four for each boot. If it is lost,
+retention waits longer; no data is lost.
 
     byte size field        meaning (little-endian)
        0    8  magic        89 4C 4C 43 4C 4B 0D 0A
@@ -21,7 +21,7 @@ wait, never data.
       12    4  crc          CRC-32C of bytes 0..11 and of all from 16, salted with log id and partition
       16  40n  stamps       each: base_offset u64, wall i64, boottime i64, both in microseconds, boot_id 16 bytes
 
-Nothing here reads a clock or a disk.
+This module reads no clock and no disk.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ VERSION = 1
 _MUST_KNOW = 0x00FF
 _HEADER = Struct("<8sHHI")
 _STAMP = Struct("<Qqq16s")
-_MOST_STAMPS = 1024  # of 256 boots, say; older ones are worth nothing but a longer wait
+_MOST_STAMPS = 1024  # for example of 256 boots; without older stamps retention only waits longer
 MOST_BYTES = _HEADER.size + _MOST_STAMPS * _STAMP.size
 assert _HEADER.size == 16 and _STAMP.size == 40
 
-BELIEVED_AFTER_US = 60 * 60 * 1_000_000  # the longest that a clock may be wrong
-# Steps that are no jump: a leap second, and what a time daemon corrects in steps. Ages across boots are taken to be
-# younger by as much, so that no such step drops anything early.
+BELIEVED_AFTER_US = 60 * 60 * 1_000_000  # the longest time that a clock may be wrong
+# Steps up to this size are no jump: a leap second, or a time daemon's correction. Ages across boots are reduced by
+# this tolerance, so that no such step drops a segment early.
 TOLERANCE_US = 2_000_000
 
 
 class Stamp(NamedTuple):
-    """A moment, and where the open segment began then: all segments below had been sealed."""
+    """A moment, and the base offset of the open segment then. All segments below it had been sealed."""
 
     base_offset: int
     wall_us: int
@@ -67,7 +67,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, header: SegmentHeader) -> Stamp:
-        """The stamp of the segment's making: when the one before it was sealed."""
+        """The stamp of the segment's creation, which is when the previous segment was sealed."""
         return cls(header.base_offset, header.created, header.created_boottime, header.boot_id)
 
     @property
@@ -79,16 +79,16 @@ class Age(NamedTuple):
     """How old a sealed segment is."""
 
     at_least_us: int
-    exact: bool  # or else only a bound is known
-    order: tuple[int, int]  # sorts the segments of all partitions, the oldest first, as well as can be known
+    exact: bool  # False: `at_least_us` is only a lower bound
+    order: tuple[int, int]  # sorts the segments of all partitions by age, the oldest first, as far as it is known
 
 
 class _Boot:
-    """What is known of one boot."""
+    """The known facts about one boot."""
 
     def __init__(self, first: Stamp) -> None:
         self.first = first
-        self.anchor = first  # the first stamp with the lead that all later ones have
+        self.anchor = first  # the first stamp with the present lead, which all later stamps share
         self.proof: tuple[Stamp, Stamp] | None = None  # more than an hour apart, with the same lead
 
     @property
@@ -111,7 +111,7 @@ class _Boot:
 
 
 class Timeline:
-    """The stamps of one partition, and what follows from them."""
+    """The stamps of one partition, and the ages that follow from them."""
 
     def __init__(self, stamps: Iterable[Stamp] = ()) -> None:
         self._boots: dict[bytes, _Boot] = {}
@@ -119,8 +119,8 @@ class Timeline:
             self.add(stamp)
 
     def add(self, stamp: Stamp) -> bool:
-        """Take in a stamp, those of a boot in their order; says whether anything follows from it."""
-        if not any(stamp.boot_id):  # unknown: it can be compared with nothing
+        """Add a stamp; the stamps of a boot must come in order. True if the stamp tells something new."""
+        if not any(stamp.boot_id):  # an unknown boot: its times cannot be compared
             return False
         boot = self._boots.get(stamp.boot_id)
         if boot is None:
@@ -129,18 +129,18 @@ class Timeline:
         return boot.add(stamp)
 
     def forget_before(self, log_start_offset: int) -> None:
-        """Forget the boots in which nothing that is left was sealed: another followed, and all before it is gone."""
+        """Forget the boots in which no remaining segment was sealed."""
         begun = (boot.first.base_offset for boot in self._boots.values())
         latest = max((base for base in begun if base <= log_start_offset), default=0)
         for boot_id in [key for key, boot in self._boots.items() if boot.first.base_offset < latest]:
             del self._boots[boot_id]
 
     def worth_keeping(self) -> list[Stamp]:
-        """The stamps from which all the same follows; at most four a boot."""
+        """The stamps that give the same ages as all stamps; at most four per boot."""
         return [stamp for boot in self._boots.values() for stamp in boot.worth_keeping()]
 
     def age(self, sealed: Stamp, now: Moment) -> Age:
-        """The age of the segment that ended where this stamp's begins."""
+        """The age of the segment that ends at this stamp's base offset."""
         known = self._known_age(sealed, now)
         order = self._order(sealed, now)
         if known is not None:
@@ -153,7 +153,7 @@ class Timeline:
         return Age(max(bounds, default=0), False, order)
 
     def believes(self, now: Moment) -> bool:
-        """Whether the wall clock is believed as it is now."""
+        """Whether the present time of the wall clock is believed."""
         if now.boot_id == TIME_ITSELF:
             return True
         boot = self._boots.get(now.boot_id)
@@ -161,7 +161,7 @@ class Timeline:
         return lead is not None and abs(now.wall_us - now.boottime_us - lead) <= TOLERANCE_US
 
     def steady_us(self, now: Moment) -> int:
-        """For how long the clock is known to have run without a jump, in microseconds."""
+        """How long the clock has run without a jump, as far as it is known, in microseconds."""
         boot = self._boots.get(now.boot_id)
         if boot is None or abs(now.wall_us - now.boottime_us - boot.anchor.lead_us) > TOLERANCE_US:
             return 0
@@ -188,8 +188,8 @@ class Timeline:
 def began_boottime(created: Stamp, first_append_time: int, now: Moment) -> int:
     """When the first batch of the open segment was written, in microseconds since the boot; a guess across boots.
 
-    It decides when the segment is rolled, and so may err, but never so that it is not rolled: a time that lies in
-    the future is not believed.
+    The time only decides when the segment is rolled, so a wrong guess is acceptable. But the segment must be rolled
+    some day, so a time in the future is not believed.
     """
     walls = [each for each in (first_append_time, created.wall_us) if each <= now.wall_us]
     guess = now.boottime_us - (now.wall_us - walls[0] if walls else now.wall_us)
@@ -205,7 +205,7 @@ def encode(stamps: Sequence[Stamp], salt: int) -> bytes:
 
 
 def decode(content: bytes, salt: int, path: str = NAME) -> list[Stamp]:
-    """The stamps in the content of such a file; `CorruptLogError` or `UnsupportedFormatError` if it is none."""
+    """The stamps in the content of a file `clock`; `CorruptLogError` or `UnsupportedFormatError` if it is invalid."""
     if len(content) < _HEADER.size or (len(content) - _HEADER.size) % _STAMP.size:
         expected = f"{_HEADER.size} and a multiple of {_STAMP.size}"
         raise CorruptLogError(path, len(content), f"{len(content)} bytes", expected)
