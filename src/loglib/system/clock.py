@@ -1,10 +1,10 @@
 """Clock: the time of day and the time since the machine was started, read together.
 
-Invariant: of two moments of one boot, the distance of their `boottime_us` is the time that passed
-between them, suspends included, whatever was done to the wall clock. Wall times alone prove nothing:
-people and machines set them.
+Invariant: the difference of the `boottime_us` of two moments in one boot is the time between them. It
+includes suspends, and changes to the wall clock do not affect it. Wall times alone prove nothing, because
+people and machines set the wall clock.
 
-The system calls for both clocks stand in this module alone. Everything else takes a clock, or a moment.
+Only this module makes the system calls for both clocks. All other modules take a clock or a moment.
 
 Threads: a clock has no state, safe for all.
 """
@@ -27,23 +27,23 @@ _BOOT_ID_BYTES = 16
 # The two clocks are read one after the other. A process that is stopped in between reads them again.
 _READ_WITHIN_NS = 50_000_000
 _TRIES = 8
-TIME_ITSELF = b"a plain function"  # the boot id of those for which wall time is true
+TIME_ITSELF = b"a plain function"  # the boot id of clocks whose wall time is always true
 assert len(TIME_ITSELF) == _BOOT_ID_BYTES
 
 
 class Moment(NamedTuple):
     """One instant, by both clocks."""
 
-    wall_us: int  # microseconds UTC, as far as the wall clock is right
+    wall_us: int  # microseconds UTC, if the wall clock is right
     boottime_us: int  # microseconds since the boot
-    boot_id: bytes  # 16 bytes; another one after each boot
+    boot_id: bytes  # 16 bytes; each boot has a different one
 
 
 class Clock:
-    """The system's clocks. A program may give `Topic.open` another: a subclass with these two methods.
+    """The system's clocks. `loglib.testing.open_topic` takes other clocks: subclasses with these two methods.
 
-    Where the system has no boot id, or no clock that runs through suspends (macOS), each process counts as a boot
-    of its own.
+    If the system has no boot id, or no clock that runs through suspends (macOS), each process counts as a separate
+    boot.
     """
 
     def __call__(self) -> int:
@@ -65,9 +65,9 @@ class Clock:
 
 
 class PlainClock(Clock):
-    """A function that gives microseconds UTC, as simulations and tests have one.
+    """A clock from a function that returns microseconds UTC, for simulations and tests.
 
-    It stands for time itself: what it says has passed has passed, so that it is believed at once.
+    Its time is true by definition, so it is believed at once.
     """
 
     def __init__(self, function: Callable[[], int]) -> None:
@@ -85,13 +85,13 @@ SYSTEM = Clock()
 
 
 def clock_of(function: Callable[[], int]) -> Clock:
-    """The clock itself, or the one that a plain function stands for."""
+    """The clock itself, or a `PlainClock` for a plain function."""
     return function if isinstance(function, Clock) else PlainClock(function)
 
 
 @lru_cache(maxsize=1)
 def _boot() -> tuple[bytes, Callable[[], int]]:
-    """The boot's id, and a function for the nanoseconds since it."""
+    """The boot's id, and a function that returns the nanoseconds since the boot."""
     number = getattr(time, "CLOCK_BOOTTIME", None)  # Linux has it
     boot_id = _read_boot_id(REAL)
     if number is None or boot_id is None:

@@ -1,13 +1,13 @@
-"""Directory: one that stays open, so that work goes on in it wherever its path leads by now.
+"""Directory: a directory that stays open, so that work continues in it even if its path leads elsewhere.
 
 Invariant: every operation happens in the directory that was opened. After `mv topic topic.bak` and a
-new topic at the old path, whoever holds the old directory goes on in `topic.bak` and never touches a
-file of the new one. The path is what it was opened by: for messages, and for `is_named`, which
-says whether it still leads here.
+new topic at the old path, the holder of the old directory continues in `topic.bak` and never touches a
+file of the new one. `path` is the path at the time of opening. It is used for messages, and for `is_named`,
+which checks whether it still leads here.
 
-Files are given by name, without a slash. Errors carry the whole path.
+Files are given by name, without a slash. Errors have the whole path.
 
-Threads: safe for all, but for `names` and `sizes`: two at once would share one place in the listing.
+Threads: safe for all, except `names` and `sizes`: two calls at once would share one position in the listing.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from .files import Files
 
 __all__ = ["Directory"]
 
-_LOCK_TIMEOUT_S = 30.0  # what is done under such a lock takes milliseconds
+_LOCK_TIMEOUT_S = 30.0  # the work under such a lock takes milliseconds
 _NAP_S = 0.001
 
 
 class Directory(Unique):
-    """An open directory. Whoever has opened it closes it; it may be a lock's, which closes it itself."""
+    """An open directory. Its opener closes it. The directory of a `Lock` is closed by the lock."""
 
     def __init__(self, files: Files, path: str, fd: int) -> None:
         self.files = files
         self.path = path
         self.fd = fd
         facts = files.fstat(fd)
-        self._identity = facts.st_dev, facts.st_ino  # nobody else's while it is open, even when it is removed
+        self._identity = facts.st_dev, facts.st_ino  # unique while it is open, even after it was removed
         self._locked = False
 
     @classmethod
     def open(cls, files: Files, path: str) -> Directory:
-        """Open the directory at the path. `FileNotFoundError` and `NotADirectoryError` as the system has them."""
+        """Open the directory at the path. `FileNotFoundError` and `NotADirectoryError` as the system raises them."""
         fd = files.open_directory(path)
         try:
             return cls(files, path, fd)
@@ -53,15 +53,15 @@ class Directory(Unique):
         self.close()
 
     def close(self) -> None:
-        """Close it, and let its lock go. Once only."""
+        """Release its lock and close it. Call it only once."""
         if self._locked:  # unlocked first: a child that was forked meanwhile has a copy that stays open
             self.files.unlock(self.fd)
         self.files.close(self.fd)
 
     def lock_for_a_moment(self, holder: str, *, advice: str) -> None:
-        """Wait for the directory's flock, which is let go when it is closed.
+        """Wait for the directory's flock, which `close` releases.
 
-        `LockedError` if another has it for 30 s: `holder` says who that may be, and `advice` what to do then.
+        `LockedError` if another process holds it for 30 s. Its message has `holder` (the possible holder) and `advice`.
         """
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while not self.files.try_lock(self.fd):
@@ -80,11 +80,11 @@ class Directory(Unique):
     # --- where it is ----------------------------------------------------------------------------------
 
     def is_named(self) -> bool:
-        """Whether the path still leads to this directory: it may be moved, removed, or another in its place."""
+        """Whether the path still leads to this directory. It may have been moved, removed or replaced."""
         return self.is_at(self.path)
 
     def is_at(self, path: str, *, dir_fd: int | None = None) -> bool:
-        """Whether the path, or the last part of it in another open directory, leads to this directory."""
+        """Whether the path leads to this directory. With `dir_fd`, only its last part is looked up there."""
         try:
             facts = self.files.facts(path, dir_fd=dir_fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -106,7 +106,7 @@ class Directory(Unique):
         return self.files.create(self.path_of(name), permissions, exclusive=exclusive, dir_fd=self.fd)
 
     def write_new(self, name: str, content: bytes, permissions: int) -> None:
-        """Create the file with this content. Synced, but for its name: `sync` the directory."""
+        """Create the file with this content. Synced, except its name: `sync` the directory."""
         self.files.fill(self.create(name, permissions), content)
 
     def read_whole(self, name: str, limit_bytes: int) -> bytes:
@@ -116,11 +116,11 @@ class Directory(Unique):
     # --- names ------------------------------------------------------------------------------------------
 
     def exists(self, name: str) -> bool:
-        """Whether there is anything of that name, be it a dangling link."""
+        """Whether the name exists, even as a dangling link."""
         return self.files.exists(name, dir_fd=self.fd)
 
     def is_directory(self, name: str) -> bool:
-        """Whether the name is a directory's, and no link to one; `FileNotFoundError` if there is none."""
+        """Whether the name is a directory, and not a link to one; `FileNotFoundError` if it does not exist."""
         return self.files.is_directory(name, dir_fd=self.fd)
 
     def names(self) -> list[str]:
@@ -140,7 +140,7 @@ class Directory(Unique):
             raise
 
     def rename(self, name: str, target: str) -> None:
-        """Give a file another name here, in place of what has it. Handed to the system."""
+        """Rename a file within the directory, and replace a file that has the new name. Handed to the system."""
         try:
             self.files.rename(name, target, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except OSError as error:

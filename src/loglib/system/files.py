@@ -1,13 +1,12 @@
 """Files: every call loglib makes to the file system, in one place.
 
-Invariant: no other module of the package calls `os` for files. The methods under *System calls* are
-one call to the system each; all others are built of these alone, so that another implementation
-(`loglib.testing` has several) overrides system calls and nothing else.
+Invariant: no other module of the package calls `os` for files. Each method under *System calls* is one
+call to the system. All other methods use only these, so another implementation (`loglib.testing` has
+several) overrides only system calls.
 
-Each method says what it promises: *handed to the system* (survives the process) or *synced*
-(survives a power cut). Positions are the caller's, always explicit: no append mode and no shared
-cursor, so that an interrupted write can be repeated at the same place and readers never disturb one
-another.
+Each method states its promise: *handed to the system* (survives a killed process) or *synced* (survives a
+power cut). The caller gives every position. There is no append mode and no shared cursor, so an interrupted
+write can be repeated at the same place, and readers never disturb each other.
 
 Threads: no state, safe for all.
 """
@@ -31,9 +30,9 @@ __all__ = ["REAL", "SYSTEM_CALLS", "Buffer", "Files"]
 Buffer = bytes | bytearray | memoryview
 
 # O_NOFOLLOW: a symlink planted in a log directory must not redirect a write. O_NONBLOCK: opening a
-# FIFO planted there must not hang. Both are no-ops for regular files, which is all we accept.
+# FIFO planted there must not hang. Both change nothing for regular files, the only files that are accepted.
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# What the system then answers to opening a link, a directory for writing, a socket, or a pipe without its other end.
+# The system's errors for opening a link, a directory for writing, a socket, or a pipe without its other end.
 _NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP, errno.ENXIO)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _COPY_BYTES = 1 << 20
@@ -64,7 +63,7 @@ if sys.platform == "darwin":  # no pwritev, no fdatasync, and sendfile to socket
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync stops at the drive's cache
 
     def _drop_cached(fd: int, start: int, size_bytes: int) -> None:
-        """There is no such call."""
+        """This system has no such call."""
 
     def _sendfile(to: int, source: int, start: int, size_bytes: int) -> int:
         return os.write(to, os.pread(source, min(size_bytes, _COPY_BYTES), start))
@@ -78,29 +77,29 @@ else:
 
     _sendfile: Callable[[int, int, int, int], int] = os.sendfile
 
-# Files are numbers here. The functions of the system take objects as well, which other implementations need not do.
+# Here files are numbers. The functions of the system also take objects; other implementations need not.
 _fsync: Callable[[int], None] = os.fsync
 _flock: Callable[[int, int], None] = fcntl.flock
 
 
 class Files:
-    """The real file system. Tests put other implementations in its place."""
+    """The real file system. Tests replace it by other implementations."""
 
-    # Whether the paths name files of the system, so that inotify can watch them.
+    # Whether the paths are files of the system, so that inotify can watch them.
     real = True
 
-    # --- system calls: what another implementation overrides --------------------------------------
+    # --- system calls: another implementation overrides these -------------------------------------
 
-    # Those that take a path take `dir_fd=` as well, as the functions of `os` do: then the path is looked up in that
-    # directory, wherever it has been moved. `rename` takes `src_dir_fd=` and `dst_dir_fd=`.
+    # The calls with a path also take `dir_fd=`, like the functions of `os`: then the path is looked up in that open
+    # directory, even if it has been moved. `rename` takes `src_dir_fd=` and `dst_dir_fd=`.
     open = staticmethod(os.open)  # (path, flags, permissions)
     close = staticmethod(os.close)
     pread = staticmethod(os.pread)
-    pwritev = staticmethod(_pwritev)  # may write less than it is given
+    pwritev = staticmethod(_pwritev)  # may write fewer bytes than given
     ftruncate = staticmethod(os.ftruncate)
     datasync = staticmethod(_datasync)  # the file's bytes and size: synced
-    drop_cached = staticmethod(_drop_cached)  # whole pages that are not waiting to be written: read anew from the disk
-    fsync = staticmethod(_fsync)  # of a directory: its names, synced
+    drop_cached = staticmethod(_drop_cached)  # whole clean pages: the next read gets them from the disk
+    fsync = staticmethod(_fsync)  # a directory's names: synced
     rename = staticmethod(os.rename)
     unlink = staticmethod(os.unlink)
     mkdir = staticmethod(os.mkdir)  # (path, permissions)
@@ -114,14 +113,14 @@ class Files:
     flock = staticmethod(_flock)
     statvfs = staticmethod(os.statvfs)
     sendfile = staticmethod(_sendfile)  # (to, source, start, size_bytes)
-    read = staticmethod(os.read)  # of a stream, at its own position, as `write`
+    read = staticmethod(os.read)  # from a stream, at its own position; so does `write`
     write = staticmethod(os.write)
-    poll = staticmethod(_poll)  # (a stream, event, seconds to wait at most); False if they went by
+    poll = staticmethod(_poll)  # (a stream, event, most seconds to wait); False if they passed without the event
 
     # --- chance -------------------------------------------------------------------------------------
 
     def random_bytes(self, count: int) -> bytes:
-        """Bytes that nobody can foresee."""
+        """Bytes that cannot be predicted."""
         return os.urandom(count)
 
     # --- files --------------------------------------------------------------------------------------
@@ -137,9 +136,9 @@ class Files:
         return self._open_regular(path, os.O_RDWR, dir_fd=dir_fd)
 
     def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
-        """Create a file for reading and writing, with just these permissions.
+        """Create a file for reading and writing, with exactly these permissions.
 
-        A file that is present is opened as it is; if `exclusive`, that is `FileExistsError`.
+        If the file exists, it is opened unchanged, or with `exclusive` raises `FileExistsError`.
         """
         fd = -1
         while fd < 0:
@@ -148,11 +147,11 @@ class Files:
                     return self.open_write(path, dir_fd=dir_fd)
             try:
                 fd = self._open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, permissions, dir_fd=dir_fd)
-            except FileExistsError:  # made between the two calls
+            except FileExistsError:  # another process made it between the two calls
                 if exclusive:
                     raise
         try:
-            self.fchmod(fd, permissions)  # the umask would narrow what the owner of the topic asked for
+            self.fchmod(fd, permissions)  # the umask may have removed bits that the owner of the topic asked for
         except BaseException:
             self.close(fd)
             raise
@@ -167,7 +166,7 @@ class Files:
                 fd = self.open(os.path.basename(path), flags | _SAFE, permissions, dir_fd=dir_fd)
         except OSError as error:
             error.filename = path
-            # Links may go in circles before they get here.
+            # Links above the file may form a loop: that error has the same number, but is not the file's.
             if error.errno not in _NOT_REGULAR or not self.exists(path, dir_fd=dir_fd):
                 raise
             raise CorruptLogError(path, 0, error.strerror or "something else", expected) from error
@@ -180,11 +179,11 @@ class Files:
             raise
 
     def size(self, fd: int) -> int:
-        """Bytes in the open file."""
+        """The size of the open file in bytes."""
         return self.fstat(fd).st_size
 
     def exists(self, path: str, *, dir_fd: int | None = None) -> bool:
-        """Whether there is anything of that name, be it a dangling link."""
+        """Whether the name exists, even as a dangling link."""
         try:
             self.facts(path, dir_fd=dir_fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -192,14 +191,14 @@ class Files:
         return True
 
     def facts(self, path: str, *, dir_fd: int | None = None) -> os.stat_result:
-        """What the system knows of the name itself: kind, size, number, and how many names there are."""
+        """The system's facts about the name itself, without following a link: type, size, inode, number of names."""
         return self.lstat(path) if dir_fd is None else self.lstat(os.path.basename(path), dir_fd=dir_fd)
 
     def write_all(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
-        """Write the parts back to back at `position`; returns the bytes written. Handed to the system.
+        """Write the parts one after the other at `position`; returns the bytes written. Handed to the system.
 
-        Short writes are carried on. On an error part of the bytes may be in the file: the caller
-        owns the position and cuts back or writes again.
+        Short writes are continued. After an error some of the bytes may be in the file: the caller knows the
+        position, and cuts back or writes again.
         """
         total = sum(map(len, parts))
         written = self.pwritev(fd, parts, position)
@@ -212,11 +211,11 @@ class Files:
         return total
 
     def write_new(self, path: str, content: bytes, permissions: int) -> None:
-        """Create the file with this content. Synced, but for its name: sync the directory."""
+        """Create the file with this content. Synced, except its name: sync the directory."""
         self.fill(self.create(path, permissions), content)
 
     def fill(self, fd: int, content: bytes) -> None:
-        """Write the content of a new file, and close it. Synced, but for its name."""
+        """Write the content of a new file, and close it. Synced, except its name."""
         try:
             self.write_all(fd, [content], 0)
             self.datasync(fd)
@@ -226,8 +225,8 @@ class Files:
     def read_at(self, fd: int, size_bytes: int, position: int) -> bytes:
         """The bytes of the file from `position`; fewer than `size_bytes` only at its end.
 
-        A read that comes upon a bad sector stops short of it, and only the next one fails: a short
-        read proves nothing.
+        A system read that meets a bad sector stops before it, and only the next read fails. So one short read does
+        not prove the end of the file.
         """
         data = self.pread(fd, size_bytes, position)
         while 0 < len(data) < size_bytes:
@@ -242,7 +241,7 @@ class Files:
         return self.drain(self.open_read(path), path, limit_bytes)
 
     def drain(self, fd: int, path: str, limit_bytes: int) -> bytes:
-        """The whole content of a small open file, which is closed; `CorruptLogError` above the limit."""
+        """Read the whole content of a small open file and close it; `CorruptLogError` above the limit."""
         try:
             if (size := self.size(fd)) > limit_bytes:
                 raise CorruptLogError(path, limit_bytes, f"{size} bytes", f"at most {limit_bytes}")
@@ -261,10 +260,10 @@ class Files:
             at += len(block)
 
     def try_lock(self, fd: int, *, shared: bool = False) -> bool:
-        """Take the exclusive flock of the open file if nobody has it; never waits.
+        """Take the exclusive flock of the open file if it is free; never waits.
 
-        With `shared`, one that others may share: who only looks whether a file is held does not
-        seem to hold it himself. Both need the file to be open, if only for reading.
+        With `shared` it takes a shared flock. A process that only checks whether a file is locked uses it, so that
+        two such processes do not block each other. In both cases it is enough that the file is open for reading.
         """
         try:
             self.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -273,11 +272,11 @@ class Files:
         return True
 
     def unlock(self, fd: int) -> None:
-        """Let the flock of the open file go, also for processes that share it by a fork."""
+        """Release the flock of the open file, also for processes that share it by a fork."""
         self.flock(fd, fcntl.LOCK_UN)
 
     def same_file(self, fd: int, path: str) -> bool:
-        """Whether the path still names the file that is open."""
+        """Whether the path still leads to the open file."""
         try:
             named = self.lstat(path)
         except FileNotFoundError:
@@ -287,11 +286,11 @@ class Files:
     # --- directories --------------------------------------------------------------------------------
 
     def is_directory(self, path: str, *, dir_fd: int | None = None) -> bool:
-        """Whether the path itself is a directory, and no link to one."""
+        """Whether the path itself is a directory, and not a link to one."""
         return stat.S_ISDIR(self.facts(path, dir_fd=dir_fd).st_mode)
 
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
-        """Name and size in bytes of everything in the directory (in the open one, if given), in no order."""
+        """Name and size in bytes of everything in the directory (in `dir_fd`, if given), in no order."""
         found = {}
         for name in self.listdir(directory if dir_fd is None else dir_fd):
             try:
@@ -313,14 +312,14 @@ class Files:
             self.close(fd)
 
     def make_directory(self, path: str, permissions: int) -> None:
-        """Create one directory whose search bits follow the read bits of `permissions`."""
+        """Create one directory. Its search bits follow the read bits of `permissions`."""
         self.mkdir(path, 0o700)
         self.chmod(path, permissions | (permissions & 0o444) >> 2)
 
     def make_directories(self, path: str, permissions: int = 0o600) -> None:
-        """Create the directory and those above it that are missing, as `make_directory` does.
+        """Create the directory and its missing parents, as `make_directory` does.
 
-        Synced, each name in its parent.
+        Each name is synced in its parent.
         """
         missing = []
         while not self._is_directory(path):
@@ -338,7 +337,7 @@ class Files:
             return False
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory of ours that nobody else knows, as far as that is possible."""
+        """Remove a private directory with its contents, as far as possible."""
         with suppress(OSError):
             for name in self.listdir(path):
                 each = os.path.join(path, name)
@@ -349,16 +348,16 @@ class Files:
             self.rmdir(path)
 
     def free_space(self, path: str) -> tuple[int, int]:
-        """(free, total) bytes of the file system, as an unprivileged user sees them."""
+        """(free, total) bytes of the file system for an unprivileged user."""
         facts = self.statvfs(path)
         return facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
 
     # --- streams ------------------------------------------------------------------------------------
 
     def write_stream(self, to: int, data: Buffer, *, timeout_s: float | None = None) -> None:
-        """Write to a socket, pipe or file at its own position, waiting where it is not ready.
+        """Write to a socket, pipe or file at its own position, and wait while it is not ready.
 
-        `TimeoutError` if it takes nothing for so long; part of the data may be written then.
+        `TimeoutError` if it takes nothing for `timeout_s`; some of the data may be written then.
         """
         view = memoryview(data)
         while view:
@@ -368,20 +367,20 @@ class Files:
                 self.wait_writable(to, timeout_s)
 
     def wait_readable(self, source: Any) -> None:
-        """Wait until a file descriptor, or what has one, has something to read."""
+        """Wait until a file descriptor, or an object that has one, has data to read."""
         self.poll(source, select.POLLIN)
 
     def wait_writable(self, to: Any, timeout_s: float | None = None) -> None:
-        """Wait until a file descriptor, or what has one, takes something; `TimeoutError` if it does not for so long."""
+        """Wait until a file descriptor, or an object that has one, takes data; `TimeoutError` after `timeout_s`."""
         if self.poll(to, select.POLLOUT, timeout_s) is False:
             raise TimeoutError(errno.ETIMEDOUT, f"the stream took nothing for {timeout_s} seconds")
 
     def send_range(
         self, to: int, source: int, start: int, size_bytes: int, *, timeout_s: float | None = None
     ) -> None:  # fmt: skip
-        """Hand bytes of an open file to a socket, pipe or file; by zero copy where the system can.
+        """Send bytes of an open file to a socket, pipe or file, without copying if the system can.
 
-        `TimeoutError` if it takes nothing for so long; part of the bytes may be sent then.
+        `TimeoutError` if it takes nothing for `timeout_s`; some of the bytes may be sent then.
         """
         end = start + size_bytes
         while start < end:
@@ -393,7 +392,7 @@ class Files:
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-                block = self.pread(source, min(_COPY_BYTES, end - start), start)  # a file open for appending, say
+                block = self.pread(source, min(_COPY_BYTES, end - start), start)  # `to` may be open for appending
                 self.write_stream(to, block, timeout_s=timeout_s)
                 sent = len(block)
             if sent == 0:

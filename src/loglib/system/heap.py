@@ -1,12 +1,11 @@
-"""Heap: the memory of blocks that come and go stays with the process in between.
+"""Heap: the process keeps the memory of freed blocks for the next blocks.
 
-Invariant: nothing but speed depends on this.
+Invariant: only speed depends on this.
 
-glibc's malloc gives the top of its heap back to the system as soon as 128 KiB of it are free, and
-asks for it again with the next block: a log that is read or written in blocks of a mebibyte then
-costs 256 page faults a block, each with a page to be zeroed. Once a larger block that had come from
-the system itself has been freed, malloc keeps twice as much as that block had (mallopt(3),
-"M_MMAP_THRESHOLD": the threshold is dynamic). Other allocators have no such threshold to raise.
+glibc's malloc returns the top of its heap to the system when 128 KiB of it are free, and requests it again
+for the next block. Reading or writing a log in blocks of 1 MiB then costs 256 page faults per block, and each
+of them zeroes a page. After a larger block from mmap was freed, malloc keeps twice the size of that block
+(mallopt(3), "M_MMAP_THRESHOLD": the threshold is dynamic). Other allocators have no such threshold.
 """
 
 from __future__ import annotations
@@ -20,5 +19,5 @@ _LARGEST_BLOCK = 4 << 20  # up to 8 MiB of freed memory are kept
 
 @cache
 def keep_blocks() -> None:
-    """Have the allocator keep the memory of freed blocks. Costs a microsecond, the first time."""
+    """Make the allocator keep the memory of freed blocks. The first call takes a microsecond."""
     bytes(_LARGEST_BLOCK)

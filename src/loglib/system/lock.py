@@ -1,13 +1,12 @@
-"""Lock: one writer a partition, by an flock of its directory that the kernel drops when its holder dies.
+"""Lock: one writer per partition, by an flock of its directory. The kernel releases it when its holder dies.
 
-Invariant: while `acquire` has returned and `release` has not been called, no other handle in any
-process holds the partition. The lock is the directory's own, since a file could be removed, and the
-file put in its place be locked by a second writer: that is what people do with a lock file that is
-in their way. The file `lock` says who the holder is; its text is for messages and decides nothing.
+Invariant: from the return of `acquire` to the call of `release`, no other handle in any process holds the
+partition. The lock is on the directory itself. A lock file could be removed, as people do when it blocks
+them, and a second writer would lock the new file. The file `lock` only names the holder, for messages.
 
-A forked child shares its parent's lock: it must close its copy of the directory, which would keep
-the lock when the parent dies, and never unlock it, since unlocking is for all that share it. So the
-locks held are known here, and a fork waits while one is being taken or let go.
+A forked child shares its parent's lock. The child must close its copy of the directory, because the copy
+would keep the lock after the parent's death. It must never unlock it, because that also releases the
+parent's lock. So this module knows all held locks, and a fork waits while a lock is acquired or released.
 """
 
 from __future__ import annotations
@@ -33,37 +32,37 @@ _in_child = in_child()
 
 
 class Lock(Unique):
-    """A lock that this process holds, until it is released or nobody refers to it any more."""
+    """A lock that this process holds, until it is released or garbage collected."""
 
-    # Nothing, also of one whose making an interrupt has ended before its first line.
+    # The default, for a lock whose construction was interrupted before its first line.
     _to_do: Iterator[tuple[Callable[[int], object], int]] = iter(())
 
     def __init__(self, directory: Directory) -> None:
-        self.directory = directory  # the one that is locked, for whoever has the lock to work in
-        # Unlocked first: a child that has just been forked may not have closed its copy yet.
+        self.directory = directory  # the locked directory; the holder works in it
+        # Unlock first: a child that has just been forked may not have closed its copy yet.
         files, fd = directory.files, directory.fd
         self._to_do = iter([(files.unlock, fd), (files.close, fd)])
         _in_child.add(self.abandon)
 
     def release(self) -> None:
-        """Let it go; once is enough, and more does nothing."""
+        """Release the lock. Further calls do nothing."""
         with _changing:
             finish(self._to_do)
             _in_child.discard(self.abandon)
 
-    def __del__(self) -> None:  # an interrupt may come before its holder has it
-        with suppress(OSError):  # there is nobody to tell
+    def __del__(self) -> None:  # for a lock that an interrupt kept from its holder
+        with suppress(OSError):  # no caller can get the error
             self.release()
 
     def abandon(self, parent_pid: int) -> None:
-        """Close this process's copy of a lock that is its parent's."""
+        """Close this process's copy of its parent's lock."""
         del parent_pid
         next(self._to_do, None)
         self.release()
 
 
 def acquire(files: Files, path: str, permissions: int) -> Lock:
-    """Lock the directory in which the file `path` is to name the holder; `LockedError` at once if another has it."""
+    """Lock the directory of the file `path`, which will name the holder; `LockedError` at once if it is locked."""
     with _changing:
         directory = Directory.open(files, os.path.dirname(path))
         lock = Lock(directory)
@@ -79,7 +78,7 @@ def acquire(files: Files, path: str, permissions: int) -> Lock:
 
 
 def try_acquire(files: Files, path: str) -> Lock | None:
-    """Lock the directory `path`, and name no holder; None if another has it."""
+    """Lock the directory `path` without naming a holder; None if it is locked."""
     with _changing:
         lock = Lock(Directory.open(files, path))
         if files.try_lock(lock.directory.fd):
@@ -89,7 +88,7 @@ def try_acquire(files: Files, path: str) -> Lock | None:
 
 
 def is_free(files: Files, path: str) -> bool:
-    """Whether nobody holds the lock of the directory `path`. It is held for that moment."""
+    """Whether the lock of the directory `path` is free. The check itself holds the lock for a moment."""
     found = try_acquire(files, path)
     if found is not None:
         found.release()
@@ -100,7 +99,7 @@ def _sign(directory: Directory, name: str, permissions: int) -> None:
     files = directory.files
     fd = directory.create(name, permissions, exclusive=False)
     try:
-        files.ftruncate(fd, files.write_all(fd, [_describe_self()], 0))  # in this order it needs no room on a full disk
+        files.ftruncate(fd, files.write_all(fd, [_describe_self()], 0))  # this order needs no space on a full disk
     finally:
         files.close(fd)
 
@@ -116,7 +115,7 @@ def _holder(directory: Directory, name: str) -> str:
         text = printable(directory.read_whole(name, 4096).decode(errors="replace").strip())
         pid, since, program = text.split(maxsplit=2)
         alive = _is_alive(int(pid))
-    except (FileNotFoundError, ValueError):  # not written yet, or removed
+    except (FileNotFoundError, ValueError):  # the file is not yet written, or was removed
         return "another process"
     if alive:
         return f"pid {pid} ({program}) since {since}"

@@ -1,10 +1,10 @@
-"""Mounts: on what kind of file system a path lies, to warn where locks may not hold.
+"""Mounts: the type of the file system of a path, for a warning where locks may not work.
 
-Invariant: a guess for a warning; nothing is decided by it.
+Invariant: the result is a guess for a warning; nothing else uses it.
 
-`flock` over NFS has been a byte-range lock at the server since Linux 2.6.12 (flock(2)), may be
-local to one client by a mount option, and is whatever its author made of it on FUSE and SMB: two
-hosts may both believe to be the one writer of a partition. Reading is as good there as anywhere.
+`flock` over NFS is a byte-range lock at the server since Linux 2.6.12 (flock(2)), and a mount option can
+make it local to one client. On FUSE and SMB it depends on the implementation. So two hosts may both take
+themselves for the one writer of a partition. Reading works there as anywhere.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from .files import Files
 
 __all__ = ["network_file_system"]
 
-_TABLE = "/proc/self/mountinfo"  # one mount a line; see proc(5)
+_TABLE = "/proc/self/mountinfo"  # one mount per line; see proc(5)
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "afs", "gfs2", "ocfs2", "glusterfs"}
 
 
 def network_file_system(files: Files, path: str) -> str | None:
-    """The type of the file system of `path` if other hosts may share it; None also where nothing tells."""
+    """The type of the file system of `path` if other hosts may share it; None if not, or if it is unknown."""
     if not files.real:
         return None
     try:
         table = _read(files)
-    except OSError:  # no Linux, or no /proc
+    except OSError:  # not Linux, or no /proc
         return None
     kind = file_system_of(table, os.path.realpath(path))
     return kind if kind in _NETWORK or kind.startswith("fuse") else None
 
 
 def file_system_of(table: str, path: str) -> str:
-    """The type of the file system that the longest mount point above `path` names; "" if there is none."""
+    """The type of the file system at the longest mount point above `path`; "" if there is none."""
     found, longest = "", -1
     for line in table.splitlines():
         before, _, after = line.partition(" - ")
@@ -40,13 +40,13 @@ def file_system_of(table: str, path: str) -> str:
         if len(fields) < 5 or not after:
             continue
         point = _unescaped(fields[4]).rstrip("/")
-        if (path + "/").startswith(point + "/") and len(point) >= longest:  # of two on one point the later is on top
+        if (path + "/").startswith(point + "/") and len(point) >= longest:  # at one point the last mount is on top
             found, longest = after.split(" ")[0], len(point)
     return found
 
 
 def _unescaped(field: str) -> str:
-    """Spaces and the like are written as a backslash and three octal digits."""
+    """The field with its escapes decoded: the table writes a space as a backslash and three octal digits."""
     head, *rest = field.split("\\")
     return head + "".join(chr(int(each[:3], 8)) + each[3:] for each in rest)
 

@@ -1,20 +1,20 @@
-"""Turn: one thread at a time does a piece of work, and those who wait may find theirs done.
+"""Turn: one thread at a time does a piece of work. A waiting thread may find that its work is already done.
 
-Invariant: at most one `take` runs its action at any moment. It is what makes one fsync serve many
-threads (group commit): whoever has the turn flushes all that was appended before, and the others,
-when they wake, see that their records are durable and leave.
+Invariant: at most one `take` runs its action at any moment. With it one fsync serves many threads (group
+commit): the thread that has the turn flushes all records that were appended before. The other threads wake,
+see that their records are durable, and leave.
 
-A plain lock would not do: the thread that just had it takes it again before the others are awake,
-and syncs its own next record alone. So a turn begins by waiting until as many threads have come as
-came for the last one, but for no longer than half the time that one took. A lone thread never waits.
+A plain lock is not enough: the thread that has just released it would take it again before the others wake,
+and would sync only its own next record. So a turn begins with a wait until as many threads have come as came
+for the last turn. The wait takes at most half the time of the last turn. A lone thread never waits.
 
-The turn itself is one lock, taken and let go by `with`, so that an exception at any instruction leaves
-it free. All else is for speed. Who waits for a turn's end does so at a gate of its own, a lock that the
-one whose turn it is opens; if an interrupt keeps it from that, the waiting thread looks again by itself.
-No condition: taking its lock again after a wait may be interrupted, and who then leaves lets go a lock
-that is another's.
+The turn itself is one lock, acquired and released by `with`, so that an exception at any instruction leaves
+it free. All the rest is for speed. Each waiting thread waits at its own gate, a lock that the thread with the
+turn opens. If an interrupt prevents that, the waiting thread looks again by itself. A condition is not used:
+an interrupt may come while it acquires its lock again after a wait, and the thread would then release a lock
+that another thread holds.
 
-Threads: `take` may be called from any, but not from within an action.
+Threads: any thread may call `take`, but not from within an action.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ __all__ = ["Turn"]
 
 T = TypeVar("T")
 
-_LOOK_S = 0.05  # a gate that an interrupt has left shut is not waited at for longer
+_LOOK_S = 0.05  # the longest wait at a gate, because an interrupt may have left it shut
 _open = methodcaller("release")
 
 
 class Turn(Unique):
-    """See above."""
+    """See the module's docstring."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
-        # Guards what follows; no call is made while it is held, so that no signal handler can run meanwhile.
+        # Guards the attributes below. No call is made while it is held, so no signal handler can run meanwhile.
         self._noting = threading.Lock()
-        self._taken = False  # or about to be; after some interrupts it says so although `_turn` is free
+        self._taken = False  # the turn is taken or about to be; after some interrupts True although `_turn` is free
         self._arrived = 0  # threads that came since the last action began
-        self._expected = 0  # as many are there, as far as is known
-        self._gathering: threading.Lock | None = None  # the gate of who has the turn, until all have come
-        self._waiting: list[threading.Lock] = []  # the gates of who waits for the turn's end
+        self._expected = 0  # threads that are expected to come for this turn
+        self._gathering: threading.Lock | None = None  # the gate of the thread with the turn, until all have come
+        self._waiting: list[threading.Lock] = []  # the gates of the threads that wait for the end of the turn
         self._last_s = 0.0
 
     def take(self, action: Callable[[], T], *, unless: Callable[[], bool] | None = None) -> T | None:
-        """Run the action when it is this thread's turn; or return None once `unless` is true."""
+        """Run the action when it is this thread's turn, or return None as soon as `unless` is true."""
         self._arrive()
         opened = True
         while unless is not None:
@@ -81,10 +81,11 @@ class Turn(Unique):
             gate.release()
 
     def _gate_of_another(self, *, believed: bool) -> threading.Lock | None:
-        """The gate at which to wait for the end of another's turn; None if the next turn is this thread's.
+        """The gate at which to wait for the end of another thread's turn; None if the next turn is this thread's.
 
-        Only one thread at a time goes on to the lock, which is not fair: of many that wait there, two may pass it to
-        and fro while the others starve. That a turn is taken is believed, but for whoever has waited at a gate in vain.
+        Only one thread at a time goes on to the lock. The lock is not fair: if many threads waited there, two could
+        pass it to each other while the others starve. `believed` is False for a thread whose gate was not opened in
+        time: it does not trust `_taken`.
         """
         gate, locked = _shut_gate(), self._turn.locked()
         with self._noting:
@@ -95,7 +96,7 @@ class Turn(Unique):
         return gate
 
     def _gather(self) -> None:
-        """Wait for the others that are there, who will want the same."""
+        """Wait for the other expected threads, which will want the same action."""
         gate = _shut_gate()
         with self._noting:
             if self._arrived >= self._expected:
@@ -118,7 +119,7 @@ class Turn(Unique):
         with self._noting:
             self._taken = False
             gates, self._waiting = self._waiting, []
-        deque(map(_open, gates), maxlen=0)  # in C, where no interrupt comes between one and the next
+        deque(map(_open, gates), maxlen=0)  # in C, where no interrupt comes between two gates
 
 
 def _shut_gate() -> threading.Lock:

@@ -1,16 +1,16 @@
-"""Wait: sleeping until a partition may have more to read, woken within microseconds.
+"""Wait: sleep until a partition may have more to read. A sleeper wakes within microseconds.
 
-Invariant: a change after `watch` is never missed: it is pending when `wait` is called, or wakes it.
-`wait` may return without cause; callers look again and wait again.
+Invariant: a change after the watch began is never missed: it is pending when `wait` is called, or wakes it.
+`wait` may return without a reason; callers look again and wait again.
 
-On Linux the kernel reports writes to the watermark files (inotify). Elsewhere, or when the user's
-inotify instances are used up, the wait is cut into naps that grow while nothing happens: from 0.1
-to 10 ms, which costs well below 1 % of a CPU. Writers in this process call `wake` directly.
+On Linux the kernel reports writes to the watermark files (inotify). On other systems, or when the user's
+inotify instances are used up, the wait is a series of naps. They grow from 0.1 to 10 ms while nothing
+happens, which costs well below 1 % of a CPU. Writers in this process call `wake` directly.
 
-A `Waiter` says that something changed. An `Observer` says what did: it is for those who wait for a
-thousand files, of which one changes, and for directories.
+A `Waiter` reports that something changed. An `Observer` reports what changed: it is for directories, and for
+a thousand files of which one changes.
 
-Threads: `wake` and `close` may be called from any; the rest belongs to the waiting thread.
+Threads: any thread may call `wake` and `close`; the rest belongs to the waiting thread.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from ..unique import Unique
 
 __all__ = ["REPLACED", "Observer", "Waiter"]
 
-REPLACED = "/"  # among the names that have changed, which no file has
+REPLACED = "/"  # stands among the changed names; no file has this name
 
 _IN_MODIFY = 0x2
-_IN_REPLACED = 0x4 | 0x400 | 0x800  # attributes, as that a name has gone; the file removed; the file moved
-_IN_CLOSE_WRITE = 0x8  # also when the kernel closes the files of a process that has died
+_IN_REPLACED = 0x4 | 0x400 | 0x800  # attributes changed (such as the number of names); file removed; file moved
+_IN_CLOSE_WRITE = 0x8  # also when the kernel closes the files of a dead process
 _IN_MOVED_TO = 0x80
 _IN_CREATE = 0x100
 _IN_DELETE = 0x200
 _IN_Q_OVERFLOW = 0x4000
 _IN_IGNORED = 0x8000  # the watch is gone
 _DIRECTORY = _IN_MODIFY | _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
-_EVENT = struct.Struct("iIII")  # an event's watch, what has happened, cookie, and the length of a name behind it
+_EVENT = struct.Struct("iIII")  # an event's watch, its mask, cookie, and the length of the name after it
 _FIRST_NAP_S = 0.0001
 _LONGEST_NAP_S = 0.01
 _NAP_GROWTH = 1.2  # reaches the longest nap after about 25 idle looks, 50 ms
-_EVENT_BYTES = 4096  # 256 events; what is left wakes the next wait
+_EVENT_BYTES = 4096  # 256 events; the rest wakes the next wait
 _FD_SETSIZE = 1024
-_LONGEST_WAIT_S = 86_400.0  # poll() takes 24 days at most; waking once a day for nothing costs nothing
+_LONGEST_WAIT_S = 86_400.0  # poll() takes at most 24 days; one needless wake-up per day costs nothing
 _EVENTS_BYTES = 1 << 16
-_NAP_PER_LOOK = 20  # without inotify: to look at a thousand files takes milliseconds, so sleep as much longer
+_NAP_PER_LOOK = 20  # without inotify: a look at a thousand files takes milliseconds, so a nap is this many times longer
 
 
 class _Descriptors(Unique):
-    """The open files of a waiter, closed when nobody refers to them: another thread may be writing to one."""
+    """The open files of a waiter. They close with the last reference, because another thread may write to one."""
 
-    wake_out = wake_in = inotify = -1  # also of one whose making an interrupt has ended before its first line
+    wake_out = wake_in = inotify = -1  # the defaults, for an object whose construction was interrupted
 
     def __init__(self) -> None:
         self.wake_out, self.wake_in = os.pipe()
@@ -85,7 +85,7 @@ class Waiter(Unique):
     def wait(self, timeout: float | None) -> bool:
         """Return when something may have changed, on `wake`, or after `timeout` seconds.
 
-        True if a file was moved, removed or replaced, as far as the system has reported that.
+        True if a file was moved, removed or replaced, as far as the system reports it.
         """
         descriptors = self._open
         if descriptors is None:
@@ -95,7 +95,7 @@ class Waiter(Unique):
         if self._must_look:
             timeout = self._nap if timeout is None else min(timeout, self._nap)
             self._nap = min(self._nap * _NAP_GROWTH, _LONGEST_NAP_S)
-            if descriptors.wake_out < _FD_SETSIZE:  # select() sleeps for microseconds, poll() for milliseconds
+            if descriptors.wake_out < _FD_SETSIZE:  # select() waits in microseconds, poll() in milliseconds
                 select.select([descriptors.wake_out], [], [], timeout)
                 timeout = 0.0
         for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
@@ -105,7 +105,7 @@ class Waiter(Unique):
         return replaced
 
     def progressed(self) -> None:
-        """Something was there: look again soon."""
+        """Look again soon, because there was something to read."""
         self._nap = _FIRST_NAP_S
 
     def wake(self) -> None:
@@ -120,7 +120,7 @@ class Waiter(Unique):
 
 
 def _tells_of_more(events: bytes) -> bool:
-    """Whether one of the kernel's events is more than a write."""
+    """Whether one of the kernel's events is not a plain write."""
     at = 0
     while at < len(events):
         _, what, _, name_bytes = _EVENT.unpack_from(events, at)
@@ -131,12 +131,12 @@ def _tells_of_more(events: bytes) -> bool:
 
 
 class _Bell(Unique):
-    """What a writer in this process wakes: it says to an observer what has changed."""
+    """The object that a writer in this process wakes. It tells an observer what has changed."""
 
     def __init__(self, key: Hashable, rung: dict[Hashable, None], descriptors: _Descriptors) -> None:
         self._key = key
         self._rung = rung
-        self._descriptors = descriptors  # and not the observer, which has the bells
+        self._descriptors = descriptors  # not the observer, which refers to the bells
 
     def wake(self) -> None:
         self._rung[self._key] = None
@@ -145,20 +145,20 @@ class _Bell(Unique):
 
 
 class Observer(Unique):
-    """Waits for changes to files and directories, or for `wake`, and says what has changed.
+    """Waits for changes to files and directories, or for `wake`, and reports what has changed.
 
-    What is observed has a key, which `changed` returns. Where the system reports nothing, everything that
-    is observed always counts as changed; `reports` says which it is.
+    Each observed file or directory has a key, which `changed` returns. If the system reports nothing (see
+    `reports`), all observed files and directories always count as changed.
     """
 
     def __init__(self, *, use_inotify: bool = True) -> None:
         self._open: _Descriptors | None = None
         self._libc: Any = None
-        self._keys: dict[int, tuple[Hashable, str, int]] = {}  # by watch: key, path, and what is observed
-        self._watches: dict[Hashable, int] = {}  # -1: nothing will be reported of it
+        self._keys: dict[int, tuple[Hashable, str, int]] = {}  # by watch: key, path, and mask of events
+        self._watches: dict[Hashable, int] = {}  # -1: the system will not report its changes
         self._bells: dict[Hashable, _Bell] = {}
         self._rung: dict[Hashable, None] = {}
-        self._all = False  # something was missed, or may have been
+        self._all = False  # a change may have been missed
         self._nap = _FIRST_NAP_S
         self._woken_at = time.monotonic()
         descriptors = _Descriptors()
@@ -176,29 +176,29 @@ class Observer(Unique):
         return self._libc is not None
 
     def observe_file(self, key: Hashable, path: str) -> None:
-        """Report writes to the file. What came before is not reported: look once more."""
+        """Report writes to the file. Earlier writes are not reported: look once more after this call."""
         self._add(key, path, _IN_MODIFY | _IN_REPLACED)
 
     def observe_directory(self, key: Hashable, path: str) -> None:
-        """Report what is made, removed, renamed, written, or closed after writing in the directory."""
+        """Report files that are made, removed, renamed, written, or closed after writing in the directory."""
         self._add(key, path, _DIRECTORY)
 
     def bell(self, key: Hashable) -> _Bell:
-        """What a writer in this process is to wake after each publication."""
+        """The object that a writer in this process wakes after each publication."""
         assert self._open is not None
         return self._bells.setdefault(key, _Bell(key, self._rung, self._open))
 
     def forget(self, key: Hashable) -> None:
-        """Report no more of it."""
+        """Stop reporting changes of this key."""
         self._bells.pop(key, None)
         watch, descriptors = self._watches.pop(key, -1), self._open
         if self._keys.pop(watch, None) is not None and descriptors is not None:
             self._libc.inotify_rm_watch(descriptors.inotify, watch)
 
     def changed(self) -> dict[Hashable, set[str]]:
-        """What has changed since the last call, by key: of directories, the names in it; empty: any may have.
+        """The changes since the last call, by key: a directory's changed names; an empty set: any may have changed.
 
-        `REPLACED` is among the names of a file that was moved, removed, or put in the place of another.
+        `REPLACED` is among the names of a file that was moved, removed or replaced.
         """
         found: dict[Hashable, set[str]] = {}
         while self._rung:
@@ -230,7 +230,7 @@ class Observer(Unique):
         self._woken_at = time.monotonic()
 
     def progressed(self) -> None:
-        """Something was there: look again soon."""
+        """Look again soon, because there was something to read."""
         self._nap = _FIRST_NAP_S
 
     def wake(self) -> None:
@@ -250,12 +250,12 @@ class Observer(Unique):
             watch = self._libc.inotify_add_watch(descriptors.inotify, os.fsencode(path), mask)
             if watch >= 0:
                 self._keys[watch] = key, path, mask
-            else:  # the user's watches are used up, or the file is gone
+            else:  # the user's inotify watches are used up, or the file is gone
                 self._look_instead(descriptors)
         self._watches[key] = watch
 
     def _look_instead(self, descriptors: _Descriptors) -> None:
-        """Rely on reports no more."""
+        """Stop relying on reports."""
         self._poll.unregister(descriptors.inotify)
         self._libc, fd, descriptors.inotify = None, descriptors.inotify, -1
         self._keys.clear()
@@ -269,19 +269,19 @@ class Observer(Unique):
             at += _EVENT.size + size
             self._all = self._all or bool(mask & _IN_Q_OVERFLOW)
             known = self._keys.get(watch)
-            if known is None:  # forgotten meanwhile
+            if known is None:  # `forget` was called meanwhile
                 continue
             key, path, observed = known
             found.setdefault(key, set()).add(os.fsdecode(name))
-            if mask & (_IN_REPLACED | _IN_IGNORED):  # observe what has the path now
+            if mask & (_IN_REPLACED | _IN_IGNORED):  # observe the file that has the path now
                 found[key].add(REPLACED)
                 self.forget(key)
                 self._add(key, path, observed)
 
 
 def _inotify(descriptors: _Descriptors) -> Any:
-    """The C library, with an inotify instance in `descriptors`; None if the system has none to give."""
-    import ctypes  # here, since it costs 10 ms that only a follower needs
+    """The C library, with an inotify instance in `descriptors`; None if the system has no instance left."""
+    import ctypes  # imported here: it takes 10 ms, and only a follower needs it
 
     libc = ctypes.CDLL(None, use_errno=True)
     descriptors.inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -289,7 +289,7 @@ def _inotify(descriptors: _Descriptors) -> Any:
 
 
 def _watch(paths: list[str], descriptors: _Descriptors) -> bool:
-    """Have an inotify instance report writes to the files; False if the system has none to give."""
+    """Let an inotify instance report writes to the files; False if the system has no instance left."""
     libc = _inotify(descriptors)
     fd = descriptors.inotify
     if fd >= 0 and any(libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY | _IN_REPLACED) < 0 for path in paths):
