@@ -1,11 +1,10 @@
-"""Arrow: a batch's columns as a `pyarrow.RecordBatch` over the very bytes that were read.
+"""Arrow: a batch's columns as a `pyarrow.RecordBatch` over the bytes that were read.
 
-Invariant: keys, values and record headers are not copied. An array is built over them only after
-its offsets have been proved to rise from 0 to the column's size, so that a forged file gives an
-error and no read outside the buffer.
+Invariant: keys, values and record headers are not copied. An array is built over them only after a check
+that its offsets rise from 0 to the column's size. So a forged file gives an error, and no read outside the
+buffer.
 
-Needs the extra [arrow]; nothing in the core imports this module, or what it needs, before
-`Batch.to_arrow` is called.
+Needs the extra [arrow]. The core imports this module and its packages only when `Batch.to_arrow` is called.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def record_batch(
 ) -> pa.RecordBatch:
     """The batch whose body begins at `body_at` of `data`; `columns` picks from `SCHEMA`, in that order.
 
-    Raises `BadColumns` when the columns do not fit each other.
+    Raises `BadColumns` if the columns do not fit each other.
     """
     view = _View(header, memoryview(data)[body_at:], at)
     if columns is None:
@@ -119,7 +118,7 @@ class _View:
         names_at, values_at = header_columns(self._body, at, int(running[-1]))
         names, values = self._binary(_STRING, names_at), self._binary(_BINARY, values_at)
         try:
-            names.validate(full=True)  # a name that is not UTF-8 would break whoever reads the string
+            names.validate(full=True)  # a reader of a name that is not UTF-8 would fail
         except pa.ArrowInvalid as error:
             raise BadColumns(names_at.items, "a header name that is not UTF-8", "UTF-8") from error
         pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER_TYPE))
@@ -127,12 +126,12 @@ class _View:
 
 
 def _numbers(type_: pa.DataType, numbers: np.ndarray[Any, Any]) -> pa.Array:
-    """An array over numbers made here; half the time of `pa.array`, which has to look at them."""
+    """An array over NumPy numbers. It takes half the time of `pa.array`, which visits each number."""
     return pa.Array.from_buffers(type_, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-# Columns that are the same for batch after batch; arrays do not change, so batches may share them. Those of large
-# batches are made anew, which their records outweigh: 6 MiB are kept in all.
+# These columns are the same in many batches. Arrays are immutable, so batches may share them. Large batches get new
+# ones, because their cost is small beside that of the records. At most 6 MiB are kept.
 _KEPT_MOST = 1 << 14  # records
 
 

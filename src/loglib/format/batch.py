@@ -1,8 +1,8 @@
 """Batch: a header and a body of columns; the unit of write, CRC, compression and read.
 
-Invariant: a batch that these functions hand out has passed its header CRC, its body CRC and its
-bounds, so that every column lies inside the body. `columns` has the table of the body; it proves
-that every value lies inside its column. Nothing here does I/O or keeps state: bytes in, facts out.
+Invariant: a batch that these functions return has passed the checks of its header CRC, its body CRC and its
+bounds, so every column lies inside the body. `columns` has the table of the body, and checks that every
+value lies inside its column. This module does no I/O and keeps no state: bytes in, facts out.
 
     byte size field                  meaning (all little-endian)
        0   4  magic                  89 4C 4C 42
@@ -88,7 +88,7 @@ assert HEADER_BYTES == 128
 
 
 class BadBatch(Exception):
-    """The bytes are not the batch they should be: `at` bytes into it, `found` and `expected` in words."""
+    """The bytes are not the expected batch. `at`: the byte of the batch; `found` and `expected`: in words."""
 
     def __init__(self, at: int, found: str, expected: str) -> None:
         super().__init__(at, found, expected)
@@ -98,7 +98,7 @@ class BadBatch(Exception):
 
 
 class NewerBatch(Exception):
-    """The batch is intact but of a version or with a required flag that is not known here."""
+    """The batch is intact, but its version or a required flag is unknown to this version of loglib."""
 
     def __init__(self, what: str, found: int, supported: int) -> None:
         super().__init__(what, found, supported)
@@ -108,7 +108,7 @@ class NewerBatch(Exception):
 
 
 class Producer(NamedTuple):
-    """Who wrote a batch and which of its batches it was; appending the same again is a no-op."""
+    """The producer of a batch, and its number for the batch. Appending the same pair again does nothing."""
 
     id: int
     sequence: int
@@ -118,7 +118,7 @@ NO_PRODUCER = Producer(0, 0)
 
 
 class Header(NamedTuple):
-    """A batch header's fields; the table at the top of the module says what each means."""
+    """A batch header's fields. The table at the top of the module explains them."""
 
     magic: bytes
     header_crc: int
@@ -148,7 +148,7 @@ class Header(NamedTuple):
 
     @property
     def previous_offset(self) -> int:
-        """Base offset of the batch before this one; its own, if it is the first of the log."""
+        """Base offset of the previous batch; for the first batch of a log, its own."""
         return self.base_offset - self.previous_bytes
 
     @property
@@ -163,11 +163,11 @@ class Header(NamedTuple):
 
 
 class Body(NamedTuple):
-    """An encoded body and what a header says about it; not yet bound to a place in a log."""
+    """An encoded body and its facts for a header; not yet bound to a place in a log."""
 
     parts: list[Buffer]  # stored bytes and padding
     body_crc: int
-    length: int  # of the batch, header and padding included
+    length: int  # of the batch, with header and padding
     record_count: int
     codec: int
     flags: int
@@ -180,7 +180,7 @@ class Body(NamedTuple):
 
 
 def make_salt(log_id: bytes, partition: int) -> int:
-    """The salt of a partition's CRCs: a batch of another log or partition does not pass them."""
+    """The salt of a partition's CRCs: a batch of another log or partition fails the check."""
     return crc32c(log_id + partition.to_bytes(4, "little"))
 
 
@@ -188,11 +188,10 @@ def make_salt(log_id: bytes, partition: int) -> int:
 
 
 def encode_body(columns: Columns, *, codec: int, sizes: Sizes | None = None) -> Body:
-    """Encode the records. Without a timestamp column they will have the time of appending.
+    """Encode the records. Without a timestamp column they get the time of appending.
 
-    `sizes`, where they have been counted already, save a pass over the values and keys.
-    Raises `RecordTooLargeError` or `ValueError` for more than a batch can hold, and `TypeError` for
-    a value or key that is neither null nor bytes.
+    `sizes`, if already counted, save a pass over the values and keys. Raises `RecordTooLargeError` or
+    `ValueError` for more than a batch can hold, and `TypeError` for a value or key that is neither null nor bytes.
     """
     count = len(columns.values)
     if count > MAX_RECORDS_PER_BATCH:
@@ -237,10 +236,10 @@ def stamp(
     producers_in_segment: bool,
     salt: int,
 ) -> tuple[bytes, int]:
-    """Bind a body to its place in a log: returns the header's bytes and its CRC.
+    """Bind a body to its place in a log; returns the header's bytes and its CRC.
 
-    Takes a `Header` as well, to give a batch that exists a new place without touching its body. The
-    `event_time` is that of all records, if they have none of their own.
+    It also takes a `Header`, to give an existing batch a new place without changing its body. Records without
+    timestamps get the `event_time`.
     """
     flags = body.flags & _MUST_KNOW | (PRODUCERS if producers_in_segment else 0)
     times = (body.base_timestamp, body.max_timestamp) if body.base_timestamp is not None else (event_time, event_time)
@@ -259,10 +258,9 @@ def stamp(
 
 
 def parse_header(buffer: Buffer, position: int, *, salt: int, offset: int) -> Header:
-    """The header at `position` of the buffer, checked; `offset` is the place in the log it must name.
+    """The checked header at `position` of the buffer. Its base offset must be `offset`.
 
-    Raises `BadBatch` when the bytes are not that batch and `NewerBatch` when they are one that this
-    version cannot read.
+    Raises `BadBatch` if the bytes are not that batch, and `NewerBatch` if this version cannot read the batch.
     """
     if len(buffer) - position < HEADER_BYTES:
         raise BadBatch(len(buffer) - position, "the end of the data", f"a batch header of {HEADER_BYTES} bytes")
@@ -285,7 +283,7 @@ def parse_header(buffer: Buffer, position: int, *, salt: int, offset: int) -> He
 
 
 def _check_sizes(header: Header) -> None:
-    """Refuse sizes that cannot be: a CRC proves that bytes are as written, not that they make sense."""
+    """Refuse impossible sizes: a CRC proves that the bytes are unchanged, not that they make sense."""
     length, count, stored = header.length, header.record_count, header.stored_bytes
     if not HEADER_BYTES < length <= MAX_BATCH_BYTES or length & 7:
         raise BadBatch(12, f"length {length}", f"a multiple of 8 up to {MAX_BATCH_BYTES}")
@@ -308,21 +306,21 @@ def _check_sizes(header: Header) -> None:
 
 
 def layout(header: Header) -> Layout:
-    """Where the columns lie in the body, from the header alone."""
+    """The places of the columns in the body, from the header alone."""
     return layout_of_columns(
         header.record_count, header.flags, header.value_bytes, header.key_bytes, header.header_bytes
     )
 
 
 def check_body(header: Header, body: Buffer) -> None:
-    """Check the CRC over everything behind the header, padding included; `BadBatch` if it fails."""
+    """Check the CRC over all bytes after the header, with padding; `BadBatch` if it fails."""
     actual = crc32c(body)
     if actual != header.body_crc:
         raise BadBatch(HEADER_BYTES, f"a body with CRC {actual:08x}", f"{header.body_crc:08x}, as its header says")
 
 
 def open_body(header: Header, body: Buffer) -> bytes:
-    """The columns of a compressed body that passed `check_body`; `BadBatch` if they cannot be had."""
+    """The columns of a compressed body that passed `check_body`; `BadBatch` if it cannot be decompressed."""
     try:
         return codecs.decompress(header.codec, body[: header.stored_bytes], body_bytes=layout(header).end)
     except codecs.BadCompression as error:

@@ -1,6 +1,6 @@
-"""Codec: compression of a batch's body, one codec a batch, mixed freely within a log.
+"""Codec: compression of a batch's body. Each batch has one codec; a log may mix codecs.
 
-Invariant: decompression never yields more than the caller's limit, whatever the bytes claim, so a
+Invariant: decompression never returns more than the caller's limit, even if the bytes claim more. So a
 forged body costs bounded memory.
 
     id  name  package         level
@@ -24,16 +24,16 @@ from ..system.files import Buffer
 __all__ = ["BadCompression", "codec_id", "compress", "decompress"]
 
 NONE, ZLIB, LZ4, ZSTD = range(4)
-_PIECE_BYTES = 8 << 20  # a declared size is believed only as far as bytes come
+_PIECE_BYTES = 8 << 20  # memory is allocated piece by piece, because a declared size may be false
 _PACKAGES = {LZ4: ("lz4.frame", "lz4"), ZSTD: ("zstandard", "zstd")}
 
 
 class BadCompression(Exception):
-    """The compressed bytes do not decode to the size declared."""
+    """The compressed bytes do not decode to the declared size."""
 
 
 def codec_id(name: str) -> int:
-    """The number that stands for the codec in a batch; checks that its package is installed."""
+    """The codec's number in a batch header; checks that its package is installed."""
     number = CODEC_NAMES.index(name)
     if number in _PACKAGES:
         _package(number)
@@ -52,11 +52,11 @@ def compress(codec: int, body: bytes) -> bytes:
 def decompress(codec: int, stored: Buffer, *, body_bytes: int) -> bytes:
     """The body, which must be exactly `body_bytes` long; raises `BadCompression` otherwise."""
     try:
-        # One byte over the declared size is room enough to notice a body that is longer.
+        # A limit of one byte above the declared size is enough to notice a longer body.
         body, finished = _decompress_at_most(codec, stored, body_bytes + 1)
-    except (MissingCodecError, MemoryError):  # neither is the fault of the bytes
+    except (MissingCodecError, MemoryError):  # not caused by the bytes
         raise
-    except Exception as error:  # three packages, each with its own exception classes
+    except Exception as error:  # the three packages have different exception classes
         raise BadCompression(f"undecodable {CODEC_NAMES[codec]} data ({error})") from error
     if len(body) != body_bytes or not finished:
         raise BadCompression(f"{CODEC_NAMES[codec]} data of another size than the {body_bytes} bytes declared")
@@ -75,14 +75,14 @@ def _decompress_at_most(codec: int, stored: Buffer, limit: int) -> tuple[bytes, 
             lambda size: b"" if decoder.eof else decoder.decompress(b"", max_length=size), limit - len(first)
         )
         return b"".join([first, *rest]) if rest else first, decoder.eof
-    decompressor = package.ZstdDecompressor(max_window_size=MAX_DECOMPRESSED_BYTES)  # which it sets aside at once
+    decompressor = package.ZstdDecompressor(max_window_size=MAX_DECOMPRESSED_BYTES)  # it allocates the window at once
     with decompressor.stream_reader(bytes(stored)) as reader:
         pieces = _pieces(reader.read, limit)
         return b"".join(pieces), True
 
 
 def _pieces(read: Callable[[int], bytes], limit: int) -> list[bytes]:
-    """What there is to read, up to the limit; both packages set aside at once what they are asked for."""
+    """All pieces up to the limit. Both packages allocate the requested size at once, so the pieces are small."""
     pieces: list[bytes] = []
     while limit and (piece := read(min(limit, _PIECE_BYTES))):
         pieces.append(piece)

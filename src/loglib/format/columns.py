@@ -2,8 +2,8 @@
 
 Invariant: each column begins at a multiple of 8 bytes, and its place follows from the header alone
 (`layout`). A column whose items would all be the same is left out, and the reader makes it again.
-What is decoded lies inside its column: offsets are proved to rise from 0 to the column's size, and
-`BadColumns` is raised where they do not. Nothing here does I/O or keeps state: bytes in, facts out.
+Decoded items lie inside their column: offsets must rise from 0 to the column's size, else `BadColumns` is
+raised. This module does no I/O and keeps no state: bytes in, facts out.
 
     body, in this order, each column padded to 8 bytes with zeros     left out if
       value offsets    int32[n + 1]                                   never
@@ -67,16 +67,16 @@ KEYS, NULL_VALUES, NULL_KEYS, TIMESTAMPS, HEADERS = 1, 2, 4, 8, 16  # flags in t
 # Joined at once: above half a mebibyte the bytes fall out of the processor's cache before they are written.
 _PIECE_BYTES = 256 << 10
 _MOST_PIECES = 400  # of a column; the system takes 1,024 in one write
-_KEPT_MOST = 1 << 16  # items of an offsets column that is kept for the next batch: 4 MiB are kept in all
-_UNIFORM_MOST = 8192  # bounds what the two caches of uniform columns hold to a few megabytes
+_KEPT_MOST = 1 << 16  # the most items of an offsets column that is kept for the next batch: at most 4 MiB are kept
+_UNIFORM_MOST = 8192  # limits the two caches of uniform columns to a few megabytes
 
 _new_tuple = tuple.__new__  # half the time of calling the NamedTuple; see bench/RESULTS.md
 
-Headers = tuple[tuple[str, bytes], ...]  # of one record: pairs, in order, names may repeat
+Headers = tuple[tuple[str, bytes], ...]  # of one record: pairs in order; names may repeat
 
 
 class BadColumns(Exception):
-    """The bytes are not the columns they should be: `at` bytes into the body, `found` and `expected` in words."""
+    """The bytes are not the expected columns. `at`: the byte of the body; `found` and `expected`: in words."""
 
     def __init__(self, at: int, found: str, expected: str) -> None:
         super().__init__(at, found, expected)
@@ -105,45 +105,45 @@ class Columns(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Bytes of each value, and of each key if there are keys, of columns without nulls."""
+    """The size of each value, and of each key if there are keys, in bytes; for columns without nulls."""
 
     values: list[int]
     keys: list[int] | None
 
 
 class Encoded(NamedTuple):
-    """A body before compression, and what a header says about its columns."""
+    """A body before compression, and the facts about its columns for a header."""
 
     parts: list[Buffer]
     flags: int
     value_bytes: int
     key_bytes: int
     header_bytes: int
-    base_timestamp: int | None  # None: the records have no times of their own
+    base_timestamp: int | None  # None: the records have no timestamps
     max_timestamp: int | None
 
 
 class BinaryColumn(NamedTuple):
-    """Where a column of byte strings lies in a body."""
+    """The place of a column of byte strings in a body."""
 
-    length: int  # how many strings
+    length: int  # number of strings
     offsets: int
-    items: int  # the strings, end to end
+    items: int  # the strings, one after the other
     size_bytes: int  # of the items
     validity: int | None = None  # None: no string is null
 
 
 class HeadersColumn(NamedTuple):
-    """Where the headers of the records lie in a body."""
+    """The place of the record headers in a body."""
 
-    length: int  # how many records
+    length: int  # number of records
     counts: int
     section: int
     size_bytes: int  # of the section
 
 
 class Layout(NamedTuple):
-    """Where the columns lie in a decompressed body. None: the column is left out, as the table above says."""
+    """The places of the columns in a decompressed body. None: the column is left out (see the table above)."""
 
     values: BinaryColumn
     keys: BinaryColumn | None
@@ -170,9 +170,9 @@ def bitmap_bytes(count: int) -> int:
     return count + 7 >> 3
 
 
-@lru_cache(maxsize=64)  # a header is checked, then its batch is read: the second look costs a tenth of the first
+@lru_cache(maxsize=64)  # called when a header is checked and when its batch is read: the second call costs a tenth
 def layout(count: int, flags: int, value_bytes: int, key_bytes: int, header_bytes: int) -> Layout:
-    """Where the columns lie in the body, from facts of the header alone."""
+    """The places of the columns in the body, from facts of the header alone."""
     end = 0
 
     def take(size_bytes: int) -> int:
@@ -203,9 +203,9 @@ def layout(count: int, flags: int, value_bytes: int, key_bytes: int, header_byte
 def header_columns(
     body: Buffer, at: HeadersColumn, total: int, *, body_at: int = 0
 ) -> tuple[BinaryColumn, BinaryColumn]:
-    """The names and the values of all `total` headers, which lie in the section behind their two offsets columns.
+    """The names and the values of all `total` headers. In the section they follow their two offsets columns.
 
-    Raises `BadColumns` when they do not fit the section.
+    Raises `BadColumns` if they do not fit the section.
     """
     start, end = at.section, at.section + at.size_bytes
     value_offsets = start + aligned(offsets_bytes(total))
@@ -231,12 +231,11 @@ def _last_offset(data: Buffer, at: int, count: int) -> int:
 
 
 def encode(columns: Columns, sizes: Sizes | None = None) -> Encoded:
-    """Encode the records. Without a timestamp column they will have the time of appending.
+    """Encode the records. Without a timestamp column they get the time of appending.
 
-    `sizes`, where they have been counted already, save a pass over the values and keys.
-    Raises `RecordTooLargeError` for more than a batch can hold, and `TypeError` for a value or key
-    that is neither null nor bytes.
-    The columns are C-level loops over whole lists: work per record is what Python cannot afford.
+    `sizes`, if already counted, save a pass over the values and keys. Raises `RecordTooLargeError` for more than
+    a batch can hold, and `TypeError` for a value or key that is neither null nor bytes.
+    Loops in C over whole lists make the columns, because work per record is too slow in Python.
     """
     values = _encode_binary(columns.values, sizes and sizes.values)
     keys = _NO_COLUMN if columns.keys is None else _encode_binary(columns.keys, sizes and sizes.keys)
@@ -292,27 +291,27 @@ def _encode_binary(items: Sequence[bytes | None], sizes: list[int] | None = None
     if sizes is None:
         try:
             sizes = list(map(len, items))  # type: ignore[arg-type]
-        except TypeError:  # a null has no len(): rare enough to find out this way
+        except TypeError:  # a null has no len(); nulls are rare, so this check is cheap
             validity = _bitmap([item is not None for item in items])
             items = [b"" if item is None else item for item in items]
             sizes = list(map(len, items))  # type: ignore[arg-type]
     size_bytes = sum(sizes)
-    if size_bytes > MAX_BATCH_BYTES:  # more than 32 bits can address, before long
+    if size_bytes > MAX_BATCH_BYTES:  # checked here, because offsets have only 32 bits
         raise RecordTooLargeError("the batch", size_bytes, MAX_BATCH_BYTES)
     pieces = _joined(items, size_bytes)  # type: ignore[arg-type]
     if sum(map(len, pieces)) != size_bytes:
-        raise TypeError("an item whose length is not its size in bytes")  # a view of larger numbers, for one
+        raise TypeError("an item whose length is not its size in bytes")  # for example a view of larger numbers
     return _new_tuple(_Column, (_encode_offsets(sizes), pieces, size_bytes, validity))
 
 
 def _encode_offsets(sizes: list[int]) -> bytes:
-    if sizes.count(sizes[0]) == len(sizes):  # 0.5 ns a record to find out, against 20 saved
+    if sizes.count(sizes[0]) == len(sizes):  # the check costs 0.5 ns per record and can save 20 ns
         return _uniform_offsets(sizes[0], len(sizes))
     return pack(f"<{len(sizes) + 1}i", *accumulate(sizes, initial=0))
 
 
 def _joined(items: Sequence[bytes], size_bytes: int) -> list[bytes]:
-    """The items end to end, in a few pieces, each small enough to stay in the cache until it is written."""
+    """The items joined into a few pieces. Each piece is small enough to stay in the cache until it is written."""
     if size_bytes <= _PIECE_BYTES:
         return [b"".join(items)]
     step = max(1, len(items) * _PIECE_BYTES // size_bytes, len(items) // _MOST_PIECES)
@@ -339,7 +338,7 @@ def _bitmap(bits: Sequence[bool]) -> bytes:
 
 
 def _add(parts: list[Buffer], column: Sequence[Buffer], size_bytes: int) -> None:
-    """Add a column's pieces, and the zeros that pad it."""
+    """Add a column's pieces and its zero padding."""
     parts += column
     if size_bytes & 7:
         parts.append(bytes(aligned(size_bytes) - size_bytes))
@@ -347,11 +346,11 @@ def _add(parts: list[Buffer], column: Sequence[Buffer], size_bytes: int) -> None
 
 # --- bytes to records -------------------------------------------------------------------------
 #
-# `data` is the block that was read, which batches share; the body begins at `body_at` of it.
+# `data` is the block that was read; several batches may share it. The body begins at byte `body_at` of the block.
 
 
 def decode_binary(data: bytes, body_at: int, at: BinaryColumn) -> list[bytes | None]:
-    """The strings; None where null. `BadColumns` unless their offsets rise from 0 to the size of the items."""
+    """The strings; None for null. `BadColumns` unless their offsets rise from 0 to the size of the items."""
     count, offsets, items_at, size, validity = at
     stored = b""
     if 0 < count <= _UNIFORM_MOST and size % count == 0:
@@ -364,7 +363,7 @@ def decode_binary(data: bytes, body_at: int, at: BinaryColumn) -> list[bytes | N
         sizes = list(map(sub, bounds[1:], bounds))
         if bounds[0] != 0 or bounds[-1] != size or (sizes and min(sizes) < 0):
             raise BadColumns(offsets, "column offsets that do not rise from 0 to the column's size", f"0 to {size}")
-        source = BytesIO(data)  # shares the bytes; its read() is the fastest slicer the standard library has
+        source = BytesIO(data)  # shares the bytes; its read() is the fastest way to slice in the standard library
         source.seek(body_at + items_at)
         items = list(map(source.read, sizes))
     if validity is None:
@@ -394,7 +393,7 @@ def decode_headers(data: bytes, body_at: int, at: HeadersColumn) -> list[Headers
 
 
 def _bits(bitmap: bytes) -> str:
-    """The bits of a bitmap in order, as "0" and "1"; shifting one large number would be quadratic."""
+    """The bits of a bitmap in order, as "0" and "1". Shifting one large number would take quadratic time."""
     return f"{int.from_bytes(bitmap, 'little'):0{8 * len(bitmap)}b}"[::-1]
 
 
@@ -403,16 +402,16 @@ def _integers(typecode: Literal["i", "q"], data: bytes, at: int, count: int) -> 
     stored = memoryview(data)[at : at + (4 if typecode == "i" else 8) * count]
     if sys.byteorder == "little":
         return stored.cast(typecode).tolist()
-    numbers = array(typecode, bytes(stored))  # of a memoryview it would take each byte for a number
+    numbers = array(typecode, bytes(stored))  # with a memoryview, each byte would become a number
     numbers.byteswap()
     return numbers.tolist()
 
 
-# --- items of one size each, which are common: kept for the next batch -----------------------------
+# --- items of equal size, which are common: kept for the next batch --------------------------------
 
 
 def _uniform_offsets(size: int, count: int) -> bytes:
-    """The offsets column of `count` items of one size each."""
+    """The offsets column of `count` items of equal size."""
     return _kept_offsets(size, count) if count <= _KEPT_MOST else _made_offsets(size, count)
 
 

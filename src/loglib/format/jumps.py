@@ -1,11 +1,11 @@
-"""Jumps: one pointer in each batch of a segment to an earlier one, by which any is found in O(log n) steps.
+"""Jumps: each batch has one pointer to an earlier batch of its segment, so any batch is found in O(log n) steps.
 
-Invariant: a batch's jump goes to an earlier batch of its segment; that of the segment's first, to itself.
-The targets are chosen as in E. W. Myers, "An applicative random-access stack", Information Processing
-Letters 17 (1983): whoever goes back by the jump where it does not go too far, and otherwise to the batch
-before, comes to any earlier batch within some 3 log2(n) steps.
+Invariant: a batch's jump goes to an earlier batch of its segment. The jump of the segment's first batch goes
+to itself. The targets are chosen as in E. W. Myers, "An applicative random-access stack", Information
+Processing Letters 17 (1983). A search goes back by the jump if the jump does not go too far, else to the
+previous batch. It reaches any earlier batch within about 3 log2(n) steps.
 
-A search is right whatever earlier batch a jump goes to; that it is short depends on the choice. Pure.
+A search is correct for any choice of targets; only its length depends on them. Pure.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["Jumps", "added"]
 
 
 class Jumps(NamedTuple):
-    """A batch, and with it those to which its jump goes, the jump of that one, and so on."""
+    """A batch, the batch to which its jump goes, the batch to which that batch's jump goes, and so on."""
 
     base_offset: int
-    distance: int  # of its jump, in batches; 0 for the segment's first, or if it is not known
-    rest: Jumps | None  # from the batch to which its jump goes; None for the segment's first
+    distance: int  # of its jump, in batches; 0 for the segment's first batch, or if it is not known
+    rest: Jumps | None  # from the batch to which its jump goes; None for the segment's first batch
 
     @property
     def jump_offset(self) -> int:
@@ -29,7 +29,7 @@ class Jumps(NamedTuple):
 
 
 def added(last: Jumps | None, base_offset: int) -> Jumps:
-    """The batch at `base_offset`, which follows `last`, the segment's last one until then, if it has any."""
+    """The batch at `base_offset`, which follows `last`. None: it is the first batch of the segment."""
     if last is None:
         return Jumps(base_offset, 0, None)
     target = last.rest

@@ -1,9 +1,9 @@
 """Watermark: how far a partition has been flushed, published for readers in any process.
 
-Invariant: the published `durable_end` never passes what fdatasync has returned for, and
-`flushed_end` (below which readers see records) never passes what was handed to the system. Two
-slots are written in turn, so that one of them is whole at every instant; the valid one with the
-higher sequence wins. Losing the file costs a scan of the last segment, never data.
+Invariant: the published `durable_end` is never above the last offset for which fdatasync has returned.
+`flushed_end` (readers see records below it) is never above the bytes that were handed to the system. Two
+slots are written in turn, so one of them is whole at every instant. The valid slot with the higher sequence
+wins. If the file is lost, recovery scans the last segment; no data is lost.
 
     byte size field             each slot, at bytes 0 and 4096 of the file, little-endian
        0   3  magic             89 4C 57
@@ -24,7 +24,7 @@ higher sequence wins. Losing the file costs a scan of the last segment, never da
       88   8  durable_tail      base offset of the batch that ends at durable_end; durable_end if there is none
       96  32  zero
 
-The tails are what every lookup starts from: see search.py.
+Every lookup starts from a tail: see search.py.
 
 Threads: one writer; any number of readers, in any process, without a lock.
 """
@@ -51,7 +51,7 @@ VERSION = 2
 SLOT_BYTES = 128
 SECOND_SLOT = 4096  # another sector, and another page: one torn write cannot spoil both
 FILE_BYTES = SECOND_SLOT + SLOT_BYTES
-MOST_BYTES = 1 << 16  # a watermark file that is larger is none
+MOST_BYTES = 1 << 16  # a larger file is not a watermark
 
 _SLOT = Struct("<3sBIQQQQIIQQQQI4xQ32x")
 assert _SLOT.size == SLOT_BYTES
@@ -75,12 +75,12 @@ class Mark(NamedTuple):
 
     @classmethod
     def at_rest(cls, sequence: int, log_start: int = 0, end: int = 0, tail: int = 0) -> Mark:
-        """Of a log from `log_start` to `end`, all of it durable, whose last batch begins at `tail`."""
+        """The mark of a log from `log_start` to `end` that is all durable. Its last batch begins at `tail`."""
         return cls(sequence, log_start, end, end, 0, 0, tail, 0, 0, 0, 0, tail)
 
 
 class WatermarkWriter(Unique):
-    """Publishes marks, each into the slot that the one before did not use."""
+    """Publishes marks, alternately into the two slots."""
 
     def __init__(self, files: Files, path: str, salt: int, last: Mark, *, within: Directory | None = None) -> None:
         self._files = files
@@ -105,7 +105,7 @@ class WatermarkWriter(Unique):
         self._files.datasync(self._fd)
 
     def is_named(self) -> bool:
-        """Whether the path leads to the open file, which is where readers look. One lstat."""
+        """Whether the path, where readers look, leads to the open file. One lstat."""
         return _leads_to(self._files, self._path, self._identity)
 
     def fileno(self) -> int:
@@ -119,7 +119,7 @@ class WatermarkWriter(Unique):
 class WatermarkReader(Unique):
     """Reads the current mark with one pread; keeps the file open between polls."""
 
-    _fd = -1  # also of one whose making an interrupt has ended before its first line
+    _fd = -1  # the default, for an object whose construction was interrupted
 
     def __init__(self, files: Files, path: str, salt: int) -> None:
         self._files = files
@@ -134,7 +134,7 @@ class WatermarkReader(Unique):
         self._last: tuple[bytes, Mark | None] = (b"", None)  # one attribute: threads may share the reader
 
     def read(self) -> Mark | None:
-        """The newest valid mark, or None when neither slot is whole."""
+        """The newest valid mark, or None if neither slot is whole."""
         try:
             raw = self._files.read_at(self._fd, FILE_BYTES, 0)
         except OSError as error:
@@ -145,11 +145,11 @@ class WatermarkReader(Unique):
         return last[1]
 
     def is_named(self) -> bool:
-        """Whether the path still leads to the open file: a restore or a new topic puts another in its place."""
+        """Whether the path still leads to the open file. A restore or a new topic replaces the file."""
         return _leads_to(self._files, self._path, self._identity)
 
-    def __del__(self) -> None:  # and not before: another thread may be reading
-        with suppress(OSError):  # there is nobody to tell, and reading loses nothing
+    def __del__(self) -> None:  # not closed earlier, because another thread may be reading
+        with suppress(OSError):  # no caller can get the error, and a reader loses nothing by it
             self.close()
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class WatermarkReader(Unique):
 
 
 def _identity(facts: os.stat_result) -> tuple[int, int]:
-    """Device and number of a file: no other's while it is open, even when it has been removed."""
+    """Device and inode of a file: unique while it is open, even after it was removed."""
     return facts.st_dev, facts.st_ino
 
 
@@ -173,20 +173,20 @@ def _leads_to(files: Files, path: str, identity: tuple[int, int]) -> bool:
 def newest(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> Mark | None:
     """The valid slot with the higher sequence in the bytes of a watermark file.
 
-    Raises `UnsupportedFormatError` if a whole slot is of a newer version, and `CorruptLogError` if
-    a whole slot contradicts itself.
+    Raises `UnsupportedFormatError` if a whole slot has a newer version, and `CorruptLogError` if a whole slot
+    contradicts itself.
     """
     marks = [mark for at in (0, SECOND_SLOT) if (mark := _decode(raw, at, salt, path)) is not None]
     return max(marks, default=None)
 
 
 def broken_slots(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> list[int]:
-    """Where in the bytes of a watermark file a slot should be and is not whole."""
+    """The positions of the slots that are not whole in the bytes of a watermark file."""
     return [at for at in (0, SECOND_SLOT) if _decode(raw, at, salt, path) is None]
 
 
 def encode_new(first: Mark, salt: int) -> bytes:
-    """The content of a new watermark file: the same mark in both slots, so that either may be lost."""
+    """The content of a new watermark file: the same mark in both slots, so that one may be lost."""
     slot = _encode(first, salt)
     return slot + bytes(SECOND_SLOT - SLOT_BYTES) + slot
 
@@ -214,7 +214,7 @@ def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mar
     if mark.flushed_tail > mark.flushed_end or mark.durable_tail > mark.durable_end:
         found = f"last batches at {mark.flushed_tail} and {mark.durable_tail}"
         raise CorruptLogError(path, at + 48, found, f"none above {mark.flushed_end} and {mark.durable_end}")
-    if mark.sequence > MAX_OFFSET:  # a flush each nanosecond takes centuries to come so far, and has as far to go
+    if mark.sequence > MAX_OFFSET:  # with a flush per nanosecond it would take centuries to reach this limit
         raise CorruptLogError(path, at + 8, f"sequence {mark.sequence}", f"at most {MAX_OFFSET}")
     return mark
 
