@@ -1,9 +1,9 @@
-"""Partition: an ordered, append-only run of records; the log of one directory and its one writer.
+"""Partition: an ordered, append-only sequence of records: the log of one directory and its one writer.
 
-Invariant: order holds here and only here. Offsets rise and are not consecutive from batch to batch;
-`log_start_offset <= high_watermark <= log_end_offset`, and readers see what lies below the second.
+Invariant: order holds only within a partition. Offsets rise, but are not consecutive from batch to batch.
+`log_start_offset <= high_watermark <= log_end_offset`, and readers see records below the high watermark.
 
-Threads: safe for all; each reader it gives out belongs to one thread.
+Threads: safe for all; each of its readers belongs to one thread.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Partition(Shown, Unique):
 
     @property
     def high_watermark(self) -> int:
-        """Readers see offsets below this: what has been flushed."""
+        """Readers see offsets below this: the end of the flushed records."""
         return self._access.log.mark().flushed_end
 
     @property
@@ -74,7 +74,7 @@ class Partition(Shown, Unique):
 
     @property
     def recovery(self) -> Recovery | None:
-        """What opening for writing found and mended; None when opened for reading."""
+        """What opening for writing found and repaired; None if this process has not opened it for writing."""
         return None if (writer := self._access.open_writer) is None else writer.disk.recovery
 
     # --- append ----------------------------------------------------------------------------------
@@ -103,11 +103,11 @@ class Partition(Shown, Unique):
     ) -> list[OffsetRange]:
         """Append many records; returns their offsets in order, as ranges.
 
-        `producer`, a name and a rising number, makes the call idempotent: the records go into one
-        batch, and a call that the partition has seen from this producer appends nothing and returns
-        what it returned then. The partition remembers a producer's last number until its last append is
-        `producer_expiry` ago; `last_sequence` tells it. Of an error, `appended` has what is in all the
-        same and `not_appended` the indexes of the records that are not.
+        `producer`, a name and a rising number, makes the call idempotent. The records go into one batch. If the
+        partition has already seen the call from this producer, it appends nothing and returns the offsets of the
+        first time. The partition remembers a producer's last number until `producer_expiry` after its last append;
+        `last_sequence` returns the number. An error's `appended` has the ranges of the appended records, and its
+        `not_appended` the indexes of the other records.
         """
         columns = gather_columns(values, keys, timestamps, headers)
         count = len(columns.values)
@@ -122,9 +122,9 @@ class Partition(Shown, Unique):
             raise
 
     def last_sequence(self, producer: str) -> int | None:
-        """The number with which the producer appended last here, to go on from; None if it is not known.
+        """The number of the producer's last append here, to continue from; None if it is not known.
 
-        Needs the partition for writing, as appending does. What is not flushed counts: a crash may undo it.
+        Like an append, this needs the partition for writing. Unflushed appends count, but a crash may undo them.
         """
         return self._access.writer().last_sequence(producer_id(producer))
 
@@ -136,13 +136,13 @@ class Partition(Shown, Unique):
     def receive(self, source: Any, *, preserve_offsets: bool = False) -> range | None:
         """Append the batches of one frame that `transfer` sent; None at the end of the stream.
 
-        The frame is read whole, so its sender's `max_bytes` is memory here, and checked before any of it is
-        appended: after `CorruptLogError`, `RecordTooLargeError` (a record above `max_record_bytes`) or a time-out
-        nothing of it is in the log. Each batch gets a new place here, or with `preserve_offsets` must continue
-        this log where it ends, else `InvalidOffsetError`. Returns the range of the log they fill.
+        The whole frame is read into memory (up to the sender's `max_bytes`) and checked before any of it is
+        appended. After `CorruptLogError`, `RecordTooLargeError` (a record above `max_record_bytes`) or a time-out
+        nothing of it is in the log. Each batch gets new offsets. With `preserve_offsets` it must begin at the end
+        of this log, else `InvalidOffsetError` is raised. Returns the range of the log that the batches fill.
 
-        If writing fails, all of the frame that would share a segment is undone. `resume_at` of the error is
-        the sender's offset to go on from; `appended`, what came before it.
+        If writing fails, all batches of the frame in the same segment are undone. The error's `resume_at` is the
+        sender's offset to continue from, and its `appended` has the ranges before it.
         """
         writer = self._access.writer()
         batches = read_frame(source, max_record_bytes=self._access.config.max_record_bytes)
@@ -158,14 +158,14 @@ class Partition(Shown, Unique):
     # --- read ------------------------------------------------------------------------------------
 
     def read(self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise") -> Reader:
-        """A reader that ends at `end`, or at the end as of now."""
+        """A reader that ends at `end`, or at the present end."""
         access = self._access
         return Reader(
             [access.log], start, end=end, on_gap=on_gap, clock=access.clock, track=access.handles.track,
         )  # fmt: skip
 
     def follow(self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise") -> Reader:
-        """A reader that waits for more, for ever or until `timeout` seconds bring nothing."""
+        """A reader that waits for more, for ever or until `timeout` seconds pass without a record."""
         return Reader(
             [self._access.log], start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._access.clock,
             track=self._access.handles.track,
@@ -174,21 +174,21 @@ class Partition(Shown, Unique):
     def batches(
         self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"
     ) -> Iterator[Batch]:
-        """Whole columns from `start` to `end`, or to the end as of now."""
+        """Whole columns from `start` to `end`, or to the present end."""
         return self.read(start, end, on_gap=on_gap).batches()
 
     def transfer(self, to: Any, start: int, max_bytes: int = 64 << 20) -> int:
-        """Send flushed batches as stored to a socket, pipe or file; returns the offset to go on from.
+        """Send flushed batches as stored to a socket, pipe or file; returns the offset to continue from.
 
-        The bytes go from the page cache to the target by `os.sendfile`; `receive` takes them. Sends
-        whole batches up to `max_bytes`, but at least one; nothing if `start` is the high watermark.
+        `os.sendfile` sends the bytes from the page cache to the target; `receive` takes them. It sends whole
+        batches up to `max_bytes`, but at least one. If `start` is the high watermark, it sends nothing.
         """
         if type(start) is not int or type(max_bytes) is not int:
             raise TypeError(f"an offset and a number of bytes must be whole numbers, not {start!r} and {max_bytes!r}")
         return send(self._access.log, to, start, max_bytes=max_bytes)
 
     def verify(self) -> VerifyReport:
-        """Read everything below the high watermark, believe nothing, and report all damage in `VerifyReport.damage`."""
+        """Read and check everything below the high watermark, and report all damage in `VerifyReport.damage`."""
         return verify_log(self._access.log)
 
     # --- housekeeping ----------------------------------------------------------------------------
@@ -198,21 +198,21 @@ class Partition(Shown, Unique):
         return self._access.writer().roll()
 
     def retain(self, *, dry_run: bool = False) -> list[Decision]:
-        """Drop what the retention policy gives up; returns the decision for every segment.
+        """Drop segments by the retention policy; returns the decision for every segment.
 
-        One pass at a time: a roll, the housekeeping thread and the application may each begin one.
+        Only one pass runs at a time: a roll, the housekeeping thread and the application may each begin one.
         """
         self._access.handles.check_open()
         if dry_run:
             return self._access.keeper.explain([self.id])
-        self._access.writer()  # which must be ours
+        self._access.writer()  # this process must own the partition
         return self._access.keeper.retain(self.id)
 
     def delete_before(self, offset: int) -> int:
         """Drop the segments that lie wholly before a record's offset; returns the new log start, at or below it.
 
-        The high watermark drops all that is flushed: a new segment is begun for that. Raises
-        `OffsetOutOfRangeError` for what is not in the log, and `LockedError` if another process writes here.
+        With the high watermark as `offset`, all flushed records are dropped, after a new segment is begun. Raises
+        `OffsetOutOfRangeError` for an offset outside the log, and `LockedError` if another process writes here.
         """
         writer, mark = self._access.writer(), self._access.log.mark()
         if not mark.log_start_offset <= offset <= mark.flushed_end:

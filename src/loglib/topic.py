@@ -1,12 +1,12 @@
-"""Topic: N partitions in one directory, and which of them a record goes to.
+"""Topic: N partitions in one directory, and the choice of the partition for each record.
 
-Invariant: the directory describes itself. `topic.json` holds the format version, the log id that
-salts every checksum, and the policies; a topic is built aside and renamed, so that a directory with
-a `topic.json` is whole. An argument that disagrees with it is an error, or changes it and says so in the log.
+Invariant: the directory describes itself. `topic.json` has the format version, the log id that salts every
+checksum, and the policies. A topic is built aside and renamed, so a directory with a `topic.json` is whole.
+An argument that differs from it is an error, or changes it with a line in the log.
 
-Writers: opened with mode="a", a topic holds the lock of all its partitions, so that a second writer
-is refused at once. With shared=True it takes a partition's lock when it first appends there: keyless
-records of several processes go to partitions of their own.
+Writers: with mode="a", a topic holds the locks of all its partitions, so a second writer is refused at
+once. With shared=True it takes a partition's lock when it first appends there, so the keyless records of
+several processes go to different partitions.
 
 Threads: safe for all.
 """
@@ -83,7 +83,7 @@ __all__ = ["Topic", "open_topic"]
 
 logger = logging.getLogger("loglib")
 
-_HOUSEKEEPING_S = 60.0  # retention and rolling by age are matters of hours: once a minute is soon enough
+_HOUSEKEEPING_S = 60.0  # once a minute is often enough, because retention and rolling by age work in hours
 
 _in_child = in_child()
 
@@ -117,8 +117,8 @@ class Topic(Shown):
         self._flusher: Flusher | None = None
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
-        self._unended: list[Exception] = []  # what readers and groups have raised when the topic was closed
-        self._failed: list[tuple[Access, Exception]] = []  # partitions that are closed, while others are not
+        self._unended: list[Exception] = []  # errors of readers and groups when the topic was closed
+        self._failed: list[tuple[Access, Exception]] = []  # partitions whose closing raised, with the errors
         self._keeper = Keeper(files, path, config, clock_of(clock), shared=shared and mode == "a")
         self._accesses = tuple(
             Access(
@@ -156,45 +156,45 @@ class Topic(Shown):
     ) -> Topic:
         """Open the topic in the directory `path`. The name of the directory is the name of the topic.
 
-        With mode="a", the default, the topic is open for appending and reading, and is made first if there is
-        none, unless `create` is False. Opening recovers what a crash has left, and takes the locks of all
+        With mode="a", the default, the topic is open for appending and reading. If there is no topic, it is
+        created, unless `create` is False. Opening recovers the log after a crash, and takes the locks of all
         partitions. With `shared`, several processes append to one topic: each takes the lock of a partition
-        when it first appends there. With mode="r" nothing is locked, made or written.
+        when it first appends there. With mode="r" nothing is locked, created or written.
 
-        The policies are kept with the topic, and need not be given again. One that differs from what is kept
-        replaces it, as `alter` does.
+        The policies are stored with the topic, and need not be given again. A policy that differs from the
+        stored one replaces it, as `alter` does.
 
         - `partitions`: int from 1 to 10,000, by default 1. Order, parallel reading and locking are by
           partition. A writer keeps three files open for each. It cannot change.
-        - `partitioner`: which partition a key belongs to. "crc32", by default, as librdkafka has it; "murmur2"
-          as Kafka's Java client has it; or a function of the key and the number of partitions, which a topic
-          knows by its `__name__` only. Give the function at each open that appends by key: without it, such
-          an append raises `ValueError`. It cannot change.
+        - `partitioner`: how a key chooses the partition. "crc32", the default, works as in librdkafka; "murmur2"
+          as in Kafka's Java client. Or a function of the key and the number of partitions. The topic stores only
+          its `__name__`, so give the function at each open that appends by key. Without it, such an append
+          raises `ValueError`. It cannot change.
         - `flush`: a `FlushPolicy`: when records become durable, and visible to readers. By default after 50 ms,
           100,000 records or 64 MiB.
         - `retention`: a `Retention`: when whole segments are dropped. By default 7 days after they are sealed.
-        - `segment_bytes`: int, at least 4096, by default 1 GiB. A segment is sealed before it grows beyond, and
-          sooner where `retention` has a limit of bytes or of free space that needs smaller ones.
-        - `segment_age`: timedelta, by default 1 day. A segment is sealed when its first batch is so old. None:
+        - `segment_bytes`: int, at least 4096, by default 1 GiB. A segment is sealed before it grows larger. It is
+          sealed sooner if a limit of bytes or of free space in `retention` needs smaller segments.
+        - `segment_age`: timedelta, by default 1 day. A segment is sealed when its first batch is that old. None:
           age seals no segment.
         - `compression`: "none" by default, "zlib", "lz4" or "zstd". The last two need an extra to be installed.
-        - `durability`: "disk", by default: a flush returns when fdatasync has. "os": when the operating system
-          has the records, which survives a killed process, and not a power cut.
-        - `batch_bytes`, `batch_records`: int, by default 1 MiB and 65,536. So many bytes of keys and values, or
-          records, make a batch, which is compressed and checked as a whole.
+        - `durability`: "disk", the default: a flush returns after fdatasync. "os": a flush returns when the
+          operating system has the records. They then survive a killed process, not a power cut.
+        - `batch_bytes`, `batch_records`: int, by default 1 MiB and 65,536. The bytes of keys and values, and the
+          number of records, that fill a batch. A batch is compressed and checked as a whole.
         - `max_record_bytes`: int, by default 64 MiB, of value, key and headers together. A larger record is
           refused: `RecordTooLargeError`.
-        - `permissions`: int, by default 0o600. The mode of the files; directories can be entered by whoever may
-          read. Read and write bits only, the owner's among them.
-        - `producer_expiry`: timedelta, by default 7 days. A producer's last number is forgotten when it has been
-          silent for so long. None: never.
+        - `permissions`: int, by default 0o600. The mode of the files: read and write bits only, including the
+          owner's. Everyone who may read the files may enter the directories.
+        - `producer_expiry`: timedelta, by default 7 days. A producer's last number is forgotten when the producer
+          has been silent for that long. None: never.
 
         `loglib.testing.open_topic` opens a topic on simulated files, or by a simulated clock.
 
-        Raises `FileNotFoundError` where there is no topic, for mode="r" or create=False; `LockedError` if
-        another writer has it; `CorruptLogError` if promised data is damaged; `UnsupportedFormatError` if a
-        newer loglib has made it; `ConfigConflictError` for another number of partitions or partitioner, and for
-        any other policy that differs with mode="r"; `ValueError` and `TypeError` for what makes no sense.
+        Raises `FileNotFoundError` if there is no topic, for mode="r" or create=False; `LockedError` if another
+        writer has it; `CorruptLogError` if promised data is damaged; `UnsupportedFormatError` if a newer loglib
+        made it; `ConfigConflictError` for another number of partitions or partitioner, and with mode="r" for any
+        other policy that differs; `ValueError` and `TypeError` for invalid arguments.
         """
         given: dict[str, Any] = {
             "flush": flush, "retention": retention, "segment_bytes": segment_bytes, "compression": compression,
@@ -212,29 +212,29 @@ class Topic(Shown):
 
     @classmethod
     def reconfigure(cls, path: str | os.PathLike[str], **policies: Unpack[Policies]) -> None:
-        """Change policies of a topic that no writer has open: `alter` without anything else."""
+        """Change policies of a topic that no writer has open: open it, call `alter`, and close it."""
         with cls.open(path) as topic:
             topic.alter(**policies)
 
     @staticmethod
     def delete(path: str | os.PathLike[str]) -> None:
-        """Delete a topic with all its records and groups. Nothing brings it back.
+        """Delete a topic with all its records and groups. This cannot be undone.
 
         Raises `FileNotFoundError` if there is no topic, `LockedError` if a writer has it, and `GroupBusyError`
-        if a group that is kept with it has members. Readers get `LogMovedError`.
+        if a group that is stored with it has members. Readers get `LogMovedError`.
         """
         store.delete(path)
 
     @staticmethod
     def add_partitions(path: str | os.PathLike[str], partitions: int) -> None:
-        """Give a topic more partitions: `partitions` altogether. They are empty.
+        """Add empty partitions to a topic, up to a total of `partitions`.
 
-        **Keys move.** A key may belong to another partition from then on. So records of one key that were appended
-        before and after can be in two partitions, and no order holds between them. A warning is logged. Readers that
-        are open do not see the new partitions; open the topic again.
+        **Keys move.** From then on a key may belong to another partition. So older and newer records of one key can
+        be in two partitions, and no order holds between them. A warning is logged. Open readers do not see the new
+        partitions; open the topic again.
 
-        Raises `ValueError` if the topic has so many or more, `FileNotFoundError` if there is no topic, `LockedError`
-        if a writer has it, and `GroupBusyError` if a group that is kept with it has members.
+        Raises `ValueError` if the topic has that many or more, `FileNotFoundError` if there is no topic, `LockedError`
+        if a writer has it, and `GroupBusyError` if a group that is stored with it has members.
         """
         store.add_partitions(path, partitions)
 
@@ -248,7 +248,7 @@ class Topic(Shown):
         if hasattr(self, "partitions") and self.mode == "a" and not self.closed:
             warnings.warn(f"topic {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
             if self._flusher is not None and self._flusher.is_here():
-                # The collector came by in the middle of a flush, whose locks closing would wait for.
+                # Garbage collection runs in the middle of a flush, and closing would wait for the flush's locks.
                 threading.Thread(target=self.close, name="loglib-close").start()
             else:
                 self.close()
@@ -269,22 +269,22 @@ class Topic(Shown):
 
     @property
     def closed(self) -> bool:
-        """Whether the topic is closed, or belongs to the parent of this process."""
+        """Whether the topic is closed, or belongs to the parent process."""
         return self._handles.closed is not None
 
     def partition(self, number: int) -> Partition:
-        """The partition of that number; `ValueError` if there is none."""
+        """The partition with this number; `ValueError` if there is none."""
         number = partition_number(number)
         if not 0 <= number < len(self.partitions):
             raise ValueError(f"{self.path} has partitions 0 to {len(self.partitions) - 1}, not {number}")
         return self.partitions[number]
 
     def alter(self, **policies: Unpack[Policies]) -> None:
-        """Change policies, such as `retention=Retention(...)`, from now on and for whoever opens the topic later.
+        """Change policies, such as `retention=Retention(...)`, now and for later openings of the topic.
 
-        The names are those of `Topic.open`. Other processes that have the topic open (with shared=True, or for
-        reading) go by the old policies until they open it again. The number of partitions and the partitioner
-        cannot change, since keys would move: `ValueError`. Each change is logged.
+        The names are the same as in `Topic.open`. Other processes that have the topic open (with shared=True, or for
+        reading) use the old policies until they open it again. The number of partitions and the partitioner cannot
+        change, because keys would move: `ValueError`. Each change is logged.
         """
         self._check_writable()
         for name in FIXED:
@@ -314,17 +314,17 @@ class Topic(Shown):
         partition: int | None = None,
         sync: bool = False,
     ) -> Position:
-        """Append one record and say where it went.
+        """Append one record and return its partition and offset.
 
-        The record is buffered, and durable and visible to readers at the next flush; with
-        `sync=True` when the call returns. A key chooses the partition; without one, records stay
-        with a partition drawn at random until a batch is full. `timestamp` is the event's time, in
-        microseconds UTC or as an aware datetime; without it, the time of appending.
+        The record is buffered. It becomes durable and visible to readers at the next flush; with `sync=True`
+        before the call returns. A key chooses the partition. Records without a key go to a partition drawn at
+        random until a batch is full. `timestamp` is the event's time, in microseconds UTC or as an aware datetime;
+        by default it is the time of appending.
 
-        Raises `RecordTooLargeError` (nothing is appended), `StorageFullError`, `WriterFailedError`
-        after a failed flush, `LockedError` if the partition is another writer's.
+        Raises `RecordTooLargeError` (nothing is appended), `StorageFullError`, `WriterFailedError` after a failed
+        flush, and `LockedError` if another writer has the partition.
         """
-        # The common case by hand, without a call: half the time of the general way (bench/RESULTS.md).
+        # The common case is written out without a call: half the time of the general way (bench/RESULTS.md).
         writer = self._sticky
         if (
             key is None and partition is None and timestamp is None and headers is None
@@ -346,7 +346,7 @@ class Topic(Shown):
         columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self.config.max_record_bytes)
         if partition is not None:
             writer = self._writer_of(partition)
-        elif columns.keys is not None and columns.keys[0] is not None:  # bytes by now, whatever was given
+        elif columns.keys is not None and columns.keys[0] is not None:  # converted to bytes by now
             writer = self._writer_of(self._partition_of(columns.keys[0]))
         else:
             writer = self._choose(1, size)
@@ -362,22 +362,22 @@ class Topic(Shown):
         partition: int | None = None,
         producer: tuple[str, int] | None = None,
     ) -> list[OffsetRange]:
-        """Append many records in one call: the fast path. Returns where they went, by partition.
+        """Append many records in one call: the fast path. Returns the ranges of their offsets, by partition.
 
-        With `keys`, records are spread over the partitions, in their order within each; otherwise
-        they all go to one. `producer`, a name and a rising number, makes the call idempotent (see
-        `Partition.append_many` and `Partition.last_sequence`); without keys it needs an explicit
-        `partition`, and records with a null key go where the name and the number say.
+        With `keys`, records are spread over the partitions, and keep their order within each; otherwise all go
+        to one partition. `producer`, a name and a rising number, makes the call idempotent (see
+        `Partition.append_many` and `Partition.last_sequence`). Without keys it needs an explicit `partition`. The
+        name and the number choose the partition of records with a null key.
 
-        Whatever is raised midway, its `appended` has the ranges that are in all the same, and its
-        `not_appended` the indexes of the records that are not: what to try again, without a producer.
+        If an error comes midway, its `appended` has the ranges of the appended records. Its `not_appended` has the
+        indexes of the other records: without a producer, append these again.
         """
         columns = gather_columns(values, keys, timestamps, headers)
         count = len(columns.values)
         if not count:
             return []
         by = NO_PRODUCER if producer is None else parse_producer(producer)
-        groups = {0: columns}  # of a call that fails before it is known where they go
+        groups = {0: columns}  # for an error before the partitions of the records are known
         loads: dict[Writer, Load] = {}
         try:
             self._check_writable()
@@ -398,7 +398,7 @@ class Topic(Shown):
             return append_loads(loads, self.config, by)
         except BaseException as error:
             indexes: dict[int, Sequence[int]] = {number: range(count) for number in groups}
-            if len(groups) > 1:  # which record went where is not kept, but can be found out again
+            if len(groups) > 1:  # the partition of each record is not kept, but can be computed again
                 numbered = Columns(range(count), columns.keys)  # type: ignore[arg-type]
                 again = self._spread(numbered, None, keyless)
                 indexes = {number: group.values for number, group in again.items()}  # type: ignore[misc]
@@ -408,14 +408,14 @@ class Topic(Shown):
     def flush(self) -> None:
         """Make everything appended durable and visible to readers.
 
-        All partitions are flushed before what went wrong in any of them is raised: one error, the most
-        telling, which names what was lost in all of them, and in `errors` has the others.
+        All partitions are flushed before an error is raised. If several fail, the most important error is raised.
+        It names the lost records of all partitions, and its `errors` has the other errors.
         """
         self._check_writable()
         failed: list[tuple[Writer, Exception]] = []
         try:
             try_each(list(self._handles.writers), lambda writer: writer.flush(), failed)
-        except BaseException:  # an interrupt: what the errors name is not told yet
+        except BaseException:  # an interrupt: no call has raised the collected errors yet
             for writer, each in failed:
                 if isinstance(each, LogError):
                     writer.raise_soon(each)
@@ -426,20 +426,20 @@ class Topic(Shown):
     # --- read ------------------------------------------------------------------------------------
 
     def read(self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise") -> Reader:
-        """A reader of all partitions that ends at `end`, or at the end as of now.
+        """A reader of all partitions that ends at `end`, or at the present end.
 
         `start` and `end` are "begin", "end", an aware datetime, an age (a timedelta, or "-15m"), an
         offset if there is one partition, or a mapping of partitions to these.
 
-        Damaged bytes raise `CorruptLogError` where they are met. With `on_gap="skip"` the reader goes on
-        at the next whole batch, and says in `Reader.gaps` which offsets it has left out.
+        When the reader comes to damaged bytes, it raises `CorruptLogError`. With `on_gap="skip"` it continues at
+        the next whole batch, and `Reader.gaps` has the skipped offsets.
         """
         self._handles.check_open()
         logs = [each.log for each in self._accesses]
         return Reader(logs, start, end=end, on_gap=on_gap, clock=self._clock, track=self._handles.track)
 
     def follow(self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise") -> Reader:
-        """A reader that never ends: it waits for more, or stops after `timeout` seconds of silence."""
+        """A reader that waits for more, for ever or until `timeout` seconds pass without a record."""
         self._handles.check_open()
         logs = [each.log for each in self._accesses]
         return Reader(
@@ -449,13 +449,13 @@ class Topic(Shown):
     def batches(
         self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"
     ) -> Iterator[Batch]:
-        """Whole columns of all partitions, from `start` to `end` or to the end as of now."""
+        """Whole columns of all partitions, from `start` to `end` or to the present end."""
         return self.read(start, end, on_gap=on_gap).batches()
 
     def verify(self) -> VerifyReport:
-        """Read everything, believe nothing, and report all damage: file, byte, and the offsets lost to it.
+        """Read and check everything, and report all damage: file, byte, and lost offsets.
 
-        Changes nothing. `Partition.check` does the same for one partition and raises at the first fault.
+        Changes nothing. `Partition.verify` does the same for one partition.
         """
         self._handles.check_open()
         reports = [verify_log(each.log) for each in self._accesses]
@@ -475,16 +475,16 @@ class Topic(Shown):
         on_revoke: OnChange | None = None,
         on_out_of_range: Literal["raise", "start"] = "raise",
     ) -> Group:
-        """Join a consumer group: its members share the partitions, each group gets everything.
+        """Join a consumer group. Its members share the partitions; each group gets all records.
 
         The topic may be open in either mode. `start` is where a group without a commit begins: "begin", "end",
-        a time or an age. `member` names a member that comes back under its name, and to its partitions, after
-        a restart. `commit` says when what was handled is committed: "after" (when records are asked for, at
-        most once in 0.1 s, and within 0.1 s while it waits for more), "manual" (by `commit()` alone), or an
-        interval in seconds, instead of 0.1. `strategy` shares the partitions out: "range" as the Kafka paper
-        has it, "sticky" with the fewest moves. `on_assign` and `on_revoke` are called with lists of
-        partitions: the latter before they are committed and given up. `on_out_of_range="start"` begins at
-        `start` again where the committed offset is no longer in the log, instead of raising.
+        a time or an age. With a `member` name, a member gets its partitions back after a restart. `commit` says
+        when handled records are committed: "after" (when the member asks for records, at most once in 0.1 s, and
+        within 0.1 s while it waits for more), "manual" (only by `commit()`), or an interval in seconds instead
+        of 0.1. `strategy` assigns the partitions: "range" as in the Kafka paper, "sticky" with the fewest moves.
+        `on_assign` and `on_revoke` are called with lists of partitions; `on_revoke` before the partitions are
+        committed and released. If the committed offset is no longer in the log, `on_out_of_range="start"` begins
+        at `start` again instead of raising an error.
         """
         return Group(
             self._place(name), start=start, member=member, commit=commit, strategy=strategy,
@@ -492,27 +492,27 @@ class Topic(Shown):
         )  # fmt: skip
 
     def groups(self) -> list[str]:
-        """The names of the consumer groups that are kept with this topic, sorted. Joins none."""
+        """The sorted names of the consumer groups that are stored with this topic. Joins none of them."""
         self._handles.check_open()
         return group_names(self._files, self.path)
 
     def group_info(self, name: str, *, count_records: bool = False) -> GroupInfo:
         """A group's members, owners, commits and lag, without joining it: for monitoring.
 
-        Partitions are this topic's, by number; a group on several topics is looked at whole by
-        `loglib.group_info`. `count_records` counts the records of the lag as well, by reading the header of
-        every batch in it. Raises `GroupNotFoundError`, and `GroupElsewhereError` if another topic has the group.
+        It has the partitions of this topic, by number. For all topics of a group use `loglib.group_info`.
+        `count_records` also counts the records of the lag, by reading the header of every batch in it. Raises
+        `GroupNotFoundError`, and `GroupElsewhereError` if the group is stored with another topic.
         """
         return administration.inspect(self._place(name), count_records=count_records).of_topic(self.name)
 
     def reset_group(
         self, name: str, start: Start | Mapping[int, Start], *, dry_run: bool = False
     ) -> dict[int, Move]:
-        """Move a group's committed offsets to a start, while it has no members; returns where from and to.
+        """Move a group's committed offsets to a start, while it has no members; returns the old and new offsets.
 
         `start` is "begin", "end", a time, an age, or a mapping of partitions to these or to offsets. With
         `dry_run` nothing is committed. Raises `GroupBusyError` if the group has members, and
-        `GroupElsewhereError` if it is kept with another topic.
+        `GroupElsewhereError` if it is stored with another topic.
         """
         place = self._place(name)
         start_of: Any = start
@@ -522,28 +522,29 @@ class Topic(Shown):
         return {each.partition: move for each, move in moves.items()}
 
     def evict_member(self, name: str, member: str) -> list[int]:
-        """Take the partitions of a group's member that hangs away from it; returns those of this topic.
+        """Take the partitions away from a hanging member of a group; returns its partitions of this topic.
 
-        Others claim them at once. The member gets `StaleGenerationError` when it next asks for records or
-        commits. Raises `LogError` if the group has no such member.
+        Other members claim them at once. The evicted member gets `StaleGenerationError` when it next asks for
+        records or commits. Raises `LogError` if the group has no such member.
         """
         taken = administration.evict(self._place(name), member)
         return [each.partition for each in taken if each.topic == self.name]
 
     def delete_group(self, name: str) -> None:
-        """Forget a group and its commits: whoever joins it next begins at its `start`.
+        """Delete a group and its commits: the next member that joins it begins at its own `start`.
 
-        Raises `GroupBusyError` if the group has members, and `GroupNotFoundError` if there is none of that name.
+        Raises `GroupBusyError` if the group has members, and `GroupNotFoundError` if there is no such group.
         """
         administration.delete(self._place(name))
 
     # --- housekeeping ----------------------------------------------------------------------------
 
     def retain(self, *, dry_run: bool = False) -> list[Decision]:
-        """Drop what the retention policy gives up, and explain the decision for every segment.
+        """Drop segments by the retention policy, and explain the decision for every segment.
 
-        With `dry_run` nothing is dropped. Runs by itself when a segment is rolled and once a minute. In a shared
-        topic it also drops segments of partitions that no process holds. A dry run explains all partitions.
+        With `dry_run` nothing is dropped. Retention also runs automatically when a segment is rolled and once a
+        minute. In a shared topic it also drops segments of partitions that no process holds. A dry run explains
+        all partitions.
         """
         self._handles.check_open()
         if not dry_run:
@@ -555,12 +556,12 @@ class Topic(Shown):
     def close(self) -> None:
         """End the readers, flush, and release the locks. Released also when the flush fails.
 
-        A reader that is in use and would have ended by itself, at its end or after its timeout, raises
-        `LogClosedError`; one that follows for ever just ends.
+        A reader in use that has an end or a timeout raises `LogClosedError`. A reader that follows for ever just
+        ends.
 
-        When an interrupt ends it, it may be called again, and goes on. In a signal handler that has
-        come in the middle of another call on this topic, it returns at once and leaves the rest to a
-        thread, since that call holds what closing needs; the interpreter waits for the thread.
+        After an interrupt it may be called again, and continues. In a signal handler that interrupted another call
+        on this topic, it returns at once and a thread does the rest, because that call holds locks that closing
+        needs. The interpreter waits for the thread.
         """
         if self._released or isinstance(self._handles.closed, ForkedHandleError):
             return
@@ -577,7 +578,7 @@ class Topic(Shown):
         self._unended += self._handles.end_readers()
         try_each(self._accesses, Access.close, self._failed)
         unforeseen = [each for each in self._failed if not isinstance(each[1], LogError | OSError)]
-        if unforeseen:  # no memory, say: the partition is still open, and may be closed again
+        if unforeseen:  # for example no memory: the partition is still open, and may be closed again
             self._failed = [each for each in self._failed if each not in unforeseen]
             raise unforeseen[0][1]
         self._released = True
@@ -588,11 +589,11 @@ class Topic(Shown):
             raise together(failures)
 
     def _abandon_in_child(self, parent_pid: int) -> None:
-        """After a fork: the topic is the parent's to write and to close."""
+        """After a fork: only the parent may write and close the topic."""
         self._handles.abandon_in_child(ForkedHandleError(self.path, parent_pid))
 
     def _place(self, name: str, topics: Sequence[Topic] = ()) -> Place:
-        """Where a group of that name, on this topic or on several, keeps its files."""
+        """The place of the files of a group with this name, on this topic or on several."""
         check_names(name)
         self._handles.check_open()
         logs = {
@@ -612,7 +613,7 @@ class Topic(Shown):
     def _start_writing(self) -> None:
         try:
             self._warn_of_other_hosts()
-            codec_id(self.config.compression)  # a missing package is better found now than at the first flush
+            codec_id(self.config.compression)  # so that a missing package is found now, not at the first flush
             if not self._shared:
                 self._own_all()
                 _check_not_grown(self._files, self.path, self.config.partitions)  # before the locks were taken
@@ -624,7 +625,7 @@ class Topic(Shown):
         at_exit.add(self.close)
 
     def _use(self, config: TopicConfig) -> None:
-        """Go on by these policies."""
+        """Use these policies from now on."""
         self.config = config
         self._keeper.use(config)
         for access in self._accesses:
@@ -634,7 +635,7 @@ class Topic(Shown):
             self._flusher.set_interval(config.flush.interval)
 
     def _go_by_the_clock(self) -> None:
-        """Have a background thread if a policy wants one, and have it flush if there is an interval."""
+        """Start a background thread if a policy needs one, and let it flush if there is an interval."""
         interval = self.config.flush.interval
         if self._flusher is None and self._wants_thread():
             self._flusher = Flusher(
@@ -643,7 +644,7 @@ class Topic(Shown):
                 housekeeping=_housekeeper(self._accesses, self._keeper),
                 housekeeping_every=_HOUSEKEEPING_S,
             )
-        self._handles.set_timer(None if interval is None else self._flusher)  # without, appenders flush when it is due
+        self._handles.set_timer(None if interval is None else self._flusher)  # None: appending threads flush when due
 
     def _own_all(self) -> None:
         """Take the locks of all partitions."""
@@ -654,7 +655,7 @@ class Topic(Shown):
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            needed = len(self.partitions) * WRITER_DESCRIPTORS + 1  # and one more for a moment, to roll with
+            needed = len(self.partitions) * WRITER_DESCRIPTORS + 1  # a roll needs one more for a moment
             raise TooManyFilesError(self.path, error, needed, limit) from error
 
     def _warn_of_other_hosts(self) -> None:
@@ -667,7 +668,7 @@ class Topic(Shown):
             )
 
     def _wants_thread(self) -> bool:
-        # Python 3.12 and later warn when a process with threads forks: no thread without a reason.
+        # Python 3.12 and later warn when a process with threads forks, so a thread needs a reason.
         policy = self.config.retention
         clocked = (self.config.flush.interval, self.config.segment_age, policy.age, policy.bytes)
         return any(each is not None for each in clocked) or policy.keep_free > 0
@@ -690,7 +691,7 @@ class Topic(Shown):
         return number
 
     def _writer_of(self, number: int) -> Writer:
-        """The writer of a partition, which this process must be able to own."""
+        """The writer of a partition; raises if this process cannot own the partition."""
         self._check_writable()
         return self._accesses[self.partition(number).id].writer()
 
@@ -704,7 +705,7 @@ class Topic(Shown):
         return sticky
 
     def _spread(self, columns: Columns, partition: int | None, keyless: Callable[[], int]) -> dict[int, Columns]:
-        """The records by partition: the one given, or where their keys belong."""
+        """The records by partition: the given partition, or the partitions of their keys."""
         if partition is None and len(self.partitions) == 1:
             partition = 0
         if partition is not None:
@@ -712,7 +713,7 @@ class Topic(Shown):
         return spread(columns, len(self.partitions), self._require_partitioner(), keyless)
 
     def _place_of_null_keys(self, producer: Producer) -> int:
-        """The partition of a call's records with null keys; with a producer, the same at each try."""
+        """The partition for a call's records with null keys; with a producer it is the same at each try."""
         if producer == NO_PRODUCER:
             return self._choose().partition
         return (producer.id + producer.sequence) % len(self.partitions)
@@ -720,7 +721,7 @@ class Topic(Shown):
     def _own_any(self) -> Writer:
         """In shared mode, take one partition that no other process has.
 
-        A process that has one only to run retention is waited for if no other is free: it may have been stopped.
+        If none is free, it waits for a process that has a partition only to run retention.
         """
         refused: LockedError | None = None
         accesses = sorted(self._accesses, key=lambda _: os.urandom(8))
@@ -729,7 +730,7 @@ class Topic(Shown):
                 return access.writer(wait=wait)
             except LockedError as error:
                 refused = error
-                if error.path == self.path:  # waited in vain, and would do so for each partition
+                if error.path == self.path:  # the wait timed out, and would time out for each partition
                     break
         assert refused is not None
         count = len(self.partitions)
@@ -754,7 +755,7 @@ def open_topic(
     """`Topic.open` on simulated files, or by a simulated clock: for simulations and tests.
 
     `files` is a file system, such as those of `loglib.testing`. `clock` is a function that returns the time of
-    day in microseconds UTC, which is believed, or a `loglib.system.clock.Clock`. All else is as in `Topic.open`.
+    day in microseconds UTC, which is believed, or a `loglib.system.clock.Clock`. The rest is as in `Topic.open`.
     """
     if mode not in ("a", "r"):
         raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
@@ -793,14 +794,14 @@ def open_topic(
 
 
 def _check_not_grown(files: Files, path: str, partitions: int) -> None:
-    """Refuse to write by an old number of partitions: keys would go elsewhere than with other writers."""
+    """Refuse to write with an old number of partitions: keys would go to other partitions than with other writers."""
     described = description.read(files, path)
     if described is not None and described[1].partitions != partitions:
         raise LogMovedError(path, f"has other than the {partitions} partitions that it was opened with")
 
 
 def _what_is_here(files: Files, path: str, mode: str) -> str:
-    """Why there is no topic to open."""
+    """The reason why there is no topic to open, in words."""
     if names := store.names(files, path):
         return f"no topic but a directory of topics: open one of {', '.join(names)}"
     return "no topic here; mode='a' makes one" if mode == "r" else "no topic here; create=True makes one"
