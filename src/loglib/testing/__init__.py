@@ -1,12 +1,12 @@
-"""Testing: file systems on which a program that uses loglib can be made to fail, for the tests of that program.
+"""Testing: file systems that fail on purpose, for the tests of programs that use loglib.
 
     MemoryFiles     in memory: fast, and the same each time
     CrashFS         in memory, and yields every state that a power cut may leave
     RecordingFiles  keeps the system calls; FaultyFiles fails one; ShortWrites, FullDisk, DyingFiles and
                     UnsyncedFiles do what their names say
 
-Each goes in by `open_topic(path, files=...)`, which is `Topic.open` for simulations. docs/testing.md has
-a program. The module `loglib.testing.strategies` draws records and policies for Hypothesis, which it needs.
+Pass one of them to `open_topic(path, files=...)`, which is `Topic.open` for simulations. docs/testing.md has
+a program. The module `loglib.testing.strategies` draws records and policies; it needs Hypothesis.
 """
 
 from ..topic import open_topic

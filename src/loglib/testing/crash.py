@@ -1,25 +1,25 @@
-"""Crash: what a power cut may leave on a disk, for every instant of a program that ran on `CrashFS`.
+"""Crash: the states that a power cut may leave on a disk, for every instant of a program that ran on `CrashFS`.
 
-Invariant: a state holds every byte and name that was synced before the cut, and of what was not
-synced any part. It never holds what had not been begun.
+Invariant: a state has every byte and name that was synced before the cut, and any part of the operations
+that were not synced. It never has a part of an operation that had not begun.
 
-The model, in its strict mode, grants the file system nothing that the standards do not:
+The model, in its strict mode, assumes only what the standards guarantee:
 
-    bytes and size of a file    durable once that file is synced
-    a name (made, renamed, removed)    durable once its directory is synced
-    pending                     each on its own there or not, in whatever order it was asked for
-    a pending write             also torn, by sectors of 512 bytes or pages of 4096: each new, as before,
+    bytes and size of a file    durable after that file is synced
+    a name (made, renamed, removed)    durable after its directory is synced
+    a pending operation         done or not, independent of the others and of their order
+    a pending write             also torn, by sectors of 512 bytes or pages of 4096: each is new, as before,
                                 zeros (the size was there first) or garbage
     a pending rename            whole or not at all, with or without the file's data
 
-The mode "linux" grants in addition what ext4 and XFS do: syncing a file makes its name durable.
-Assumed in both: a write harms no bytes beside its own, even within its sector, and a sector that is
-written with the bytes it has already keeps them.
+The mode "linux" also assumes what ext4 and XFS do: syncing a file makes its name durable. Both modes assume
+that a write damages no bytes beside its own, even within its sector, and that a sector that is overwritten
+with the same bytes keeps them.
 
-A process that is killed leaves what it had handed to the system, synced or not: the state of an
-instant from which nothing is missing.
+A killed process leaves all that it had handed to the system, synced or not. This is the state of an instant
+in which no operation is missing.
 
-Threads: states may be enumerated when the program has come to rest.
+Threads: states may be enumerated when the program has ended.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _DATA = ("write", "truncate")
 _GARBAGE = Random("what was in the block before").randbytes(1 << 16)
 
 Mode = Literal["strict", "linux"]
-# What became of each sector that a write touches, a letter each: New, as it was Before, Zeros, Garbage.
+# The result for each sector of a write, one letter per sector: New, as it was Before, Zeros, Garbage.
 Tear = str
 
 
 class Operation(NamedTuple):
-    """One change to the disk, or one sync, as it was asked for."""
+    """One requested change to the disk, or one sync."""
 
     name: str  # create, mkdir, write, truncate, rename, unlink, rmdir or sync
     path: str
     node: int  # number of the file or directory
-    parent: int = 0  # of a name: the directory that it is in
-    position: int = 0  # of a write; of a truncate the size
+    parent: int = 0  # of a name: its directory
+    position: int = 0  # of a write; for a truncate, the size
     data: bytes = b""
     target: str = ""  # of a rename
     target_parent: int = 0
@@ -72,7 +72,7 @@ class Operation(NamedTuple):
 
 
 class Image:
-    """What a disk holds: the bytes of each file and the names in each directory, by node number."""
+    """The contents of a disk: the bytes of each file and the names in each directory, by node number."""
 
     def __init__(self, contents: dict[int, bytes], names: dict[int, dict[str, int]]) -> None:
         self.contents = contents
@@ -104,7 +104,7 @@ class Image:
         return image
 
     def tree(self) -> dict[str, bytes]:
-        """The content of each file by its path, and an empty directory by its path with a / behind it."""
+        """The content of each file by its path. An empty directory has a path that ends in /."""
         return dict(self._walk(_ROOT, "/"))
 
     def _walk(self, directory: int, path: str) -> Iterator[tuple[str, bytes]]:
@@ -117,9 +117,9 @@ class Image:
                 yield f"{path}{name}/", b""
 
     def digest(self, directory: str = "/", *, leaving_out: tuple[str, ...] = ()) -> int:
-        """64 bits by which images may be told apart, in whole or below a directory.
+        """A digest of 64 bits of the whole image, or of the part below a directory.
 
-        The content of files with the names left out does not count.
+        It ignores the content of files whose names are in `leaving_out`.
         """
         summary = blake2b(digest_size=8)
         number = _ROOT
@@ -141,10 +141,10 @@ class Image:
 
 
 class CrashFS(MemoryFiles):
-    """A file system in memory that remembers in which order it was changed, and what was synced.
+    """A file system in memory that keeps the list of all changes and syncs, in order.
 
-    `operations` is the list; its length is the instant that `CrashState.at` refers to, so a test
-    notes it whenever its program has acknowledged something.
+    `operations` is the list. Its length is the instant to which `CrashState.at` refers. So a test notes the
+    length each time its program has acknowledged a record.
     """
 
     def __init__(self, image: Image | None = None, *, capacity: int | None = None) -> None:
@@ -157,7 +157,7 @@ class CrashFS(MemoryFiles):
             self._root = self._grow(image, _ROOT, {})
 
     def _grow(self, image: Image, number: int, grown: dict[int, Node]) -> Node:
-        if number in grown:  # half a rename may have left a file with two names
+        if number in grown:  # an unfinished rename may have left a file with two names
             grown[number].links += 1
             return grown[number]
         names = image.names.get(number)
@@ -186,36 +186,36 @@ class CrashFS(MemoryFiles):
 
 
 class CrashState:
-    """What is on the disk after a power cut; `files` is a new `CrashFS` each time, to recover on."""
+    """The state of the disk after a power cut. Each call of `files` returns a new `CrashFS` for recovery."""
 
     def __init__(self, at: int, disk: _Disk, kept: tuple[int, ...], torn: dict[int, Tear]) -> None:
         self.at = at  # operations begun before the cut
         self._disk = disk
         self._kept = kept
         self._torn = torn
-        self.whole = len(kept) == len(disk.pending) and not torn  # as after the death of the process alone
+        self.whole = len(kept) == len(disk.pending) and not torn  # the state after a killed process, without a cut
         self._image: Image | None = None
 
     @property
     def operations(self) -> list[Operation]:
-        """Those begun before the cut."""
+        """The operations that began before the cut."""
         return self._disk.operations[: self.at]
 
     @property
     def image(self) -> Image:
-        """What the disk holds, for who wants to look at it, keep it or compare it."""
+        """The contents of the disk, to inspect, keep or compare."""
         if self._image is None:
             self._image = self._disk.image(self._kept, self._torn)
         return self._image
 
     @property
     def files(self) -> CrashFS:
-        """A file system that begins with what the disk holds; a new one each time."""
+        """A new file system with the contents of the disk."""
         return CrashFS(self.image)
 
     @property
     def key(self) -> tuple[int, tuple[tuple[int, Tear], ...]]:
-        """What there is of the operations: equal for states of one program that are equal."""
+        """The kept and torn operations. Equal states of one program have equal keys."""
         mask = self._disk.durable
         for number in self._kept:
             mask |= 1 << number
@@ -232,11 +232,11 @@ class CrashState:
 def crash_states(
     before: Image, operations: list[Operation], *, mode: Mode = "strict", seed: int = 0, random: int = 4, since: int = 0
 ) -> Iterator[CrashState]:
-    """For each prefix of the operations, on a disk that held `before`, states that a cut may leave.
+    """The states that a cut may leave after each prefix of the operations, on a disk that held `before`.
 
-    Each prefix gives: everything pending there, nothing, each operation alone missing, each alone
-    there; the last one, if it is a write, torn at each sector; and `random` subsets with random tears,
-    drawn with the seed. A state may come again, at a later instant: then more may have been promised.
+    Each prefix gives these states: all pending operations done; none done; one missing; only one done; the last
+    operation, if it is a write, torn at each sector; and `random` subsets with random tears, drawn with the seed.
+    A state may come again at a later instant, when more may have been promised.
     """
     disk = _Disk(before, operations, mode)
     for at in range(len(operations) + 1):
@@ -256,7 +256,7 @@ def _states(disk: _Disk, at: int, choose: Random, count: int) -> Iterator[CrashS
         for number in pending:
             yield CrashState(at, disk, tuple(each for each in pending if each != number), {})
             yield CrashState(at, disk, (number,), {})
-    # Of the operations before the last, the instants before have shown the tears.
+    # Only the last operation is torn here, because earlier instants have given the tears of the others.
     for tear in _tears(disk.operations[pending[-1]]):
         yield CrashState(at, disk, pending, {pending[-1]: tear})
     for _ in range(count if len(pending) > 1 or disk.operations[pending[-1]].name == "write" else 0):
@@ -267,7 +267,7 @@ def _states(disk: _Disk, at: int, choose: Random, count: int) -> Iterator[CrashS
 
 
 def _sectors(operation: Operation) -> int:
-    """How many sectors a write touches; 0 for anything else."""
+    """The number of sectors that a write touches; 0 for any other operation."""
     if operation.name != "write" or not operation.data:
         return 0
     last = operation.position + len(operation.data) - 1
@@ -275,15 +275,15 @@ def _sectors(operation: Operation) -> int:
 
 
 def _borders(operation: Operation, width: int) -> list[int]:
-    """Where, counted in sectors from the write's first, its sectors or pages begin, and where it ends."""
+    """The starts of the write's sectors or pages, and its end, counted in sectors from its first one."""
     sectors, first = _sectors(operation), operation.position // SECTOR_BYTES
     return [at for at in range(sectors) if at == 0 or (first + at) % width == 0] + [sectors] * bool(sectors)
 
 
 def _tears(operation: Operation) -> Iterator[Tear]:
-    """A write cut at each sector from either side, and each sector or page alone gone bad."""
+    """A write that is cut at each sector from either side, or with one bad sector or page."""
     sectors = _sectors(operation)
-    borders = _borders(operation, 1 if sectors <= 4 * PAGE_SECTORS else PAGE_SECTORS)  # of a large write, the pages
+    borders = _borders(operation, 1 if sectors <= 4 * PAGE_SECTORS else PAGE_SECTORS)  # a large write: by pages
     for at in borders[1:-1]:
         yield "N" * at + "B" * (sectors - at)
         yield "B" * at + "N" * (sectors - at)
@@ -308,11 +308,11 @@ class _Disk:
         self.operations = operations
         self.mode = mode
         self.image_durable = before
-        self.durable = 0  # the operations in it, a bit each
+        self.durable = 0  # the durable operations, one bit per operation
         self.pending: tuple[int, ...] = ()
 
     def after(self, number: int) -> _Disk:
-        """The disk when this operation has been done as well."""
+        """The disk after this operation, too."""
         operation = self.operations[number]
         disk = _Disk(self.image_durable, self.operations, self.mode)
         disk.durable = self.durable
@@ -344,7 +344,7 @@ class _Disk:
         return settled
 
     def image(self, kept: tuple[int, ...], torn: dict[int, Tear]) -> Image:
-        """What is on the disk if these of the pending operations have reached it."""
+        """The contents of the disk if these pending operations have reached it."""
         contents, names = self.image_durable.contents.copy(), self.image_durable.names.copy()
         for number in kept:
             operation = self.operations[number]
@@ -370,7 +370,7 @@ class _Disk:
 
 
 def _written(content: bytes, operation: Operation, tear: Tear | None) -> bytes:
-    """The content of a file when a write, or what a tear leaves of it, has reached the disk."""
+    """The content of a file after a write, or the rest that a tear leaves of it, has reached the disk."""
     position, data = operation.position, operation.data
     if tear is None:
         if position > len(content):
@@ -381,7 +381,7 @@ def _written(content: bytes, operation: Operation, tear: Tear | None) -> bytes:
     for kind in tear:
         stop = min(start - start % SECTOR_BYTES + SECTOR_BYTES, end)
         new = data[start - position : stop - position]
-        if kind != "B" and changed[start:stop] != new:  # bytes written over themselves are safe
+        if kind != "B" and changed[start:stop] != new:  # bytes that are overwritten with the same bytes are safe
             if start > len(changed):
                 changed.extend(bytes(start - len(changed)))
             if kind == "N":

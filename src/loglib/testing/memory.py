@@ -1,9 +1,9 @@
 """Memory: a file system in this process, for tests that are fast and the same each time.
 
-Invariant: what a call of `Files` promises or refuses here, it does on Linux: the error numbers, a
-removed file that stays readable while it is open, a lock that goes with the file that holds it. What
-has no equal here: links, devices, permissions that refuse, other processes, and paths of more than one
-name in an open directory (`dir_fd`).
+Invariant: a call of `Files` promises and refuses the same here as on Linux. For example, the error numbers
+are the same, a removed file stays readable while it is open, and a lock ends when its file is closed. Not
+simulated: links, devices, refusing permissions, other processes, and paths of more than one name in an open
+directory (`dir_fd`).
 
 Threads: safe for all; every call that changes something takes one lock.
 """
@@ -23,7 +23,7 @@ from ..system.files import REAL, Buffer, Files
 
 __all__ = ["MemoryFiles", "Node"]
 
-_FIRST_FD = 1 << 30  # no descriptor of the system: a mistaken one is refused and never another file's
+_FIRST_FD = 1 << 30  # above all descriptors of the system, so that a wrong descriptor is refused
 _ROOT = 1
 _BLOCK_BYTES = 4096
 _ENDLESS = 1 << 50
@@ -31,22 +31,22 @@ _WRITABLE = os.O_WRONLY | os.O_RDWR
 
 
 class Node:
-    """A file, which has `data`, or a directory, which has `entries`."""
+    """A file with `data`, or a directory with `entries`."""
 
     __slots__ = ("data", "entries", "holder", "links", "mode", "number", "sharers")
 
     def __init__(self, number: int, mode: int, data: bytes | bytearray, entries: dict[str, Node] | None) -> None:
         self.number = number
         self.mode = mode
-        self.data = data  # bytes until the first change: file systems made of one image share them
+        self.data = data  # bytes until the first change, because file systems of one image share them
         self.entries = entries
-        self.links = 1  # names that lead here; 0 when it is removed, and perhaps open still
-        self.holder = 0  # the open file that has the lock,
-        self.sharers: frozenset[int] = frozenset()  # or those that share it
+        self.links = 1  # number of names; 0 after it is removed (it may still be open)
+        self.holder = 0  # the open file that has the exclusive lock
+        self.sharers: frozenset[int] = frozenset()  # the open files that share the lock
 
 
 class _Open:
-    """An open file: what a descriptor stands for."""
+    """An open file, which a descriptor stands for."""
 
     __slots__ = ("flags", "node", "path", "position")
 
@@ -60,7 +60,7 @@ class _Open:
 class MemoryFiles(Files):
     """Files and directories in memory; `open_topic(path, files=MemoryFiles())` needs nothing else.
 
-    With a `capacity`, writes beyond that many bytes are short and then fail with ENOSPC.
+    With a `capacity`, a write beyond that many bytes is short, and the next one fails with ENOSPC.
     """
 
     real = False
@@ -68,11 +68,11 @@ class MemoryFiles(Files):
     def __init__(self, *, capacity: int | None = None) -> None:
         self.capacity = capacity
         self.used = 0
-        # Reentrant: the collector may come by in a call, and close the files of what nobody refers to.
+        # Reentrant: garbage collection may run in the middle of a call and close files of unused objects.
         self._lock = threading.RLock()
         self._root = Node(_ROOT, stat.S_IFDIR | 0o755, b"", {})
         self._last_number = _ROOT
-        self._directories: dict[str, Node] = {}  # found before, by path; forgotten when a directory moves or goes
+        self._directories: dict[str, Node] = {}  # a cache by path; cleared when a directory is moved or removed
         self._open: dict[int, _Open] = {}
         self._next_fd = self._born = _FIRST_FD
         self._drawn = 0
@@ -84,7 +84,7 @@ class MemoryFiles(Files):
         return found
 
     def kill(self) -> None:
-        """End the process, as far as files go: its descriptors and its locks are gone, its writes are not."""
+        """End the simulated process: its descriptors and locks are gone, but its writes stay."""
         with self._lock:
             for opened in list(self._open.values()):
                 opened.node.holder, opened.node.sharers = 0, frozenset()
@@ -92,7 +92,7 @@ class MemoryFiles(Files):
             self._born = self._next_fd
 
     def open_paths(self) -> list[str]:
-        """The paths of the files that are open, each as it was when it was opened."""
+        """The paths of the open files, each as it was at the time of opening."""
         return sorted(opened.path for opened in self._open.values())
 
     # --- what a recording subclass is told, with the lock held ---------------------------------------
@@ -104,7 +104,7 @@ class MemoryFiles(Files):
         """A system call has changed or synced something."""
 
     def random_bytes(self, count: int) -> bytes:
-        """The same for each file system and run, so that what a test has found can be repeated."""
+        """The same bytes for each file system and run, so that a failing test can be repeated."""
         self._drawn += 1
         return blake2b(self._drawn.to_bytes(8, "little"), digest_size=count).digest()
 
@@ -133,7 +133,7 @@ class MemoryFiles(Files):
             opened = self._open.pop(fd, None)
             if opened is None:
                 if _FIRST_FD <= fd < self._born:
-                    return  # of the killed process: what is left of it here may let go in peace
+                    return  # a file of the killed process: its remaining objects may close it without an error
                 _refuse(errno.EBADF)
             _unlock(opened.node, fd)
 
@@ -199,7 +199,7 @@ class MemoryFiles(Files):
             if operation & fcntl.LOCK_UN:
                 _unlock(node, fd)
             elif node.holder not in (0, fd) or (not operation & fcntl.LOCK_SH and node.sharers - {fd}):
-                _refuse(errno.EWOULDBLOCK)  # waiting for it would be for ever: its holder is in this process
+                _refuse(errno.EWOULDBLOCK)  # a wait would never end, because the holder is in this process
             else:
                 _unlock(node, fd)
                 if operation & fcntl.LOCK_SH:
@@ -291,7 +291,7 @@ class MemoryFiles(Files):
         blocks, free = total // _BLOCK_BYTES, max(0, total - self.used) // _BLOCK_BYTES
         return os.statvfs_result((_BLOCK_BYTES, _BLOCK_BYTES, blocks, free, free, 1 << 30, 1 << 30, 1 << 30, 0, 255))
 
-    # --- system calls: streams, which may be the system's or files here -----------------------------------
+    # --- system calls: streams of the system, or files of this file system --------------------------------
 
     def sendfile(self, to: int, source: int, start: int, size_bytes: int) -> int:
         return self.write(to, self.pread(source, size_bytes, start))
@@ -327,12 +327,12 @@ class MemoryFiles(Files):
         return opened
 
     def _find(self, path: str | os.PathLike[str], dir_fd: int | None = None) -> tuple[str, Node, str, Node | None]:
-        """(whole path, directory, name in it, what has the name, if anything has)."""
+        """(whole path, directory, name in it, the node with the name or None)."""
         path = os.fspath(path)
         if dir_fd is not None and not path.startswith("/"):
             opened = self._opened(dir_fd)
             if path in ("", ".") or "/" in path:
-                _refuse(errno.EINVAL, path)  # one name is all that is known here
+                _refuse(errno.EINVAL, path)  # only one name is supported here
             return f"{opened.path}/{path}", opened.node, path, _entries(opened.node, path).get(path)
         above, _, name = path.rpartition("/")
         directory = self._directories.get(above)
@@ -345,7 +345,7 @@ class MemoryFiles(Files):
         return path, directory, name, directory.entries.get(name)
 
     def _walk(self, path: str) -> tuple[Node, str]:
-        """The directory that the last name of the path is in, and that name; remembers the way."""
+        """The directory of the path's last name, and that name. Caches the directory."""
         parts = [part for part in path.split("/") if part and part != "."]
         node = self._root
         for part in parts[:-1]:
@@ -368,7 +368,7 @@ class MemoryFiles(Files):
         return self._opened(path).node if isinstance(path, int) else self._named(path)
 
     def _link(self, parent: Node, name: str, path: str, mode: int, call: str) -> Node:
-        if not parent.links:  # removed, and open still
+        if not parent.links:  # removed, but still open
             _refuse(errno.ENOENT, path)
         self._last_number += 1
         node = Node(self._last_number, mode, b"", {} if stat.S_ISDIR(mode) else None)
@@ -389,7 +389,7 @@ def _entries(node: Node, path: Any = None) -> dict[str, Node]:
 
 
 def _holds(node: Node, other: Node) -> bool:
-    """Whether the other is the node itself or lies below it."""
+    """Whether `other` is the node itself or lies below it."""
     return node is other or any(_holds(each, other) for each in (node.entries or {}).values())
 
 

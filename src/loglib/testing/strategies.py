@@ -1,7 +1,7 @@
-"""Strategies: what Hypothesis may append to a topic, and topics to append it to.
+"""Strategies: records and topics for tests with Hypothesis.
 
-Invariant: everything drawn is accepted by the call it is for: the argument names are that call's own,
-so that `topic.append(**record)` and `Topic.open(path, **policies)` need no translation.
+Invariant: each call accepts all arguments that are drawn for it. The names are the call's own argument names,
+so `topic.append(**record)` and `Topic.open(path, **policies)` work directly.
 
     @given(workload=workloads())
     def test_nothing_is_lost(workload):
@@ -9,7 +9,7 @@ so that `topic.append(**record)` and `Topic.open(path, **policies)` need no tran
             for name, arguments in workload:
                 getattr(topic, name)(**arguments)
 
-Needs Hypothesis, which loglib itself does not.
+This module needs Hypothesis; the rest of loglib does not.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["Call", "batches", "keys", "policies", "records", "values", "workload
 Call = tuple[str, dict[str, Any]]
 
 _FIRST_TIME = -(1 << 60)
-_LAST_TIME = 1 << 60  # some 36,000 years in either direction
+_LAST_TIME = 1 << 60  # about 36,000 years before and after 1970
 
 
 def values(*, max_bytes: int = 100) -> SearchStrategy[bytes | None]:
-    """Values: mostly short bytes, and null, which is not the empty value."""
+    """Values: mostly short bytes, sometimes null (which differs from the empty value)."""
     return st.none() | st.binary(max_size=max_bytes)
 
 
 def keys() -> SearchStrategy[bytes | None]:
-    """Keys: few, so that they come again."""
+    """Keys: only a few different ones, so that keys repeat."""
     return st.none() | st.sampled_from([b"", b"a", b"b", b"c", b"key"])
 
 
@@ -59,7 +59,7 @@ def records(*, max_bytes: int = 100) -> SearchStrategy[dict[str, Any]]:
 
 @st.composite
 def batches(draw: st.DrawFn, *, max_records: int = 20, max_bytes: int = 100) -> dict[str, Any]:
-    """Arguments of `append_many`: a column of values, and any of the others, as long as that one."""
+    """Arguments of `append_many`: a column of values, and any of the other columns with the same length."""
     size = draw(st.integers(0, max_records))
 
     def column(of: SearchStrategy[Any]) -> list[Any]:
@@ -73,9 +73,9 @@ def batches(draw: st.DrawFn, *, max_records: int = 20, max_bytes: int = 100) -> 
 
 
 def policies() -> SearchStrategy[dict[str, Any]]:
-    """Arguments of `Topic.open` for a new topic: small segments and batches, so that little data fills many.
+    """Arguments of `Topic.open` for a new topic: segments and batches are small, so that little data fills many.
 
-    Nothing in them goes by the clock, so that no thread is started and a failure can be repeated.
+    No policy depends on the clock, so no thread is started and a failure can be repeated.
     """
     counts = st.none() | st.integers(1, 10)
     return st.fixed_dictionaries(

@@ -1,12 +1,12 @@
-"""Watched: files with something in front of every system call: a record of it, or a fault.
+"""Watched: file systems that record each system call of another file system, or make it fail.
 
-Invariant: a watched file system does what the one behind it does, but for what its class says. Faults
-come from outside the library, so nothing here knows what it writes.
+Invariant: a watched file system does the same as the inner one, except what its class documents. Faults come
+from outside the library, so this module knows nothing about the written data.
 
-A call goes by the name of its method in `Files`; `open`, by what it is for: `create`, `open_write`,
+A call has the name of its method in `Files`. An `open` has the name of its purpose: `create`, `open_write`,
 `open_read` or `open_directory`.
 
-Threads: a record is safe for all; which of two calls at once a fault hits is theirs to settle.
+Threads: a record is safe for all. If two calls come at once, a fault may hit either of them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = [
     "WatchedFiles",
 ]
 
-# The calls after which a disk may differ, or is sure to hold what it held.
+# The calls that change the disk or make changes durable.
 CHANGES = ("create", "pwritev", "ftruncate", "datasync", "fsync", "rename", "unlink", "mkdir", "rmdir")
 
 
 class Call(NamedTuple):
-    """A system call: its name, the file it is about, and the rest of its arguments."""
+    """A system call: its name, its file, and its other arguments."""
 
     name: str
-    path: str  # whole; of a descriptor, the path by which it was opened; "" if elsewhere
+    path: str  # the whole path; for a descriptor, the path at its opening; "" if it was not opened here
     arguments: tuple[Any, ...] = ()
 
     @property
@@ -50,7 +50,7 @@ class Call(NamedTuple):
 
 
 class WatchedFiles(Files):
-    """For subclasses: `before` and `after` see every system call on its way to the files behind."""
+    """A base class: its `before` and `after` see every system call to the inner files."""
 
     def __init__(self, inner: Files = REAL) -> None:
         self.inner = inner
@@ -61,10 +61,10 @@ class WatchedFiles(Files):
         return self.inner.random_bytes(count)
 
     def before(self, call: Call) -> None:
-        """Look, or raise in place of the call."""
+        """See the call, or raise an error instead of it."""
 
     def after(self, call: Call, result: Any) -> Any:  # noqa: ARG002
-        """Look at what came back, and return it or something else."""
+        """See the result of the call, and return it or another result."""
         return result
 
     def _pass_on(self, name: str, *arguments: Any, **directories: int | None) -> Any:
@@ -109,7 +109,7 @@ for _name in SYSTEM_CALLS:
 
 
 class RecordingFiles(WatchedFiles):
-    """Keeps the calls in order, and how many bytes were read of each file, by its name."""
+    """Keeps the calls in order, and the number of bytes read from each file, by its name."""
 
     def __init__(self, inner: Files = REAL) -> None:
         super().__init__(inner)
@@ -125,19 +125,19 @@ class RecordingFiles(WatchedFiles):
         return result
 
     def count(self, *names: str) -> int:
-        """How many calls have had one of these names."""
+        """The number of calls with one of these names."""
         return sum(call.name in names for call in self.calls)
 
     def named(self, *names: str) -> list[tuple[str, str]]:
-        """The calls with one of these names, or all, each with its file's name."""
+        """The calls with one of these names, or all calls, each with its file's name."""
         return [(call.name, call.file) for call in self.calls if not names or call.name in names]
 
 
 class FaultyFiles(WatchedFiles):
-    """Fails the `at`-th call, from 1, of those named (of all, if none is), and with `every` each one after it.
+    """Fails the `at`-th call (from 1) with one of the given names (any call, if none is given).
 
-    While not `armed` it neither fails nor counts. `seen` and `failed` are how many calls it has
-    counted and failed: with an `at` that is never reached, a run counts what there is to fail.
+    With `every` it also fails each later one. While not `armed` it neither fails nor counts. `seen` and `failed`
+    are the numbers of counted and failed calls. With an `at` that is never reached, a run only counts the calls.
     """
 
     def __init__(
@@ -165,11 +165,11 @@ class FaultyFiles(WatchedFiles):
         try:
             self.before(Call("close", self._paths.get(fd, "")))
         finally:
-            self.inner.close(fd)  # as the kernel: the file is closed, whatever it answers
+            self.inner.close(fd)  # like the kernel, which closes the file even if it returns an error
 
 
 class ShortWrites(WatchedFiles):
-    """Writes at most `size_bytes` with one call, as a system under pressure may."""
+    """Writes at most `size_bytes` per call, as a system under load may do."""
 
     def __init__(self, size_bytes: int = 7, inner: Files = REAL) -> None:
         super().__init__(inner)
@@ -180,7 +180,7 @@ class ShortWrites(WatchedFiles):
 
 
 class FullDisk(WatchedFiles):
-    """Has `room` bytes left for writing, whatever is removed; like a real one, it writes what still fits."""
+    """Has `room` bytes left for writing, even if files are removed. Like a real disk, it writes the part that fits."""
 
     def __init__(self, room: int, inner: Files = REAL) -> None:
         super().__init__(inner)
@@ -196,11 +196,11 @@ class FullDisk(WatchedFiles):
 
 
 class Killed(BaseException):
-    """The process died here: nothing may catch it and go on."""
+    """The process died here. No code may catch this and continue."""
 
 
 class DyingFiles(WatchedFiles):
-    """Dies before the `at`-th change to the disk, from 1; every later call but `close` dies as well."""
+    """Dies before the `at`-th change to the disk (from 1). Every later call except `close` also dies."""
 
     def __init__(self, at: int, inner: Files = REAL) -> None:
         super().__init__(inner)
@@ -215,7 +215,7 @@ class DyingFiles(WatchedFiles):
 
 
 class UnsyncedFiles(Files):
-    """The real files without the waiting for the disk, for tests that ask what is in them and not what survives."""
+    """The real files without waiting for the disk, for tests of contents and not of durability."""
 
     def datasync(self, fd: int) -> None:
         self.fstat(fd)
