@@ -1,9 +1,9 @@
-"""Access logs, as pure functions: read a line of Apache's combined format, and make up lines that look real.
+"""Access logs, as pure functions: parse a line of Apache's combined format, and generate realistic lines.
 
     83.149.9.216 - - [17/May/2015:10:05:03 +0000] "GET /blog/?page=2 HTTP/1.1" 200 203023 "-" "Mozilla/5.0 ..."
 
-`parse` takes what matters for counting out of such a line, and answers None for a line that is none. `generate` is for
-trying things without a log of one's own: the same seed gives the same lines.
+`parse` returns the facts that are needed for counting, and None for an invalid line. `generate` is for trials without a
+real log: the same seed gives the same lines.
 
     python examples/accesslog.py 5        # print five made-up lines
 """
@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-# These two are plain enough for Python's and Java's regular expressions alike, so that Spark counts the same pages.
+# These two patterns work in Python's and in Java's regular expressions, so that Spark counts the same pages.
 PAGE = r'^[^"]*"[A-Z]+ (/[^ ?"]*)'
 NOT_A_PAGE = r"(?i)\.(css|js|json|map|png|jpe?g|gif|ico|svg|webp|woff2?|ttf|eot|txt|xml|pdf|zip|gz|jar)$"
 
@@ -36,7 +36,7 @@ class Hit(NamedTuple):
 
 
 def parse(line: bytes) -> Hit | None:
-    """The hit that an access log line tells of, or None if it is no such line."""
+    """The hit in an access log line, or None if the line is invalid."""
     match = LINE.match(line)
     timestamp_us = parse_time(match[2]) if match else None
     if match is None or timestamp_us is None:
@@ -45,33 +45,33 @@ def parse(line: bytes) -> Hit | None:
 
 
 def page_of(line: bytes) -> str | None:
-    """The page that was asked for, without its query string."""
+    """The requested page, without its query string."""
     match = _page.match(line)
     if match is None or _not_a_page.search(match[1]):
         return None
     return match[1].decode(errors="replace")
 
 
-@lru_cache(maxsize=1024)  # neighbouring lines mostly share their second
+@lru_cache(maxsize=1024)  # neighbouring lines mostly have the same second
 def parse_time(text: bytes) -> int | None:
-    """Microseconds since 1970, UTC, for Apache's `17/May/2015:10:05:03 +0000`; None if it is no such time."""
+    """Microseconds since 1970, UTC, for Apache's `17/May/2015:10:05:03 +0000`; None if it is invalid."""
     match = TIME.fullmatch(text)
     if match is None or match[2] not in MONTHS:
         return None
     day, year, hour, minute, second, zone_hours, zone_minutes = map(int, match.group(1, 3, 4, 5, 6, 8, 9))
     try:
         local = datetime(year, MONTHS[match[2]], day, hour, minute, second, tzinfo=UTC)
-    except ValueError:  # 31 February
+    except ValueError:  # for example 31 February
         return None
     east = 1 if match[7] == b"+" else -1
     return int(local.timestamp() - east * 60 * (60 * zone_hours + zone_minutes)) * 1_000_000
 
 
 def generate(count: int, *, seed: int = 1, days: int = 2) -> Iterator[bytes]:
-    """Make up `count` access log lines in the order of their times.
+    """Generate `count` access log lines in the order of their times.
 
-    Like a real site's they are skewed: a few pages and hosts get most of the traffic (Zipf's law), nights are quiet,
-    one post is linked from somewhere and flares up, and one line in five thousand is cut off in the middle.
+    The traffic is skewed like on a real site: a few pages and hosts have most of it (Zipf's law), nights are quiet, one
+    linked post has a peak, and one line in five thousand is cut off in the middle.
     """
     rng = random.Random(seed)
     pages, page_weights = PAGES, list(accumulate(1 / rank for rank in range(1, len(PAGES) + 1)))
@@ -89,7 +89,7 @@ def generate(count: int, *, seed: int = 1, days: int = 2) -> Iterator[bytes]:
         lines = round(count * due / due_lines[-1]) - made
         made += lines
         when = start + timedelta(minutes=minute)
-        month = list(MONTHS)[when.month - 1].decode()  # strftime's %b would speak the user's language
+        month = list(MONTHS)[when.month - 1].decode()  # strftime's %b depends on the user's language
         minute_text = f"{when:%d}/{month}/{when:%Y:%H:%M}"
         for second in sorted(rng.randrange(60) for _ in range(lines)):
             host = rng.choices(hosts, cum_weights=host_weights)[0]
@@ -116,7 +116,7 @@ AGENTS = [
 
 
 def _daily_rate(minute: int) -> float:
-    """Visits rise through the day to a peak at four in the afternoon, and fall to a sixth of it at four at night."""
+    """The rate of visits: the peak is at 16:00, and the minimum, a sixth of the peak, at 4:00."""
     return 1 - 0.7 * math.cos(2 * math.pi * (minute - 4 * 60) / (24 * 60))
 
 

@@ -1,4 +1,4 @@
-"""The chart of the page view example: stacked bars per minute, hour or day, as suits the span, a colour per page."""
+"""The chart of the page view example: stacked bars, one colour per page, per minute, hour or day as fits the span."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-mpl.use("agg")  # draws into files, so that no screen is needed
+mpl.use("agg")  # draws into files, without a screen
 from matplotlib import dates, ticker
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -24,14 +24,14 @@ BINS = {
     "week": 7 * DAY,
     "year": 365 * DAY,
 }
-MOST_BARS = 130  # more would be thinner than the eye likes
+MOST_BARS = 130  # more bars would be too thin to see
 COLOURS = ["#3b6fb6", "#e8833a", "#4f9d69", "#c9504b", "#8a6bb1", "#d9b23d", "#4bb3c4", "#d77fae"]
 OTHER_COLOUR = "#d5d8dc"
 INK, FAINT = "#2b3036", "#7a828c"
 
 
 def draw(views: Mapping[tuple[int, str], int], *, pages: list[str], other: str, source: str, to: Path) -> None:
-    """Draw views per (minute, page) into a PNG file; `pages` names the counted ones in order, `other` is the rest."""
+    """Draw views per (minute, page) into a PNG file; `pages`: the counted pages in order, `other`: the rest."""
     minutes = [minute for minute, _ in views]
     first, last = min(minutes), max(minutes)
     label, seconds = next(((n, s) for n, s in BINS.items() if (last - first) / s < MOST_BARS), ("year", 365 * DAY))
@@ -52,7 +52,7 @@ def draw(views: Mapping[tuple[int, str], int], *, pages: list[str], other: str, 
     _label(axes, title=f"Page views per {label}", subtitle=_subtitle(source, first, last, sum(bottoms)))
     axes.set_ylabel(f"views per {label}", color=FAINT)
     axes.set_xlabel("time of the request (UTC)", color=FAINT)
-    handles, names = axes.get_legend_handles_labels()  # top of the legend is the top of the bars
+    handles, names = axes.get_legend_handles_labels()  # reversed below: the legend has the order of the bars
     legend = axes.legend(
         handles[::-1], names[::-1], title="page (views)", loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False,
         fontsize=9, title_fontsize=9, alignment="left", labelcolor=INK, handlelength=1.0, handleheight=1.0,

@@ -1,8 +1,8 @@
 """Page views: from an access log to a chart, through a topic that three kinds of readers share.
 
-One process appends the lines of an access log to a topic, keyed by host and with the time of the request as timestamp.
-A second process reads them back. Then Spark counts the views per minute and page straight from the segment files; where
-there is no Java, plain Python counts the same. Lines that are no access-log lines go to a topic of their own.
+One process appends the lines of an access log to a topic. The key is the host, the timestamp the time of the request. A
+second process reads them back. Then Spark counts the views per minute and page directly from the segment files. Without
+Java, plain Python counts the same. Lines that are not access-log lines go to a separate topic.
 
     python examples/pageviews.py                        # 200,000 made-up lines
     python examples/pageviews.py /var/log/access.log    # a file in Apache's common or combined format
@@ -41,8 +41,8 @@ Views = Counter[tuple[int, str]]  # (minute in seconds since 1970, page) -> view
 TOP, OTHER = 8, "other pages"
 MINUTE_US = 60_000_000
 LOG4J = Path(__file__).resolve().with_name("log4j2.properties")  # keeps Spark quiet
-# A JVM that lives for ten seconds spends most of its time on compiling its own code. These options make it compile fast
-# instead of well, and collect garbage in one thread. They are for a short program only: a long one is slower with them.
+# A JVM that runs for ten seconds spends most of its time on compiling its own code. These options make it compile fast
+# with less optimization, and collect garbage in one thread. They slow down a long program.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -79,13 +79,13 @@ def main() -> None:
 
 def remove_last_run(hits: Path, rejected: Path, chart: Path) -> None:
     for topic in (hits, rejected):
-        if (topic / "topic.json").exists():  # a directory that is no topic is not ours to remove
+        if (topic / "topic.json").exists():  # never remove a directory that is not a topic
             shutil.rmtree(topic)
     chart.unlink(missing_ok=True)
 
 
 def show_progress(what: str) -> None:
-    """Say what is being done: on a terminal in a line that the next one overwrites, else in a line of its own."""
+    """Print the current step: on a terminal in a line that the next one overwrites, else in a separate line."""
     if not sys.stdout.isatty():
         print(f"   {what}", flush=True)
         return
@@ -95,7 +95,7 @@ def show_progress(what: str) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Say what is being done for as long as it takes: on a terminal with the seconds so far, else once."""
+    """Print the current step while it runs: on a terminal with the seconds so far, else once."""
     if not sys.stdout.isatty():
         show_progress(what)
         yield
@@ -119,7 +119,7 @@ def progress(what: str) -> Iterator[None]:
 
 
 def in_a_process(function: Callable[..., T], *args: object) -> T:
-    """Call the function in a fresh Python process and hand back its result."""
+    """Call the function in a new Python process and return its result."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
 
@@ -128,7 +128,7 @@ def in_a_process(function: Callable[..., T], *args: object) -> T:
 
 
 def write(source: Path | int, hits_path: Path, rejected_path: Path) -> str:
-    """Append each line of the file, or so many made-up lines, and say what went where."""
+    """Append each line of the file, or this number of made-up lines, and return a summary."""
     hit_count, first_rejected, rejected_count, append_seconds = 0, b"", 0, 0.0
     with Topic.open(hits_path, partitions=4) as hits, Topic.open(rejected_path) as rejected:
         for lines in chunks(accesslog.generate(source) if isinstance(source, int) else read_lines(source), 10_000):
@@ -169,7 +169,7 @@ def chunks(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
 
 
 def read_back(path: Path) -> str:
-    """Read every message, see that each host stayed in one partition, and say what is there."""
+    """Read every record, check that each host is in one partition, and return a summary."""
     began = monotonic()
     messages: Counter[int] = Counter()
     hosts: dict[int, set[bytes | None]] = defaultdict(set)
@@ -213,14 +213,14 @@ def count_with_spark(path: Path) -> Views:
 
     spark = start_spark()
     with progress("opening the topic in Spark"):
-        reader = spark.read.format("loglib").option("columns", "timestamp,value")  # else Spark reads all columns
+        reader = spark.read.format("loglib").option("columns", "timestamp,value")  # without it Spark reads all columns
         lines = reader.load(str(path))
     per_minute = (
         lines.select("timestamp", f.regexp_extract(f.col("value").cast("string"), accesslog.PAGE, 1).alias("page"))
         .where((f.col("page") != "") & ~f.col("page").rlike(accesslog.NOT_A_PAGE))
         .groupBy(f.window("timestamp", "1 minute")["start"].cast("long").alias("minute"), "page")
         .agg(f.count("*").alias("views"))
-        .cache()  # asked twice, read once
+        .cache()  # two queries use it, so read it once
     )
     by_page = per_minute.groupBy("page").agg(f.sum("views").alias("views")).orderBy(f.desc("views"), "page")
     with progress("finding the pages with the most views"):
@@ -260,7 +260,7 @@ def start_spark() -> SparkSession:
 
 
 def why_not_spark() -> str:
-    """An empty string where Spark can run, and else what is missing."""
+    """An empty string if Spark can run, else what is missing."""
     if find_spec("pyspark") is None:
         return "PySpark is not installed"
     home = os.environ.get("JAVA_HOME")

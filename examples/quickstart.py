@@ -19,19 +19,19 @@ def main() -> None:
 
 
 def write(path: Path) -> None:
-    """One process at a time may write a partition; what is flushed can be read by any other."""
+    """One process at a time may write a partition. Any other process can read the flushed records."""
     with Topic.open(path, partitions=4, flush=FlushPolicy(records=10_000, interval=0.05)) as topic:
         position = topic.append(b"hello")
         print(f"the first message went to partition {position.partition}, offset {position.offset}")
 
-        # Messages with one key share a partition, and order holds within it.
+        # Records with one key share a partition, and order holds within it.
         for page in (b"/", b"/docs", b"/pricing"):
             topic.append(page, key=b"user-42", headers={"source": b"web"})
 
-        # The fast path: one call, thousands of messages.
+        # The fast path: one call, thousands of records.
         topic.append_many([b"page %d" % number for number in range(10_000)])
 
-        # On disk when the call returns; everything else follows within 50 ms.
+        # This record is on disk when the call returns; all other records within 50 ms.
         topic.append(b"must not vanish", sync=True)
 
 
@@ -44,19 +44,19 @@ def read(path: Path) -> None:
         for record in visits:
             print(f"user-42 saw {record.value!r} at {record.time:%H:%M:%S}, headers {record.headers}")
 
-        # A record's next_offset is where to go on after it.
+        # A record's next_offset is the place to continue after it.
         rest = topic.partition(visits[0].partition).read(start=visits[0].next_offset)
         print(f"after {visits[0].value!r} came {next(iter(rest)).value!r}")
 
         recent = topic.read(start=timedelta(minutes=1))
         print(f"{sum(1 for _ in recent)} messages in the last minute")
 
-        # Whole columns, when there are many: no object is made per message.
+        # For many records, read whole columns: no object is made per record.
         print(f"{sum(len(value or b'') for batch in topic.batches() for value in batch.values)} bytes of values")
 
 
 def follow(path: Path) -> None:
-    """The never-ending iterator waits for more; here it gives up after half a second of silence."""
+    """The endless iterator waits for more records; here it stops after half a second without a record."""
     with Topic.open(path) as topic, topic.follow(start="end", timeout=0.5) as reader:
         topic.append(b"news", sync=True)
         for record in reader:

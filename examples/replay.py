@@ -1,7 +1,7 @@
-"""Replay: send a topic's past into another topic, at the pace at which it once came, or faster.
+"""Replay: append a topic's records to another topic, at their original pace or faster.
 
-Reading takes nothing out of a log, so the past can be played as often as wanted: to try a new version of a consumer on
-last night's traffic, or to load a test system. Order holds only within a partition; the partitions are merged by time.
+Reading removes nothing from a log, so records can be replayed many times: to try a new version of a consumer on last
+night's traffic, or to load a test system. Order holds only within a partition; the partitions are merged by time.
 
     python examples/replay.py pageviews-out/hits again --speed 3600          # an hour in a second
     python examples/replay.py pageviews-out/hits again --start -1h
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def at_pace(records: Iterable[Record], speed: float) -> Iterator[Record]:
-    """Hand on each record when its time has come, counted from the first record's."""
+    """Yield each record at its time, counted from the time of the first record."""
     began = first = None
     for record in records:
         if began is None or first is None:

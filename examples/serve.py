@@ -1,7 +1,7 @@
-"""Serve: copy a topic to another machine over a socket, in raw flushed batches, and go on where the last copy ended.
+"""Serve: copy a topic to another machine over a socket, in raw flushed batches, from the end of the last copy on.
 
-The sender hands segment bytes to the socket with sendfile, so they never pass through Python; the receiver checks every
-batch and appends it at the offset it had. One connection brings all partitions up to date.
+The sender hands segment bytes to the socket with sendfile, so they never pass through Python. The receiver checks every
+batch and appends it at its original offset. One connection brings all partitions up to date.
 
     python examples/serve.py send pageviews-out/hits --port 9900
     python examples/serve.py receive copy-of-hits --port 9900
@@ -26,12 +26,12 @@ def send(path: Path, host: str, port: int) -> None:
             with connection:
                 try:
                     answer(topic, connection)
-                except (LogError, OSError) as error:  # one receiver's trouble is not the next one's
+                except (LogError, OSError) as error:  # an error of one receiver must not end the server
                     print(f"{address[0]}: {error}", file=sys.stderr)
 
 
 def answer(topic: Topic, connection: socket.socket) -> None:
-    """Say how many partitions there are; for each hear where to start, say where it ends, send what lies between."""
+    """Send the number of partitions. For each: receive the start offset, send the end offset, send the batches."""
     send_number(connection, len(topic.partitions))
     for partition in topic.partitions:
         offset, end = receive_number(connection), partition.high_watermark

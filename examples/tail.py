@@ -1,7 +1,7 @@
-"""Tail: follow a topic from another process and print each message as it comes, like `tail -f`.
+"""Tail: follow a topic from another process and print each record as it comes, like `tail -f`.
 
-    python examples/tail.py pageviews-out/hits                    # what comes from now on, until Ctrl-C
-    python examples/tail.py pageviews-out/hits --start begin      # all there is, and then what comes
+    python examples/tail.py pageviews-out/hits                    # new records, until Ctrl-C
+    python examples/tail.py pageviews-out/hits --start begin      # all records, and then new ones
     python examples/tail.py pageviews-out/hits --start -15m --timeout 5
 """
 
@@ -37,7 +37,7 @@ def text(data: bytes | None) -> str:
 if __name__ == "__main__":
     try:
         main()
-    except BrokenPipeError:  # as behind `| head`; the interpreter would complain of it once more when it ends
+    except BrokenPipeError:  # for example of `| head`; the interpreter would report it once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (LogError, OSError) as error:
         sys.exit(f"tail: {error}")

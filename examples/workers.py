@@ -1,13 +1,13 @@
 """Workers: a pool of processes that share a topic's lines, and that survives `kill -9` of any of them.
 
-The parent appends the lines of an access log to a topic, starts the workers, and starts another for each that dies.
-The workers are members of one consumer group: each has some of the partitions, and when one dies the others soon have
-them. A worker stores what it has found before it asks for more lines, so nothing is lost. What it had stored and not
-yet committed when it died is done again by another, and recognised by its offsets.
+The parent appends the lines of an access log to a topic, starts the workers, and replaces each worker that dies. The
+workers are members of one consumer group: each has some of the partitions, and when one dies, the others soon take
+over its partitions. A worker stores its results before it asks for more lines, so no line is lost. If it dies between
+storing and committing, another worker handles these lines again. Their offsets show the repetition.
 
     python examples/workers.py                        # 20,000 made-up lines, 4 workers, 5 of them killed on the way
     python examples/workers.py /var/log/access.log --workers 8
-    python examples/workers.py --kills 0              # nobody is killed, unless you do it: the process ids are printed
+    python examples/workers.py --kills 0              # kill none; you can kill the printed process ids
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def write(source: Iterable[bytes], path: Path) -> int:
-    """Append the lines, those of one host to one partition; returns how many."""
+    """Append the lines, all lines of one host to one partition; returns their number."""
     source, count = iter(source), 0
     with Topic.open(path, partitions=PARTITIONS) as topic:
         while lines := [line.rstrip(b"\r\n") for line in islice(source, LINES_AT_ONCE)]:
@@ -74,14 +74,14 @@ def work(lines: Path, results: Path, seconds_a_line: float) -> None:
             sleep(seconds_a_line * len(pages))  # the real work
             places = [(batch.partition, offset) for offset in batch.offsets]
             found.append_many([json.dumps(each).encode() for each in zip(places, pages, strict=True)])
-            found.flush()  # stored; when the loop comes back for more, the batch may be committed
+            found.flush()  # stored, so the batch may be committed when the loop asks for the next one
 
 
 # Their parent
 
 
 class Pool:
-    """Some workers, and whoever takes the place of one that died."""
+    """The workers, and the replacements of dead workers."""
 
     def __init__(self, lines: Path, results: Path, size: int, seconds_a_line: float) -> None:
         self.lines = lines
@@ -95,7 +95,7 @@ class Pool:
         return worker
 
     def run(self, *, kills: int) -> None:
-        """Have all lines handled, and kill some workers on the way, evenly."""
+        """Run until all lines are handled, and kill some workers at even intervals."""
         killed = 0
         with Topic.open(self.lines, mode="r") as topic:
             while (done := part_handled(topic)) < 1:
@@ -113,7 +113,7 @@ class Pool:
 
 
 def part_handled(topic: Topic) -> float:
-    """How much the group has committed: where it is, beside where a reset to the end would put it."""
+    """The committed part, from 0 to 1: the group's offsets, compared with the offsets after a reset to the end."""
     moves = reset_group(topic, GROUP, "end", dry_run=True).values()
     return sum(move.before or 0 for move in moves) / max(1, sum(move.after for move in moves))
 
