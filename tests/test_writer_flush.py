@@ -1,6 +1,7 @@
 """When a writer flushes, what a flush does and in which order, and who shares it."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,11 +126,18 @@ def test_waiting_appends_share_an_fsync(open_topic: Open) -> None:
 
 
 def test_sixteen_threads_share_fsyncs(open_topic: Open) -> None:
-    files = RecordingFiles()
+    class Disk(RecordingFiles):
+        def datasync(self, fd: int) -> None:
+            time.sleep(0.002)  # as a disk does; in memory a thread is done before the next one has begun
+            super().datasync(fd)
+
+    files = Disk()
     topic = open_topic(files=files)
     files.calls.clear()
+    together = threading.Barrier(16)
 
     def run() -> None:
+        together.wait()
         for number in range(20):
             topic.append(b"%d" % number, sync=True)
 
