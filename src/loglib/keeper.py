@@ -41,7 +41,7 @@ from .segment import SegmentReader, read_segment_header, segment_name
 from .system import lock
 from .system.clock import Clock, Moment
 from .system.files import Files
-from .timeline import MOST_BYTES, NAME, Age, Stamp, Timeline, began_boottime, decode, encode
+from .timeline import MOST_BYTES, NAME, Age, Stamp, Timeline, decode, encode, open_since
 from .unique import Unique
 
 __all__ = ["Keeper"]
@@ -416,9 +416,8 @@ class _Kept:
             return -1
         path = os.path.join(self.log.directory, segment_name(base))
         with SegmentReader(self._files, path, self.log.identity) as segment:
-            created, first = Stamp.of(segment.header), segment.header_at(base)
-        now = self._clock.moment()
-        return now.boottime_us - began_boottime(created, first.append_time, now)
+            now = self._clock.moment()
+            return now.boottime_us - open_since(segment, now)
 
     def end_of(self, reasons: Sequence[str]) -> int:
         """The log start after dropping the oldest segments, one for each reason."""

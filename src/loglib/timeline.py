@@ -33,12 +33,12 @@ from typing import NamedTuple
 from .config import MAX_OFFSET
 from .errors import CorruptLogError, UnsupportedFormatError
 from .format.batch import crc32c
-from .segment import SegmentHeader
+from .segment import SegmentHeader, SegmentReader
 from .system.clock import TIME_ITSELF, Moment
 
 __all__ = [
     "BELIEVED_AFTER_US", "MOST_BYTES", "NAME", "TOLERANCE_US", "Age", "Stamp", "Timeline", "began_boottime", "decode",
-    "encode",
+    "encode", "open_since",
 ]  # fmt: skip
 
 NAME = "clock"
@@ -183,6 +183,12 @@ class Timeline:
         boot = self._boots.get(stamp.boot_id)
         lead = None if boot is None else boot.believed_lead
         return 0, stamp.boottime_us + (stamp.lead_us if lead is None else lead)
+
+
+def open_since(segment: SegmentReader, now: Moment) -> int:
+    """When the first batch of an open segment that has one was written; see `began_boottime`."""
+    first = segment.header_at(segment.base_offset)
+    return began_boottime(Stamp.of(segment.header), first.append_time, now)
 
 
 def began_boottime(created: Stamp, first_append_time: int, now: Moment) -> int:

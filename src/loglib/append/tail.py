@@ -46,7 +46,7 @@ from ..segment import (
 from ..system.clock import Moment
 from ..system.directory import Directory
 from ..system.files import Buffer
-from ..timeline import Stamp, began_boottime
+from ..timeline import Stamp, open_since
 from ..unique import Unique
 from .active import ActiveSegment
 from .producers import Producers
@@ -99,7 +99,10 @@ class TailWriter(Unique):
         self.producers = Producers(identity.partition, recovered.producers, self._headers_with_producers)
         self._with_file = {base for base, each in recovered.headers.items() if each.more_producers}
         name = segment_name(header.base_offset)
-        began = self._began(place.path_of(name), header, moment) if tail.end > header.base_offset else None
+        began: int | None = None
+        if tail.end > header.base_offset:
+            with SegmentReader(self._files, place.path_of(name), identity, within=place) as reader:
+                began = open_since(reader, moment())
         with ExitStack() as opened:
             path = place.path_of(WATERMARK)
             self._watermark = WatermarkWriter(self._files, path, identity.salt, mark, within=place)
@@ -110,11 +113,6 @@ class TailWriter(Unique):
             self.publish(flushed=tail, durable=tail)
             self.sync_watermark()
             opened.pop_all()
-
-    def _began(self, path: str, header: SegmentHeader, moment: Callable[[], Moment]) -> int:
-        with SegmentReader(self._files, path, self._identity, within=self.place) as reader:
-            first = reader.header_at(header.base_offset)
-        return began_boottime(Stamp.of(header), first.append_time, moment())
 
     def _headers_with_producers(self) -> Iterator[Header]:
         """The headers of the batches that the segment had when it was opened, if any names a producer."""
