@@ -81,13 +81,7 @@ def _describe(files: Files, name: str, path: str) -> TopicInfo:
 
 
 def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
-    """Delete a topic with all its records and groups. This cannot be undone.
-
-    A link to a topic is refused (`LogError`), because its target may belong to another user. Raises
-    `FileNotFoundError` if there is no topic, `LockedError` if a process writes it, and `GroupBusyError` if a group in
-    its directory has members. Readers get `LogMovedError`. A crash may leave a directory whose name begins with a
-    dot; it is not a topic.
-    """
+    """`Topic.delete`. A crash may leave a directory whose name begins with a dot; it is not a topic."""
     absolute = _unused_topic(files, path)
     parent, name = os.path.split(absolute)
     aside = os.path.join(parent, f".{name}.{files.random_bytes(8).hex()}.tmp")
@@ -102,21 +96,13 @@ def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
 def add_partitions(
     path: str | os.PathLike[str], partitions: int, *, files: Files = REAL, clock: Callable[[], int] = SYSTEM
 ) -> None:
-    """Give a topic more partitions: `partitions` altogether. They are empty.
-
-    A key may belong to another partition from then on. So records of one key that were appended before and after
-    can be in two partitions, and no order holds between them. A warning is logged. Readers that are open do not
-    see the new partitions; open the topic again.
-
-    Raises `ValueError` if the topic has so many or more, `FileNotFoundError` if there is no topic, `LockedError` if a
-    writer has it, and `GroupBusyError` if a group that is kept with it has members.
-    """
+    """`Topic.add_partitions`."""
     absolute = _unused_topic(files, path)
+    check_count("partitions", partitions)
     with _locked(files, absolute) as topic:
         described = description.read(files, absolute)
         assert described is not None
         log_id, config = described
-        check_count("partitions", partitions)
         if partitions <= config.partitions:
             raise ValueError(f"{absolute} has {config.partitions} partitions; the number can only rise")
         description.add_partitions(topic, log_id, config, partitions, now=clock())

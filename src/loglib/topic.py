@@ -220,8 +220,9 @@ class Topic(Shown):
     def delete(path: str | os.PathLike[str]) -> None:
         """Delete a topic with all its records and groups. This cannot be undone.
 
-        Raises `FileNotFoundError` if there is no topic, `LockedError` if a writer has it, and `GroupBusyError`
-        if a group that is stored with it has members. Readers get `LogMovedError`.
+        A link to a topic is refused (`LogError`), because its target may belong to another user. Raises
+        `FileNotFoundError` if there is no topic, `LockedError` if a writer has it, and `GroupBusyError` if a group
+        that is stored with it has members. Readers get `LogMovedError`.
         """
         store.delete(path)
 
@@ -380,7 +381,6 @@ class Topic(Shown):
         groups = {0: columns}  # for an error before the partitions of the records are known
         loads: dict[Writer, Load] = {}
         try:
-            self._check_writable()
             if partition is None and columns.keys is None:
                 if producer is not None:
                     raise ValueError(
@@ -546,11 +546,10 @@ class Topic(Shown):
         minute. In a shared topic it also drops segments of partitions that no process holds. A dry run explains
         all partitions.
         """
-        self._handles.check_open()
-        if not dry_run:
-            self._check_writable()
         if dry_run:
+            self._handles.check_open()
             return self._keeper.explain(range(len(self.partitions)))
+        self._check_writable()
         return self._keeper.retain()
 
     def close(self) -> None:

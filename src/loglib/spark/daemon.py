@@ -11,8 +11,8 @@ The changes:
 Invariant: everything else works as without this module. The path is changed only if the zip file is a part of the
 installed package. Every other error of a worker is raised.
 
-Processes: a separate program, started by the script `python` in this directory. It imports nothing of loglib, because
-workers inherit its imports and a job may bring another loglib.
+Processes: a separate program, started by the script `python.sh` in this directory. It imports nothing of loglib,
+because workers inherit its imports and a job may bring another loglib.
 """
 
 from __future__ import annotations
