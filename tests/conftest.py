@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -106,6 +107,34 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that the test starts run without coverage, whose modules and locks would be in the way."""
     for name in [name for name in os.environ if name.startswith("COV")]:
         monkeypatch.delenv(name)
+
+
+class Overtaken(UnsyncedFiles):
+    """Something happens, once, just before the first segment is opened for reading."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        super().__init__()
+        self._happens = happens
+        self.done = False
+
+    def open_read(self, path: str, **within: Any) -> int:
+        if path.endswith(".log") and not self.done:
+            self.done = True
+            self._happens()
+        return super().open_read(path, **within)
+
+
+class SlowToUnlink(UnsyncedFiles):
+    """Says when it is about to remove a file, and waits until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.go_on = threading.Event(), threading.Event()
+
+    def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
+        self.inside.set()
+        assert self.go_on.wait(60)
+        super().unlink(path, dir_fd=dir_fd)
 
 
 def sound(partition: Partition) -> VerifyReport:

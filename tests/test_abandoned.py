@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from clock_worlds import DAY, HOUR, Machine
-from conftest import MANUAL, QUIET, SECOND, Clock, crash_copy, start_python, tree, values_of
+from conftest import MANUAL, QUIET, SECOND, Clock, SlowToUnlink, crash_copy, start_python, tree, values_of
 from loglib import LockedError, Retention, Topic
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
@@ -411,22 +411,15 @@ def test_topic_is_deleted_only_when_nobody_keeps_house(
 @pytest.fixture
 def slow_pass(open_shared: Open) -> Iterator[tuple[Topic, threading.Event, threading.Event]]:
     """A topic that keeps house for partition 0 until it is told to go on."""
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Slow(UnsyncedFiles):
-        def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
-            inside.set()
-            assert go_on.wait(60)
-            super().unlink(path, dir_fd=dir_fd)
-
+    files = SlowToUnlink()
     leave_segments(open_shared(retention=NOTHING, partitions=2), 0, 1)
-    topic = open_shared(files=Slow())
+    topic = open_shared(files=files)
     topic.partition(1)._access.writer()
     thread = threading.Thread(target=topic._keeper.run_for_others)
     thread.start()
-    assert inside.wait(60)
-    yield topic, inside, go_on
-    go_on.set()
+    assert files.inside.wait(60)
+    yield topic, files.inside, files.go_on
+    files.go_on.set()
     thread.join()
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from builders import calm
 from clock_worlds import DAY, HOUR, Machine, live
-from conftest import MANUAL, SECOND, Clock, values_of
+from conftest import MANUAL, SECOND, Clock, SlowToUnlink, values_of
 from loglib import Retention, StorageFullError, Topic, UnsupportedFormatError, testing
 from loglib.format.batch import crc32c
 from loglib.segment import Identity
@@ -372,24 +372,17 @@ def test_pass_that_fails_in_two_partitions_names_what_was_lost_in_both() -> None
 
 
 def test_pass_that_nobody_asked_for_is_left_out_beside_another(open_topic: Open) -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Slow(UnsyncedFiles):
-        def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
-            inside.set()
-            assert go_on.wait(60)
-            super().unlink(path, dir_fd=dir_fd)
-
-    topic = open_topic(retention=Retention(age=None, bytes=0), files=Slow(), partitions=2)
+    files = SlowToUnlink()
+    topic = open_topic(retention=Retention(age=None, bytes=0), files=files, partitions=2)
     for number in (0, 1):
         topic.append(b"x", partition=number, sync=True)
         topic.partition(number).roll()
     thread = threading.Thread(target=topic.partition(0).retain)
     thread.start()
-    assert inside.wait(60)
+    assert files.inside.wait(60)
     topic.partition(1)._access.keep_house()
     assert len(topic.partition(1).segments) == 2
-    go_on.set()
+    files.go_on.set()
     thread.join()
     topic.partition(1)._access.keep_house()
     assert [len(each.segments) for each in topic.partitions] == [1, 1]

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from builders import a_mark, forged, spoil
-from conftest import NOW, QUIET, SECOND, Clock, last_segment, needs_proc, open_files, values_of
+from conftest import NOW, QUIET, SECOND, Clock, Overtaken, last_segment, needs_proc, open_files, values_of
 from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic, testing
 from loglib import segment as segments
 from loglib.arguments import Time
@@ -308,19 +308,10 @@ def test_cursor_starts_anywhere(open_topic: Open) -> None:
 
 def test_seek_by_time_that_retention_overtakes_begins_again(open_topic: Open, path: Path) -> None:
     topic = rolled(open_topic, 5)
-
-    class Overtaken(UnsyncedFiles):
-        done = False
-
-        def open_read(self, path: str, **within: Any) -> int:
-            if path.endswith(".log") and not self.done:
-                Overtaken.done = True
-                topic.retain()
-            return super().open_read(path, **within)
-
-    with testing.open_topic(path, mode="r", files=Overtaken()) as reading:
+    files = Overtaken(topic.retain)
+    with testing.open_topic(path, mode="r", files=files) as reading:
         assert values_of(reading, to_datetime(NOW)) == [b"last"]
-    assert Overtaken.done
+    assert files.done
 
 
 @pytest.mark.parametrize("end", [1 << 40, (1 << 63) - 1])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from builders import forged, resealed_segment, spoil
-from conftest import NOW, last_segment, sound, tree, values_of
+from conftest import NOW, Overtaken, last_segment, sound, tree, values_of
 from loglib import CorruptLogError, LogError, Retention, Topic, testing
 from loglib.format.watermark import encode_new, newest
 from loglib.segment import Identity
@@ -112,24 +112,15 @@ def test_batch_that_contradicts_the_one_before_is_found(
     assert len(topic.verify().damage) == 1
 
 
-@pytest.mark.parametrize("what", ["verify", "verify"])
-def test_check_that_retention_overtakes_begins_again(what: str, open_topic: Open, path: Path) -> None:
+def test_check_that_retention_overtakes_begins_again(open_topic: Open, path: Path) -> None:
     """Never a missing file: the log has moved on, and what there is now is checked."""
     fill(open_topic, retention=Retention(age=None, bytes=0))
     topic = open_topic(files=UnsyncedFiles())
 
-    class Overtaken(UnsyncedFiles):
-        done = False
-
-        def open_read(self, path: str, **within: Any) -> int:
-            if path.endswith(".log") and not self.done:
-                Overtaken.done = True
-                topic.retain()
-            return super().open_read(path, **within)
-
-    with testing.open_topic(path, mode="r", files=Overtaken()) as reading:
-        report = getattr(reading.partition(0), what)()
-    assert Overtaken.done and report.segments == 1 and not report.damage
+    files = Overtaken(topic.retain)
+    with testing.open_topic(path, mode="r", files=files) as reading:
+        report = reading.partition(0).verify()
+    assert files.done and report.segments == 1 and not report.damage
 
 
 def test_damage_that_retention_has_dropped_meanwhile_is_not_reported(open_topic: Open, path: Path) -> None:

@@ -26,6 +26,15 @@ from loglib.testing import FaultyFiles, FullDisk, ShortWrites
 Open = Callable[..., Topic]
 
 
+def refuses_everything(topic: Topic) -> None:
+    with pytest.raises(WriterFailedError):
+        topic.flush()
+    with pytest.raises(WriterFailedError):
+        topic.append(b"y")
+    with pytest.raises(WriterFailedError):
+        topic.close()
+
+
 def test_failed_fsync_poisons_the_writer_for_ever(open_topic: Open, path: Path) -> None:
     files = FaultyFiles("datasync", armed=False)
     topic = open_topic(files=files)
@@ -65,12 +74,7 @@ def test_failed_publication_poisons_the_writer(open_topic: Open) -> None:
     topic = open_topic(files=files)
     topic.append(b"x")
     files.armed = True
-    with pytest.raises(WriterFailedError):
-        topic.flush()
-    with pytest.raises(WriterFailedError):
-        topic.append(b"y")
-    with pytest.raises(WriterFailedError):
-        topic.close()
+    refuses_everything(topic)
     with open_topic() as topic:
         assert values_of(topic) == [b"x"]
 
@@ -115,12 +119,7 @@ def test_file_that_cannot_be_cut_back_poisons_the_writer(open_topic: Open) -> No
     topic = open_topic(files=files)
     topic.append(b"x" * 1000)
     files.room = 499
-    with pytest.raises(WriterFailedError):
-        topic.flush()
-    with pytest.raises(WriterFailedError):
-        topic.append(b"y")
-    with pytest.raises(WriterFailedError):
-        topic.close()
+    refuses_everything(topic)
     with open_topic() as topic:
         assert values_of(topic) == []
 
