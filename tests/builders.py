@@ -119,7 +119,7 @@ def read_back(path: Path, *, limit: int | None = None, identity: Identity = IDEN
         offset, found = segment.base_offset, []
         while offset < end:
             found += segment.batches(offset, end, block_bytes=1 << 20)
-            offset = found[-1].header.next_offset
+            offset = found[-1]._header.next_offset
         return found
 
 

@@ -1,5 +1,6 @@
 """What the tests share: a topic in a temporary directory, a clock that stands still, and copies of both."""
 
+import gc
 import os
 import shutil
 import signal
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from loglib import CorruptLogError, FlushPolicy, LogError, Partition, Record, Retention, Topic, VerifyReport, testing
 from loglib.testing import UnsyncedFiles
+from loglib.transactions import inbox
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 MANUAL = FlushPolicy(records=None, interval=None, bytes=None)  # only flush() flushes
@@ -34,8 +36,10 @@ needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="need
 # Continuous integration draws the same examples each time, so that a change is judged by what it changes; elsewhere
 # they are new in each run, and what they find is printed with how to repeat it.
 settings.register_profile("ci", derandomize=True)
+# For hunting mutants: an example that fails is enough, and a smaller one may take minutes to find.
+settings.register_profile("hunt", derandomize=True, phases=(Phase.explicit, Phase.generate))
 if os.environ.get("CI"):
-    settings.load_profile("ci")
+    settings.load_profile("hunt" if os.environ["CI"] == "hunt" else "ci")
 
 # A shell that runs the tests in the background has SIGINT ignored, which the programs that the tests
 # start would inherit; with a handler here they begin as they would in a terminal.
@@ -54,6 +58,21 @@ class Clock:
 
     def advance(self, span: timedelta) -> None:
         self.now += span // timedelta(microseconds=1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _watching(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The thread that watches inboxes opens its files before a test counts the open files."""
+    watched = threading.Event()
+    (place := tmp_path_factory.mktemp("watched") / "inbox").mkdir()
+
+    def serve(event: threading.Event) -> bool:
+        event.set()
+        return False
+
+    inbox.attend(str(place.parent), watched, serve)
+    assert watched.wait(30)
+    inbox.leave(watched)
 
 
 @pytest.fixture
@@ -203,14 +222,34 @@ def once_each(calls: list[tuple[str, str]], *names: str) -> list[tuple[str, str]
 
 
 def open_files() -> list[str]:
-    """The files that this process has open, by what they lead to."""
-    found = []
+    """The files that this process has open, by what they lead to; none where the system does not say.
+
+    Those of the thread that watches inboxes are left out: it closes and opens them at moments of its own.
+    """
+    found: dict[int, str] = {}
+    if not os.path.isdir("/proc/self/fd"):
+        return []
+    others = _descriptors_of_inboxes()
     for name in os.listdir("/proc/self/fd"):
         try:
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:  # that of the listing itself
             continue
-    return sorted(found)
+    others |= _descriptors_of_inboxes()
+    return sorted(what for fd, what in found.items() if fd not in others)
+
+
+def _descriptors_of_inboxes() -> set[int]:
+    postman = inbox._postmen.get(os.getpid())
+    observer = None if postman is None else postman._observer
+    descriptors = None if observer is None else observer._open
+    return set() if descriptors is None else {descriptors.inotify, descriptors.wake_in, descriptors.wake_out}
+
+
+def settled_files() -> list[str]:
+    """The open files without those that are garbage: a collection may close these at any later moment."""
+    gc.collect()
+    return open_files()
 
 
 def start_python(program: str, *arguments: object, **keywords: Any) -> subprocess.Popen[str]:

@@ -9,7 +9,9 @@ import dis
 import gc
 import linecache
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -18,6 +20,7 @@ from typing import Any
 import loglib
 
 LIBRARY = str(Path(loglib.__file__).parent)
+TOOL = 4  # of the monitoring tools, one that no profiler, debugger or coverage uses
 
 
 @cache
@@ -41,10 +44,65 @@ def _points(code: CodeType) -> tuple[dict[int, str], dict[int, object]]:
     return names, handlers
 
 
+def _calls(name: str) -> bool:
+    """Whether the instruction calls something: the interpreter then looks for signals."""
+    return name.startswith("CALL") and not name.startswith("CALL_INTRINSIC")
+
+
 @cache
 def _returns_at_once(filename: str, line: int) -> bool:
     """Whether the calls in this line neither wait nor look for signals before they have done their work."""
     return any(each in linecache.getline(filename, line) for each in (".close(", ".clear("))
+
+
+Look = Callable[[FrameType, int], None]
+
+
+@contextmanager
+def _traced(look: Look) -> Iterator[None]:
+    """Call `look` before each instruction of the library in this thread, with its frame and its offset there."""
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.startswith(LIBRARY):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            look(frame, frame.f_lasti)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def _monitored(look: Look) -> Iterator[None]:
+    """The same from Python 3.12 on, where a trace function that asks for opcodes does not get those of its frame."""
+    monitoring = sys.monitoring  # type: ignore[attr-defined]
+    thread = threading.get_ident()
+
+    def instruction(code: CodeType, offset: int) -> Any:
+        if not code.co_filename.startswith(LIBRARY):
+            return monitoring.DISABLE
+        if threading.get_ident() == thread:
+            look(sys._getframe(1), offset)
+        return None
+
+    monitoring.use_tool_id(TOOL, "interrupts")
+    monitoring.register_callback(TOOL, monitoring.events.INSTRUCTION, instruction)
+    monitoring.set_events(TOOL, monitoring.events.INSTRUCTION)
+    try:
+        yield
+    finally:
+        monitoring.set_events(TOOL, 0)
+        monitoring.register_callback(TOOL, monitoring.events.INSTRUCTION, None)
+        monitoring.free_tool_id(TOOL)
+
+
+_watched = _monitored if hasattr(sys, "monitoring") else _traced
 
 
 class Interrupter:
@@ -67,32 +125,22 @@ class Interrupter:
         self._line: dict[FrameType, int] = {}
 
     def run(self, action: Callable[[], Any]) -> Any:
-        before = sys.gettrace()
         gc.disable()  # it would bring in other code, at other points each time
-        sys.settrace(self._trace)
         try:
-            return action()
+            with _watched(self._look):
+                return action()
         finally:
-            sys.settrace(before)
             gc.enable()
             self._last.clear()
             self._line.clear()
 
-    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not frame.f_code.co_filename.startswith(LIBRARY):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            self._look(frame)
-        return self._trace
-
-    def _look(self, frame: FrameType) -> None:
+    def _look(self, frame: FrameType, here: int) -> None:
         names, handlers = _points(frame.f_code)
-        here, before = frame.f_lasti, self._last.get(frame, -1)
+        before = self._last.get(frame, -1)
         self._last[frame] = here
         name, previous = names.get(here, ""), names.get(before, "RESUME")
-        waits = name.startswith("CALL") and not _returns_at_once(frame.f_code.co_filename, frame.f_lineno)
-        returned = previous.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
+        waits = _calls(name) and not _returns_at_once(frame.f_code.co_filename, frame.f_lineno)
+        returned = _calls(previous) or previous.startswith(("RESUME", "JUMP_BACKWARD"))
         same_guard = handlers.get(here) == handlers.get(before)
         if name == "leaving" or not (waits or (returned and same_guard)):
             return

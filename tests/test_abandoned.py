@@ -87,7 +87,7 @@ def test_old_segments_of_a_partition_that_nobody_holds_are_dropped(
     assert not next_one.verify().damage
 
 
-def test_background_thread_sees_to_partitions_that_nobody_holds(
+def test_background_thread_runs_retention_for_partitions_that_nobody_holds(
     open_shared: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_segments(open_shared(retention=NOTHING, partitions=2), 0, 2)
@@ -394,7 +394,7 @@ def test_process_that_goes_by_older_policies_drops_nothing_that_is_not_its_own(o
     assert sizes(topic) == [3, 1]
 
 
-def test_topic_is_deleted_only_when_nobody_keeps_house(
+def test_topic_is_deleted_only_after_a_running_pass_of_retention(
     slow_pass: tuple[Topic, threading.Event, threading.Event], path: Path
 ) -> None:
     topic, _, go_on = slow_pass

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conftest import NOW, crash_copy, open_files, run_python, values_of
+from conftest import NOW, crash_copy, run_python, settled_files, values_of
 from loglib import (
     CorruptLogError,
     FlushPolicy,
@@ -126,7 +126,7 @@ def test_roll_without_descriptors_names_what_it_loses(open_topic: Open) -> None:
     returned: list[Position] = []
     lost: set[tuple[int, int]] = set()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(open_files()), limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(settled_files()), limits[1]))
     try:
         for number in range(400):
             try:
@@ -187,7 +187,7 @@ def _fresh(open_topic: Open) -> Path:
     return fresh
 
 
-def test_what_goes_wrong_besides_in_a_call_says_what_is_in_too(open_topic: Open) -> None:
+def test_error_of_another_kind_also_names_the_records_that_are_in(open_topic: Open) -> None:
     class NoMemory(UnsyncedFiles):
         left = 3
 

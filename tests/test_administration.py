@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import loglib
-from conftest import SECOND, Clock, needs_proc, open_files
+from conftest import SECOND, Clock, needs_proc, open_files, settled_files
 from loglib import (
     GroupBusyError,
     GroupElsewhereError,
@@ -137,13 +137,13 @@ def test_reset_that_fails_leaves_no_member_behind(topic: Topic, monkeypatch: pyt
 @needs_proc
 def test_resets_leave_no_file_open(topic: Topic) -> None:
     consume(topic)
-    before = open_files()
+    before = settled_files()
     reset_group(topic, "etl", "begin")
     reset_group(topic, "etl", "begin", dry_run=True)
     assert open_files() == before
 
 
-def test_resets_to_what_is_no_place_are_refused(topic: Topic) -> None:
+def test_reset_to_an_offset_where_no_record_begins_is_refused(topic: Topic) -> None:
     assert consume(topic) == list(range(10))
     for start, error in [
         (0, ValueError),
@@ -240,7 +240,7 @@ def test_member_that_signs_in_time_is_not_taken_for_the_one_that_hangs(
         file.abandon()
 
 
-def test_eviction_that_was_cut_can_be_gone_on_with(topic: Topic, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_eviction_can_be_repeated(topic: Topic, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with topic.group("etl", member="hung") as hung:
         assert hung.poll() != []
 
@@ -294,7 +294,7 @@ def test_dead_member_is_not_in_the_info_and_its_file_is_left_to_the_members(topi
     assert left.exists()
 
 
-def test_group_that_nobody_has_joined_is_said_and_asking_leaves_nothing(topic: Topic, path: Path) -> None:
+def test_unknown_group_is_an_error_and_asking_leaves_no_files(topic: Topic, path: Path) -> None:
     files = tree(path)
     for ask in (topic.group_info, topic.delete_group):
         with pytest.raises(GroupNotFoundError, match="has no group shup; it has none"):
@@ -328,7 +328,7 @@ def test_info_of_a_group_on_several_topics(topic: Topic, tmp_path: Path) -> None
 # --- deleting --------------------------------------------------------------------------------------
 
 
-def test_group_that_is_deleted_begins_anew(topic: Topic, path: Path) -> None:
+def test_deleted_group_starts_again_at_the_beginning(topic: Topic, path: Path) -> None:
     assert consume(topic) == list(range(10))
     with topic.group("etl", member="one"), pytest.raises(GroupBusyError, match="one"):
         delete_group(topic, "etl")
@@ -355,6 +355,20 @@ def test_member_that_joins_while_its_group_is_deleted_learns_of_it(topic: Topic)
         group.commit()
     with pytest.raises(LogMovedError):
         group.close()
+
+
+@needs_proc
+def test_group_whose_close_fails_leaves_no_file_open(topic: Topic) -> None:
+    """It kept its watches and its readers, and warned later that it was not closed."""
+    topic.group("etl").close()
+    before = settled_files()
+    group = topic.group("etl")
+    group.poll()
+    topic._place("etl").remove()
+    with pytest.raises(LogMovedError):
+        group.close()
+    assert open_files() == before
+    group.close()
 
 
 def test_group_that_is_deleted_while_groups_are_listed_is_left_out(topic: Topic) -> None:

@@ -93,7 +93,7 @@ def test_start_in_other_words_is_refused(start: str) -> None:
 
 
 @pytest.mark.parametrize(("start", "here"), [("earliest", "begin"), ("latest", "end")])
-def test_start_as_other_systems_call_it_is_refused_with_the_word_for_it(start: str, here: str) -> None:
+def test_start_word_of_another_system_is_refused_with_ours(start: str, here: str) -> None:
     with pytest.raises(ValueError, match=f'what is {start} elsewhere is "{here}" here'):
         parse_start(start, now_us=NOW)
 
@@ -133,7 +133,7 @@ def test_warning_of_a_unit_is_shown_once_and_not_for_each_record(topic: Topic) -
     assert len(shown) == 1
 
 
-def test_other_timestamps_are_taken_without_a_word(topic: Topic) -> None:
+def test_timestamps_unlike_seconds_or_milliseconds_give_no_warning(topic: Topic) -> None:
     for timestamp in (0, 5, -NOW, 10**9 - 1, 10**14, NOW, (1 << 63) - 1):
         topic.append(b"x", timestamp=timestamp)
         topic.append_many([b"x"], timestamps=[timestamp])
@@ -345,7 +345,7 @@ def test_large_records_of_one_key_do_not_make_one_batch_far_too_large(tmp_path: 
         large, small = (next(b"%d" % n for n in range(99) if crc32(b"%d" % n) % 2 == side) for side in (0, 1))
         topic.append_many([bytes(10_000)] * 50 + [b""] * 5000, keys=[large] * 50 + [small] * 5000)
         topic.flush()
-        assert max(batch.header.length for batch in topic.partition(0).batches()) < 3 * 10_000
+        assert max(batch._header.length for batch in topic.partition(0).batches()) < 3 * 10_000
 
 
 @pytest.mark.parametrize("headers", [5, "ab", b"ab", None])

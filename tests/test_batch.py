@@ -79,7 +79,7 @@ def test_what_is_encoded_is_decoded(codec: int, given_columns: Columns, base_off
     assert found.next_offset == base_offset + len(stored)
     times = complete(given_columns).timestamps
     assert times is not None
-    assert (found.header.base_timestamp, found.header.max_timestamp) == (times[0], max(times))
+    assert (found._header.base_timestamp, found._header.max_timestamp) == (times[0], max(times))
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_description_comes_back(path: Path) -> None:
+def test_written_description_reads_back(path: Path) -> None:
     assert description.read(REAL, str(path)) == (LOG_ID, CONFIG)
     assert os.listdir(path) == ["topic.json"]
     assert (path / "topic.json").stat().st_mode & 0o777 == 0o640

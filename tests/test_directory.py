@@ -36,7 +36,11 @@ def test_work_goes_on_in_a_directory_that_was_moved(files: Files, tmp_path: Path
     files.write_new(opened.path + "/before", b"another", 0o600)
     assert not opened.is_named() and opened.is_at(str(tmp_path / "moved"))
     opened.write_new("tmp", b"2", 0o600)
-    opened.rename("tmp", "made")
+    opened.link("tmp", "made")
+    with pytest.raises(FileExistsError, match="made"):
+        opened.link("tmp", "made")
+    opened.rename("tmp", "moved")
+    opened.unlink("moved")
     opened.unlink("before")
     opened.sync()
     assert opened.sizes() == {"made": 1} and opened.names() == ["made"]
@@ -80,6 +84,7 @@ def test_nothing_is_made_in_a_directory_that_was_removed(files: Files, opened: D
         lambda opened: opened.read_whole("name", 10),
         lambda opened: opened.unlink("name"),
         lambda opened: opened.rename("name", "other"),
+        lambda opened: opened.link("name", "other"),
     ],
 )
 def test_error_names_the_whole_path(opened: Directory, call: Callable[[Directory], Any]) -> None:
@@ -125,10 +130,12 @@ def test_calls_in_an_open_directory_are_recorded_with_whole_paths() -> None:
         opened.write_new("a", b"1", 0o600)
         opened.rename("a", "b")
         opened.exists("b")
+        opened.link("b", "c")
         opened.unlink("b")
     calls = [(call.name, call.path) for call in files.calls]
     assert calls == [
         ("create", "/one/a"), ("fstat", "/one/a"), ("fchmod", "/one/a"), ("pwritev", "/one/a"), ("datasync", "/one/a"),
-        ("close", "/one/a"), ("rename", "/one/a"), ("lstat", "/one/b"), ("unlink", "/one/b"), ("close", "/one"),
+        ("close", "/one/a"), ("rename", "/one/a"), ("lstat", "/one/b"), ("link", "/one/b"), ("unlink", "/one/b"),
+        ("close", "/one"),
     ]  # fmt: skip
-    assert files.calls[6].arguments == ("/one/b",)
+    assert files.calls[6].arguments == ("/one/b",) and files.calls[8].arguments == ("/one/c",)

@@ -51,6 +51,21 @@ CASES = [
     (errors.LogClosedError("closed"), {}, "closed"),
     (errors.ForkedHandleError("t", 9), {"path": "t", "parent_pid": 9}, "by pid 9 before a fork; open it again here"),
     (
+        errors.FencedError("etl", "a1", "b2"),
+        {"app": "etl", "owner": "a1", "current": "b2"},
+        "app etl: a1 is not its owner, b2 is; stop, or take the app over if b2 has ended",
+    ),
+    (
+        errors.SourceMismatchError("etl", "5c07", "9a1f"),
+        {"app": "etl", "given": "5c07", "found": "9a1f"},
+        "app etl: its versions count what comes from source 9a1f, not from 5c07: this is another query",
+    ),
+    (
+        errors.CommitPendingError(17, "the writer of orders-3"),
+        {"number": 17, "waiting_for": "the writer of orders-3"},
+        "transaction 17 is committed and must not be repeated; it is not yet visible everywhere: it waits for the",
+    ),
+    (
         errors.GroupBusyError("etl", ["a", "b"]),
         {"group": "etl", "members": ["a", "b"]},
         "group etl is in use by a, b; stop its members first",

@@ -379,7 +379,7 @@ def test_file_that_is_opened_in_vain_is_closed(tmp_path: Path, name: str) -> Non
     assert recorded.count("create") == recorded.count("close") == 1
 
 
-def test_lock_is_had_once(file: Path) -> None:
+def test_second_handle_does_not_get_the_lock_until_the_first_is_closed(file: Path) -> None:
     one, other = REAL.open_write(str(file)), REAL.open_write(str(file))
     assert REAL.try_lock(one)
     assert not REAL.try_lock(other)

@@ -392,7 +392,7 @@ def test_file_of_producers_is_as_on_the_page(tmp_path: Path) -> None:
         content = (path / "0000" / name).read_bytes()
         identity = topic.partition(0)._access.log.identity
         header = segment.read_segment_header(REAL, str(path / "0000" / f"{base:020d}.log"), identity)
-        appended = [each.header for each in topic.batches()]
+        appended = [each._header for each in topic.batches()]
     entry = {row.field: (row.byte, row.size) for row in fields("Producers table entry")}
     assert len(content) == 32 * header.more_producers == 32 * 7
     assert batch.crc32c(content) == header.more_producers_crc

@@ -75,7 +75,7 @@ def test_commit_of_a_record_holds_when_its_body_raises_later(topic: Topic) -> No
         assert rest(group) == [5, 6, 7, 8, 9]
 
 
-def test_commit_without_argument_is_of_all_that_was_handed_out(topic: Topic) -> None:
+def test_commit_without_argument_commits_all_records_handed_out(topic: Topic) -> None:
     with topic.group("etl", commit="manual") as group:
         for record in group.follow(timeout=0.0):
             group.commit()
@@ -99,7 +99,7 @@ def test_commit_of_a_mapping_says_where_to_go_on(topic: Topic) -> None:
         assert rest(group) == [7, 8, 9]
 
 
-def test_commit_of_what_is_no_place_is_refused(topic: Topic) -> None:
+def test_commit_of_an_offset_where_no_record_begins_is_refused(topic: Topic) -> None:
     with topic.group("etl") as group:
         assert take(group, 1) == [0]
         wrong: list[tuple[Any, type[Exception]]] = [
@@ -143,7 +143,7 @@ def test_commit_below_what_is_handled_leaves_that_to_be_committed(topic: Topic) 
         assert rest(group) == []
 
 
-def test_commit_in_the_midst_of_a_batch_is_gone_on_from(open_topic: Opener) -> None:
+def test_group_continues_after_a_commit_in_the_middle_of_a_batch(open_topic: Opener) -> None:
     topic = open_topic(partitions=1)
     topic.append_many([b"%d" % number for number in range(10)])
     topic.flush()

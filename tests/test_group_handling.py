@@ -103,7 +103,7 @@ def test_batch_whose_body_raised_comes_again(topic: Topic) -> None:
         assert rest(group) == []
 
 
-def test_batch_that_was_read_in_part_comes_as_its_rest(open_topic: Opener) -> None:
+def test_partly_read_batch_yields_its_remaining_records(open_topic: Opener) -> None:
     topic = open_topic(partitions=1)
     topic.append_many([b"%d" % number for number in range(10)])
     topic.flush()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import loglib
-from conftest import needs_proc, open_files, run_python
+from conftest import needs_proc, open_files, run_python, settled_files
 from consumers import committed_number, fill, next_offset, numbers, rest
 from loglib import ForkedHandleError, Group, LogClosedError, LogError, Topic, testing
 from loglib.testing import Call, WatchedFiles
@@ -129,7 +129,7 @@ def test_group_keeps_its_topics_open(mode: Any, topic: Topic, path: Path) -> Non
 
 
 @pytest.mark.parametrize("follow", [lambda group: group.follow(timeout=60), lambda group: group.batches(timeout=60)])
-def test_loop_of_a_group_whose_topic_is_closed_is_no_finished_log(
+def test_group_loop_raises_when_its_topic_is_closed(
     follow: Callable[[Group], Iterator[Any]], topic: Topic
 ) -> None:
     group = topic.group("etl")
@@ -155,7 +155,7 @@ def test_closed_groups_leave_no_file_open(topic: Topic) -> None:
         import ctypes  # noqa: F401  # whose libraries stay open
     with topic.group("etl") as group:
         rest(group)
-    before = open_files()
+    before = settled_files()
     for number in range(3):
         with topic.group(f"g{number}") as group:
             rest(group)

@@ -3,8 +3,9 @@
 import os
 import signal
 import stat
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,11 @@ pytestmark = pytest.mark.usefixtures("attentive")
 
 
 @pytest.fixture
-def shared_path(tmp_path: Path) -> Path:
-    """Where processes of all users may come."""
-    for each in (tmp_path, *tmp_path.parents):
-        if each.is_relative_to("/tmp") and each != Path("/tmp"):
-            each.chmod(0o755)
-    return tmp_path / "topic"
+def shared_path() -> Iterator[Path]:
+    """Where processes of all users may come. pytest closes its own directory to others when it starts anywhere."""
+    with tempfile.TemporaryDirectory(prefix="loglib-users-", ignore_cleanup_errors=True) as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory) / "topic"
 
 
 def as_user(uid: int, action: Callable[[], None]) -> Callable[[], None]:

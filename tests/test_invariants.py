@@ -89,7 +89,7 @@ def test_3_order_holds_within_a_partition(open_topic: OpenTopic) -> None:
     assert len(last) == 17
 
 
-def test_4_reader_sees_a_message_only_once_it_is_flushed(path: Path) -> None:
+def test_4_reader_sees_a_record_only_once_it_is_flushed(path: Path) -> None:
     files = RecordingFiles()
     with testing.open_topic(path, files=files, **QUIET) as topic, Topic.open(path, mode="r") as other:
         topic.append(b"first")
@@ -150,7 +150,7 @@ def test_5_damage_is_reported_with_file_and_byte_and_nothing_is_changed(path: Pa
     assert tree(path) == before
 
 
-def test_6_every_message_is_checked_on_every_read(path: Path) -> None:
+def test_6_every_record_is_checked_on_every_read(path: Path) -> None:
     with Topic.open(path, **QUIET) as topic:
         topic.append_many([b"a" * 100] * 50)
         topic.flush()

@@ -121,7 +121,7 @@ def test_age_of_seconds_works_at_once(open_topic: Open, machine: Machine) -> Non
 
 @calm
 @given(st.randoms(use_true_random=False), st.booleans())
-def test_worlds_of_lying_clocks(chance: random.Random, lies: bool) -> None:
+def test_lying_clock_makes_retention_wait_and_never_drop_early(chance: random.Random, lies: bool) -> None:
     """Retention drops nothing that the right clock would keep, and with a right clock all that is due."""
     live(chance, steps=40, lies=lies)
 
@@ -248,7 +248,7 @@ def test_file_of_a_newer_version_is_refused(open_topic: Open, path: Path, machin
 
 
 @pytest.mark.parametrize("name", ["create", "pwritev", "datasync", "rename"])
-def test_file_that_cannot_be_written_stands_in_nobodys_way(
+def test_clock_file_that_cannot_be_written_does_not_stop_retention(
     name: str, open_topic: Open, path: Path, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full(FaultyFiles):
@@ -371,7 +371,7 @@ def test_pass_that_fails_in_two_partitions_names_what_was_lost_in_both() -> None
         assert sum(each.drop for each in topic.retain()) == 2
 
 
-def test_pass_that_nobody_asked_for_is_left_out_beside_another(open_topic: Open) -> None:
+def test_pass_that_no_caller_asked_for_is_skipped_while_another_runs(open_topic: Open) -> None:
     files = SlowToUnlink()
     topic = open_topic(retention=Retention(age=None, bytes=0), files=files, partitions=2)
     for number in (0, 1):

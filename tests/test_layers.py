@@ -21,19 +21,28 @@ LAYERS = [
     {"batch", "format/watermark", "format/arrow"},
     {"segment", "arguments"},
     {"search"},
-    {"recovery", "timeline", "description", "append/producers", "append/partitioner"},
-    {"log", "append/open_batch", "append/active", "append/bulk", "retention"},
+    {
+        "recovery", "timeline", "description", "append/producers", "append/partitioner", "transactions/done",
+        "transactions/manifest",
+    },
+    {"append/open_batch", "append/active", "append/bulk", "retention", "transactions/home", "transactions/state"},
+    {"log", "transactions/store"},
     {"cursor", "append/tail"},
     {"starts"},
     {"append/writer", "reader", "transfer", "verify"},
-    {"append/flusher", "append/router", "handles", "keeper"},
-    {"access", "groups"},
+    {"kept"},
+    {"append/flusher", "append/router", "append/section", "handles", "keeper", "transactions/inbox"},
+    {"access", "groups", "transactions/staging"},
+    {"transactions/applying"},
     {"partition"},
     {"store"},
     {"topic"},
-    {"consumer_groups"},
+    {"consumer_groups", "transactions/transaction", "spool"},
+    {"logging"},
     {"spark", "testing"},
     {"__init__"},
+    {"cli"},
+    {"__main__"},
 ]
 LAZY = {("batch", "format/arrow")}  # called by Batch.to_arrow, and imported only then
 
@@ -48,7 +57,11 @@ FILE_CALLS = {
     "posix_fadvise", "chmod", "fchmod", "lchmod", "chown", "fchown", "lchown", "utime", "lseek", "fdopen", "dup",
     "dup2", "memfd_create", "lockf",
 }  # fmt: skip
-MAY_CALL = {"system/files": FILE_CALLS, "system/wait": {"close", "read", "write"}, "spark/session": {"access"}}
+MAY_CALL = {"system/files": FILE_CALLS, "system/wait": {"close", "read", "write"}, "spark/session": {"access"},
+    # These two are the ends of a process: what it reads and writes are its own standard streams, and files that its
+    # user names.
+    "cli/program": {"open", "dup2"}, "cli/writing": {"open", "read", "close"},
+}  # fmt: skip
 # Modules by which files could be reached all the same, and who may have them: for constants only, but for `files`.
 FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinput", "subprocess"}
 MAY_IMPORT = {"__init__": {"fcntl"}, "format/columns": {"io"}, "system/files": {"fcntl"}, "testing/memory": {"fcntl"}}

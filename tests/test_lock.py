@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import needs_proc, needs_root, open_files, start_python
+from conftest import needs_proc, needs_root, open_files, settled_files, start_python
 from loglib import CorruptLogError, LockedError
 from loglib.system.files import REAL
 from loglib.system.lock import acquire
@@ -148,7 +148,7 @@ def test_lock_that_is_taken_or_let_go_during_a_fork_is_not_kept_by_the_child(mom
 
 @needs_proc
 def test_failed_acquire_leaks_no_file_and_no_lock(file: Path) -> None:
-    before = open_files()
+    before = settled_files()
     for name in ("open_directory", "flock", "create", "fstat", "pwritev", "ftruncate"):
         with pytest.raises(OSError):
             acquire(FaultyFiles(name), str(file), 0o600)

@@ -1,6 +1,7 @@
 """The log as a range: its marks, its segments, its places, and what it says when files are not there."""
 
 import logging
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -8,9 +9,22 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from builders import a_mark, forged, spoil
-from conftest import NOW, QUIET, SECOND, Clock, Overtaken, last_segment, needs_proc, open_files, values_of
+from conftest import (
+    NOW,
+    QUIET,
+    SECOND,
+    Clock,
+    Overtaken,
+    last_segment,
+    needs_proc,
+    open_files,
+    settled_files,
+    values_of,
+)
 from loglib import CorruptLogError, LogClosedError, OffsetOutOfRangeError, Retention, Topic, testing
 from loglib import segment as segments
 from loglib.arguments import Time
@@ -264,7 +278,7 @@ def test_closed_log_says_so(open_topic: Open, path: Path) -> None:
 def test_file_of_the_watermark_closes_with_its_last_user(open_topic: Open, path: Path) -> None:
     topic = open_topic()
     topic.append(b"x", sync=True)
-    before = open_files()
+    before = settled_files()
     log = Log(REAL, str(path / "0000"), Identity.of(topic.log_id, 0))
     assert log.mark().flushed_end > 0
     assert len(open_files()) == len(before) + 1
@@ -312,6 +326,43 @@ def test_seek_by_time_that_retention_overtakes_begins_again(open_topic: Open, pa
     with testing.open_topic(path, mode="r", files=files) as reading:
         assert values_of(reading, to_datetime(NOW)) == [b"last"]
     assert files.done
+
+
+@given(st.lists(st.one_of(st.integers(1, 6), st.just("roll")), max_size=12), st.integers(0, 30))
+def test_offset_before_the_end_has_so_many_records_behind_it(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int | str], count: int
+) -> None:
+    path = tmp_path_factory.mktemp("logs") / "topic"
+    with testing.open_topic(path, files=UnsyncedFiles(), **QUIET) as topic:
+        partition = topic.partition(0)
+        for step in steps:
+            if isinstance(step, str):
+                partition.roll()
+            else:
+                partition.append_many([b"x"] * step)
+                partition.flush()
+        offsets = [record.offset for record in partition.read()]
+        expected = [*offsets, partition.high_watermark][max(0, len(offsets) - count)]
+        assert partition.offset_before_end(count) == expected
+    shutil.rmtree(path.parent)
+
+
+def test_offset_before_the_end_that_retention_overtakes_is_the_new_start(open_topic: Open, path: Path) -> None:
+    topic = rolled(open_topic, 5)
+    with testing.open_topic(path, mode="r", files=Overtaken(topic.retain)) as reading:
+        assert reading.partition(0).offset_before_end(100) == topic.partition(0).log_start_offset
+
+
+def test_offset_before_the_end_lies_behind_damage(open_topic: Open, path: Path) -> None:
+    topic = open_topic()
+    offsets = [topic.append(b"%d" % number, sync=True).offset for number in range(4)]
+    with last_segment(path).open("r+b") as file:
+        file.seek(4096 + offsets[1] + 20)
+        file.write(b"\xff")
+    assert topic.partition(0).offset_before_end(4) == offsets[2]
+    assert topic.partition(0).offset_before_end(2) == offsets[2]
+    with pytest.raises(ValueError, match="records must be at least 1"):
+        topic.partition(0).offset_before_end(-1)
 
 
 @pytest.mark.parametrize("end", [1 << 40, (1 << 63) - 1])

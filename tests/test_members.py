@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conftest import needs_proc, open_files
+from conftest import needs_proc, open_files, settled_files
 from loglib import GroupMismatchError, LockedError
 from loglib.groups import members
 from loglib.groups.members import Member, Membership, live_members, new_member_name
@@ -87,7 +87,7 @@ def test_looks_at_once_do_not_take_each_other_for_members(tmp_path: Path) -> Non
     assert live_members(Looking(), str(tmp_path)) == {} and seen == [[]]
 
 
-def test_dead_members_file_that_may_not_be_removed_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_dead_members_file_that_may_not_be_removed_blocks_nobody(tmp_path: Path) -> None:
     class Refusing(WatchedFiles):
         def before(self, call: Call) -> None:
             if call.name == "unlink":
@@ -214,7 +214,7 @@ def test_member_that_nobody_refers_to_is_gone(tmp_path: Path) -> None:
 
 @needs_proc
 def test_refused_member_leaves_no_file_open(tmp_path: Path) -> None:
-    before = open_files()
+    before = settled_files()
     with pytest.raises(ValueError, match="is not a name"):
         join(tmp_path, "../a")
     with pytest.raises(FileNotFoundError):

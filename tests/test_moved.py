@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import QUIET, needs_root, open_files, sound, values_of
+from conftest import QUIET, needs_root, open_files, settled_files, sound, values_of
 from loglib import (
     CorruptLogError,
     LogClosedError,
@@ -219,7 +219,7 @@ def test_close_notices_and_flushes_to_the_moved_files(open_topic: Open, path: Pa
     for number in range(10):
         topic.append(b"%d" % number, partition=number % 2)
     path.rename(path.with_suffix(".bak"))
-    before = len(open_files())
+    before = len(settled_files())
     with pytest.raises(LogMovedError):
         topic.close()
     assert len(open_files()) < before and topic.closed
@@ -292,7 +292,7 @@ def test_file_that_somebody_else_has_changed_is_left_as_it_is(
     assert segment.read_bytes() == content
 
 
-def test_failed_write_into_a_file_that_was_removed_is_told_as_that(open_topic: Open, path: Path) -> None:
+def test_failed_write_into_a_removed_file_says_that_the_log_moved(open_topic: Open, path: Path) -> None:
     class Removing(FaultyFiles):
         def pwritev(self, fd: int, parts: Any, position: int, flags: int = 0) -> int:
             if self.armed:
@@ -372,7 +372,7 @@ def test_moved_writer_refuses_all_that_is_asked_of_it(open_topic: Open, path: Pa
     assert offset == 0
 
 
-def test_flush_that_another_thread_made_into_moved_files_is_told_as_that(
+def test_flush_by_another_thread_into_moved_files_says_that_the_log_moved(
     open_topic: Open, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record is durable when the thread that waited looks, and no reader will find it."""
@@ -485,7 +485,7 @@ def test_retention_by_the_clock_says_that_the_topic_was_moved(open_topic: Open, 
     abandon(topic)
 
 
-def test_moved_topic_in_memory() -> None:
+def test_writer_of_a_topic_moved_in_memory_is_refused_and_leaves_the_new_one_alone() -> None:
     """The file systems for tests do the same."""
     files = MemoryFiles()
     old = testing.open_topic("/topic", files=files, **QUIET)
@@ -636,7 +636,7 @@ def test_follower_of_an_older_state_is_told_that_its_place_is_gone(
         assert [record.value for record in follower.reader.poll(timeout=BOUND_S)] == [b"then"]
 
 
-def test_follower_of_a_state_that_went_on_otherwise_is_told(
+def test_follower_of_a_restored_topic_with_another_history_is_told(
     open_topic: Open, path: Path, follow: Callable[..., Following]
 ) -> None:
     """At its offset there is the middle of another batch, which looked like damage."""

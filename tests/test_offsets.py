@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Clock, crash_copy, needs_proc, open_files
+from conftest import Clock, crash_copy, needs_proc, open_files, settled_files
 from loglib import (
     Commit,
     CorruptLogError,
@@ -259,7 +259,7 @@ def test_fold_that_was_cut_is_ended_by_the_next(
     assert living.entries() == before
 
 
-def test_log_that_may_not_be_removed_is_in_nobodys_way(
+def test_offsets_log_that_may_not_be_removed_blocks_nobody(
     open_log: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     living, dead = open_log(), open_log()
@@ -728,7 +728,7 @@ def test_later_of_two_logs_of_one_member_counts(open_log: Opener, directory: Pat
 
 @needs_proc
 def test_closed_log_leaves_no_file_open(open_log: Opener) -> None:
-    before = open_files()
+    before = settled_files()
     log = open_log()
     put(log, 5)
     log.commits()
@@ -795,7 +795,7 @@ def test_history_is_the_batch_before_wherever_one_asks(path: Path, clock: Clock)
             if number % 2:
                 partition.roll()
         for batch in topic.batches():
-            header = batch.header
+            header = batch._header
             assert history_at(log, header.base_offset) == header.previous_crc == crcs[-1]
             assert history_at(log, header.base_offset + 2) == header.header_crc
             assert history_at(log, header.next_offset) == header.header_crc

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import needs_proc, open_files
+from conftest import needs_proc, open_files, settled_files
 from loglib import LockedError, TopicPartition
 from loglib.groups.owners import Owner, Ownership, evict_owner, holder_of, owned_partitions, read_owner, replace_owner
 from loglib.system.files import REAL
@@ -57,7 +57,7 @@ def test_file_can_be_read_by_a_person(tmp_path: Path) -> None:
     assert owner(tmp_path, SECOND) == Owner(None, 0, 0)
 
 
-def test_text_never_gets_shorter(tmp_path: Path) -> None:
+def test_owner_file_never_gets_shorter(tmp_path: Path) -> None:
     long, short = ownership(tmp_path, "a member with a long name"), ownership(tmp_path, "b")
     long.claim(FIRST, at_least=1000)
     size = (tmp_path / "clicks-0").stat().st_size
@@ -210,7 +210,7 @@ def test_claims_that_fail_leave_no_file_open(tmp_path: Path) -> None:
             if call.name == "pwritev":
                 raise OSError("no more")
 
-    before = open_files()
+    before = settled_files()
     with pytest.raises(OSError, match="no more"):
         Ownership(Failing(), str(tmp_path), "one", 0o600).claim(FIRST, at_least=0)
     assert open_files() == before

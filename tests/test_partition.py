@@ -87,7 +87,7 @@ def test_large_records_side_by_side_have_batches_of_their_own(open_topic: Open) 
     topic.partition(0).append_many(values, keys=[None] * 25)
     topic.flush()
     assert values_of(topic) == values
-    assert max(b.header.value_bytes for b in topic.batches()) <= 400
+    assert max(b._header.value_bytes for b in topic.batches()) <= 400
 
 
 def test_idempotent_batch_beyond_the_limits_is_refused_whole(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_append_times_never_decrease_whatever_the_clock_does(
         topic.close()
         topic = open_topic()
         topic.append(b"after reopening", sync=True)
-    headers = [batch.header.append_time for batch in topic.batches()]
+    headers = [batch._header.append_time for batch in topic.batches()]
     assert headers == sorted(headers)
     sound(topic.partition(0))
 

@@ -68,7 +68,7 @@ def test_keyed_append_is_idempotent_in_every_partition(open_topic: Open) -> None
 
 
 @pytest.mark.parametrize("how", ["close", "roll", "roll and close", "crash", "roll and crash"])
-def test_repeat_is_known_after(how: str, open_topic: Open, path: Path, tmp_path: Path) -> None:
+def test_repeated_append_of_a_producer_is_known_after(how: str, open_topic: Open, path: Path, tmp_path: Path) -> None:
     topic = open_topic()
     first = topic.partition(0).append_many([b"a", b"b"], producer=("p", 1))
     topic.append(b"x")

@@ -52,7 +52,7 @@ def interrupted(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def test_what_was_read_and_not_handed_over_is_read_once_more(
+def test_records_read_but_not_handed_out_are_read_again(
     progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
@@ -76,7 +76,7 @@ def test_leaving_that_was_interrupted_is_made_good_by_the_next_call(
     assert [record.value for record in one_by_one(progress.take("one by one"))] == [b"0"]
 
 
-def test_run_is_left_once(progress: Progress) -> None:
+def test_leaving_a_run_again_changes_nothing(progress: Progress) -> None:
     run = progress.take("one by one")
     assert run is not None
     [record] = one_by_one(run)
@@ -221,7 +221,7 @@ def test_partitions_overtaken_by_retention_are_told_apart(topic: Topic, progress
 
 
 def test_history_is_known_of_what_was_just_read(topic: Topic, progress: Progress) -> None:
-    headers = [batch.header for batch in topic.batches() if batch.partition == 0]
+    headers = [batch._header for batch in topic.batches() if batch.partition == 0]
     run = progress.take("batch")
     assert run is not None
     assert progress.history(HERE, headers[0].base_offset) == 0

@@ -70,7 +70,7 @@ def places_of(path: Path) -> list[Place]:
         bases = [segment.base_offset for segment in topic.partition(0).segments]
         found = []
         for batch in topic.batches():
-            header = batch.header
+            header = batch._header
             base = max(each for each in bases if each <= header.base_offset)
             segment = path / "0000" / f"{base:020d}.log"
             offsets = range(header.base_offset, header.next_offset)

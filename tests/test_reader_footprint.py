@@ -7,7 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from conftest import NOW, SECOND, fill, needs_proc, needs_root, open_files, run_python, sound, tree, values_of
+from conftest import (
+    NOW,
+    SECOND,
+    fill,
+    needs_proc,
+    needs_root,
+    open_files,
+    run_python,
+    settled_files,
+    sound,
+    tree,
+    values_of,
+)
 from loglib import ReadOnlyError, Topic, testing
 from loglib.records import to_datetime
 from loglib.testing import RecordingFiles, UnsyncedFiles
@@ -92,7 +104,7 @@ def test_dropped_iterators_leak_no_file(open_topic: Open, path: Path) -> None:
         fill(topic, 500)
     topic = open_topic(mode="r")
     assert topic.partition(0).high_watermark > 0  # and from now on its file is open
-    before = open_files()
+    before = settled_files()
     for _ in range(30):
         next(iter(topic.read()))
         next(topic.batches())
@@ -108,7 +120,7 @@ def test_dropped_iterators_leak_no_file(open_topic: Open, path: Path) -> None:
 def test_running_out_of_files_is_a_clear_error_and_leaks_nothing(open_topic: Open, path: Path) -> None:
     with open_topic(segment_bytes=4096, partitions=2) as topic:
         topic.append_many([b"x" * 100] * 100, keys=[b"%d" % n for n in range(100)])
-    before = open_files()
+    before = settled_files()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     try:

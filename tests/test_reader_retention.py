@@ -95,7 +95,7 @@ def test_start_that_is_no_offset_is_looked_for_again_when_retention_drops_it(
         reader.seek(bases[2])
 
 
-def test_retention_that_overtakes_is_no_gap(open_topic: Open, path: Path) -> None:
+def test_reader_overtaken_by_retention_raises_and_reports_no_gap(open_topic: Open, path: Path) -> None:
     topic = open_topic(retention=Retention(age=None, bytes=0))
     topic.append(b"old", sync=True)
     with Topic.open(path, mode="r") as reading:

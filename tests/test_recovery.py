@@ -800,7 +800,7 @@ def test_opening_many_segments_takes_a_few_calls_for_each(open_topic: Open, path
 
 
 @pytest.mark.slow
-def test_ten_thousand_segments_open(open_topic: Open, path: Path) -> None:
+def test_opening_ten_thousand_segments_reads_each_header_once(open_topic: Open, path: Path) -> None:
     with open_topic(files=UnsyncedFiles(), segment_bytes=4096) as topic:
         partition = topic.partition(0)
         for _ in range(9_999):

@@ -53,7 +53,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("sizes_and_ages", "policy", "expected"), CASES)
-def test_segments_are_dropped(sizes_and_ages: list[tuple[int, int]], policy: Retention, expected: int) -> None:
+def test_oldest_segments_are_dropped_until_the_policy_is_met(
+    sizes_and_ages: list[tuple[int, int]], policy: Retention, expected: int
+) -> None:
     assert dropped(sealed(*sizes_and_ages), policy) == expected
 
 

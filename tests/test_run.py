@@ -46,7 +46,7 @@ def test_run_that_takes_too_long_is_cut_off(batch: Batch, monkeypatch: pytest.Mo
     assert run.next_after(run.offset) == first[-1].next_offset
 
 
-def test_run_that_is_cut_while_records_are_made_hands_them_not_out(
+def test_run_that_is_cut_while_records_are_made_hands_out_none(
     batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(batch)

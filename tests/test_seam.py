@@ -22,9 +22,10 @@ from loglib.testing import MemoryFiles
 
 # Everything that a topic's owner can do to its files, by the name `files`, at the path `path`.
 WORKLOAD = """
-    import io
+    import io, os
     from datetime import timedelta
     from loglib import FlushPolicy, Retention, testing
+    from loglib.system.directory import Directory
 
     QUIET = dict(flush=FlushPolicy(records=None, interval=None, bytes=None), segment_age=None)
 
@@ -46,6 +47,10 @@ WORKLOAD = """
             topic.partition(0).transfer(frame, topic.partition(0).log_start_offset)
             topic.partition(1).receive(io.BytesIO(files.pread(frame, 1 << 20, 0)))
             files.close(frame)
+        files.link(path + ".frame", path + ".copy")
+        with Directory.open(files, path) as directory:
+            directory.write_new(".one", b"x", 0o600)
+            directory.link(".one", ".other")
         segment = max(name for name in files.sizes(path + "/0000") if name.endswith(".log"))
         fd = files.open_write(f"{path}/0000/{segment}")
         files.write_all(fd, [b"torn" * 50], files.size(fd))
@@ -64,7 +69,7 @@ def test_nothing_but_the_seam_touches_files(tmp_path: Path) -> None:
     program = (
         WORKLOAD
         + """
-    import os, sys
+    import ctypes, os, sys  # the thread that watches inboxes imports ctypes a little later
     from loglib.testing import RecordingFiles
 
     work(sys.argv[1] + "/first", RecordingFiles())  # imports what is imported late
@@ -85,7 +90,7 @@ def test_nothing_but_the_seam_touches_files(tmp_path: Path) -> None:
 
     sys.addaudithook(audit)
     work(sys.argv[1] + "/second", RecordingFiles())
-    assert {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.listdir", "fcntl.flock"} <= seen
+    assert {"open", "os.rename", "os.remove", "os.mkdir", "os.link", "os.truncate", "os.listdir", "fcntl.flock"} <= seen
     assert not strangers, strangers
     """
     )
@@ -110,6 +115,7 @@ for call in files.calls:
     if call.name in CHANGES:
         size = sum(map(len, call.arguments[0])) if call.name == "pwritev" else 0
         rest = {"pwritev": call.arguments[1:], "ftruncate": call.arguments, "rename": call.arguments}
+        rest |= {"link": call.arguments}
         recorded.append([call.name, call.path, *rest.get(call.name, ()), *([size] if size else [])])
 print(json.dumps(recorded))
 """,
@@ -132,13 +138,14 @@ print(json.dumps(recorded))
     lines = whole_lines(log.read_text("utf-8").splitlines())
     traced = [call for line in lines if (call := traced_call(line, str(topic.parent)))]
     assert recorded == traced
-    assert len(traced) > 200 and {call[0] for call in traced} >= {"create", "pwritev", "datasync", "rename", "unlink"}
+    assert len(traced) > 200
+    assert {call[0] for call in traced} >= {"create", "pwritev", "datasync", "rename", "link", "unlink"}
 
 
 TRACED = re.compile(r"^\d+ +(?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>-?\d+)")
 NAMES = {
     "fdatasync": "datasync", "openat": "create", "pwritev2": "pwritev", "renameat": "rename", "renameat2": "rename",
-    "unlinkat": "unlink", "mkdirat": "mkdir",
+    "linkat": "link", "unlinkat": "unlink", "mkdirat": "mkdir",
 }  # fmt: skip
 
 
@@ -181,7 +188,7 @@ def traced_call(line: str, below: str) -> tuple[object, ...] | None:
         return *call, numbers[-1 if name == "pwritev" else -2], int(found["result"])
     if name == "ftruncate":
         return *call, numbers[-1]
-    if call[0] == "rename":
+    if call[0] in ("rename", "link"):
         return *call, paths[1]
     return call
 

@@ -30,6 +30,7 @@ from builders import (
     resealed_segment,
     write_segment,
 )
+from conftest import open_files, settled_files
 from loglib import CorruptLogError, LogError, StorageIOError, UnsupportedFormatError
 from loglib.format.columns import Columns
 from loglib.search import around, first_reaching
@@ -70,7 +71,7 @@ def opened(path: Path, identity: Identity = IDENTITY) -> SegmentReader:
 
 def batch_ranges(path: Path) -> list[range]:
     """The bytes of each batch, as offsets."""
-    return [range(each.header.base_offset, each.header.next_offset) for each in read_back(path)]
+    return [range(each._header.base_offset, each._header.next_offset) for each in read_back(path)]
 
 
 # --- names --------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ FULL = SegmentHeader(
 
 
 @pytest.mark.parametrize("header", [first_segment(IDENTITY, created=NOW), FULL], ids=["first", "full"])
-def test_header_comes_back(header: SegmentHeader) -> None:
+def test_encoded_header_decodes_to_the_same(header: SegmentHeader) -> None:
     content = header.encode()
     assert len(content) == HEADER_BYTES
     assert SegmentHeader.decode(content, "a file") == header
@@ -199,10 +200,6 @@ def test_header_alone_can_be_read(small: Path) -> None:
 # --- creation -------------------------------------------------------------------------------------------
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-
-
 def test_new_segment_is_whole_and_replaces_what_a_crash_left(tmp_path: Path) -> None:
     (tmp_path / (segment_name(0) + ".tmp")).write_bytes(b"rubbish")
     with Directory.open(REAL, str(tmp_path)) as directory:
@@ -216,7 +213,7 @@ def test_new_segment_is_whole_and_replaces_what_a_crash_left(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("operation", ["pwritev", "datasync", "rename"])
 def test_creation_that_fails_leaves_no_segment_and_no_open_file(tmp_path: Path, operation: str) -> None:
-    before = open_files()
+    before = settled_files()
     with (
         Directory.open(FaultyFiles(operation), str(tmp_path)) as directory,
         pytest.raises(OSError, match="Input/output"),
@@ -237,15 +234,15 @@ def test_batches_are_the_same_in_blocks_of_any_size(small: Path, block_bytes: in
         block = max(block_bytes, BODY_AT)
         while more := segment.batches(offset, segment.end_of_file(), block_bytes=block):
             found += more
-            offset = more[-1].header.next_offset
+            offset = more[-1]._header.next_offset
     assert records_of(found) == expected
     assert [record.value for record in expected][-1] == b"tiny"
 
 
-def test_limit_ends_the_batches(small: Path) -> None:
+def test_no_batch_is_read_beyond_the_limit(small: Path) -> None:
     limit = batch_ranges(small)[1].stop
     with opened(small) as segment:
-        assert [each.header.next_offset for each in segment.batches(0, limit, block_bytes=1 << 20)][-1] == limit
+        assert [each._header.next_offset for each in segment.batches(0, limit, block_bytes=1 << 20)][-1] == limit
         assert segment.batches(limit, limit, block_bytes=1 << 20) == []
         assert [header.next_offset for header in segment.headers(0, limit)][-1] == limit
 
@@ -258,7 +255,7 @@ def test_file_position_is_arithmetic(small: Path) -> None:
 
 
 def test_reader_closes_its_file_once(small: Path) -> None:
-    before = open_files()
+    before = settled_files()
     segment = opened(small)
     fd = segment.fileno()
     segment.close()
@@ -344,7 +341,7 @@ def test_cut_segment_is_never_taken_for_a_whole_one(small: Path) -> None:
             offset = 0
             for expected in whole:
                 (found, *_) = segment.batches(offset, ranges[-1].stop, block_bytes=BODY_AT)
-                assert range(found.header.base_offset, found.header.next_offset) == expected
+                assert range(found._header.base_offset, found._header.next_offset) == expected
                 offset = expected.stop
             if offset == end:
                 assert segment.batches(offset, ranges[-1].stop, block_bytes=1 << 20) == [], "the end of the file"

@@ -42,7 +42,7 @@ def write(fs: CrashFS, name: str, data: bytes, position: int = 0, *, sync: bool 
 # --- the model --------------------------------------------------------------------------------------------
 
 
-def test_what_is_synced_is_there() -> None:
+def test_synced_file_survives_every_power_cut() -> None:
     fs = disk()
     write(fs, "a", b"safe", sync=True)
     fs.sync_directory("/d")
@@ -88,6 +88,31 @@ def test_half_of_two_renames_leaves_one_file_with_two_names() -> None:
     assert two.tree() == {"/d/a": b"y", "/d/c": b"y"} and two.used == 1
 
 
+def test_linked_name_is_durable_after_its_directory_is_synced_and_not_before() -> None:
+    fs = disk()
+    write(fs, "a", b"x", sync=True)
+    fs.link("/d/a", "/d/b")
+    assert str(fs.operations[-1]) == "link /d/a to /d/b"
+    both = (("/d/a", b"x"), ("/d/b", b"x"))
+    assert left(fs) == {both, both[:1], both[1:], (("/d/", b""),)}, "either name without the other"
+    fs.sync_directory("/d")
+    assert left(fs) == {both}
+    fs.unlink("/d/a")
+    assert left(fs) == {both, both[1:]}
+    again = list(fs.crash_states())[-1].files
+    write(again, "b", b"yy")
+    assert again.read_whole("/d/b", 10) == b"yy"
+
+
+def test_linked_name_may_be_there_without_the_bytes() -> None:
+    fs = disk()
+    write(fs, "a", b"x")
+    fs.link("/d/a", "/d/b")
+    fs.sync_directory("/d")
+    assert {dict(tree)["/d/b"] for tree in left(fs)} >= {b"", b"x", b"\0"}
+    assert all(dict(tree)["/d/a"] == dict(tree)["/d/b"] for tree in left(fs)), "one file"
+
+
 def test_new_file_is_not_taken_for_an_empty_one_that_was_there() -> None:
     # A file without bytes was not counted, and the next new file was recorded as that one.
     fs = disk()
@@ -101,7 +126,7 @@ def test_new_file_is_not_taken_for_an_empty_one_that_was_there() -> None:
     }  # fmt: skip
 
 
-def test_removal_may_come_back() -> None:
+def test_power_cut_may_undo_a_removal_that_was_not_synced() -> None:
     fs = disk(a=b"1", b=b"2")
     fs.unlink("/d/a")
     fs.unlink("/d/b")
@@ -229,7 +254,7 @@ def test_states_with_equal_keys_are_equal() -> None:
     assert all(len(digests) == 1 for digests in by_key.values()) and len(by_key) > 10
 
 
-def test_image_is_its_tree() -> None:
+def test_image_has_the_files_of_its_tree_and_a_digest_of_them() -> None:
     tree = {"/a/b/c": b"1", "/a/d": b"2", "/e/": b"", "/f": b""}
     image = Image.of(tree)
     assert image.tree() == tree
@@ -240,7 +265,7 @@ def test_image_is_its_tree() -> None:
     assert Image.of({"/x/c": b"1"}).digest("/x") == image.digest("/a/b") != image.digest("/a")
 
 
-def test_what_is_recorded_is_what_was_done() -> None:
+def test_recorded_operations_lead_to_the_file_system_as_it_is() -> None:
     """The state with everything in it is the file system itself, whatever was done to it."""
     for seed in range(30):
         choose = Random(seed)
@@ -256,6 +281,7 @@ def random_change(fs: CrashFS, choose: Random) -> None:
         lambda: write(fs, name, choose.randbytes(700), choose.randrange(900), sync=choose.random() < 0.3),
         lambda: fs.unlink(f"/d/{name}"),
         lambda: fs.rename(f"/d/{name}", f"/d/{other}"),
+        lambda: fs.link(f"/d/{name}", f"/d/{other}"),
         lambda: fs.mkdir(f"/d/{name}"),
         lambda: fs.rmdir(f"/d/{name}"),
         lambda: fs.sync_directory("/d"),

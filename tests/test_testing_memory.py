@@ -68,10 +68,10 @@ def _answer(what: Callable[[Files, int], Any], files: Files, fd: int) -> Any:
         return errno.errorcode[error.errno or 0]
 
 
-def kind_and_size(found: os.stat_result) -> tuple[int, int, bool, bool]:
+def kind_and_size(found: os.stat_result) -> tuple[int, int, bool, int]:
     regular = stat.S_ISREG(found.st_mode)
     mode, size = (stat.S_IMODE(found.st_mode), found.st_size) if regular else (0, 0)
-    return mode, size, regular, found.st_nlink > 0
+    return mode, size, regular, found.st_nlink if regular else found.st_nlink > 0
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -83,7 +83,7 @@ def test_random_calls_are_answered_as_by_the_kernel(tmp_path: Path, seed: int) -
         number = choose.randrange(len(both.open)) if both.open else 0
         size, position = choose.randrange(50), choose.choice((0, 3, 100))
         data = choose.randbytes(choose.randrange(20))
-        match choose.randrange(14):
+        match choose.randrange(15):
             case 0 | 1:
                 both.open_both(path, choose.choice(OPENINGS))
             case 2 | 3:
@@ -106,10 +106,27 @@ def test_random_calls_are_answered_as_by_the_kernel(tmp_path: Path, seed: int) -
                 both.call(lambda files, _: kind_and_size(files.stat(path)))  # noqa: B023
             case 12:
                 both.call(lambda files, fd: kind_and_size(files.fstat(fd)), number)
+            case 13:
+                both.call(lambda files, _: files.link(path, other))  # noqa: B023
             case _:
                 both.call(lambda files, fd: files.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB), number)
     both.close()
     check_same(both, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path", ["d/../b", "d/e/../../b", "d/e/..", "d/..", "d/e/../b", "missing/../b", "b/../b", "d/../d/b", "d/../d/../b"]
+)
+def test_path_that_leads_upwards_is_followed_as_by_the_kernel(tmp_path: Path, path: str) -> None:
+    """The store of a topic's transactions is named by such a path: without it nothing held was ever shown."""
+    both = Twins(tmp_path)
+    for name in ("d", "d/e"):
+        both.call(lambda files, _: files.mkdir(f"{tmp_path}/{name}"))  # noqa: B023
+    both.open_both(f"{tmp_path}/b", os.O_RDWR | os.O_CREAT)
+    for _ in range(2):  # the second time from the cache
+        both.call(lambda files, _: kind_and_size(files.stat(f"{tmp_path}/{path}"))[2])
+        both.call(lambda files, _: sorted(files.listdir(f"{tmp_path}/{path}")))
+    both.close()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -123,7 +140,7 @@ def test_random_calls_in_open_directories_are_answered_as_by_the_kernel(tmp_path
         path, other = (f"{tmp_path}/{choose.choice(NAMES)}" for _ in range(2))
         name, target = choose.choice(names), choose.choice(names)
         number = choose.choice((0, choose.randrange(len(both.open))))
-        match choose.randrange(13):
+        match choose.randrange(15):
             case 0:
                 both.open_both(path, os.O_RDONLY | os.O_DIRECTORY)
             case 1:
@@ -153,6 +170,13 @@ def test_random_calls_in_open_directories_are_answered_as_by_the_kernel(tmp_path
                 both.call(lambda files, fd: sorted(files.listdir(fd)), number)
             case 11:
                 both.call(lambda files, fd: kind_and_size(files.lstat(name, dir_fd=fd)), number)  # noqa: B023
+            case 12:
+                both.call(
+                    lambda files, fd: files.link(name, target, src_dir_fd=fd, dst_dir_fd=fd),  # noqa: B023
+                    number,
+                )
+            case 13:
+                both.call(lambda files, fd: files.link(path, name, dst_dir_fd=fd), number)  # noqa: B023
             case _:
                 both.call(lambda files, fd: kind_and_size(files.fstat(fd)), number)
     both.close()
@@ -182,6 +206,20 @@ def test_removed_file_is_readable_while_it_is_open() -> None:
     files.unlink("/file")
     assert files.pread(fd, 100, 0) == b"content" and not files.exists("/file")
     files.close(fd)
+
+
+def test_file_with_two_names_takes_its_space_once() -> None:
+    files = MemoryFiles(capacity=10_000)
+    files.write_new("/one", b"content", 0o600)
+    files.link("/one", "/other")
+    with pytest.raises(FileExistsError):
+        files.link("/one", "/other")
+    assert files.used == 7 and files.facts("/one").st_nlink == 2
+    files.unlink("/one")
+    assert files.used == 7 and files.read_whole("/other", 10) == b"content" and files.facts("/other").st_nlink == 1
+    files.write_new("/new", b"", 0o600)
+    files.rename("/new", "/other")
+    assert files.used == 0
 
 
 def test_lock_goes_with_its_holder() -> None:

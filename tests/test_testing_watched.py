@@ -41,12 +41,14 @@ def test_calls_are_recorded_with_the_file_they_are_about() -> None:
     files.datasync(fd)
     files.close(fd)
     files.sync_directory("/")
+    files.link("/renamed", "/linked")
     assert files.named() == [
         ("create", "new"), ("fstat", "new"), ("fchmod", "new"), ("pwritev", "new"), ("pread", "new"), ("rename", "new"),
         ("datasync", "renamed"), ("close", "renamed"), ("open_directory", ""), ("fsync", ""), ("close", ""),
+        ("link", "renamed"),
     ]  # fmt: skip
     assert files.calls[3] == Call("pwritev", "/new", ([b"content"], 5))
-    assert files.calls[5].arguments == ("/renamed",)
+    assert files.calls[5].arguments == ("/renamed",) and files.calls[-1].arguments == ("/linked",)
     assert files.bytes_read == {"new": 4} and files.count("pread", "rename") == 2
     assert files.named("open_directory", "datasync") == [("datasync", "renamed"), ("open_directory", "")]
 

@@ -253,7 +253,9 @@ def test_stamp_of_a_header_is_that_of_its_making() -> None:
         pytest.param(at(HOUR), NOW + 2 * HOUR, now(SECOND_BEGAN + MINUTE), 2 * HOUR - SECOND_BEGAN, id="other boot"),
     ],
 )  # fmt: skip
-def test_open_segment_began(created: Stamp, first_append: int, present: Moment, began: int) -> None:
+def test_header_and_first_batch_say_when_an_open_segment_began(
+    created: Stamp, first_append: int, present: Moment, began: int
+) -> None:
     assert began_boottime(created, first_append, present) == began
 
 

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import pytest
 
-from conftest import QUIET, needs_proc, open_files, records_of, run_python, sound, values_of
+from conftest import QUIET, needs_proc, open_files, records_of, run_python, settled_files, sound, values_of
 from loglib import (
     ConfigConflictError,
     CorruptLogError,
@@ -106,7 +106,7 @@ def test_service_whose_code_says_another_retention_did_not_start(path: Path, cap
         assert (topic.config.retention.age, topic.config.batch_records) == (timedelta(days=14), 9)
 
 
-def test_policies_that_could_not_be_written_down_are_not_gone_by(path: Path) -> None:
+def test_policies_that_could_not_be_written_are_not_used(path: Path) -> None:
     memory = MemoryFiles()
     testing.open_topic("/topic", files=memory).close()
     files = FaultyFiles("rename", inner=memory)
@@ -127,7 +127,7 @@ def test_policies_change_while_records_wait(path: Path) -> None:
         with pytest.raises(RecordTooLargeError):
             topic.append(b"z" * 700)
         topic.flush()
-        assert [each.header.codec for each in topic.batches()] == [0, 1], "what waited went by the old policies"
+        assert [each._header.codec for each in topic.batches()] == [0, 1], "what waited went by the old policies"
         assert values_of(topic) == [b"x" * 500, b"y" * 500]
         topic.alter(max_record_bytes=800)
         topic.append(b"z" * 700, sync=True)
@@ -541,7 +541,7 @@ def test_retention_of_a_shared_topic_leaves_the_partitions_of_others_alone(open_
 
 @needs_proc
 def test_close_releases_everything_also_when_a_flush_fails(open_topic: Open, path: Path) -> None:
-    before = open_files()
+    before = settled_files()
     files = FaultyFiles("datasync", every=True, armed=False)
     topic = open_topic(partitions=3, files=files)
     reader = topic.follow()
@@ -560,7 +560,7 @@ def test_close_releases_everything_also_when_a_flush_fails(open_topic: Open, pat
 @needs_proc
 def test_failed_open_releases_everything(open_topic: Open, path: Path) -> None:
     open_topic(partitions=3).close()
-    before = open_files()
+    before = settled_files()
     (path / "0002" / f"{0:020d}.log").write_bytes(b"x")
     with pytest.raises(CorruptLogError):
         Topic.open(path)
@@ -665,7 +665,7 @@ def test_large_records_of_one_key_are_not_put_into_one_batch(open_topic: Open) -
     topic.append_many(values, keys=[b"a"] * 20 + [b"d"] * 20)
     topic.flush()
     assert sorted(values_of(topic)) == sorted(values)
-    assert max(batch.header.value_bytes for batch in topic.batches()) <= 3000
+    assert max(batch._header.value_bytes for batch in topic.batches()) <= 3000
 
 
 @pytest.mark.parametrize("call", ["pwritev", "datasync", "rename"])

@@ -197,7 +197,7 @@ def frames_of(topic: Topic, start: int, max_bytes: int) -> tuple[bytes, int]:
 
 @pytest.mark.parametrize("max_bytes", [0, 1, 111, 5000, 100_000, 1 << 40])
 def test_whole_batches_up_to_the_limit_are_sent_but_at_least_one(source: Topic, max_bytes: int) -> None:
-    headers = [batch.header for batch in source.batches()]
+    headers = [batch._header for batch in source.batches()]
     for header in headers[::7]:
         sent, end = frames_of(source, header.base_offset, max_bytes)
         fitting = [each.next_offset for each in headers if each.next_offset <= header.base_offset + max_bytes]
@@ -210,7 +210,7 @@ def test_whole_batches_up_to_the_limit_are_sent_but_at_least_one(source: Topic, 
 
 def test_limit_inside_the_first_batch_of_the_next_segment_ends_before_it(source: Topic) -> None:
     rolled = source.partition(0).segments[1].base_offset
-    *_, last = (batch.header for batch in source.batches() if batch.header.next_offset <= rolled)
+    *_, last = (batch._header for batch in source.batches() if batch._header.next_offset <= rolled)
     assert frames_of(source, last.base_offset, last.length + 8)[1] == rolled == last.next_offset
 
 
@@ -384,14 +384,14 @@ def test_producer_whose_numbers_do_not_rise_is_not_believed(target: Topic) -> No
     partition = target.partition(0)
     partition.append_many([b"mine"], producer=("etl", 5))
     partition.flush()
-    name = next(partition.batches()).header.producer_id
+    name = next(partition.batches())._header.producer_id
     for sequence in (4, 5, 9, 9):
         batch = encoded(PLAIN, producer=Producer(name, sequence))
         partition.receive(io.BytesIO(transfer._frame(IDENTITY, 0, len(batch)) + batch))
     strange = encoded(PLAIN, producer=Producer(0, 77))
     partition.receive(io.BytesIO(transfer._frame(IDENTITY, 0, len(strange)) + strange))
     assert len(everything(target)) == 1 + 5 * 3, "every batch is kept"
-    producers = [(batch.header.producer_id, batch.header.producer_sequence) for batch in target.batches()]
+    producers = [(batch._header.producer_id, batch._header.producer_sequence) for batch in target.batches()]
     assert producers == [(name, 5), (0, 0), (0, 0), (name, 9), (0, 0), (0, 0)]
     assert partition.append_many([b"again"], producer=("etl", 9))[0].offsets.start > 0
     with pytest.raises(LogError, match="comes too late"):

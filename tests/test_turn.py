@@ -97,7 +97,7 @@ def test_turn_does_not_wait_long_for_who_does_not_come() -> None:
     assert turn._expected == 1, "nor at all the next time"
 
 
-def test_those_who_wait_look_again_when_an_interrupt_has_kept_the_word_from_them(
+def test_waiting_threads_look_again_when_an_interrupt_has_lost_their_wake_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turn = Turn()

@@ -73,7 +73,7 @@ def test_program_that_is_right_has_no_error(tmp_path: Path, monkeypatch: pytest.
     assert errors_of(RIGHT, tmp_path, monkeypatch) == []
 
 
-def test_mistakes_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_type_checker_finds_the_mistakes_of_a_users_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = errors_of(WRONG, tmp_path, monkeypatch)
     lines = textwrap.dedent(WRONG).splitlines()
     expected = {number: line.partition("# ")[2].split(", ") for number, line in enumerate(lines, 1) if "  # " in line}

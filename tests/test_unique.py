@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import needs_proc, open_files, values_of
+from conftest import needs_proc, open_files, settled_files, values_of
 from loglib import Group, Topic
 from loglib.format.watermark import WatermarkReader
 from loglib.groups.held import HeldFile
@@ -54,7 +54,7 @@ def test_what_holds_files_refuses_to_be_copied_and_reads_on(way: Callable[[Any],
     reading = open_topic(mode="r")
     directory = Directory.open(REAL, topic.path)
     everything = [*all_that_is_open(topic, reading), HeldFile(REAL, f"{topic.path}/held", 0o600), directory]
-    before = open_files()
+    before = settled_files()
     for each in everything:
         with pytest.raises(TypeError, match="cannot be (copied or )?pickled"):
             way(each)

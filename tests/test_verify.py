@@ -174,7 +174,7 @@ def test_damage_on_both_sides_of_a_border_between_segments_is_no_damage_of_the_n
     fill(open_topic)
     first, second, _ = names_of(path)
     with Topic.open(path, mode="r") as topic:
-        batches = [batch.header for batch in topic.batches()]
+        batches = [batch._header for batch in topic.batches()]
         spoil(first, 4096 + batches[1].base_offset + 136)
         spoil(second, 50)
         assert [Path(each.path) for each in topic.verify().damage] == [second, first]
@@ -196,7 +196,7 @@ def test_verify_goes_on_after_a_fault_and_names_file_byte_and_what_is_lost(open_
     fill(open_topic)
     first, second, third = names_of(path)
     with Topic.open(path, mode="r") as topic:
-        batches = [batch.header for batch in topic.batches()]
+        batches = [batch._header for batch in topic.batches()]
         spoil(first, 4096 + 3, 4096 + batches[1].base_offset + 136)  # both batches: a magic, and a body
         spoil(second, 50)
         spoil(third, 3000)
@@ -256,7 +256,7 @@ def test_verify_finds_columns_that_contradict_their_header(open_topic: Open, pat
     segment = names_of(path)[1]
     content = segment.read_bytes()
     with Topic.open(path, mode="r") as topic:
-        last = list(topic.batches())[-1].header
+        last = list(topic.batches())[-1]._header
         at = len(content) - last.length
         bad = forged(content[at:], body=b"\x01" + content[at + 129 :], identity=Identity.of(topic.log_id, 0))
         segment.write_bytes(content[:at] + bad)
@@ -426,3 +426,26 @@ def test_damage_met_while_retention_drops_begins_the_check_again(open_topic: Ope
         files.act = lambda: topic.partition(0).delete_before(second)
         report = reading.partition(0).verify()
         assert report.damage == () and report.records == 6
+
+
+def test_progress_rises_to_the_size_of_the_log(open_topic: Open) -> None:
+    topic = open_topic(partitions=2)
+    for partition in topic.partitions:
+        for _ in range(3):
+            topic.append(b"x" * 700_000, partition=partition.id, sync=True)
+    size = topic.partition(0).high_watermark
+    seen: list[tuple[int, int]] = []
+    topic.verify(progress=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen) and len(seen) >= 4 and seen[-1] == (2 * size, 2 * size)
+    seen.clear()
+    topic.partition(1).verify(progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (size, size)
+
+
+def test_progress_of_what_is_too_bad_is_none(open_topic: Open, path: Path) -> None:
+    fill(open_topic)
+    with Topic.open(path, mode="r") as topic:
+        (path / "0000").rename(path / "elsewhere")
+        seen: list[tuple[int, int]] = []
+        assert topic.verify(progress=lambda *both: seen.append(both)).damage
+        assert seen == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import needs_proc, open_files, start_python
+from conftest import needs_proc, open_files, settled_files, start_python
 from loglib.system import wait
 from loglib.system.wait import Observer, Waiter
 
@@ -97,7 +97,7 @@ def test_high_file_numbers_are_waited_for_without_select(file: Path, monkeypatch
 
 @needs_proc
 def test_missing_file_falls_back_to_polling(tmp_path: Path) -> None:
-    before = open_files()
+    before = settled_files()
     waiter = Waiter([str(tmp_path / "none")])
     assert waiter._open is not None and waiter._open.inotify < 0 and waiter._must_look
     waiter.wait(None)
@@ -122,7 +122,7 @@ def test_used_up_inotify_instances_fall_back_to_polling(file: Path) -> None:
 
 @needs_proc
 def test_dropped_waiter_leaks_nothing(file: Path) -> None:
-    before = open_files()
+    before = settled_files()
     for _ in range(10):
         Waiter([str(file)]).wake()
     assert open_files() == before
@@ -307,7 +307,7 @@ def test_observer_without_reports_sleeps_longer_the_longer_a_look_takes(monkeypa
 
 @needs_proc
 def test_observer_falls_back_to_looking_where_the_system_has_no_more_watches(tmp_path: Path, file: Path) -> None:
-    before = open_files()
+    before = settled_files()
     observer = Observer()
     observer.observe_file("it", str(file))
     observer.observe_file("none", str(tmp_path / "none"))
@@ -337,7 +337,7 @@ def test_used_up_inotify_instances_leave_an_observer_that_looks(monkeypatch: pyt
 
 @needs_proc
 def test_closed_observer_is_quiet(file: Path) -> None:
-    before = open_files()
+    before = settled_files()
     observer = Observer()
     observer.observe_file("it", str(file))
     observer.close()

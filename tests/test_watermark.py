@@ -44,8 +44,11 @@ def path(tmp_path: Path) -> Path:
 
 @calm
 @given(st.tuples(U63, U63, U63).map(sorted), U63, st.integers(0, (1 << 32) - 1))
-def test_mark_comes_back(ends: list[int], sequence: int, epoch: int) -> None:
-    mark = Mark(sequence, ends[0], ends[2], ends[1], epoch, epoch, ends[2], sequence, 1, 2, epoch, ends[1])
+def test_encoded_watermark_decodes_to_the_same(ends: list[int], sequence: int, epoch: int) -> None:
+    held_from, held_tail = ends[2], ends[1]
+    mark = Mark(
+        sequence, ends[0], ends[2], ends[1], epoch, epoch, ends[2], sequence, 1, held_from, epoch, ends[1], held_tail
+    )  # fmt: skip
     content = encode_new(mark, SALT)
     assert len(content) == FILE_BYTES
     assert newest(content, SALT) == mark
@@ -93,7 +96,7 @@ def test_flip_falls_to_the_other_slot() -> None:
             content[at] ^= 1 << bit
 
 
-def test_bytes_between_the_slots_are_nobodys() -> None:
+def test_bytes_outside_the_slots_are_ignored() -> None:
     content = two_slots()
     assert newest(content[:SLOT_BYTES] + b"\xff" * (SECOND_SLOT - SLOT_BYTES) + content[SECOND_SLOT:], SALT) == NEWER
     assert newest(content + b"more", SALT) == NEWER
@@ -177,7 +180,7 @@ def test_last_batch_behind_the_end_is_damage(flushed_tail: int, durable_tail: in
     assert caught.value.file_position == 48
 
 
-@pytest.mark.parametrize(("at", "size"), [(84, 4), (96, 32)])
+@pytest.mark.parametrize(("at", "size"), [(84, 4), (104, 24)])
 def test_bytes_kept_free_in_a_slot_are_ignored(at: int, size: int) -> None:
     changed = resealed_slot(two_slots()[SECOND_SLOT:], at, b"\xff" * size)
     assert newest(two_slots()[:SECOND_SLOT] + changed, SALT) == NEWER
@@ -202,3 +205,10 @@ def test_reading_changes_nothing(path: Path) -> None:
     reader.close()
     after = path.stat()
     assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+
+
+@pytest.mark.parametrize(("start", "tail"), [(10, 0), (1 << 63, 0), (250, 251)])
+def test_hold_that_contradicts_itself_is_refused(start: int, tail: int) -> None:
+    mark = NEWER._replace(held_txn=7, held_from=start, held_tail=tail)
+    with pytest.raises(CorruptLogError, match="transaction 7 held from offset"):
+        newest(encode_new(mark, SALT), SALT)

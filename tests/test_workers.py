@@ -161,7 +161,9 @@ def test_topic_opened_before_multiprocessing_is_imported_is_closed_once(tmp_path
     assert values_in(tmp_path) == [[1, 2]]
 
 
-def test_multiprocessing_is_told_once(open_topic: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_function_is_registered_with_multiprocessing_once(
+    open_topic: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[tuple[Any, ...]] = []
     monkeypatch.setattr(lifetime.at_exit, "_told", False)
     util = multiprocessing.util

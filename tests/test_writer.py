@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import NOW, SECOND, last_segment, open_files, sound, tree, values_of
+from conftest import NOW, SECOND, last_segment, open_files, settled_files, sound, tree, values_of
 from loglib import CorruptLogError, InvalidOffsetError, Position, RecordTooLargeError, Topic
 from loglib.segment import HEADER_BYTES
 
@@ -183,14 +183,14 @@ def test_adopted_batch_must_continue_the_log_if_its_offsets_are_kept(open_topic:
     source.append(b"c", sync=True)
     first, second = source.batches()
     stored = last_segment(Path(source.path)).read_bytes()[HEADER_BYTES:]
-    bodies = [stored[each.header.base_offset + 128 : each.header.next_offset] for each in (first, second)]
+    bodies = [stored[each._header.base_offset + 128 : each._header.next_offset] for each in (first, second)]
     target = open_topic(tmp_path / "target")
     writer = target.partition(0)._access.writer()
     with pytest.raises(InvalidOffsetError):
-        writer.adopt([(second.header, bodies[1])], preserve_offsets=True)
-    assert writer.adopt([(first.header, bodies[0])], preserve_offsets=True) == range(first.header.next_offset)
-    end = second.header.next_offset
-    assert writer.adopt([(second.header, bodies[1])], preserve_offsets=True) == range(first.header.next_offset, end)
+        writer.adopt([(second._header, bodies[1])], preserve_offsets=True)
+    assert writer.adopt([(first._header, bodies[0])], preserve_offsets=True) == range(first._header.next_offset)
+    end = second._header.next_offset
+    assert writer.adopt([(second._header, bodies[1])], preserve_offsets=True) == range(first._header.next_offset, end)
     target.flush()
     assert values_of(target) == [b"a", b"b", b"c"]
     sound(target.partition(0))
@@ -207,7 +207,7 @@ def test_failed_open_leaks_nothing_and_leaves_the_lock_free(open_topic: Open, pa
     open_topic().close()
     content = last_segment(path).read_bytes()
     last_segment(path).write_bytes(content[:100])
-    before = open_files()
+    before = settled_files()
     for _ in range(3):
         with pytest.raises(CorruptLogError):
             Topic.open(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import open_files, records_of, values_of
+from conftest import open_files, records_of, settled_files, values_of
 from loglib import ForkedHandleError, LogClosedError, Topic
 from loglib import topic as topic_module
 from loglib.append import writer as writer_module
@@ -43,7 +43,7 @@ def test_interrupted_close_can_be_repeated_and_releases_everything(open_topic: O
                 raise KeyboardInterrupt
 
     for at in (1, 2, 3):
-        before = open_files()
+        before = settled_files()
         topic = open_topic(files=Interrupting(), partitions=2)
         topic.append(b"x", partition=0)
         topic.append(b"x", partition=1)
@@ -141,7 +141,7 @@ def test_synced_append_that_meets_a_close_is_flushed_by_it(open_topic: Open, pat
 
 def test_abandoned_writer_refuses_and_its_files_are_closed(open_topic: Open) -> None:
     """What happens in a forked child, here without one."""
-    before = open_files()
+    before = settled_files()
     topic = open_topic(shared=True, partitions=2)
     topic.append(b"x", partition=0)
     for module in (writer_module, topic_module):

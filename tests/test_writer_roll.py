@@ -109,7 +109,7 @@ def test_each_writer_has_a_higher_epoch(open_topic: Open, path: Path, tmp_path: 
     with open_topic(crash_copy(path, tmp_path / "after")) as after:
         after.append(b"the next")
         after.flush()
-        epochs = [batch.header.writer_epoch for batch in after.batches()]
+        epochs = [batch._header.writer_epoch for batch in after.batches()]
     assert epochs == sorted(set(epochs)), "of two batches for one place the later writer's must be known"
 
 

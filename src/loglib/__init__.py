@@ -22,8 +22,10 @@ from .config import FlushPolicy, Policies, Retention, TopicConfig
 from .consumer_groups import delete_group, evict_member, group, group_info, reset_group
 from .errors import (
     BrokenStreamError,
+    CommitPendingError,
     ConfigConflictError,
     CorruptLogError,
+    FencedError,
     ForkedHandleError,
     GroupBusyError,
     GroupElsewhereError,
@@ -39,6 +41,7 @@ from .errors import (
     OffsetOutOfRangeError,
     ReadOnlyError,
     RecordTooLargeError,
+    SourceMismatchError,
     StaleGenerationError,
     StorageFullError,
     StorageIOError,
@@ -55,6 +58,7 @@ from .retention import Decision
 from .segment import SegmentInfo
 from .store import TopicInfo, topics
 from .topic import Topic
+from .transactions.transaction import Transaction, expire_apps, last_version, recover_transactions, transaction
 from .verify import VerifyReport
 
 __version__ = "0.1.0"
@@ -63,10 +67,12 @@ __all__ = [
     "Batch",
     "BrokenStreamError",
     "Commit",
+    "CommitPendingError",
     "ConfigConflictError",
     "CorruptLogError",
     "Damage",
     "Decision",
+    "FencedError",
     "FlushPolicy",
     "ForkedHandleError",
     "Group",
@@ -99,6 +105,7 @@ __all__ = [
     "Recovery",
     "Retention",
     "SegmentInfo",
+    "SourceMismatchError",
     "StaleGenerationError",
     "StartLike",
     "StorageFullError",
@@ -109,16 +116,21 @@ __all__ = [
     "TopicInfo",
     "TopicPartition",
     "TopicsGroup",
+    "Transaction",
     "UnsupportedFormatError",
     "VerifyReport",
     "WriterFailedError",
     "__version__",
     "delete_group",
     "evict_member",
+    "expire_apps",
     "group",
     "group_info",
+    "last_version",
+    "recover_transactions",
     "reset_group",
     "topics",
+    "transaction",
 ]
 
 logging.getLogger("loglib").addHandler(logging.NullHandler())

@@ -41,6 +41,7 @@ class Access(Unique):
         handles: Handles,
         keeper: Keeper,
         check: Callable[[], None] | None = None,
+        on_hold: Callable[[], None] | None = None,
     ) -> None:
         self.id = identity.partition
         self.directory = directory
@@ -52,6 +53,7 @@ class Access(Unique):
         self._files = files
         self._writable = writable
         self._check = check  # raises if this topic must not be written any more; called when the writer has its lock
+        self._on_hold = on_hold  # called for a writer that finds a transaction that is not known to be done
         self._writer: Writer | None = None
         keeper.add(self.log)
 
@@ -85,6 +87,8 @@ class Access(Unique):
                 self.keeper.own(self.id, writer)
                 self.handles.add_writer(writer)
                 self.log.writer = self._writer = writer
+                if writer.disk.mark.held_txn and self._on_hold is not None:
+                    self._on_hold()
             return self._writer
 
     def _make_writer(self, *, wait: bool) -> Writer:

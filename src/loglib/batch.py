@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .display import Shown
@@ -30,7 +31,7 @@ from .records import Record, new_tuple, to_datetime
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Batch", "Source"]
+__all__ = ["Batch", "Source", "stored_header"]
 
 Item = TypeVar("Item")
 Where = TypeVar("Where")
@@ -58,13 +59,13 @@ class Batch(Shown):
     """
 
     __slots__ = (
-        "_body_at", "_data", "_first", "_headers", "_keys", "_layout", "_source", "_stop", "_timestamps", "_values",
-        "header", "partition",
+        "_body_at", "_data", "_first", "_header", "_headers", "_keys", "_layout", "_source", "_stop", "_timestamps",
+        "_values", "partition",
     )  # fmt: skip
 
     def __init__(self, partition: int, header: Header, data: bytes, body_at: int, source: Source) -> None:
         self.partition = partition
-        self.header = header
+        self._header = header
         self._data = data
         self._body_at = body_at
         self._source = source
@@ -84,9 +85,9 @@ class Batch(Shown):
 
         A part becomes a separate batch, with a header that describes its records.
         """
-        if len(self) == self.header.record_count:
+        if len(self) == self._header.record_count:
             body = self._data[self._body_at : self._body_at + self._layout.end]
-            return Batch, (self.partition, self.header, body, 0, self._source)
+            return Batch, (self.partition, self._header, body, 0, self._source)
         header, body = self._as_stored()
         return Batch, (self.partition, header, body, 0, self._source)
 
@@ -97,12 +98,12 @@ class Batch(Shown):
             "base_offset": offsets.start, "record_count": len(self), "length": self.next_offset - offsets.start,
         }  # fmt: skip
         if not len(self):
-            return self.header._replace(**facts | dict.fromkeys(_OF_A_BODY, 0)), bytes(8)
+            return self._header._replace(**facts | dict.fromkeys(_OF_A_BODY, 0)), bytes(8)
         keys = None if at.keys is None else self.keys
         headers = None if at.headers is None else self.headers
         body = encode_body(Columns(self.values, keys, self.timestamps, headers), codec=0)
         facts |= {name: getattr(body, name) for name in _OF_A_BODY}
-        return self.header._replace(**facts), b"".join(body.parts)
+        return self._header._replace(**facts), b"".join(body.parts)
 
     def _facts(self) -> Iterator[tuple[str, object]]:
         yield "of partition", self.partition
@@ -115,8 +116,8 @@ class Batch(Shown):
         """The part of the batch with offsets in [start_offset, end_offset), over the same memory."""
         if type(start_offset) is not int or type(end_offset) is not int:
             raise TypeError(f"offsets are whole numbers, not {start_offset!r} and {end_offset!r}")
-        base = self.header.base_offset
-        part = Batch(self.partition, self.header, self._data, self._body_at, self._source)
+        base = self._header.base_offset
+        part = Batch(self.partition, self._header, self._data, self._body_at, self._source)
         part._first = min(max(start_offset - base, self._first), self._stop)
         part._stop = max(min(end_offset - base, self._stop), part._first)
         take = slice(part._first - self._first, part._stop - self._first)
@@ -133,19 +134,19 @@ class Batch(Shown):
     @property
     def offsets(self) -> range:
         """The records' offsets."""
-        base = self.header.base_offset
+        base = self._header.base_offset
         return range(base + self._first, base + self._stop)
 
     @property
     def next_offset(self) -> int:
         """The offset where a reader continues after this batch."""
-        whole = self._stop == self.header.record_count
-        return self.header.next_offset if whole else self.header.base_offset + self._stop
+        whole = self._stop == self._header.record_count
+        return self._header.next_offset if whole else self._header.base_offset + self._stop
 
     @property
     def append_time(self) -> int:
         """When the batch was written, by the log's own clock: microseconds UTC, never falling."""
-        return self.header.append_time
+        return self._header.append_time
 
     @property
     def values(self) -> list[bytes | None]:
@@ -168,9 +169,9 @@ class Batch(Shown):
         if self._timestamps is None:
             at = self._layout.timestamps
             if at is None:
-                self._timestamps = [self.header.base_timestamp] * len(self)
+                self._timestamps = [self._header.base_timestamp] * len(self)
             else:
-                stored = decode_timestamps(self._data, self._body_at, at, self.header.record_count)
+                stored = decode_timestamps(self._data, self._body_at, at, self._header.record_count)
                 self._timestamps = stored[self._first : self._stop]
         return self._timestamps
 
@@ -201,10 +202,10 @@ class Batch(Shown):
         from .format.arrow import record_batch
 
         try:
-            whole = record_batch(self.partition, self.header, self._layout, self._data, self._body_at, columns=columns)
+            whole = record_batch(self.partition, self._header, self._layout, self._data, self._body_at, columns=columns)
         except BadColumns as error:
             raise self._corrupt(error) from error
-        return whole if len(self) == self.header.record_count else whole.slice(self._first, len(self))
+        return whole if len(self) == self._header.record_count else whole.slice(self._first, len(self))
 
     def _decoded(self, decode: Callable[[bytes, int, Where], list[Item]], at: Where) -> list[Item]:
         """The part of a stored column that this batch shows."""
@@ -212,9 +213,13 @@ class Batch(Shown):
             column = decode(self._data, self._body_at, at)
         except BadColumns as error:
             raise self._corrupt(error) from error
-        return column if len(self) == self.header.record_count else column[self._first : self._stop]
+        return column if len(self) == self._header.record_count else column[self._first : self._stop]
 
     def _corrupt(self, error: BadColumns) -> CorruptLogError:
         path, position = self._source
-        in_body = 0 if self.header.codec else error.at  # in a compressed body the error names its first byte
+        in_body = 0 if self._header.codec else error.at  # in a compressed body the error names its first byte
         return CorruptLogError(path, position + HEADER_BYTES + in_body, error.found, error.expected)
+
+
+# The header of the stored batch that a batch shows, or shows a part of.
+stored_header: Callable[[Batch], Header] = attrgetter("_header")

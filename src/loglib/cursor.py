@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from .batch import Batch
+from .batch import Batch, stored_header
 from .errors import CorruptLogError, InvalidOffsetError, LogError, LogMovedError, OffsetOutOfRangeError
 from .format.watermark import Mark
 from .log import Log
@@ -127,11 +127,11 @@ class Cursor(Unique):
             batches = segment.batches(self.position, stop, block_bytes=self._block_bytes)
             if batches:
                 self._check_chain(batches, segment, limit)
-                used = batches[-1].header.next_offset - self.position
+                used = stored_header(batches[-1]).next_offset - self.position
                 self.position += used
                 # Batches have similar sizes: about as many fit the next block, and no batch is read in part.
                 self._block_bytes = used + used // 16 if used > BLOCK_BYTES // 2 else BLOCK_BYTES
-                if self._skip_before > batches[0].header.base_offset:
+                if self._skip_before > stored_header(batches[0]).base_offset:
                     batches[0] = batches[0].between(self._skip_before, self.position)
                 return batches
             self.log.check_not_dropped(self.position)  # if so, the index no longer has this segment's end
@@ -176,9 +176,9 @@ class Cursor(Unique):
         """
         last_read = self._last_read
         before = last_read[1] if last_read is not None and last_read[0] == self.position else None
-        ends = [before, *(each.header.header_crc for each in batches)]
+        ends = [before, *(stored_header(each).header_crc for each in batches)]
         links = [
-            *(each.header.previous_crc for each in batches),
+            *(stored_header(each).previous_crc for each in batches),
             self._link_at(batches[-1].next_offset, segment, limit),
         ]
         wrong = [
@@ -187,16 +187,16 @@ class Cursor(Unique):
             if None not in (end, link) and end != link
         ]
         if not wrong:
-            self._last_read = batches[-1].next_offset, batches[-1].header.header_crc
+            self._last_read = batches[-1].next_offset, stored_header(batches[-1]).header_crc
             return
         index = wrong[0]
         strange = index if index + 1 in wrong else index - 1  # -1: it was returned before the next batch was flushed
         if strange > 0:
             del batches[strange:]
-            self._last_read = batches[-1].next_offset, batches[-1].header.header_crc
+            self._last_read = batches[-1].next_offset, stored_header(batches[-1]).header_crc
             return
         found = f"a batch that follows one with CRC {links[index]:08x}"
-        position = segment.file_position(batches[0].header.base_offset)
+        position = segment.file_position(stored_header(batches[0]).base_offset)
         error = CorruptLogError(segment.path, position, found, f"{ends[index]:08x}, the CRC of the batch before")
         if strange == 0 or self._on_damage is None:
             raise error

@@ -26,8 +26,10 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "BrokenStreamError",
+    "CommitPendingError",
     "ConfigConflictError",
     "CorruptLogError",
+    "FencedError",
     "ForkedHandleError",
     "GroupBusyError",
     "GroupElsewhereError",
@@ -44,6 +46,7 @@ __all__ = [
     "OffsetRange",
     "ReadOnlyError",
     "RecordTooLargeError",
+    "SourceMismatchError",
     "StaleGenerationError",
     "StorageFullError",
     "StorageIOError",
@@ -326,6 +329,52 @@ class LogReplacedError(LogError):
         super().__init__(
             f"group {group}: {partition} is not the log in which offset {offset} was committed: {differs}; "
             "choose a place with reset_group(), or join with on_out_of_range='start'"
+        )
+
+
+class FencedError(LogError):
+    """Another process has taken over the app of this transaction. Stop: nothing was committed by this call.
+
+    Attributes: `app`; `owner`, the one that is refused; `current`, the owner of the app.
+    """
+
+    def __init__(self, app: str, owner: str, current: str) -> None:
+        self.app = app
+        self.owner = owner
+        self.current = current
+        super().__init__(
+            f"app {app}: {owner} is not its owner, {current} is; stop, or take the app over if {current} has ended"
+        )
+
+
+class SourceMismatchError(LogError):
+    """The app has committed the versions of another source, such as another query. Choose another app name.
+
+    Attributes: `app`; the source `given` here and the one `found` in the store.
+    """
+
+    def __init__(self, app: str, given: str, found: str) -> None:
+        self.app = app
+        self.given = given
+        self.found = found
+        super().__init__(
+            f"app {app}: its versions count what comes from source {found}, not from {given}: this is another query, "
+            "or its checkpoint was made again; choose another app name"
+        )
+
+
+class CommitPendingError(LogError):
+    """The transaction is committed, but not yet visible everywhere. Do not repeat it; it becomes visible by itself.
+
+    Attributes: `number` of the transaction, and `waiting_for` in words.
+    """
+
+    def __init__(self, number: int, waiting_for: str) -> None:
+        self.number = number
+        self.waiting_for = waiting_for
+        super().__init__(
+            f"transaction {number} is committed and must not be repeated; it is not yet visible everywhere: "
+            f"it waits for {waiting_for}"
         )
 
 

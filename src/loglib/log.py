@@ -18,8 +18,10 @@ Threads: safe for all.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Protocol
 
@@ -41,15 +43,17 @@ from .segment import (
 )
 from .system.files import Files
 from .system.heap import keep_blocks
+from .transactions.home import is_done_here
 from .unique import Unique
 
-__all__ = ["LOOK_S", "LiveWriter", "Log", "Wakeable"]
+__all__ = ["LOOK_S", "LiveWriter", "Log", "Wakeable", "marks_at_once"]
 
 logger = logging.getLogger("loglib")
 
 LOOK_S = 1.0  # how often to look whether the files are still those that the path names
 _GONE = "was moved or removed, or holds another log now"
 _NOTHING_FOUND = ((-1, 0, 0), 0)
+_LONG_HOLD_S = 10.0  # a transaction is done within milliseconds, or 2 s if its writers are slow
 _SWAP_S = 0.2  # the files may be missing for this long while they are replaced
 
 
@@ -72,6 +76,30 @@ class LiveWriter(Protocol):
         """Whether the writer's files are no longer where readers look."""
 
 
+def marks_at_once(logs: Collection[Log]) -> dict[int, Mark]:
+    """The marks of a topic's logs, by partition, so that each transaction is in all of them or in none.
+
+    A mark that shows a transaction, and one that was read before the transaction came, do not fit: then the
+    second look finds a change.
+    """
+    while True:
+        marks = {log.partition: log.published() for log in logs}
+        if not any(mark.applied_txn or mark.held_txn for mark in marks.values()):
+            return marks
+        done = {mark.held_txn: False for mark in marks.values()}
+        for log in logs:
+            held = marks[log.partition].held_txn
+            done[held] = done[held] or not held or log.is_done(held)
+        again = {log.partition: log.published() for log in logs}
+        if all(_step(again[number]) == _step(mark) for number, mark in marks.items()):
+            return {number: mark if done[mark.held_txn] else mark.committed() for number, mark in marks.items()}
+
+
+def _step(mark: Mark) -> tuple[int, int]:
+    """How far the transactions have come in a log."""
+    return mark.applied_txn, mark.held_txn
+
+
 class Log(Unique):
     """The readable range of one partition directory."""
 
@@ -91,6 +119,8 @@ class Log(Unique):
         # The last result of `batch_base`, and its mark: one attribute, because threads may share the log.
         self._found = _NOTHING_FOUND
         self._headers: dict[int, SegmentHeader] = {}  # of the segments that `segments` listed last
+        self._done_txn = 0  # the last transaction that is known to be done
+        self._held_since = (0, 0.0)  # a transaction that is not done, and when it was first seen
         self.index = SegmentIndex(list_segments(files, directory))
         keep_blocks()
 
@@ -106,7 +136,34 @@ class Log(Unique):
     # --- range ---------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """The log's ends now. Without a whole watermark: the ends that the last segment proves."""
+        """The ends of what readers may see now. Without a whole watermark: the ends that the last segment proves."""
+        mark = self.published()
+        if not mark.held_txn or self.is_done(mark.held_txn):
+            return mark
+        self._note_hold(mark)
+        return mark.committed()
+
+    def _note_hold(self, mark: Mark) -> None:
+        """Warn once if a transaction is held for long: its process has died, or its store is out of reach."""
+        held, since = self._held_since
+        now = time.monotonic()
+        if held != mark.held_txn:
+            self._held_since = mark.held_txn, now
+        elif now - since > _LONG_HOLD_S:
+            self._held_since = mark.held_txn, math.inf
+            logger.warning(
+                "%s: records from offset %d on wait for transaction %d, which is not done; loglib.recover_transactions "
+                "finishes it if its process has died", self.directory, mark.held_from, mark.held_txn,
+            )  # fmt: skip
+
+    def is_done(self, txn: int) -> bool:
+        """Whether a transaction is done. It stays done."""
+        if txn > self._done_txn and is_done_here(self.files, os.path.dirname(self.directory), txn):
+            self._done_txn = txn
+        return txn <= self._done_txn
+
+    def published(self) -> Mark:
+        """The ends that the writer has published: with a transaction that is not done."""
         if time.monotonic() >= self._look_at:
             self.look()
         if self.writer is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from .access import Access
 from .append.producers import parse_producer, producer_id
 from .append.router import append_loads, weigh
-from .arguments import HeadersLike, gather_columns, record_columns
+from .arguments import HeadersLike, check_count, gather_columns, record_columns
 from .batch import Batch
 from .display import Shown, sized
 from .errors import OffsetOutOfRangeError, tell_not_appended
@@ -25,9 +25,10 @@ from .records import OffsetRange, Position, to_datetime
 from .recovery import Recovery
 from .retention import Decision
 from .segment import SegmentInfo
+from .starts import before_end
 from .transfer import read_frame, send
 from .unique import Unique
-from .verify import VerifyReport, verify_log
+from .verify import Progress, VerifyReport, size_of, verify_log
 
 __all__ = ["Partition"]
 
@@ -66,6 +67,17 @@ class Partition(Shown, Unique):
     def log_end_offset(self) -> int:
         """The offset that the next record will get; without a writer here, the high watermark."""
         return self.high_watermark if (writer := self._access.open_writer) is None else writer.next_offset
+
+    def offset_before_end(self, records: int) -> int:
+        """The offset of the first of the last `records` records: the log start if there are fewer.
+
+        With 0 it is the high watermark. It reads the headers of the batches that have these records. If damage is in
+        the way, it returns the offset behind the damage.
+        """
+        if records:
+            check_count("records", records)
+        self._access.handles.check_open()
+        return before_end(self._access.log, records)
 
     @property
     def segments(self) -> list[SegmentInfo]:
@@ -187,9 +199,16 @@ class Partition(Shown, Unique):
             raise TypeError(f"an offset and a number of bytes must be whole numbers, not {start!r} and {max_bytes!r}")
         return send(self._access.log, to, start, max_bytes=max_bytes)
 
-    def verify(self) -> VerifyReport:
-        """Read and check everything below the high watermark, and report all damage in `VerifyReport.damage`."""
-        return verify_log(self._access.log)
+    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+        """Read and check everything below the high watermark, and report all damage in `VerifyReport.damage`.
+
+        `progress` is called after each block of batches with two numbers of bytes: those that are checked, and all.
+        """
+        log = self._access.log
+        if progress is None:
+            return verify_log(log)
+        size = size_of(log)
+        return verify_log(log, lambda done: progress(done, size))
 
     # --- housekeeping ----------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from .batch import Batch
 from .cursor import Cursor
 from .display import Shown, sized
 from .errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
-from .log import LOOK_S, Log
+from .log import LOOK_S, Log, marks_at_once
 from .records import Damage, Record
 from .starts import resolve
 from .system.wait import Waiter
@@ -94,7 +94,10 @@ class Reader(Shown, Unique):
         self._ends = dict.fromkeys(self._logs, _FOR_EVER)
         if not follow:
             ends = self._starts("end" if end is None else end, others="end")
-            self._ends = {each: resolve(self._logs[each], ends[each], past_damage=self._skip) for each in ends}
+            marks = marks_at_once(logs)  # a transaction is in all partitions before the end, or in none
+            self._ends = {
+                each: resolve(self._logs[each], ends[each], mark=marks[each], past_damage=self._skip) for each in ends
+            }
         starts = self._starts(start, others="begin")
         self._cursors = {partition: self._cursor(partition, each) for partition, each in starts.items()}
         self._turns = deque(self._cursors)

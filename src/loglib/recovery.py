@@ -26,8 +26,9 @@ from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
 
+from .batch import stored_header
 from .errors import CorruptLogError, LogMovedError
-from .format.batch import PRODUCERS, Header, Producer
+from .format.batch import PRODUCERS, SECTION, Header, Producer
 from .format.jumps import Jumps
 from .format.watermark import MOST_BYTES, Mark, encode_new, newest
 from .format.watermark import NAME as WATERMARK
@@ -61,6 +62,34 @@ _LAST_EPOCH = (1 << 32) - 1
 _PAGE_BYTES = 1 << 16  # the largest page size of any system
 
 
+class Sections(NamedTuple):
+    """Which transactions' records the log has; the fields are those of the watermark (watermark.py)."""
+
+    applied_txn: int
+    held_txn: int
+    held_from: int
+    held_tail: int
+
+    def after(self, header: Header) -> Sections:
+        """The same after one more batch. A batch of a new transaction begins its section.
+
+        A transaction begins in a log only after the one before it is done.
+        """
+        number = header.producer_sequence
+        if not header.flags & SECTION or number <= max(self.applied_txn, self.held_txn):
+            return self
+        return Sections(max(self.applied_txn, self.held_txn), number, header.base_offset, header.previous_offset)
+
+
+    def progress(self) -> tuple[int, int]:
+        """Grows with each step of each transaction. The older of two states counts less."""
+        return max(self.applied_txn, self.held_txn), self.applied_txn
+
+
+NO_SECTIONS = Sections(0, 0, 0, 0)
+_UNKNOWN = -1  # as `held_tail`: to be looked up
+
+
 class Tail(NamedTuple):
     """Where the next batch is written, and the facts about the log before it for its header."""
 
@@ -74,6 +103,7 @@ class Tail(NamedTuple):
     jumps: Jumps | None = None  # of the last batch
     producers_in_segment: bool = False  # whether a batch before this in the segment names a producer
     records: int = 0  # appended by this writer so far
+    sections: Sections = NO_SECTIONS  # found by recovery
     produced: tuple[tuple[Producer, range], ...] = ()  # producers and offsets of the last batches, if not yet noted
 
 
@@ -178,6 +208,16 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
         durable_end, tail = measure(reader, mark)
         valid_end = tail.end
         torn_bytes = reader.end_of_file() - valid_end
+        sections = tail.sections
+        if sections.held_txn and sections.held_from < first:  # retention drops it only when it is done
+            sections = Sections(max(sections[:2]), 0, 0, 0)
+        if sections.held_txn and sections.held_from > valid_end:  # a power cut took what came before its section
+            sections = sections._replace(held_from=valid_end, held_tail=tail.last_batch)
+        if sections.held_tail == _UNKNOWN:
+            held_tail = 0
+            if sections.held_txn:
+                held_tail = _batch_before(directory, identity, segments, sections.held_from, tail)
+            sections = sections._replace(held_tail=held_tail)
     if max(tail.writer_epoch, mark.writer_epoch if mark else 0) == _LAST_EPOCH:
         path = directory.path_of(WATERMARK)
         raise CorruptLogError(path, 40, f"writer epoch {_LAST_EPOCH}", "one that the next writer's may follow")
@@ -204,8 +244,8 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
         # With durability "os" readers may have seen more than the disk has kept.
         if mark.flushed_end > valid_end:
             mark = mark._replace(flushed_end=valid_end, flushed_tail=tail.last_batch)
-        return Recovered(headers, tail, mark, report, producers)
-    mark = Mark.at_rest(1, first, valid_end, tail.last_batch)
+        return Recovered(headers, tail, mark._replace(**sections._asdict()), report, producers)
+    mark = Mark.at_rest(1, first, valid_end, tail.last_batch)._replace(**sections._asdict())
     _rebuild_watermark(directory, identity, permissions, mark)
     return Recovered(headers, tail, mark, report, producers)
 
@@ -223,9 +263,10 @@ def tail_at(reader: SegmentReader, end: int, last_batch: int) -> Tail:
 def _tail_before(reader: SegmentReader) -> Tail:
     """The tail of a log whose last segment has no batch."""
     header = reader.header
+    sections = Sections(header.applied_txn, header.held_txn, header.held_from, _UNKNOWN)
     return Tail(
         header.base_offset, header.previous_batch, header.previous_crc, header.last_append_time,
-        header.running_max_timestamp, NO_TIMESTAMP, header.writer_epoch,
+        header.running_max_timestamp, NO_TIMESTAMP, header.writer_epoch, sections=sections,
     )  # fmt: skip
 
 
@@ -235,6 +276,15 @@ def _tail_after(last: Header, reader: SegmentReader) -> Tail:
         last.next_offset, last.base_offset, last.header_crc, last.append_time, running_max, last.running_max_timestamp,
         last.writer_epoch, producers_in_segment=bool(last.flags & PRODUCERS),
     )  # fmt: skip
+
+
+def _batch_before(directory: Directory, identity: Identity, segments: dict[int, int], offset: int, tail: Tail) -> int:
+    """Base offset of the batch that ends at the offset; the offset itself if there is none."""
+    if offset >= tail.end:
+        return tail.last_batch
+    base = max(each for each in segments if each <= offset)
+    with SegmentReader(directory.files, directory.path_of(segment_name(base)), identity, within=directory) as reader:
+        return reader.header.previous_batch if offset == base else reader.header_at(offset).previous_offset
 
 
 def _check_place(directory: Directory) -> None:
@@ -260,6 +310,9 @@ def measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
         position = reader.file_position(end_of_file)
         raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {durable_end}")
     start = _tail_before(reader) if mark is None else tail_at(reader, durable_end, last_batch)
+    if mark is not None:
+        known = Sections(mark.applied_txn, mark.held_txn, mark.held_from, mark.held_tail)
+        start = start._replace(sections=max(known, start.sections, key=Sections.progress))
     tail, fault = valid_prefix(reader, start, end_of_file)
     if fault is not None:
         # A later batch may prove that the bad bytes were durable. Then they are corruption, and not a torn tail.
@@ -278,12 +331,12 @@ def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, Cor
     while tail.end < end:
         try:
             for batch in reader.batches(tail.end, end, block_bytes=_BLOCK_BYTES):
-                header = batch.header
+                header = stored_header(batch)
                 if (header.previous_crc, header.previous_offset) != (tail.previous_crc, tail.last_batch):
                     position = reader.file_position(header.base_offset) + 60
                     found = f"a batch that follows one with CRC {header.previous_crc:08x}"
                     return tail, CorruptLogError(reader.path, position, found, f"{tail.previous_crc:08x}")
-                tail = _tail_after(header, reader)
+                tail = _tail_after(header, reader)._replace(sections=tail.sections.after(header))
         except CorruptLogError as error:
             return tail, error
     return tail, None

@@ -21,9 +21,9 @@ facts about it are in the header of the next segment.
       76    4  producer_count        0 to 123
       80    8  last_append_time      of the newest batch before this segment, microseconds UTC
       88    8  running_max_timestamp largest event time in the log before this segment
-      96    8  applied_txn           0; for transactions, as are the next two
-     104    8  held_txn              0
-     112    8  held_from             0
+      96    8  applied_txn           these three as in the watermark (watermark.py), when the segment was made
+     104    8  held_txn
+     112    8  held_from
      120    4  writer_nonce          of the writer that made the segment
      124    4  previous_batch_bytes  length of the last batch before this segment; 0 if there is none
      128    8  created_boottime      CLOCK_BOOTTIME at `created`, microseconds; 0 if unknown
@@ -252,6 +252,25 @@ def create_segment(directory: Directory, header: SegmentHeader, permissions: int
         files.close(fd)
         raise
     return fd
+
+
+def attach_segment(directory: Directory, header: SegmentHeader, path: str, fd: int) -> None:
+    """Make the file at `path`, which is open as `fd`, a segment: it has batches, and before them room for the header.
+
+    It and its new name are synced; it keeps the old name, too. A crash at any point leaves a `.tmp` file, which is
+    garbage, or a whole segment.
+    """
+    files, name = directory.files, segment_name(header.base_offset)
+    temporary = name + ".tmp"
+    files.write_all(fd, [header.encode()], 0)
+    files.datasync(fd)
+    if directory.exists(temporary):
+        directory.unlink(temporary)
+    files.link(path, temporary, dst_dir_fd=directory.fd)
+    directory.rename(temporary, name)
+    if directory.exists(temporary):  # the segment had its name already, and then a rename does nothing
+        directory.unlink(temporary)
+    directory.sync()
 
 
 def write_producers(

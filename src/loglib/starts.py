@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from .arguments import Time
+from .batch import stored_header
 from .cursor import Cursor
 from .errors import CorruptLogError, OffsetOutOfRangeError
 from .format.watermark import Mark
@@ -19,7 +20,7 @@ from .log import Log
 from .records import Damage
 from .search import first_reaching
 
-__all__ = ["resolve"]
+__all__ = ["before_end", "resolve"]
 
 
 def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past_damage: bool = False) -> int:
@@ -37,6 +38,37 @@ def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past
     assert isinstance(start, int)
     log.batch_base(start, mark, past_damage=past_damage)
     return start
+
+
+def before_end(log: Log, count: int) -> int:
+    """The offset of the first of the last `count` records; the log start if there are fewer, the end for none.
+
+    Reads the headers of the batches that have them. If damage is in the way, it is the offset behind the damage.
+    """
+    while True:
+        mark = log.mark()
+        try:
+            return _before_end(log, count, mark)
+        except OffsetOutOfRangeError:  # retention has meanwhile dropped the segment
+            continue
+
+
+def _before_end(log: Log, count: int, mark: Mark) -> int:
+    found = mark.flushed_end
+    while count > 0 and found > mark.log_start_offset:
+        try:
+            with log.open_segment(found - 1) as segment:
+                place, _ = log.end_of(segment, mark)
+                while place is not None and count > 0:
+                    header = segment.header_at(place)
+                    if header.record_count >= count:
+                        return header.offsets[-count]
+                    count -= header.record_count
+                    found = place
+                    place = header.previous_offset if place > segment.base_offset else None
+        except CorruptLogError:
+            break
+    return found
 
 
 def _of_time(log: Log, timestamp: int, mark: Mark, *, past_damage: bool) -> int:
@@ -95,13 +127,13 @@ def _next_at_or_after(timestamp: int, cursor: Cursor, mark: Mark, doubtful: list
     try:
         while batches := cursor.read(mark.flushed_end):
             for batch in batches:
-                if doubtful and batch.header.running_max_timestamp < timestamp:
-                    base = log.index.find(batch.header.base_offset)
+                if doubtful and stored_header(batch).running_max_timestamp < timestamp:
+                    base = log.index.find(stored_header(batch).base_offset)
                     if base is None or base != segment:
-                        segment, early = base, _begins_before(log, timestamp, batch.header.base_offset)
+                        segment, early = base, _begins_before(log, timestamp, stored_header(batch).base_offset)
                     if early:
                         doubtful.clear()  # the damaged records were earlier
-                if batch.header.max_timestamp >= timestamp:
+                if stored_header(batch).max_timestamp >= timestamp:
                     stamped = zip(batch.offsets, batch.timestamps, strict=True)
                     late = next((offset for offset, each in stamped if each >= timestamp), None)
                     if late is not None:  # None: a forged header states a later time than its records have

@@ -8,11 +8,11 @@ they were written.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from . import description
-from .batch import Batch
+from .batch import Batch, stored_header
 from .cursor import Cursor
 from .errors import CorruptLogError, OffsetOutOfRangeError
 from .format.batch import Header
@@ -24,7 +24,9 @@ from .recovery import check_link, list_segments
 from .segment import HEADER_BYTES, NO_TIMESTAMP, SegmentHeader, read_producers, read_segment_header, segment_name
 from .system.files import Files
 
-__all__ = ["VerifyReport", "verify_description", "verify_log"]
+__all__ = ["Progress", "VerifyReport", "size_of", "verify_description", "verify_log"]
+
+Progress = Callable[[int, int], object]  # is called with the bytes that are done, and those of all
 
 
 class VerifyReport(NamedTuple):
@@ -43,12 +45,24 @@ class VerifyReport(NamedTuple):
         return cls(sum(segments), sum(batches), sum(records), sum(size), sum(damage, ()))
 
 
-def verify_log(log: Log) -> VerifyReport:
-    """Verify everything below the flushed end, and report all damage."""
+def verify_log(log: Log, progress: Callable[[int], object] | None = None) -> VerifyReport:
+    """Verify everything below the flushed end, and report all damage.
+
+    `progress` is called now and then with the number of bytes that are verified.
+    """
     try:
-        return _Verification(log).report()
+        return _Verification(log, progress).report()
     except CorruptLogError as error:  # so damaged that nothing else can be checked
         return VerifyReport(0, 0, 0, 0, (Damage.of(error, log.partition),))
+
+
+def size_of(log: Log) -> int:
+    """Bytes of batches that `verify_log` has to check; 0 if damage hides it."""
+    try:
+        mark = log.mark()
+    except CorruptLogError:
+        return 0
+    return mark.flushed_end - mark.log_start_offset
 
 
 def verify_description(files: Files, path: str, log_id: bytes) -> VerifyReport:
@@ -80,8 +94,9 @@ class _Links(NamedTuple):
 class _Verification:
     """One verification of one log."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, progress: Callable[[int], object] | None) -> None:
         self._log = log
+        self._progress = progress
         self._damage: list[Damage] = []
 
     def report(self) -> VerifyReport:
@@ -118,7 +133,7 @@ class _Verification:
             before = self._check_links(batch, before, headers)
             batches += 1
             records += len(batch)
-            size += batch.header.length
+            size += stored_header(batch).length
         if mark.flushed_end in headers:
             self._check_follows(headers[mark.flushed_end], before)
         if before is not None and before.end == mark.flushed_end and before.last_batch != mark.flushed_tail:
@@ -176,15 +191,17 @@ class _Verification:
                     try:
                         batch.decode()
                     except CorruptLogError as error:
-                        self._tell(error, range(batch.header.base_offset, batch.header.next_offset))
+                        self._tell(error, range(stored_header(batch).base_offset, stored_header(batch).next_offset))
                     else:
                         yield batch
+                if self._progress is not None:
+                    self._progress(cursor.position - mark.log_start_offset)
         finally:
             cursor.close()
 
     def _check_links(self, batch: Batch, before: _Links | None, headers: dict[int, SegmentHeader]) -> _Links:
         """Check what a batch states about itself and earlier batches. The cursor has checked the chain of CRCs."""
-        header = batch.header
+        header = stored_header(batch)
         base, largest = header.base_offset, max(batch.timestamps)
         if base in headers:
             before = self._check_follows(headers[base], before)

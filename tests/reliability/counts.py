@@ -41,6 +41,7 @@ GOALS = {
     "G15": "moved directories",
     "G16": "clocks that lie",
     "G17": "hostile payloads",
+    "G18": "transactions",
 }
 
 

@@ -268,7 +268,7 @@ def batch_columns(random: Draw) -> Outcome:
 
 
 def check_columns(batch: Batch, body: bytes) -> None:
-    header, at = batch.header, layout(batch.header)
+    header, at = batch._header, layout(batch._header)
     count = header.record_count
     assert batch.values == plainly(body, at.values)
     if at.keys is not None:

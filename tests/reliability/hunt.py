@@ -2,8 +2,8 @@
 
     python hunt.py [TESTS ...]      with the package to be judged on PYTHONPATH
 
-The order: the crash states of single calls, the ordinary tests that are named, the crash states of longer
-workloads, and last the other ordinary tests of writing and recovery.
+The order: the crash states of single calls, the ordinary tests that are named, the crash states of transactions (if
+their tests are named) and of longer workloads, and last the other ordinary tests of writing and recovery.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ sys.path[:0] = [str(TESTS), str(TESTS / "reliability")]
 ORDINARY = (
     "watermark", "batch", "segment", "search", "recovery", "writer", "lock", "description", "producers", "files",
     "verify", "log", "payloads", "topic", "partition", "fork", "moved", "timeline", "retention", "keeper", "abandoned",
-    "accounts", "transfer", "reader", "columns",
+    "accounts", "transfer", "reader", "columns", "transactions", "transaction_store", "transaction_recovery",
+    "transaction_segments",
 )  # fmt: skip
 
 
@@ -34,8 +35,19 @@ def main(named: list[str]) -> int:
     run_workloads(islice(kinds, len(SHORT)))  # each call alone
     if fail(first):
         return 1
+    if "transaction_recovery" in named:
+        programs(8)
     run_workloads(kinds)
     return int(fail(name for name in ORDINARY if name not in first))
+
+
+def programs(count: int) -> None:
+    """The crash states of some programs with transactions; raises for a fault."""
+    from test_transaction_crashes import Judge, run
+
+    judge = Judge()
+    for seed in range(count):
+        run(seed, judge)
 
 
 def fail(names: Iterable[str]) -> bool:

@@ -79,7 +79,7 @@ class Lab:
         self.end, self.last = self.mark.flushed_end, self.mark.flushed_tail
         self.records = list(self.topic.read())
         self.batches = [
-            Stored(batch.header, body_of(batch), batch.header.base_offset, batch.header.next_offset)
+            Stored(batch._header, body_of(batch), batch._header.base_offset, batch._header.next_offset)
             for batch in self.topic.batches()
         ]
         self.segment = SegmentReader(self.files, SEGMENT, self.log.identity)
@@ -135,7 +135,7 @@ class Lab:
         cursor = Cursor(self.log, start, on_damage=gaps.append)
         found: list[Stored] = []
         while block := cursor.read(limit):
-            found += [Stored(each.header, body_of(each), each.offsets.start, each.next_offset) for each in block]
+            found += [Stored(each._header, body_of(each), each.offsets.start, each.next_offset) for each in block]
         cursor.close()
         return found, gaps
 
@@ -153,7 +153,7 @@ def without_lock(tree: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def body_of(batch: Any) -> bytes:
-    header = batch.header
+    header = batch._header
     if header.codec:
         return bytes(batch._data)
     return bytes(batch._data[batch._body_at : batch._body_at + header.length - BODY_AT])

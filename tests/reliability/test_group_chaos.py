@@ -28,6 +28,7 @@ from processes import fork, together, wait
 
 from loglib import Topic
 from loglib.groups import offsets as offsets_module
+from loglib.groups.beginning import Beginning
 from loglib.groups.group import Group
 from loglib.groups.offsets import Entry, Offsets
 from loglib.groups.owners import Ownership
@@ -82,7 +83,7 @@ def test_group_in_chaos_never_has_two_owners_and_loses_nothing(shape: dict[str, 
     )  # fmt: skip
 
 
-def test_takeover_time(tmp_path: Path) -> None:
+def test_killed_members_partitions_are_taken_over_and_the_time_is_counted(tmp_path: Path) -> None:
     """How long a killed member's partitions are without an owner: reported, not a condition."""
     seed = random.randrange(1 << 32)
     with chaos(tmp_path, seed, partitions=8, members=4) as group:
@@ -245,12 +246,12 @@ def release_before_committing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Group, "_starting", lambda self, partition, commit: 0)
+    monkeypatch.setattr(Beginning, "_offset", lambda self, entry, partition: 0)
 
 
 def skip_what_was_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Group, "_starting", lambda self, partition, commit: self._place.logs[partition].mark().flushed_end
+        Beginning, "_offset", lambda self, entry, partition: self._place.logs[partition].mark().flushed_end
     )
 
 

@@ -28,7 +28,7 @@ STEPS = 80
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_no_lie_costs_data_and_what_is_due_goes(shard: int) -> None:
+def test_no_lying_clock_costs_data_and_segments_that_are_due_are_dropped(shard: int) -> None:
     worlds = passes = dropped = lies = boots = 0
     for number in range(scale(WORLDS) // SHARDS + 1):
         world = live(random.Random(f"{shard} {number}"), steps=STEPS, lies=number % 3 > 0)

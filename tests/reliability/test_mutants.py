@@ -17,7 +17,7 @@ HUNT = Path(__file__).with_name("hunt.py")
 def hunt(package: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     """Judge the package in a separate process; these tests run before others."""
     environment = os.environ | {
-        "PYTHONPATH": str(package), "CI": "true", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"
+        "PYTHONPATH": str(package), "CI": "hunt", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"
     }  # fmt: skip
     return subprocess.run(
         [sys.executable, str(HUNT), *tests], env=environment, capture_output=True, text=True, timeout=280, check=False

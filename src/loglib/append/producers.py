@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ..errors import LogError
-from ..format.batch import Header, Producer
+from ..format.batch import SECTION, Header, Producer
 from ..segment import ProducerState
 
 __all__ = ["Producers", "parse_producer", "producer_id"]
@@ -79,7 +79,7 @@ class Producers:
         if self._since is not None:
             self._known = {state.producer_id: state for state in self._before}
             for header in self._since():
-                if header.producer_id:
+                if header.producer_id and not header.flags & SECTION:
                     producer = Producer(header.producer_id, header.producer_sequence)
                     self._add(producer, header.offsets, header.append_time)
             self._since, self._before = None, ()

@@ -10,6 +10,7 @@ not write any more.
     sync       the active segment: durable
     publish    the watermark: visible to readers
     roll       seals the active segment and begins the next one: all of it durable
+    attach     the same, but a file with batches becomes the next one
     cut_back   removes the bytes of a failed write
 
 Threads: `write`, `roll` and `cut_back` under the writer's lock. `sync` and `drop_before` from the thread
@@ -23,7 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ..config import MAX_OFFSET, TopicConfig, microseconds
 from ..errors import LogMovedError, StorageIOError, WriterFailedError
@@ -38,6 +39,7 @@ from ..segment import (
     Identity,
     SegmentHeader,
     SegmentReader,
+    attach_segment,
     create_segment,
     producers_name,
     segment_name,
@@ -53,8 +55,13 @@ from .producers import Producers
 
 __all__ = ["NewBatch", "TailWriter"]
 
-# A batch to write: the facts for its header, its bytes, and its producer.
-NewBatch = tuple[Body | Header, Sequence[Buffer], Producer]
+class NewBatch(NamedTuple):
+    """A batch to write: the facts for its header, and its bytes."""
+
+    body: Body | Header
+    parts: Sequence[Buffer]
+    producer: Producer = NO_PRODUCER  # for a transaction's batch: the store of the transaction, and its number
+    section: int = 0  # for a transaction's batch: the flags SECTION and SECTION_END
 
 
 class TailWriter(Unique):
@@ -120,6 +127,17 @@ class TailWriter(Unique):
             with SegmentReader(self._files, self.active.path, self._identity, within=self.place) as reader:
                 yield from reader.headers(self.active.base_offset, self.start.end)
 
+    def headers(self, start: int, end: int) -> Iterator[Header]:
+        """The headers of the batches from `start` to `end`, which are places of batches, across segments."""
+        while start < end:
+            base = self._index.find(start)
+            assert base is not None  # retention drops nothing that a transaction holds
+            stop = min(self._index.after(base) or end, end)
+            path = self.place.path_of(segment_name(base))
+            with SegmentReader(self._files, path, self._identity, within=self.place) as reader:
+                yield from reader.headers(start, stop)
+            start = stop
+
     def go_by(self, config: TopicConfig) -> None:
         """Roll by these policies from now on."""
         self._roll_bytes, self._permissions = config.roll_bytes, config.permissions
@@ -145,47 +163,54 @@ class TailWriter(Unique):
         """
         before, ranges = tail, []
         produced: list[tuple[Producer, range]] = []
-        if self._must_roll(tail.end, sum([body.length for body, _, _ in batches]), now):
+        if self._must_roll(tail.end, sum([each.body.length for each in batches]), now):
             self.roll(tail, now)
         active = self.active
-        append_time = max(now.wall_us, tail.append_time)
-        for body, parts, producer in batches:
-            latest = now.wall_us if body.max_timestamp is None else body.max_timestamp
-            running_max = max(tail.running_max_timestamp, latest)
-            first = tail.end == active.base_offset  # first of its segment: facts about the segment before end here
-            segment_max = latest if first else max(tail.segment_max_timestamp, latest)
-            in_segment = producer != NO_PRODUCER or (tail.producers_in_segment and not first)
-            jumps = added(None if first else tail.jumps, tail.end)
-            header, header_crc = stamp(
-                body,
-                base_offset=tail.end,
-                durable_up_to=self._watermark.mark.durable_end,
-                writer_epoch=self._epoch,
-                writer_nonce=self._nonce,
-                previous_crc=tail.previous_crc,
-                previous_bytes=tail.end - tail.last_batch,
-                jump_offset=jumps.jump_offset,
-                append_time=append_time,
-                event_time=now.wall_us,
-                running_max_timestamp=segment_max,
-                producer=producer,
-                producers_in_segment=in_segment,
-                salt=self._identity.salt,
-            )
-            active.write([header, *parts], tail.end)
-            start, end, records = tail.end, tail.end + body.length, tail.records + body.record_count
-            ranges.append(range(start, start + body.record_count))
-            if producer != NO_PRODUCER:
-                produced.append((producer, ranges[-1]))
-            tail = Tail(
-                end, start, header_crc, append_time, running_max, segment_max, self._epoch, jumps, in_segment, records
-            )
+        for batch in batches:
+            header, following = self._stamp(tail, active, batch, now)
+            active.write([header, *batch.parts], tail.end)
+            ranges.append(range(tail.end, tail.end + batch.body.record_count))
+            if batch.producer != NO_PRODUCER and not batch.section:
+                produced.append((batch.producer, ranges[-1]))
+            tail = following
         self.note_producers(before)
         if active.began is None:
             active.began = now.boottime_us
         if produced:
             tail = Tail(*tail[:-1], tuple(produced))
         return tail, ranges
+
+    def _stamp(self, tail: Tail, active: ActiveSegment, batch: NewBatch, now: Moment) -> tuple[bytes, Tail]:
+        """The header of the next batch, and the tail behind it."""
+        body, _, producer, section = batch
+        latest = now.wall_us if body.max_timestamp is None else body.max_timestamp
+        first = tail.end == active.base_offset  # first of its segment: facts about the segment before end here
+        segment_max = latest if first else max(tail.segment_max_timestamp, latest)
+        is_produced = producer != NO_PRODUCER and not section
+        in_segment = is_produced or (tail.producers_in_segment and not first)
+        append_time = max(now.wall_us, tail.append_time)
+        jumps = added(None if first else tail.jumps, tail.end)
+        header, header_crc = stamp(
+            body,
+            base_offset=tail.end,
+            durable_up_to=self._watermark.mark.durable_end,
+            writer_epoch=self._epoch,
+            writer_nonce=self._nonce,
+            previous_crc=tail.previous_crc,
+            previous_bytes=tail.end - tail.last_batch,
+            jump_offset=jumps.jump_offset,
+            append_time=append_time,
+            event_time=now.wall_us,
+            running_max_timestamp=segment_max,
+            producer=producer,
+            producers_in_segment=in_segment,
+            salt=self._identity.salt,
+            section=section,
+        )
+        return header, Tail(
+            tail.end + body.length, tail.end, header_crc, append_time, max(tail.running_max_timestamp, latest),
+            segment_max, self._epoch, jumps, in_segment, tail.records + body.record_count,
+        )  # fmt: skip
 
     def note_producers(self, tail: Tail) -> None:
         """Remember the producers of the last batches. The tail has them, so an interrupt cannot separate the two."""
@@ -222,6 +247,38 @@ class TailWriter(Unique):
     def roll(self, tail: Tail, now: Moment) -> None:
         """Seal the active segment and begin the next. Synced: both files, the watermark, the name."""
         old = self.active
+        header = self._seal(tail, now)
+        fd = create_segment(self.place, header, self._permissions)
+        self._begun(header)
+        self.active = ActiveSegment(self._files, fd, self.place.path_of(segment_name(tail.end)), tail.end)
+        self.retire(old)
+
+    def attach(self, tail: Tail, path: str, batches: Sequence[NewBatch], now: Moment) -> tuple[Tail, ActiveSegment]:
+        """Seal the active segment, and make of a file the next one. Synced, as in `roll`.
+
+        The file has room for a segment's header, and behind it these batches of a section, whose headers are written
+        anew here: they say where the batches are in the log. The active segment must have batches. Both results count
+        when the caller assigns them, at once; until then a write begins a segment of its own in the file's place.
+        """
+        header = self._seal(tail, now)
+        fd = self._files.open_write(path)
+        try:
+            active = ActiveSegment(self._files, fd, self.place.path_of(segment_name(tail.end)), tail.end)
+            active.began = now.boottime_us
+            for batch in batches:
+                stamped, following = self._stamp(tail, active, batch, now)
+                self._files.write_all(fd, [stamped], active.file_position(tail.end))
+                tail = following
+            attach_segment(self.place, header, path, fd)
+            self._begun(header)
+        except BaseException:
+            self._files.close(fd)
+            raise
+        return tail, active
+
+    def _seal(self, tail: Tail, now: Moment) -> SegmentHeader:
+        """Make the active segment and the watermark durable; returns the header for the next segment."""
+        old = self.active
         old.cut_back(tail.end)  # an interrupted write may have left bytes
         self.sync(old, tail.end)
         self.publish(flushed=tail, durable=tail)
@@ -236,21 +293,27 @@ class TailWriter(Unique):
         table, more_producers, more_producers_crc = write_producers(self.place, tail.end, producers, self._permissions)
         if more_producers:
             self._with_file.add(tail.end)
+        mark = self.mark
         header = SegmentHeader(
             self._identity.log_id, self._identity.partition, self._epoch, tail.end, max(now.wall_us, 0),
             old.base_offset, tail.end - old.base_offset, tail.previous_crc,
             tail.append_time, tail.running_max_timestamp,
+            applied_txn=mark.applied_txn, held_txn=mark.held_txn, held_from=mark.held_from,
             writer_nonce=self._nonce, previous_batch_bytes=tail.end - tail.last_batch,
             created_boottime=now.boottime_us, boot_id=now.boot_id,
             more_producers=more_producers, more_producers_crc=more_producers_crc, producers=table,
         )  # fmt: skip
         self._begun_segment = tail.end
-        fd = create_segment(self.place, header, self._permissions)
-        self._index.add(tail.end)
+        return header
+
+    def _begun(self, header: SegmentHeader) -> None:
+        self._index.add(header.base_offset)
         self.stamps.append(Stamp.of(header))
-        self.active = ActiveSegment(self._files, fd, self.place.path_of(segment_name(tail.end)), tail.end)
-        self._retired.append(old.fd)
         self.rolled = True
+
+    def retire(self, segment: ActiveSegment) -> None:
+        """Close the file of a sealed segment later: a flush may still be syncing it."""
+        self._retired.append(segment.fd)
 
     def close_retired(self) -> None:
         """Close the files of sealed segments. No sync may be running."""
@@ -273,8 +336,21 @@ class TailWriter(Unique):
         except OSError as error:
             self._poison(error)
 
-    def publish(self, *, flushed: Tail | None = None, durable: Tail | None = None, log_start: int = 0) -> None:
-        """Let readers see everything before `flushed`. Never moves a published end or start back."""
+    def publish(
+        self,
+        *,
+        flushed: Tail | None = None,
+        durable: Tail | None = None,
+        log_start: int = 0,
+        applied_txn: int = 0,
+        hold: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Let readers see everything before `flushed`. Never moves a published end or start back.
+
+        `applied_txn`: a transaction whose records are all in the log. `hold`: the number of a transaction, the offset
+        below which readers see records until it is done, and the base offset of the batch before that offset; zeros
+        end a hold.
+        """
         with self._mark_lock:
             last = self._watermark.mark
             flushed_end, flushed_tail = last.flushed_end, last.flushed_tail
@@ -283,10 +359,11 @@ class TailWriter(Unique):
             durable_end, durable_tail = last.durable_end, last.durable_tail
             if durable is not None and durable.end >= durable_end:
                 durable_end, durable_tail = durable.end, durable.last_batch
+            held_txn, held_from, held_tail = hold or (last.held_txn, last.held_from, last.held_tail)
             mark = Mark(
                 last.sequence + 1, max(last.log_start_offset, log_start),
                 flushed_end, durable_end, self._epoch, self._nonce, flushed_tail,
-                last.applied_txn, last.held_txn, last.held_from, last.promised_epoch, durable_tail,
+                max(last.applied_txn, applied_txn), held_txn, held_from, last.promised_epoch, durable_tail, held_tail,
             )  # fmt: skip
             try:
                 self._watermark.publish(mark)
@@ -368,7 +445,8 @@ class TailWriter(Unique):
         """
         dropped = [base for base in self._index.bases() if base < base_offset]
         log_start = self._watermark.mark.log_start_offset
-        if not log_start <= base_offset <= self.active.base_offset or not dropped:
+        last = self._watermark.mark.held_from if self._watermark.mark.held_txn else self.active.base_offset
+        if not log_start <= base_offset <= min(last, self.active.base_offset) or not dropped:
             return []  # below the log start: another pass has already dropped it
         self.publish(log_start=base_offset)
         self.sync_watermark()

@@ -41,7 +41,7 @@ from ..errors import (
     WriterFailedError,
     tell_appended,
 )
-from ..format.batch import NO_PRODUCER, Body, Header, Producer, encode_body
+from ..format.batch import NO_PRODUCER, SECTION, Body, Header, Producer, encode_body
 from ..format.codec import codec_id
 from ..format.columns import Columns
 from ..format.watermark import Mark
@@ -65,6 +65,7 @@ __all__ = ["WRITER_DESCRIPTORS", "Timer", "Writer"]
 WRITER_DESCRIPTORS = 3  # open files of a writer: its directory, the segment and the watermark
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP)
 # How many times the flush policy's limit may be unflushed before appending threads flush themselves.
 # This is back-pressure, and it limits what a crash can lose.
 _LAG_ALLOWED = 4
@@ -107,6 +108,7 @@ class Writer(Unique):
         self.timer: Timer | None = None
         self.on_roll: Callable[[], object] | None = None
         self.lock = threading.Lock()
+        self.applying = threading.Lock()  # of a section: before all other locks
         self._turn = Turn()
         self._flushed_records = 0
         self._asked = (0, 0)  # records and end of the log when a flush was last asked for
@@ -235,7 +237,7 @@ class Writer(Unique):
                 self._seal()
                 if self.timer is not None:
                     self.timer.touch()
-                (offsets,) = self._write([(body, body.parts, producer)], self._clock.moment())
+                (offsets,) = self._write([NewBatch(body, body.parts, producer)], self._clock.moment())
                 due = self._ask_if_due()
             self._after_append(offsets[-1], due=due)
         except BaseException as error:
@@ -280,16 +282,112 @@ class Writer(Unique):
         size = 0
         for header, body in batches:
             producer = Producer(header.producer_id, header.producer_sequence)
-            if producer.sequence <= known.get(producer.id, -1) or not self.disk.producers.is_news(producer):
+            if (
+                header.flags & SECTION  # then these fields name a transaction of another log
+                or producer.sequence <= known.get(producer.id, -1)
+                or not self.disk.producers.is_news(producer)
+            ):
                 producer = NO_PRODUCER  # for example the producer of another partition
             else:
                 known[producer.id] = producer.sequence
             if part and size + header.length > self.disk.segment_bytes():
                 yield part
                 part, size = [], 0
-            part.append((header, [body], producer))
+            part.append(NewBatch(header, [body], producer))
             size += header.length
         yield part
+
+    # --- sections of transactions (see section.py) -----------------------------------------------
+
+    def begin_section(self, txn: int) -> None:
+        """Hide from readers all that is appended from now on, until `release` of this transaction."""
+        try:
+            with self.lock:
+                self.check_usable()
+                self._seal()  # the offsets of its records are promised
+                tail = self.batch.tail
+                self.disk.publish(hold=(txn, tail.end, tail.last_batch))
+        except BaseException as error:
+            self._tell(error)
+            raise
+
+    def append_section(self, batches: Sequence[NewBatch]) -> None:
+        """Append batches of a section, all of them or none. They must fit one segment, or be one batch."""
+        try:
+            with self.lock:
+                self.check_usable()
+                self._seal()
+                self._write(batches, self._clock.moment())
+            self._tell_rolled()
+        except BaseException as error:
+            self._tell(error)
+            raise
+
+    def attach_section(self, path: str, batches: Sequence[NewBatch]) -> bool:
+        """Make a file with batches of a section the next segment, instead of copying them; see `TailWriter.attach`.
+
+        False, and nothing has changed, if they must be copied: the active segment has no batch yet, or the file is
+        larger than a segment, or in another file system.
+        """
+        try:
+            with self.lock:
+                self.check_usable()
+                self._seal()
+                tail, sealed = self.batch.tail, self.disk.active
+                if tail.end == sealed.base_offset:  # its name would be the new segment's
+                    return False
+                if sum([each.body.length for each in batches]) > self.disk.segment_bytes():
+                    return False
+                try:
+                    tail, active = self.disk.attach(tail, path, batches, self._clock.moment())
+                except LogMovedError as error:
+                    self.disk.fail(error)
+                except OSError as error:
+                    if error.errno in _NO_LINKS:
+                        return False
+                    self._cut_back(error)
+                # Both at once, in C code, so that no interrupt comes between.
+                any(map(setattr, (self.disk, self), ("active", "batch"), (active, self._open_batch(tail))))
+                self.disk.retire(sealed)
+            self._tell_rolled()
+        except BaseException as error:
+            self._tell(error)
+            raise
+        return True
+
+    def section_headers(self, start: int) -> Iterator[Header]:
+        """The headers of all written batches from `start`, the place of a batch."""
+        with self.lock:
+            self._check_alive()
+            end = self.batch.tail.end
+        return self.disk.headers(start, end)
+
+    def end_section(self, txn: int) -> None:
+        """Make the whole section durable, with any durability, and note that it is complete."""
+        try:
+            self._turn.take(lambda: self._end_section(txn))
+        except LogError as error:
+            self._tell(error)
+            raise
+
+    def _end_section(self, txn: int) -> None:
+        with self.lock:
+            self._check_alive()
+            self._seal()
+            moved = self.disk.find_gone(self.batch.tail.end) or self.disk.find_moved(thorough=True)
+            if moved is not None:
+                self._leave(moved)
+            tail, active = self.batch.tail, self.disk.active
+        self.disk.sync(active, tail.end)
+        self.disk.publish(flushed=tail, durable=tail, applied_txn=txn)
+        self.disk.sync_watermark()  # else a power cut takes the section from readers here, and not elsewhere
+        self._flushed_records = tail.records
+        self.disk.close_retired()
+
+    def release(self, txn: int) -> None:
+        """Show readers the section of a transaction that is done. Does nothing if it is not held."""
+        if self.disk.mark.held_txn == txn and self._closed is None:
+            self.disk.publish(hold=(0, 0, 0))
 
     # --- what is owed ----------------------------------------------------------------------------
     #
@@ -418,7 +516,7 @@ class Writer(Unique):
         if batch.values:
             now = self._clock.moment()
             body = encode_body(batch.columns(now.wall_us), codec=self._codec)
-            self._write([(body, body.parts, NO_PRODUCER)], now)
+            self._write([NewBatch(body, body.parts)], now)
 
     def _write(self, batches: Sequence[NewBatch], now: Moment) -> list[range]:
         """Write batches at the tail, all or none of them; returns their records' offsets."""
@@ -643,7 +741,7 @@ class Writer(Unique):
 
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: close the child's copies of the files. Only the parent writes the buffered records."""
-        self.lock = threading.Lock()
+        self.lock, self.applying = threading.Lock(), threading.Lock()
         self._turn = Turn()
         self.disk.abandon_in_child()
         self.batch.owed = None

@@ -18,8 +18,9 @@ value lies inside its column. This module does no I/O and keeps no state: bytes 
       42   2  flags                  low byte: a reader must know each bit; high byte: may ignore.
                                      1 KEYS, 2 NULL_VALUES, 4 NULL_KEYS, 8 TIMESTAMPS, 16 HEADERS,
                                      256 PRODUCERS: a batch with a producer id is in this segment,
-                                     here or before. Reserved: 32 OFFSETS, 512 SECTION,
-                                     1024 SECTION_END
+                                     here or before. 512 SECTION: the batch is part of a
+                                     transaction, 1024 SECTION_END: its last one in this log.
+                                     Reserved: 32 OFFSETS
       44   4  stored_bytes           of the body as stored; zero padding follows up to length
       48   4  value_bytes            size of the value column's bytes
       52   4  key_bytes              size of the key column's bytes
@@ -29,8 +30,8 @@ value lies inside its column. This module does no I/O and keeps no state: bytes 
       72   8  base_timestamp         event time of the first record, microseconds UTC
       80   8  max_timestamp          largest event time in this batch
       88   8  running_max_timestamp  largest event time in the segment up to and with this batch
-      96   8  producer_id            0 = none
-     104   8  producer_sequence
+      96   8  producer_id            0 = none; with SECTION, the start of the id of the transactions' store
+     104   8  producer_sequence      with SECTION, the number of the transaction
      112   4  previous_bytes         length of the batch before, 0 for the first of a log
      116   4  writer_nonce           drawn at random by each writer that opens the partition
      120   8  jump_offset            base offset of an earlier batch of this segment (jumps.py); its own,
@@ -48,18 +49,21 @@ from fastcrc import crc32
 from ..config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
 from ..system.files import Buffer
 from . import codec as codecs
-from .columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, Columns, Layout, Sizes, aligned, encode
+from .columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, Columns, Encoded, Layout, Sizes, aligned, encode
 from .columns import layout as layout_of_columns
 
 __all__ = [
     "HEADER_BYTES",
     "MAGIC",
     "NO_PRODUCER",
+    "SECTION",
+    "SECTION_END",
     "BadBatch",
     "Body",
     "Header",
     "NewerBatch",
     "Producer",
+    "body_of",
     "check_body",
     "crc32c",
     "encode_body",
@@ -77,7 +81,7 @@ VERSION = 2
 # Flags besides those of the columns.
 OFFSETS = 0x0020  # reserved: records have been left out, and a column says which offsets the others have
 PRODUCERS = 0x0100  # this batch, or one before it in its segment, names a producer
-SECTION, SECTION_END = 0x0200, 0x0400  # reserved: for transactions
+SECTION, SECTION_END = 0x0200, 0x0400  # the batch is part of a transaction; it is the last one in this log
 _KNOWN_FLAGS = KEYS | NULL_VALUES | NULL_KEYS | TIMESTAMPS | HEADERS
 _MUST_KNOW = 0x00FF
 
@@ -196,7 +200,12 @@ def encode_body(columns: Columns, *, codec: int, sizes: Sizes | None = None) -> 
     count = len(columns.values)
     if count > MAX_RECORDS_PER_BATCH:
         raise ValueError(f"a batch holds at most {MAX_RECORDS_PER_BATCH} records, not {count}; append them in parts")
-    parts, flags, value_bytes, key_bytes, header_bytes, base_timestamp, max_timestamp = encode(columns, sizes)
+    return body_of(encode(columns, sizes), count, codec=codec)
+
+
+def body_of(encoded: Encoded, count: int, *, codec: int) -> Body:
+    """The body of `count` records whose columns are encoded already: compressed, padded and with its CRC."""
+    parts, flags, value_bytes, key_bytes, header_bytes, base_timestamp, max_timestamp = encoded
     codec, parts, stored_bytes = _compressed(parts, codec)
     length = aligned(max(HEADER_BYTES + stored_bytes, count))
     if length > HEADER_BYTES + stored_bytes:
@@ -235,13 +244,14 @@ def stamp(
     producer: Producer,
     producers_in_segment: bool,
     salt: int,
+    section: int = 0,
 ) -> tuple[bytes, int]:
     """Bind a body to its place in a log; returns the header's bytes and its CRC.
 
     It also takes a `Header`, to give an existing batch a new place without changing its body. Records without
-    timestamps get the `event_time`.
+    timestamps get the `event_time`. `section`: the flags SECTION and SECTION_END, for a transaction's batch.
     """
-    flags = body.flags & _MUST_KNOW | (PRODUCERS if producers_in_segment else 0)
+    flags = body.flags & _MUST_KNOW | (PRODUCERS if producers_in_segment else 0) | section
     times = (body.base_timestamp, body.max_timestamp) if body.base_timestamp is not None else (event_time, event_time)
     unsealed = _HEADER.pack(
         MAGIC, 0, body.body_crc, body.length, base_offset, durable_up_to, writer_epoch, body.record_count,

@@ -16,13 +16,14 @@ wins. If the file is lost, recovery scans the last segment; no data is lost.
       40   4  writer_epoch      of the writer that published
       44   4  writer_nonce      drawn at random by that writer
       48   8  flushed_tail      base offset of the batch that ends at flushed_end; flushed_end if there is none
-      56   8  applied_txn       0; for transactions
-      64   8  held_txn          0; for transactions
-      72   8  held_from         0; for transactions
+      56   8  applied_txn       number of the last transaction whose records are all in this log; 0 for none
+      64   8  held_txn          number of a transaction that is not known to be done; 0 for none
+      72   8  held_from         readers see offsets below this until that transaction is done
       80   4  promised_epoch    0; for replicas
       84   4  zero
       88   8  durable_tail      base offset of the batch that ends at durable_end; durable_end if there is none
-      96  32  zero
+      96   8  held_tail         base offset of the batch that ends at held_from; held_from if there is none
+     104  24  zero
 
 Every lookup starts from a tail: see search.py.
 
@@ -53,7 +54,7 @@ SECOND_SLOT = 4096  # another sector, and another page: one torn write cannot sp
 FILE_BYTES = SECOND_SLOT + SLOT_BYTES
 MOST_BYTES = 1 << 16  # a larger file is not a watermark
 
-_SLOT = Struct("<3sBIQQQQIIQQQQI4xQ32x")
+_SLOT = Struct("<3sBIQQQQIIQQQQI4xQQ24x")
 assert _SLOT.size == SLOT_BYTES
 
 
@@ -72,11 +73,21 @@ class Mark(NamedTuple):
     held_from: int
     promised_epoch: int
     durable_tail: int
+    held_tail: int = 0
 
     @classmethod
     def at_rest(cls, sequence: int, log_start: int = 0, end: int = 0, tail: int = 0) -> Mark:
         """The mark of a log from `log_start` to `end` that is all durable. Its last batch begins at `tail`."""
         return cls(sequence, log_start, end, end, 0, 0, tail, 0, 0, 0, 0, tail)
+
+    def committed(self) -> Mark:
+        """The mark without the transaction that is held, and without all that follows it."""
+        if not self.held_txn or self.flushed_end <= self.held_from:
+            return self
+        durable_end, durable_tail = min((self.durable_end, self.durable_tail), (self.held_from, self.held_tail))
+        return self._replace(
+            flushed_end=self.held_from, flushed_tail=self.held_tail, durable_end=durable_end, durable_tail=durable_tail
+        )
 
 
 class WatermarkWriter(Unique):
@@ -143,6 +154,10 @@ class WatermarkReader(Unique):
         if raw != last[0]:
             self._last = last = (raw, newest(raw, self._salt, self._path))
         return last[1]
+
+    def sync(self) -> None:
+        """Make durable what was read. Synced."""
+        self._files.datasync(self._fd)
 
     def is_named(self) -> bool:
         """Whether the path still leads to the open file. A restore or a new topic replaces the file."""
@@ -214,6 +229,9 @@ def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mar
     if mark.flushed_tail > mark.flushed_end or mark.durable_tail > mark.durable_end:
         found = f"last batches at {mark.flushed_tail} and {mark.durable_tail}"
         raise CorruptLogError(path, at + 48, found, f"none above {mark.flushed_end} and {mark.durable_end}")
+    if mark.held_txn and not max(mark.log_start_offset, mark.held_tail) <= mark.held_from <= MAX_OFFSET:
+        found = f"transaction {mark.held_txn} held from offset {mark.held_from}, after a batch at {mark.held_tail}"
+        raise CorruptLogError(path, at + 64, found, f"an offset from {mark.log_start_offset} on, after its last batch")
     if mark.sequence > MAX_OFFSET:  # with a flush per nanosecond it would take centuries to reach this limit
         raise CorruptLogError(path, at + 8, f"sequence {mark.sequence}", f"at most {MAX_OFFSET}")
     return mark

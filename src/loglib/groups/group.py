@@ -32,7 +32,7 @@ from datetime import timedelta
 from itertools import repeat
 from typing import Any, Generic, Literal, NoReturn, Self, TypeVar
 
-from ..arguments import Start, check_count, check_timeout, parse_start, partition_number
+from ..arguments import Start, check_count, check_timeout, partition_number
 from ..batch import Batch
 from ..config import microseconds
 from ..display import Shown
@@ -40,25 +40,24 @@ from ..errors import (
     ForkedHandleError,
     LogClosedError,
     LogError,
-    LogReplacedError,
     OffsetOutOfRangeError,
     StaleGenerationError,
     StorageIOError,
 )
 from ..lifetime import in_child
-from ..log import Log
 from ..records import Record
-from ..starts import resolve
 from ..system.wait import Observer
 from ..unique import Unique
 from .assignment import STRATEGIES, TopicPartition, assign
+from .beginning import Beginning
 from .lag import Lag, lag_of_group
 from .members import Member, Membership, new_member_name
-from .offsets import Commit, Entry, history_at
+from .offsets import Commit, Entry, merged
 from .owners import Ownership, read_owner
 from .place import Place
 from .progress import Progress
 from .run import Run, Way
+from .transacted import Transacted, fence, known_generations
 
 __all__ = ["AnyGroup", "CommitPolicy", "Group", "OnChange", "TopicsGroup"]
 
@@ -111,17 +110,14 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             raise ValueError(f"strategy must be one of {sorted(STRATEGIES)}, not {strategy!r}")
         if on_out_of_range not in ("raise", "start"):
             raise ValueError(f'on_out_of_range must be "raise" or "start", not {on_out_of_range!r}')
-        if isinstance(start, int):
-            raise ValueError(f"a group cannot start at offset {start} in every partition; seek() after the start")
-        parse_start(start, now_us=place.clock())
         self.name = place.name
+        self.member = new_member_name() if member is None else member
         self._commit_every = _commit_interval(commit)
         self._place = place
-        self._start = start
+        self._beginning = Beginning(place, start, self.member, restart=on_out_of_range == "start")
         self._strategy = strategy
         self._on_assign = on_assign
         self._on_revoke = on_revoke
-        self._restart = on_out_of_range == "start"
         self._closed: LogClosedError | None = None
         self._why = ""  # why the group is closed, if one of its topics was closed
         self._using = threading.RLock()  # held while files are in use; close() from another thread sees it
@@ -141,7 +137,6 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._arrange_at = 0.0
         self._commit_at = 0.0
         place.make()
-        self.member = new_member_name() if member is None else member
         with ExitStack() as made:
             self._offsets = place.offsets()
             made.callback(self._offsets.close)
@@ -281,7 +276,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             try:
                 run = self._progress.take(way, most)
             except OffsetOutOfRangeError:  # retention has overtaken this member
-                overtaken = self._progress.overtaken() if self._restart else []
+                overtaken = self._progress.overtaken() if self._beginning.restart else []
                 if not overtaken:
                     raise
                 self._start_again(overtaken)
@@ -328,7 +323,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
 
     def _start_again(self, partitions: list[TopicPartition]) -> None:
         """Go to the start of a group without a commit."""
-        starts = {each: self._first(self._place.logs[each]) for each in partitions}
+        starts = {each: self._beginning.first(self._place.logs[each]) for each in partitions}
         self._commit(starts)
         self._progress.add(starts)
 
@@ -411,7 +406,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
 
         `count_records=True` also counts the records. This reads the header of each batch in that range.
         """
-        lag = lag_of_group(self._place, self._entries(), first=self._first, count_records=count_records)
+        lag = lag_of_group(self._place, self._entries(), first=self._beginning.first, count_records=count_records)
         return self._by_key(lag)
 
     @property
@@ -436,6 +431,27 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
     def _record(self, what: Any) -> tuple[Record, TopicPartition]:
         """The record in what the caller passed to `commit`, and its partition."""
 
+    def _transact(self, what: Any, meta: str) -> Transacted:
+        """What `commit` with these arguments would commit, for a transaction to commit it."""
+        with self._use():
+            self._check_open()
+            if self._commit_every is not None:
+                raise ValueError(f"group {self.name} commits by itself; join it with commit='manual'")
+            if self._lost is not None:
+                raise StaleGenerationError(self.name, self.member, self._lost.partition)
+            offsets = self._asked(what)
+            entries = self._offsets.numbered(self._entries_of(offsets, meta))
+
+            def check() -> None:
+                for partition in entries:
+                    self._require_owner(partition)
+
+            def done() -> None:
+                self._progress.committed(offsets)
+                self._progress.committed_by_hand(offsets)
+
+            return Transacted(self._place, entries, self._offsets, check, done)
+
     def _entries(self) -> dict[TopicPartition, Entry]:
         with self._use():
             self._check_open()
@@ -447,8 +463,11 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             self._commit_at = time.monotonic() + self._commit_every
 
     def _commit(self, offsets: Mapping[TopicPartition, int], meta: str = "") -> None:
-        if not offsets:
-            return
+        if offsets:
+            self._write(self._entries_of(offsets, meta))
+            self._progress.committed(offsets)
+
+    def _entries_of(self, offsets: Mapping[TopicPartition, int], meta: str) -> dict[TopicPartition, Entry]:
         now = self._place.clock()
         entries: dict[TopicPartition, Entry] = {}
         for partition, offset in offsets.items():
@@ -458,8 +477,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             history = self._progress.history(partition, offset)
             log_id = self._place.logs[partition].identity.log_id
             entries[partition] = Entry(offset, generation, log_id, history, meta, self.member, now)
-        self._write(entries)
-        self._progress.committed(offsets)
+        return entries
 
     def _write(self, entries: Mapping[TopicPartition, Entry]) -> None:
         def fence() -> None:
@@ -543,16 +561,20 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             return
         try:
             entries = self._offsets.entries()
-            claimed = [
-                each for each in partitions
-                if self._ownership.claim(each, at_least=entries[each].generation if each in entries else 0)
-            ]  # fmt: skip
+            known = known_generations(self._place)
+            least = {
+                each: max(entries[each].generation if each in entries else 0, known.get(str(each), 0))
+                for each in partitions
+            }
+            claimed = [each for each in partitions if self._ownership.claim(each, at_least=least[each])]
             if not claimed:
                 return
-            entries = self._offsets.entries()  # including the last commit of the previous owner
+            generations = {each: self._ownership.claimed(each) or 0 for each in claimed}
+            pending = fence(self._place, generations)
+            entries = merged([self._offsets.entries(), pending])  # including the last commit of the previous owner
             beginnings = {}
-            for each in claimed:
-                beginnings[each] = self._beginning(each, entries.get(each))
+            for each, generation in generations.items():
+                beginnings[each] = self._beginning.after(entries.get(each), each, generation=generation)
                 self._place.logs[each].rest()  # so that few of a thousand logs have open files
             # Commit in the new generation: a later write of the previous owner (a stopped process) does not count.
             self._write({each: entry for each, (_, entry) in beginnings.items()})
@@ -579,46 +601,6 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             listener([self._key(each) for each in partitions])
         finally:
             self._calling = False
-
-    def _beginning(self, partition: TopicPartition, entry: Entry | None) -> tuple[int, Entry]:
-        """The offset where a newly claimed partition is read on, and the entry to commit for it."""
-        log, generation = self._place.logs[partition], self._ownership.claimed(partition) or 0
-        offset = self._starting(partition, entry)
-        if entry is not None and entry.offset == offset and entry.log_id == log.identity.log_id:
-            return offset, entry._replace(generation=generation)
-        history, committed = 0, None
-        if self._start != "begin" or (entry is not None and entry.offset is not None):
-            # A start that depends on the time is committed, so that the next owner does not start later.
-            committed, history = offset, history_at(log, offset)
-        log_id, now = log.identity.log_id, self._place.clock()
-        return offset, Entry(committed, generation, log_id, history, "", self.member, now)
-
-    def _starting(self, partition: TopicPartition, entry: Entry | None) -> int:
-        log = self._place.logs[partition]
-        if entry is None or entry.offset is None:
-            return self._first(log)
-        try:
-            self._compare(partition, entry, entry.offset)
-            return entry.offset
-        except (OffsetOutOfRangeError, LogReplacedError):
-            if not self._restart:
-                raise
-            return self._first(log)
-
-    def _compare(self, partition: TopicPartition, entry: Entry, offset: int) -> None:
-        """`LogReplacedError` if the commit was made in another log, or in another history of this log."""
-        log = self._place.logs[partition]
-        name, differs = str(partition), ""
-        if entry.log_id != log.identity.log_id:
-            differs = f"the commit names log {entry.log_id.hex()}, this log is {log.identity.log_id.hex()}"
-        elif (found := history_at(log, offset)) != entry.history:
-            differs = f"the batch before the offset had CRC {entry.history:08x} and now has {found:08x}"
-        if differs:
-            raise LogReplacedError(self.name, name, offset, differs)
-
-    def _first(self, log: Log) -> int:
-        """The first offset of a group without a commit."""
-        return resolve(log, parse_start(self._start, now_us=self._place.clock()))
 
     def _lose(self, lost: list[TopicPartition], partition: str = "") -> NoReturn:
         """Drop partitions after an eviction, and raise. Other members may already read them."""
@@ -709,11 +691,13 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             self._ownership.abandon()
             with suppress(FileNotFoundError):  # the group's directory may be gone
                 self._membership.leave()
-            self._offsets.close()
-            self._progress.close()
-            self._observer.close()
-            self._left = True
-            _in_child.discard(self._abandon_in_child)
+            try:
+                self._offsets.close()
+            finally:
+                self._progress.close()
+                self._observer.close()
+                self._left = True
+                _in_child.discard(self._abandon_in_child)
 
     def _abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the membership belongs to the parent, and the child must not keep its locks."""

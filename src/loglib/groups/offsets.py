@@ -58,7 +58,7 @@ from ..unique import Unique
 from .assignment import TopicPartition
 from .held import readable_by_all
 
-__all__ = ["Commit", "Entries", "Entry", "Offsets", "history_at", "make_offsets", "offsets_identity"]
+__all__ = ["Commit", "Entries", "Entry", "Offsets", "history_at", "make_offsets", "merged", "offsets_identity"]
 
 logger = logging.getLogger("loglib")
 
@@ -206,7 +206,7 @@ class Offsets(Unique):
             except _RemovedError:
                 continue
             self._known = {name: known for name, known in self._known.items() if name in names}
-            return _merged(found)
+            return merged(found)
 
     def commits(self) -> dict[TopicPartition, Commit]:
         """The last commit of each partition that has one."""
@@ -251,12 +251,24 @@ class Offsets(Unique):
         writes nothing. It is called again after the write: if this member still owns its partitions then, the
         next owner sees the commit.
         """
+        numbered = self.numbered(entries)
+        fence()
+        own = self.append(numbered)
+        fence()
+        if own.size_bytes() > max(_COMPACT_BYTES, 2 * self._live_bytes):
+            self._compact(own)
+
+    def numbered(self, entries: Mapping[TopicPartition, Entry]) -> Entries:
+        """The entries as this owner's next commit. Later commits count more."""
         self._count += 1
-        columns = _columns({each: entry._replace(number=self._count) for each, entry in entries.items()})
+        return {each: entry._replace(number=self._count) for each, entry in entries.items()}
+
+    def append(self, entries: Mapping[TopicPartition, Entry]) -> _MemberLog:
+        """Append numbered entries as one batch; returns the log. Appending them again changes nothing."""
+        columns = _columns(entries)
         size = _size(columns)
         if size > _MOST_COMMIT_BYTES:
             raise RecordTooLargeError("the commit", size, _MOST_COMMIT_BYTES)
-        fence()
         own = self._own or self._open_own()
         try:
             own.append(columns, size)
@@ -264,9 +276,7 @@ class Offsets(Unique):
             self._drop(own)
             reason = OSError(getattr(error, "errno", None) or errno.EIO, str(error))
             raise StorageIOError(own.directory, reason, "committing offsets") from error
-        fence()
-        if own.size_bytes() > max(_COMPACT_BYTES, 2 * self._live_bytes):
-            self._compact(own)
+        return own
 
     def _open_own(self) -> _MemberLog:
         """Take a log that no process holds, or make one."""
@@ -420,7 +430,7 @@ class _MemberLog(Unique):
         with _closing(Cursor(self._log, start)) as cursor:
             while batches := cursor.read(end):
                 for batch in batches:
-                    self._entries = _merged([self._entries, self._parsed(batch)])
+                    self._entries = merged([self._entries, self._parsed(batch)])
                 self._position = cursor.position
 
     def _above(self, sure: int, mark: Mark) -> Entries:
@@ -433,10 +443,10 @@ class _MemberLog(Unique):
         with SegmentReader(self._files, path, self._identity) as segment:
             _, tail = measure(segment, mark if mark.sequence else None)
         with _closing(Cursor(self._log, sure)) as cursor:
-            return _merged([self._entries, *(self._parsed(batch) for batch in _all_batches(cursor, tail.end))])
+            return merged([self._entries, *(self._parsed(batch) for batch in _all_batches(cursor, tail.end))])
 
     def _parsed(self, batch: Batch) -> Entries:
-        return _merged(
+        return merged(
             _parse(record.value or b"", record.key or b"", record.timestamp, self.directory, record.offset)
             for record in batch.records()
         )
@@ -507,7 +517,7 @@ def _all_batches(cursor: Cursor, end: int) -> Iterator[Batch]:
         yield from batches
 
 
-def _merged(many: Iterable[Entries]) -> Entries:
+def merged(many: Iterable[Entries]) -> Entries:
     """For each partition the entry with the highest generation, and among these with the highest number."""
     merged: Entries = {}
     for entries in many:

@@ -14,7 +14,7 @@ import errno
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 
-from ..batch import Batch
+from ..batch import Batch, stored_header
 from ..cursor import Cursor
 from ..errors import StorageIOError
 from ..format.batch import Header
@@ -147,7 +147,7 @@ class Progress(Unique):
             if part.offsets.stop == stop:
                 self._blocks.popleft()
                 del batch  # the last reference, so that the next block reuses memory in the processor's cache
-            self._headers[partition] = part.header
+            self._headers[partition] = stored_header(part)
             self.run = Run(partition, part, way)
             self._positions[partition] = part.next_offset
             return self.run

@@ -147,6 +147,14 @@ class Directory(Unique):
             error.filename, error.filename2 = self.path_of(name), self.path_of(target)
             raise
 
+    def link(self, name: str, target: str) -> None:
+        """Give a file a second name; `FileExistsError` if something has that name. Handed to the system."""
+        try:
+            self.files.link(name, target, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError as error:
+            error.filename, error.filename2 = self.path_of(name), self.path_of(target)
+            raise
+
     def sync(self) -> None:
-        """Make creations, renames and removals durable. Synced."""
+        """Make creations, renames, links and removals durable. Synced."""
         self.files.fsync(self.fd)

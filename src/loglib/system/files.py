@@ -38,9 +38,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _COPY_BYTES = 1 << 20
 
 SYSTEM_CALLS = (
-    "open", "close", "pread", "pwritev", "ftruncate", "datasync", "drop_cached", "fsync", "rename", "unlink", "mkdir",
-    "rmdir", "chmod", "fchmod", "fstat", "stat", "lstat", "listdir", "flock", "statvfs", "sendfile", "read", "write",
-    "poll",
+    "open", "close", "pread", "pwritev", "ftruncate", "datasync", "drop_cached", "fsync", "rename", "link", "unlink",
+    "mkdir", "rmdir", "chmod", "fchmod", "fstat", "stat", "lstat", "listdir", "flock", "statvfs", "sendfile", "read",
+    "write", "poll",
 )  # fmt: skip
 
 
@@ -91,7 +91,8 @@ class Files:
     # --- system calls: another implementation overrides these -------------------------------------
 
     # The calls with a path also take `dir_fd=`, like the functions of `os`: then the path is looked up in that open
-    # directory, even if it has been moved. `rename` takes `src_dir_fd=` and `dst_dir_fd=`.
+    # directory, even if it has been moved. `rename` and `link` take `src_dir_fd=` and
+    # `dst_dir_fd=`.
     open = staticmethod(os.open)  # (path, flags, permissions)
     close = staticmethod(os.close)
     pread = staticmethod(os.pread)
@@ -101,6 +102,7 @@ class Files:
     drop_cached = staticmethod(_drop_cached)  # whole clean pages: the next read gets them from the disk
     fsync = staticmethod(_fsync)  # a directory's names: synced
     rename = staticmethod(os.rename)
+    link = staticmethod(os.link)  # a second name for a file; FileExistsError if the name is taken, so one caller wins
     unlink = staticmethod(os.unlink)
     mkdir = staticmethod(os.mkdir)  # (path, permissions)
     rmdir = staticmethod(os.rmdir)

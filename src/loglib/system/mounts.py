@@ -1,6 +1,6 @@
 """Mounts: the type of the file system of a path, for a warning where locks may not work.
 
-Invariant: the result is a guess for a warning; nothing else uses it.
+Invariant: the result is a guess for a warning or for the words of an error; nothing else uses it.
 
 `flock` over NFS is a byte-range lock at the server since Linux 2.6.12 (flock(2)), and a mount option can
 make it local to one client. On FUSE and SMB it depends on the implementation. So two hosts may both take
@@ -13,7 +13,7 @@ import os
 
 from .files import Files
 
-__all__ = ["network_file_system"]
+__all__ = ["file_system", "network_file_system"]
 
 _TABLE = "/proc/self/mountinfo"  # one mount per line; see proc(5)
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "afs", "gfs2", "ocfs2", "glusterfs"}
@@ -21,14 +21,19 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "afs
 
 def network_file_system(files: Files, path: str) -> str | None:
     """The type of the file system of `path` if other hosts may share it; None if not, or if it is unknown."""
+    kind = file_system(files, path)
+    return kind if kind in _NETWORK or kind.startswith("fuse") else None
+
+
+def file_system(files: Files, path: str) -> str:
+    """The type of the file system of `path`; "" if it is unknown."""
     if not files.real:
-        return None
+        return ""
     try:
         table = _read(files)
     except OSError:  # not Linux, or no /proc
-        return None
-    kind = file_system_of(table, os.path.realpath(path))
-    return kind if kind in _NETWORK or kind.startswith("fuse") else None
+        return ""
+    return file_system_of(table, os.path.realpath(path))
 
 
 def file_system_of(table: str, path: str) -> str:

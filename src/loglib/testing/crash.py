@@ -6,7 +6,7 @@ that were not synced. It never has a part of an operation that had not begun.
 The model, in its strict mode, assumes only what the standards guarantee:
 
     bytes and size of a file    durable after that file is synced
-    a name (made, renamed, removed)    durable after its directory is synced
+    a name (made, linked, renamed, removed)    durable after its directory is synced
     a pending operation         done or not, independent of the others and of their order
     a pending write             also torn, by sectors of 512 bytes or pages of 4096: each is new, as before,
                                 zeros (the size was there first) or garbage
@@ -50,13 +50,13 @@ Tear = str
 class Operation(NamedTuple):
     """One requested change to the disk, or one sync."""
 
-    name: str  # create, mkdir, write, truncate, rename, unlink, rmdir or sync
+    name: str  # create, mkdir, write, truncate, rename, link, unlink, rmdir or sync
     path: str
     node: int  # number of the file or directory
     parent: int = 0  # of a name: its directory
     position: int = 0  # of a write; for a truncate, the size
     data: bytes = b""
-    target: str = ""  # of a rename
+    target: str = ""  # of a rename or link: the new name
     target_parent: int = 0
 
     def __str__(self) -> str:
@@ -67,6 +67,8 @@ class Operation(NamedTuple):
                 return f"truncate {self.path} to {self.position}"
             case "rename":
                 return f"rename {self.path} to {self.target}"
+            case "link":
+                return f"link {self.path} to {self.target}"
             case name:
                 return f"{name} {self.path}"
 
@@ -358,15 +360,22 @@ class _Disk:
                 names[operation.parent] = names.get(operation.parent, {}) | {_last(operation.path): node}
                 if name == "mkdir":
                     names.setdefault(node, {})
+            elif name == "link":
+                _add_name(names, operation)
             else:
                 kept_names = names.get(operation.parent, {}).copy()
                 if kept_names.get(_last(operation.path)) == node:
                     del kept_names[_last(operation.path)]
                 names[operation.parent] = kept_names
                 if name == "rename":
-                    target = operation.target_parent
-                    names[target] = names.get(target, {}) | {_last(operation.target): node}
+                    _add_name(names, operation)
         return Image(contents, names)
+
+
+def _add_name(names: dict[int, dict[str, int]], operation: Operation) -> None:
+    """The new name of a rename or link has reached the disk."""
+    directory = operation.target_parent
+    names[directory] = names.get(directory, {}) | {_last(operation.target): operation.node}
 
 
 def _written(content: bytes, operation: Operation, tear: Tear | None) -> bytes:

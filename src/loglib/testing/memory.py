@@ -2,7 +2,7 @@
 
 Invariant: a call of `Files` promises and refuses the same here as on Linux. For example, the error numbers
 are the same, a removed file stays readable while it is open, and a lock ends when its file is closed. Not
-simulated: links, devices, refusing permissions, other processes, and paths of more than one name in an open
+simulated: symbolic links, devices, refusing permissions, other processes, and paths of more than one name in an open
 directory (`dir_fd`).
 
 Threads: safe for all; every call that changes something takes one lock.
@@ -116,7 +116,7 @@ class MemoryFiles(Files):
             if node is None:
                 if not flags & os.O_CREAT:
                     _refuse(errno.ENOENT, path)
-                node = self._link(parent, name, path, stat.S_IFREG | permissions & 0o777, "create")
+                node = self._make(parent, name, path, stat.S_IFREG | permissions & 0o777, "create")
             elif flags & os.O_CREAT and flags & os.O_EXCL:
                 _refuse(errno.EEXIST, path)
             elif node.entries is None and flags & os.O_DIRECTORY:
@@ -228,8 +228,7 @@ class MemoryFiles(Files):
                     _refuse(errno.ENOTDIR, target)
                 if replaced.entries:
                     _refuse(errno.ENOTEMPTY, target)
-                self.used -= len(replaced.data)
-                replaced.links -= 1
+                self._lose_name(replaced)
             elif not target_parent.links:
                 _refuse(errno.ENOENT, target)
             del _entries(parent)[name]
@@ -240,6 +239,22 @@ class MemoryFiles(Files):
                     opened.path = target
             self._changed("rename", path, node, parent=parent.number, target=target, target_parent=target_parent.number)
 
+    def link(self, path: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:  # type: ignore[override]
+        with self._lock:
+            path, parent, _, node = self._find(path, src_dir_fd)
+            if node is None:
+                _refuse(errno.ENOENT, path)
+            target, target_parent, target_name, taken = self._find(target, dst_dir_fd)
+            if taken is not None:
+                _refuse(errno.EEXIST, target)
+            if not target_parent.links:
+                _refuse(errno.ENOENT, target)
+            if node.entries is not None:
+                _refuse(errno.EPERM, path)
+            _entries(target_parent)[target_name] = node
+            node.links += 1
+            self._changed("link", path, node, parent=parent.number, target=target, target_parent=target_parent.number)
+
     def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
         with self._lock:
             path, parent, name, node = self._find(path, dir_fd)
@@ -248,8 +263,7 @@ class MemoryFiles(Files):
             if node.entries is not None:
                 _refuse(errno.EISDIR, path)
             del _entries(parent)[name]
-            node.links -= 1
-            self.used -= len(node.data)
+            self._lose_name(node)
             self._changed("unlink", path, node, parent=parent.number)
 
     def mkdir(self, path: Any, permissions: int = 0o777, *, dir_fd: int | None = None) -> None:
@@ -257,7 +271,7 @@ class MemoryFiles(Files):
             path, parent, name, node = self._find(path, dir_fd)
             if node is not None:
                 _refuse(errno.EEXIST, path)
-            self._link(parent, name, path, stat.S_IFDIR | permissions & 0o777, "mkdir")
+            self._make(parent, name, path, stat.S_IFDIR | permissions & 0o777, "mkdir")
 
     def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
         with self._lock:
@@ -336,7 +350,7 @@ class MemoryFiles(Files):
             return f"{opened.path}/{path}", opened.node, path, _entries(opened.node, path).get(path)
         above, _, name = path.rpartition("/")
         directory = self._directories.get(above)
-        if directory is None or name in ("", "."):
+        if directory is None or name in ("", ".", ".."):
             directory, name = self._walk(path)
             if not name:
                 return path, directory, name, directory
@@ -347,16 +361,24 @@ class MemoryFiles(Files):
     def _walk(self, path: str) -> tuple[Node, str]:
         """The directory of the path's last name, and that name. Caches the directory."""
         parts = [part for part in path.split("/") if part and part != "."]
-        node = self._root
-        for part in parts[:-1]:
-            following = _entries(node, path).get(part)
-            if following is None:
+        last = parts.pop() if parts and parts[-1] != ".." else ""
+        trail, names = [self._root], [""]
+        for part in parts:
+            entries = _entries(trail[-1], path)
+            if part == "..":
+                if len(trail) > 1:
+                    del trail[-1], names[-1]
+                continue
+            if part not in entries:
                 _refuse(errno.ENOENT, path)
-            node = following
+            trail.append(entries[part])
+            names.append(part)
+        if not last:  # the path ends in .. or is the root
+            return trail[-2:][0], names[-1]
         above, _, name = path.rpartition("/")
-        if parts and name == parts[-1] and node.entries is not None:
-            self._directories[above] = node
-        return node, parts[-1] if parts else ""
+        if name == last and trail[-1].entries is not None:
+            self._directories[above] = trail[-1]
+        return trail[-1], last
 
     def _named(self, path: str | os.PathLike[str], dir_fd: int | None = None) -> Node:
         *_, node = self._find(path, dir_fd)
@@ -367,7 +389,7 @@ class MemoryFiles(Files):
     def _named_or_open(self, path: str | os.PathLike[str] | int) -> Node:
         return self._opened(path).node if isinstance(path, int) else self._named(path)
 
-    def _link(self, parent: Node, name: str, path: str, mode: int, call: str) -> Node:
+    def _make(self, parent: Node, name: str, path: str, mode: int, call: str) -> Node:
         if not parent.links:  # removed, but still open
             _refuse(errno.ENOENT, path)
         self._last_number += 1
@@ -375,6 +397,11 @@ class MemoryFiles(Files):
         _entries(parent)[name] = node
         self._changed(call, path, node, parent=parent.number)
         return node
+
+    def _lose_name(self, node: Node) -> None:
+        node.links -= 1
+        if not node.links:
+            self.used -= len(node.data)
 
 
 def _unlock(node: Node, fd: int) -> None:

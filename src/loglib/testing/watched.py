@@ -33,7 +33,8 @@ __all__ = [
 ]
 
 # The calls that change the disk or make changes durable.
-CHANGES = ("create", "pwritev", "ftruncate", "datasync", "fsync", "rename", "unlink", "mkdir", "rmdir")
+CHANGES = ("create", "pwritev", "ftruncate", "datasync", "fsync", "rename", "link", "unlink", "mkdir", "rmdir")
+_TWO_PATHS = ("rename", "link")
 
 
 class Call(NamedTuple):
@@ -72,8 +73,8 @@ class WatchedFiles(Files):
         if isinstance(place, int):
             path = self._paths.get(place, "")
         else:
-            path = self._path_in(directories.get("src_dir_fd" if name == "rename" else "dir_fd"), place)
-        if name == "rename":
+            path = self._path_in(directories.get("src_dir_fd" if name in _TWO_PATHS else "dir_fd"), place)
+        if name in _TWO_PATHS:
             rest[0] = self._path_in(directories.get("dst_dir_fd"), rest[0])
         call = Call(_purpose(rest[0]) if name == "open" else name, path, tuple(rest))
         self.before(call)

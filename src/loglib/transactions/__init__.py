@@ -1,0 +1,1 @@
+"""Transactions: records for many partitions and topics that become visible together, or never."""

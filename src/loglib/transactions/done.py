@@ -1,0 +1,61 @@
+"""Done: the names of a store of transactions, and whether the transaction of a number is applied everywhere.
+
+Invariant: once a transaction is done and this is synced, it stays done: through power cuts, deletions and names that
+another process gives. A checkpoint says that all numbers up to its own are done. A store has a checkpoint at every
+instant; its first one has the number 0.
+
+    00000000000000000017               manifest: transaction 17 is committed
+    00000000000000000017.done          it is applied everywhere; a second name of the manifest
+    00000000000000000016.checkpoint    all transactions up to 16, folded; each of them is done
+
+A manifest at or below the newest checkpoint is void: a process that stood still has linked it to a deleted name.
+
+Threads: no state, safe for all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from ..system.files import Files
+
+__all__ = ["CHECKPOINT", "DONE", "is_done", "name_of", "newest_checkpoint", "numbers"]
+
+DONE = ".done"
+CHECKPOINT = ".checkpoint"
+_DIGITS = 20
+_LISTINGS = 3  # a listing misses the checkpoint only if another one replaces it meanwhile
+
+
+def is_done(files: Files, store_path: str, number: int) -> bool:
+    """Whether the transaction is applied everywhere; False also if the store cannot be read.
+
+    The manifest is not looked at, because a void one may stand there for a transaction that is done.
+    """
+    try:
+        if files.exists(os.path.join(store_path, name_of(number, DONE))):
+            return True
+        for _ in range(_LISTINGS):
+            newest = newest_checkpoint(files.listdir(store_path))
+            if newest is not None:
+                return newest >= number
+    except OSError:
+        return False
+    return False
+
+
+def newest_checkpoint(names: Iterable[str]) -> int | None:
+    """The highest number of a checkpoint; None for a listing that missed it, because another one replaced it then."""
+    return max(numbers(names, CHECKPOINT), default=None)
+
+
+def name_of(number: int, suffix: str = "") -> str:
+    """The name of a manifest, or with a suffix of another file."""
+    return f"{number:0{_DIGITS}d}{suffix}"
+
+
+def numbers(names: Iterable[str], suffix: str = "") -> list[int]:
+    """The numbers of the names with this suffix; other names are ignored."""
+    heads = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+    return [int(head) for head in heads if len(head) == _DIGITS and head.isascii() and head.isdigit()]

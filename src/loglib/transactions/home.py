@@ -1,0 +1,92 @@
+"""Home: the file `transactions.json` of a topic, which names the store of its transactions.
+
+Invariant: the file is written once, before the first transaction that concerns the topic is committed. A topic
+has one store for ever. The path is relative to the topic, so topics and store can be moved together.
+
+    {"format": 1, "store": "../.transactions", "id": "<32 digits>", "crc": "<8 digits>"}
+
+`id` is that of the store; `crc` is as in topic.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import NamedTuple
+
+from ..errors import CorruptLogError, LogError, UnsupportedFormatError
+from ..format.batch import crc32c
+from ..system.directory import Directory
+from ..system.files import Files
+from .done import is_done
+
+__all__ = ["NAME", "Home", "is_done_here", "read_home", "settle"]
+
+NAME = "transactions.json"
+FORMAT = 1
+_MOST_BYTES = 1 << 16
+
+
+class Home(NamedTuple):
+    """The store of a topic's transactions."""
+
+    path: str  # absolute, not normalized: as far as links lead
+    id: bytes  # 16 bytes
+
+
+def read_home(files: Files, topic_path: str) -> Home | None:
+    """The store of the topic's transactions; None if the topic has never had one."""
+    path = os.path.join(topic_path, NAME)
+    try:
+        content = files.read_whole(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        before = content.rpartition(b'"crc"')[0]
+        values = json.loads(content)
+        if values["crc"] != f"{crc32c(before):08x}":
+            raise ValueError(f"crc {values['crc']}")
+        if values["format"] != FORMAT:
+            raise UnsupportedFormatError(path, "format of transactions.json", values["format"], FORMAT)
+        return Home(os.path.join(topic_path, str(values["store"])), bytes.fromhex(values["id"]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptLogError(path, 0, f"no valid description ({error!r})", "the JSON of a topic's store") from error
+
+
+def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, permissions: int) -> None:
+    """Give the topic this store. Synced. `LogError` if it has another one."""
+    home = read_home(files, topic_path)
+    if home is None:
+        with Directory.open(files, topic_path) as directory:
+            directory.lock_for_a_moment("a process that changes the topic", advice="try again")
+            home = read_home(files, topic_path)  # another process may have been quicker
+            if home is None:
+                _write(directory, store_path, store_id, permissions)
+                return
+    if home.id != store_id:
+        raise LogError(
+            f"{topic_path} has its transactions in {os.path.normpath(home.path)}, and not in {store_path}: "
+            "topics of one transaction must have one store"
+        )
+
+
+def _write(directory: Directory, store_path: str, store_id: bytes, permissions: int) -> None:
+    temporary = NAME + ".tmp"
+    if directory.exists(temporary):
+        directory.unlink(temporary)
+    relative = os.path.relpath(store_path, directory.path)
+    values = {"format": FORMAT, "store": relative, "id": store_id.hex()}
+    text = json.dumps(values).removesuffix("}") + ", "
+    content = f'{text}"crc": "{crc32c(text.encode()):08x}"}}\n'
+    directory.write_new(temporary, content.encode(), permissions)
+    directory.rename(temporary, NAME)
+    directory.sync()
+
+
+def is_done_here(files: Files, topic_path: str, txn: int) -> bool:
+    """Whether a transaction that concerns the topic is done. False if its store cannot be read."""
+    try:
+        home = read_home(files, topic_path)
+        return home is not None and is_done(files, home.path, txn)
+    except (LogError, OSError):
+        return False

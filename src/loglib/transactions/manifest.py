@@ -1,0 +1,303 @@
+"""Manifest: the bytes of a store of transactions: what one transaction is, and what all up to a number have left.
+
+Invariant: what `encode` has written, `decode` returns, or it raises. A flipped or missing byte anywhere is
+`CorruptLogError`; a newer format that is intact is `UnsupportedFormatError`.
+
+A file is one line of JSON, and behind it the frames of a manifest:
+
+    {"format": 1, ..., "frames": {"size": 3, "crc": "..."}, "crc": "a1b2c3d4"}
+    frames
+
+The last value is the CRC-32C of the line before `"crc"`. Readers ignore unknown names. A newer format keeps `format`
+and `crc` in their places. The number of a transaction is in the name of its file and not in the bytes: so a process
+that loses the race for a number links the same synced bytes to the next one.
+
+Threads: no state, safe for all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import CorruptLogError, RecordTooLargeError, UnsupportedFormatError
+from ..format.batch import crc32c
+
+__all__ = [
+    "FORMAT", "MOST_BYTES", "AppState", "Checkpoint", "Fence", "Manifest", "Offsets", "Section", "decode",
+    "decode_checkpoint", "decode_store", "encode", "encode_checkpoint", "encode_store",
+]  # fmt: skip
+
+FORMAT = 1
+MOST_BYTES = 64 << 20  # of a file: it is read as a whole, by every process that commits
+_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+T = TypeVar("T")
+
+
+class Section(NamedTuple):
+    """Records for one partition."""
+
+    topic: str  # path of the topic, relative to the directory that contains the store
+    log_id: bytes  # of the topic
+    partition: int
+    file: str  # path of the staged file, relative to the topic's directory; "" if the frames are in the manifest
+    at: int  # first byte in that file, or in the manifest's frames
+    size_bytes: int
+    batches: int
+    is_segment: bool = False  # the file may become a segment; see staging.py
+
+
+class Offsets(NamedTuple):
+    """A commit of a consumer group for one partition."""
+
+    topic: str  # path of the topic that has the group's directory, relative as in a section
+    group: str
+    partition: str  # "<topic>-<number>"
+    entry: list[Any]  # offset, generation, and what the group's log needs besides
+
+    @property
+    def generation(self) -> int:
+        """The generation in which the committing member owns the partition."""
+        return int(self.entry[1])
+
+
+class Fence(NamedTuple):
+    """A partition of a consumer group has a new owner: a lower generation cannot be committed behind it."""
+
+    topic: str  # as in `Offsets`
+    group: str
+    partition: str
+    generation: int
+
+
+class Manifest(NamedTuple):
+    """One entry of a store.
+
+    With a version it is a transaction of the app. With an app and no version, the owner takes over the app.
+    Without an app it only fences partitions of groups.
+    """
+
+    number: int
+    app: str | None
+    version: int | None
+    owner: str
+    source: str | None  # where the versions come from, such as the id of a query
+    time: int  # microseconds
+    sections: tuple[Section, ...] = ()
+    offsets: tuple[Offsets, ...] = ()
+    fences: tuple[Fence, ...] = ()
+    frames: bytes = b""
+
+    @property
+    def applies(self) -> bool:
+        """Whether there is anything to apply. If not, the transaction is done when it is committed."""
+        return bool(self.sections or self.offsets)
+
+
+class AppState(NamedTuple):
+    """What the transactions of one app have left."""
+
+    version: int | None  # the last one; None if the app has only an owner
+    owner: str
+    former: tuple[str, ...]  # owners that are refused, the latest one last
+    source: str | None
+    number: int  # of the app's last entry
+    last_used: int  # microseconds
+
+
+class Checkpoint(NamedTuple):
+    """What all entries up to a number have left. All of them are done."""
+
+    number: int
+    apps: Mapping[str, AppState]
+    generations: Mapping[tuple[str, str, str], int]  # the highest one, by topic, group and partition
+
+
+# --- bytes -------------------------------------------------------------------------------------------------
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of the entry's file; `RecordTooLargeError` above the limit."""
+    _check(manifest)
+    frames = manifest.frames
+    content = _seal({
+        "app": manifest.app, "version": manifest.version, "owner": manifest.owner, "source": manifest.source,
+        "time": manifest.time,
+        "sections": [
+            {"topic": each.topic, "log": each.log_id.hex(), "partition": each.partition, "file": each.file,
+             "at": each.at, "bytes": each.size_bytes, "batches": each.batches, "segment": each.is_segment}
+            for each in manifest.sections
+        ],
+        "offsets": [each._asdict() for each in manifest.offsets],
+        "fences": [each._asdict() for each in manifest.fences],
+        "frames": {"size": len(frames), "crc": f"{crc32c(frames):08x}"},
+    }) + frames  # fmt: skip
+    return _small(content, "the transaction's manifest")
+
+
+def decode(content: bytes, path: str) -> Manifest:
+    """The entry in the bytes of a file. The file's name has the number."""
+    number = int(os.path.basename(path))
+    return _read(content, path, "a transaction", lambda values, rest: _manifest(number, values, rest))
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """The bytes of the checkpoint's file; `RecordTooLargeError` above the limit."""
+    content = _seal({
+        "number": checkpoint.number,
+        "apps": {app: list(state) for app, state in checkpoint.apps.items()},
+        "generations": [[*key, generation] for key, generation in checkpoint.generations.items()],
+    })  # fmt: skip
+    return _small(content, "the checkpoint of the transactions")
+
+
+def decode_checkpoint(content: bytes, path: str) -> Checkpoint:
+    """The checkpoint in the bytes of a file."""
+    return _read(content, path, "a checkpoint of transactions", _checkpoint)
+
+
+def encode_store(store_id: bytes) -> bytes:
+    """The bytes of `store.json`."""
+    return _seal({"id": store_id.hex()})
+
+
+def decode_store(content: bytes, path: str) -> bytes:
+    """The id of the store, 16 bytes."""
+    return _read(content, path, "a store of transactions", lambda values, _: _id(values["id"]))
+
+
+# --- one line and its checksum -----------------------------------------------------------------------------
+
+
+def _seal(values: dict[str, Any]) -> bytes:
+    text = json.dumps({"format": FORMAT} | values).removesuffix("}") + ", "
+    before = text.encode()  # ASCII, since JSON escapes the rest
+    return before + _ending(before)
+
+
+def _ending(before: bytes) -> bytes:
+    return f'"crc": "{crc32c(before):08x}"}}\n'.encode()
+
+
+def _read(content: bytes, path: str, what: str, facts: Callable[[dict[str, Any], bytes], T]) -> T:
+    line = content[: content.find(b"\n") + 1]
+    before = line.rpartition(b'"crc"')[0]
+    if not before or line != before + _ending(before):
+        raise CorruptLogError(path, 0, "a line that differs from its crc", f"the JSON of {what}")
+    try:
+        values = json.loads(line)
+        version = values["format"]
+        if type(version) is int and version > FORMAT:
+            raise UnsupportedFormatError(path, "transaction format", version, FORMAT)
+        if type(version) is not int or version != FORMAT:
+            raise ValueError(f"format {version}")
+        return facts(values, content[len(line) :])
+    except _ERRORS as error:
+        raise CorruptLogError(path, 0, f"no valid facts ({error!r})", f"the JSON of {what}") from error
+
+
+def _small(content: bytes, what: str) -> bytes:
+    if len(content) > MOST_BYTES:
+        raise RecordTooLargeError(what, len(content), MOST_BYTES)
+    return content
+
+
+# --- facts -------------------------------------------------------------------------------------------------
+
+
+def _manifest(number: int, values: dict[str, Any], frames: bytes) -> Manifest:
+    stated = values["frames"]
+    found = {"size": len(frames), "crc": f"{crc32c(frames):08x}"}
+    if stated["size"] != found["size"] or stated["crc"] != found["crc"]:
+        raise ValueError(f"frames {found}, not {stated}")
+    manifest = Manifest(
+        number, _maybe(_text, values["app"]), _maybe(_count, values["version"]), _text(values["owner"]),
+        _maybe(_text, values["source"]), _whole(values["time"]),
+        tuple(map(_section, values["sections"])), tuple(map(_offsets, values["offsets"])),
+        tuple(map(_fence, values["fences"])), frames,
+    )  # fmt: skip
+    _check(manifest)
+    return manifest
+
+
+def _section(values: dict[str, Any]) -> Section:
+    return Section(
+        _text(values["topic"]), _id(values["log"]), _count(values["partition"]), _text(values["file"]),
+        _count(values["at"]), _count(values["bytes"]), _count(values["batches"]), _flag(values.get("segment", False)),
+    )  # fmt: skip
+
+
+def _offsets(values: dict[str, Any]) -> Offsets:
+    entry = list(values["entry"])
+    return Offsets(_text(values["topic"]), _text(values["group"]), _text(values["partition"]), entry)
+
+
+def _fence(values: dict[str, Any]) -> Fence:
+    generation = _count(values["generation"])
+    return Fence(_text(values["topic"]), _text(values["group"]), _text(values["partition"]), generation)
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuse what no process could apply."""
+    for each in manifest.sections:
+        if not each.file and each.at + each.size_bytes > len(manifest.frames):
+            raise ValueError(f"a section ends at {each.at + each.size_bytes} in {len(manifest.frames)} bytes of frames")
+    for offsets in manifest.offsets:
+        _count(offsets.entry[1])
+    if manifest.version is not None and manifest.app is None:
+        raise ValueError("a version without an app")
+
+
+def _checkpoint(values: dict[str, Any], rest: bytes) -> Checkpoint:
+    if rest:
+        raise ValueError(f"{len(rest)} bytes behind the line")
+    apps = {
+        app: AppState(
+            _maybe(_count, version), _text(owner), tuple(map(_text, former)), _maybe(_text, source), _count(number),
+            _whole(last_used),
+        )
+        for app, (version, owner, former, source, number, last_used) in values["apps"].items()
+    }  # fmt: skip
+    generations = {
+        (_text(topic), _text(group), _text(partition)): _count(generation)
+        for topic, group, partition, generation in values["generations"]
+    }
+    return Checkpoint(_count(values["number"]), apps, generations)
+
+
+def _maybe(kind: Callable[[Any], T], value: Any) -> T | None:
+    return None if value is None else kind(value)
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no integer")
+    return value
+
+
+def _count(value: Any) -> int:
+    if _whole(value) < 0:
+        raise ValueError(f"{value} is below 0")
+    return int(value)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _id(value: Any) -> bytes:
+    found = bytes.fromhex(_text(value))
+    if len(found) != 16:
+        raise ValueError(f"{value} has not 16 bytes")
+    return found

@@ -1,0 +1,359 @@
+"""Staging: the records of a transaction before its commit, as whole encoded batches.
+
+Invariant: what is staged is in no log. A piece (batches for one partition) is a small log of its own: its offsets
+begin at 0, each batch names the CRC of the one before it, and the checksums are salted for the partition that will
+get it. So a piece that was cut, mixed up or sent to another partition is found before it is applied.
+
+    up to 1 MiB in all     in memory, and then in the manifest of the transaction
+    more                   <topic>/staging/<attempt>/<partition>, with pieces of about 1 MiB, and
+                           <topic>/staging/<attempt>/<partition>-1, -2 ... for the pieces behind the first one
+
+The files behind the first one are laid out as segments: 4096 bytes of zeros, and then the batches. A large one (64 MiB
+or a quarter of a segment) has a copy of its headers beside it, in <partition>-1.headers. It becomes a segment without
+being copied: its headers are written anew, in place. The copy is for a process that goes on after a crash, since a
+torn header would be the only one. The first piece is always copied, so that the segment before the new one has a batch.
+
+The name of an attempt is random, so no file is ever written by two attempts. A directory of an attempt that no
+manifest names is removed when it is a day old.
+
+Threads: a stage belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+from ..append.bulk import chunks, encode_all
+from ..append.router import Load
+from ..config import TopicConfig
+from ..errors import CorruptLogError
+from ..format.batch import (
+    HEADER_BYTES,
+    NO_PRODUCER,
+    BadBatch,
+    Body,
+    Header,
+    NewerBatch,
+    check_body,
+    encode_body,
+    parse_header,
+    stamp,
+)
+from ..format.codec import codec_id
+from ..format.columns import Columns
+from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
+from ..segment import Identity
+from ..system.files import Files
+from ..unique import Unique
+
+__all__ = [
+    "HEADERS", "STAGING", "Portion", "Stage", "Staged", "header_in", "read_headers", "read_section", "remove_attempt",
+    "sweep",
+]  # fmt: skip
+
+STAGING = "staging"  # the subdirectory in a topic's directory
+HEADERS = ".headers"  # added to the name of a staged file
+_SMALL_BYTES = 1 << 20  # staged in memory, of one transaction
+_LARGE_BYTES = 64 << 20  # of a piece: copying it would take longer than making a segment of it
+_ORPHAN_S = 24 * 3600
+
+
+class Portion(Unique):
+    """One piece, while batches are added to it."""
+
+    def __init__(self, name: str, at: int) -> None:
+        self.name = name  # of its file, if it gets one
+        self.at = at  # first byte in that file
+        self.size_bytes = 0  # of all its batches
+        self.parts: list[bytes] = []  # encoded batches that are not in the file
+        self.buffered_bytes = 0  # of these
+        self.headers: list[bytes] = []
+        self.last = (0, 0)  # CRC and length of the last batch
+        self.fd = -1
+        self.is_segment = False  # whether its headers are in a file, too
+
+    @property
+    def batches(self) -> int:
+        return len(self.headers)
+
+    def take(self) -> bytes:
+        """The batches in memory, which are the caller's from now on."""
+        content = b"".join(self.parts)
+        self.parts, self.buffered_bytes = [], 0
+        return content
+
+    def write(self, files: Files, directory: str, permissions: int) -> None:
+        """Write the batches in memory to the file, which is made if there is none. Handed to the system."""
+        if self.fd < 0:
+            files.make_directories(directory, permissions)
+            self.fd = files.create(os.path.join(directory, self.name), permissions)
+            if self.at:
+                files.write_all(self.fd, [bytes(self.at)], 0)
+        at = self.at + self.size_bytes - self.buffered_bytes
+        files.write_all(self.fd, [self.take()], at)
+
+    def sync(self, files: Files, directory: str, permissions: int, *, large_bytes: int) -> None:
+        """Make the file durable, except its name. A large one gets its copy of the headers. Synced."""
+        files.datasync(self.fd)
+        if self.at and self.size_bytes >= large_bytes:
+            path = os.path.join(directory, self.name + HEADERS)
+            files.fill(files.create(path, permissions), b"".join(self.headers))
+            self.is_segment = True
+
+    def close(self, files: Files) -> None:
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            files.close(fd)
+
+
+class Staged(Unique):
+    """The section of one partition, while records are added to it."""
+
+    def __init__(self, topic_path: str, identity: Identity, config: TopicConfig, now: Callable[[], int]) -> None:
+        self.topic_path = topic_path
+        self.identity = identity
+        self.portions = [Portion(f"{identity.partition:04d}", 0)]
+        self._config = config
+        self._codec = codec_id(config.compression)
+        self._now = now
+        self._open: list[Columns] = []  # records that are not encoded yet
+        self._open_bytes = self._open_records = 0
+
+    @property
+    def batches(self) -> int:
+        """The number of all encoded batches."""
+        return sum(each.batches for each in self.portions)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of encoded batches in memory."""
+        return sum(each.buffered_bytes for each in self.portions)
+
+    @property
+    def large_bytes(self) -> int:
+        """From this size on a piece becomes a segment."""
+        return min(_LARGE_BYTES, self._config.roll_bytes // 4)
+
+    def add(self, load: Load) -> None:
+        """Add the records of one call. Raises the errors of `check_columns`, and then has added none of them."""
+        columns, size_bytes = load
+        config = self._config
+        if size_bytes is None:
+            bodies = [body for _, body in encode_all({0: columns}, config, self._codec)]  # all are checked first
+            self.seal()
+            for body in bodies:
+                self._stage(body)
+        elif 2 * size_bytes >= config.batch_bytes or len(columns.values) > config.batch_records:
+            self.seal()
+            for chunk in chunks(columns, config):
+                self._stage(encode_body(chunk, codec=self._codec))
+        else:
+            self._open.append(columns)
+            self._open_bytes += size_bytes
+            self._open_records += len(columns.values)
+            if self._open_bytes >= config.batch_bytes or self._open_records >= config.batch_records:
+                self.seal()
+
+    def seal(self) -> None:
+        """Encode the records that are not encoded yet."""
+        if self._open:
+            columns, self._open, self._open_bytes, self._open_records = _merged(self._open, self._now()), [], 0, 0
+            for chunk in chunks(columns, self._config):
+                self._stage(encode_body(chunk, codec=self._codec))
+
+    def add_body(self, body: Body) -> None:
+        """Add a batch that is encoded already, behind all records so far."""
+        self.seal()
+        self._stage(body)
+
+    def _stage(self, body: Body) -> None:
+        portion = self.portions[-1]
+        limit = _SMALL_BYTES if len(self.portions) == 1 else self._config.roll_bytes
+        if portion.size_bytes and portion.size_bytes + body.length > limit:
+            portion = self.cut()
+        now, at = self._now(), portion.size_bytes
+        header, crc = stamp(
+            body,
+            base_offset=at,
+            durable_up_to=0,
+            writer_epoch=0,
+            writer_nonce=0,
+            previous_crc=portion.last[0],
+            previous_bytes=portion.last[1],
+            jump_offset=at,
+            append_time=now,
+            event_time=now,
+            running_max_timestamp=now if body.max_timestamp is None else body.max_timestamp,
+            producer=NO_PRODUCER,
+            producers_in_segment=False,
+            salt=self.identity.salt,
+        )
+        portion.parts += [header, *map(bytes, body.parts)]
+        portion.headers.append(header)
+        portion.last = crc, body.length
+        portion.size_bytes += body.length
+        portion.buffered_bytes += body.length
+
+    def cut(self) -> Portion:
+        """Begin another piece."""
+        portion = Portion(f"{self.identity.partition:04d}-{len(self.portions)}", SEGMENT_HEADER_BYTES)
+        self.portions.append(portion)
+        return portion
+
+
+class Stage(Unique):
+    """All that one transaction has staged."""
+
+    def __init__(self, files: Files, now: Callable[[], int]) -> None:
+        self.attempt = files.random_bytes(16).hex()
+        self._files = files
+        self._now = now
+        self._sections: dict[tuple[str, int], Staged] = {}
+        self._spilled = False
+        self._permissions = 0o600
+
+    def section(self, topic_path: str, identity: Identity, config: TopicConfig) -> Staged:
+        """The section of a partition; it is made at the first call."""
+        self._permissions = config.permissions
+        key = topic_path, identity.partition
+        if key not in self._sections:
+            self._sections[key] = Staged(topic_path, identity, config, self._now)
+        return self._sections[key]
+
+    def sections(self) -> list[Staged]:
+        """The sections that have records, all encoded."""
+        for each in self._sections.values():
+            each.seal()
+        return [each for each in self._sections.values() if each.batches]
+
+    def spill(self, *, all_of_it: bool = False) -> bool:
+        """Write what is in memory to files, if it is much. True if the sections are in files."""
+        if sum(each.buffered_bytes for each in self._sections.values()) > _SMALL_BYTES:
+            self._spilled = True
+        elif not (self._spilled and all_of_it):
+            return self._spilled
+        for section in self._sections.values():
+            for portion in section.portions:
+                if portion.parts:
+                    portion.write(self._files, self._directory(section), self._permissions)
+        return True
+
+    def _directory(self, section: Staged) -> str:
+        return os.path.join(section.topic_path, STAGING, self.attempt)
+
+    def sync(self) -> None:
+        """Make the files durable, with their names. Synced."""
+        topics = set()
+        for section in self._sections.values():
+            for portion in section.portions:
+                if portion.fd >= 0:
+                    directory, large_bytes = self._directory(section), section.large_bytes
+                    portion.sync(self._files, directory, self._permissions, large_bytes=large_bytes)
+                    topics.add(section.topic_path)
+        for path in topics:
+            for each in (os.path.join(path, STAGING, self.attempt), os.path.join(path, STAGING), path):
+                self._files.sync_directory(each)
+
+    def close(self) -> None:
+        """Close the files."""
+        with ExitStack() as closing:
+            for portion in [each for section in self._sections.values() for each in section.portions]:
+                closing.callback(portion.close, self._files)
+
+    def discard(self) -> None:
+        """Close and remove the files."""
+        self.close()
+        if self._spilled:
+            for path in {each.topic_path for each in self._sections.values()}:
+                remove_attempt(self._files, path, self.attempt)
+
+
+def _merged(pieces: list[Columns], now_us: int) -> Columns:
+    """The records of several calls as one. Records without a time get `now_us` if others have one."""
+    values = [value for each in pieces for value in each.values]
+    columns: dict[str, list[object] | None] = {"keys": None, "timestamps": None, "headers": None}
+    missing = {"keys": None, "timestamps": now_us, "headers": ()}
+    for name, default in missing.items():
+        if any(getattr(each, name) is not None for each in pieces):
+            columns[name] = [
+                item
+                for each in pieces
+                for item in (getattr(each, name) if getattr(each, name) is not None else [default] * len(each.values))
+            ]
+    return Columns(values, **columns)  # type: ignore[arg-type]
+
+
+def header_in(headers: bytes, number: int, _: int) -> bytes:
+    """The bytes of one header of a copy of all."""
+    return headers[number * HEADER_BYTES :][:HEADER_BYTES]
+
+
+def read_headers(
+    read: Callable[[int, int], bytes], size_bytes: int, identity: Identity, path: str, *, at: int
+) -> Iterator[Header]:
+    """The checked headers of a piece. `read(number, position)` gives the bytes of one; errors as of `read_section`."""
+    position = crc = length = number = 0
+    while position < size_bytes:
+        try:
+            header = parse_header(read(number, position), 0, salt=identity.salt, offset=position)
+            if (header.previous_crc, header.previous_bytes) != (crc, length):
+                raise BadBatch(60, f"a batch that follows one with CRC {header.previous_crc:08x}", f"{crc:08x}")
+            if header.next_offset > size_bytes:
+                raise BadBatch(12, f"length {header.length}", f"at most {size_bytes - position}")
+        except BadBatch as error:
+            raise CorruptLogError(path, at + position + error.at, error.found, error.expected) from error
+        except NewerBatch as error:
+            raise CorruptLogError(path, at + position, f"{error.what} {error.found}", str(error.supported)) from error
+        yield header
+        position, crc, length, number = header.next_offset, header.header_crc, header.length, number + 1
+
+
+def read_section(
+    read: Callable[[int, int], bytes],
+    size_bytes: int,
+    identity: Identity,
+    path: str,
+    *,
+    at: int,
+    headers: bytes | None = None,
+) -> Iterator[tuple[Header, bytes]]:
+    """The checked batches of a piece. `read(position, size)` gives its bytes; it begins at byte `at` of `path`.
+
+    `headers`: the copy of its headers, if those in the file may have been written anew. Raises `CorruptLogError` if
+    the piece is not whole, or was made for another partition.
+    """
+
+    def read_header(number: int, position: int) -> bytes:
+        return read(position, HEADER_BYTES) if headers is None else header_in(headers, number, position)
+
+    for header in read_headers(read_header, size_bytes, identity, path, at=at):
+        position = header.base_offset + HEADER_BYTES
+        body = read(position, header.length - HEADER_BYTES)
+        found = at + position + len(body)
+        if found < at + header.next_offset:
+            raise CorruptLogError(path, found, "the end of the file", f"a batch of {header.length} bytes")
+        try:
+            check_body(header, body)
+        except BadBatch as error:
+            raise CorruptLogError(path, at + header.base_offset + error.at, error.found, error.expected) from error
+        yield header, body
+
+
+def remove_attempt(files: Files, topic_path: str, attempt: str) -> None:
+    """Remove the directory of an attempt, if it is there."""
+    files.remove_tree(os.path.join(topic_path, STAGING, attempt))
+
+
+def sweep(files: Files, topic_path: str, keep: set[str], *, now_s: float) -> None:
+    """Remove the attempts of a day ago and before that are not among those to keep."""
+    parent = os.path.join(topic_path, STAGING)
+    with suppress(FileNotFoundError):
+        for name in files.listdir(parent):
+            path = os.path.join(parent, name)
+            with suppress(FileNotFoundError):  # its own process has removed it
+                facts = files.facts(path)
+                if name not in keep and stat.S_ISDIR(facts.st_mode) and facts.st_mtime < now_s - _ORPHAN_S:
+                    files.remove_tree(path)

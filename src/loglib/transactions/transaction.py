@@ -1,0 +1,414 @@
+"""Transaction: records for many partitions of many topics, and commits of groups, all or nothing, once.
+
+Invariant: nothing of a transaction is in a log before its commit point, which is one `link` in the store. After
+the commit point it is applied by this process or by another one, whatever happens to this one. For each application
+(`app`) the versions rise, and each is committed at most once.
+
+Threads: a transaction belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from functools import cache, partial
+from typing import Any, Literal
+
+from ..append.router import weigh
+from ..arguments import HeadersLike, check_timeout, gather_columns, record_columns
+from ..config import microseconds
+from ..errors import CommitPendingError, LockedError, LogClosedError, LogError, StorageIOError
+from ..format.columns import Columns
+from ..groups import Group, TopicsGroup
+from ..groups.offsets import Offsets
+from ..groups.transacted import Transacted, leave_mark, stored
+from ..log import Log
+from ..system.clock import SYSTEM
+from ..system.files import REAL, Files
+from ..system.lock import is_free, try_acquire
+from ..topic import Topic
+from ..unique import Unique
+from .applying import Applier, pending_for
+from .home import read_home, settle
+from .inbox import knock
+from .manifest import Section
+from .staging import STAGING, Stage, Staged, sweep
+from .state import Intent
+from .store import Store, make_store, open_store
+
+__all__ = ["Transaction", "expire_apps", "last_version", "recover_transactions", "transaction"]
+
+AnyGroup = Group | TopicsGroup
+STORE = ".transactions"  # beside the topics
+_TIMEOUT_S = 2.0
+_NAP_S = 0.001
+
+
+class Transaction(Unique):
+    """One transaction; make it with `loglib.transaction`, in a `with` statement."""
+
+    def __init__(
+        self,
+        app: str,
+        version: int | None,
+        *,
+        owner: str,
+        source: str | None,
+        store: str | None,
+        timeout: float,
+    ) -> None:
+        self.app = app
+        self.version = version
+        self.number: int | None = None  # in the store, once it is committed
+        self.repeated = False  # whether this version was committed before, so that this time it was dropped
+        self._owner = owner
+        self._source = source
+        self._timeout = timeout
+        self._files: Files = REAL  # of the first topic or group, as the clock
+        self._clock: Callable[[], int] = SYSTEM
+        self._store_path = None if store is None else os.path.abspath(store)
+        self._store: Store | None = None
+        self._stage = Stage(self._files, self._clock)
+        self._topics: dict[str, Topic] = {}
+        self._groups: list[Transacted] = []
+        self._keyless: dict[Topic, int] = {}
+        self._over = False
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> Literal[False]:
+        if kind is not None:
+            self._over = True
+            self._stage.discard()
+        else:
+            self._commit()
+        return False
+
+    # --- what it holds ---------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: Topic,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        timestamp: int | datetime | None = None,
+        headers: HeadersLike | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add one record for a topic, which may be open in either mode. The arguments are those of `Topic.append`."""
+        columns, _ = record_columns(value, key, timestamp, headers, limit_bytes=topic.config.max_record_bytes)
+        self._add(topic, columns, partition)
+
+    def append_many(
+        self,
+        topic: Topic,
+        values: Iterable[bytes | None],
+        *,
+        keys: Iterable[bytes | None] | None = None,
+        timestamps: Iterable[int | datetime] | None = None,
+        headers: Iterable[HeadersLike | None] | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add many records for a topic. The arguments are those of `Topic.append_many`."""
+        self._add(topic, gather_columns(values, keys, timestamps, headers), partition)
+
+    def commit(self, group: AnyGroup, what: Any = None, meta: str = "") -> None:
+        """Add a commit of a consumer group. The arguments are those of `Group.commit`.
+
+        The group must have been joined with `commit="manual"`. Raises `StaleGenerationError` if the member no longer
+        owns a partition; at the end of the transaction, too, and then nothing of it is committed.
+        """
+        self._check_open()
+        transacted = group._transact(what, meta)  # noqa: SLF001
+        if transacted.entries:
+            place = transacted.place
+            self._find_store(place.topic_path, place.permissions, place.files, place.clock)
+            self._groups.append(transacted)
+
+    def _add(self, topic: Topic, columns: Columns, partition: int | None) -> None:
+        self._check_open()
+        if not columns.values:
+            return
+        if topic.path not in self._topics:
+            self._find_store(topic.path, topic.config.permissions, topic._files, topic._clock)  # noqa: SLF001
+            self._topics[topic.path] = topic
+        if partition is None and columns.keys is None:
+            partition = self._keyless_partition(topic)
+        spread = topic._spread(columns, partition, cache(lambda: self._keyless_partition(topic)))  # noqa: SLF001
+        loads = {number: weigh(each, topic.config) for number, each in spread.items()}
+        for number, load in loads.items():
+            identity = _log(topic, number).identity
+            self._stage.section(topic.path, identity, topic.config).add(load)
+        self._stage.spill()
+
+    def _keyless_partition(self, topic: Topic) -> int:
+        """One partition for all records without a key of one transaction."""
+        if topic not in self._keyless:
+            drawn = int.from_bytes(self._files.random_bytes(4), "little")
+            self._keyless[topic] = drawn % len(topic.partitions)
+        return self._keyless[topic]
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise LogClosedError(f"the transaction of {self.app} is over; begin another one")
+
+    # --- the store ---------------------------------------------------------------------------------------
+
+    def _find_store(self, topic_path: str, permissions: int, files: Files, clock: Callable[[], int]) -> None:
+        """The store of the transaction, which is made if there is none. The topic is in it from now on."""
+        if self._store is None:
+            self._files, self._clock = files, clock
+            self._stage = Stage(files, clock)
+            home = read_home(self._files, topic_path)
+            path = self._store_path or (home and os.path.normpath(home.path))
+            path = path or os.path.join(os.path.dirname(topic_path), STORE)
+            if not self._files.exists(path):
+                make_store(self._files, path, permissions)
+            self._store = open_store(self._files, path)
+        settle(self._files, topic_path, self._store.path, self._store.id, permissions=permissions)
+
+    # --- commit ------------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        self._check_open()
+        self._over = True
+        committed = False
+        try:
+            sections = self._stage.sections()
+            if self._store is None or not (sections or self._groups):
+                return  # there is nothing to commit
+            intent = self._intent(sections)
+            committed = True  # from here on the store decides
+            number, self.version, self.repeated = self._store.commit(intent, now=self._clock())
+        except StorageIOError:  # in doubt
+            raise
+        except LogError:
+            committed = False  # refused
+            raise
+        finally:
+            self._stage.close()
+            if not committed:
+                self._stage.discard()
+        if self.repeated:
+            self._stage.discard()
+        else:
+            self.number = number
+            for group in self._groups:
+                group.done()
+        self._apply()
+
+    def _intent(self, sections: list[Staged]) -> Intent:
+        """What is to be committed, staged durably. Raises the errors that forbid the commit."""
+        assert self._store is not None
+        in_files = self._stage.spill(all_of_it=True)
+        self._stage.sync()
+        self._check_writers(sections)
+        for group in self._groups:
+            leave_mark(group.place)
+            group.check()
+        parent = os.path.dirname(self._store.path)
+        frames: list[bytes] = []
+        listed = []
+        at = 0
+        for section in sections:
+            topic = os.path.relpath(section.topic_path, parent)
+            for each in section.portions:
+                name = os.path.join(STAGING, self._stage.attempt, each.name) if in_files else ""
+                listed.append(
+                    Section(
+                        topic, section.identity.log_id, section.identity.partition, name,
+                        each.at if in_files else at, each.size_bytes, each.batches, each.is_segment,
+                    )
+                )  # fmt: skip
+                frames += each.parts
+                at += each.size_bytes
+        offsets = tuple(
+            one for group in self._groups for one in stored(group.place, self._store.path, group.entries)
+        )
+        _claim(self._store, self.app, self._owner, self._source, now=self._clock())
+        return Intent(
+            app=self.app, version=self.version, owner=self._owner, source=self._source,
+            sections=tuple(listed), offsets=offsets, frames=b"".join(frames),
+        )  # fmt: skip
+
+    def _check_writers(self, sections: list[Staged]) -> None:
+        """`LockedError` if a partition has a writer in another process that does not answer."""
+        directories: dict[tuple[str, int], str] = {}
+        for section in sections:
+            access = self._topics[section.topic_path]._accesses[section.identity.partition]  # noqa: SLF001
+            if access.open_writer is None:
+                directories[section.topic_path, access.id] = access.directory
+        held = self._held(directories)
+        if held:
+            held = self._held_for_long(held)
+        for path in {path for path, _ in held}:
+            knocked = [partition for each, partition in held if each == path]
+            free = partial(self._is_free, {partition: held[path, partition] for partition in knocked})
+            silent = knock(self._files, path, knocked, patience_s=self._timeout, is_free=free)
+            if silent:
+                raise LockedError(
+                    held[path, silent[0]], "a writer that does not answer transactions",
+                    advice="nothing was committed; is that process stopped, or of an older loglib?",
+                )  # fmt: skip
+
+    def _is_free(self, directories: dict[int, str], partition: int) -> bool:
+        return is_free(self._files, directories[partition])
+
+    def _held(self, directories: dict[tuple[str, int], str]) -> dict[tuple[str, int], str]:
+        return {key: path for key, path in directories.items() if not is_free(self._files, path)}
+
+    def _held_for_long(self, directories: dict[tuple[str, int], str]) -> dict[tuple[str, int], str]:
+        """Those that are held by more than a process that applies another transaction."""
+        assert self._store is not None
+        deadline = time.monotonic() + self._timeout
+        while (applying := try_acquire(self._files, self._store.path)) is None and time.monotonic() < deadline:
+            time.sleep(_NAP_S)
+        try:
+            return self._held(directories)
+        finally:
+            if applying is not None:
+                applying.release()
+
+    def _apply(self) -> None:
+        """Make it visible. After the commit there is only one error."""
+        try:
+            self._run()
+        except (LogError, OSError) as error:
+            if self.number is None:  # repeated: whoever committed it has got the error
+                raise
+            raise pending_for(self.number, error) from error
+
+    def _run(self) -> None:
+        assert self._store is not None
+        writers = [writer for topic in self._topics.values() for writer in topic._handles.writers]  # noqa: SLF001
+        own_offsets: dict[tuple[str, str], Offsets] = {
+            (each.place.topic_path, each.place.name): each.offsets for each in self._groups
+        }
+        applier = Applier(self._files, self._store, writers, own_offsets=own_offsets, clock=self._clock)
+        applier.run(self._timeout, wanted=self.number or 0)
+        named = {each.file.split("/")[1] for one in self._store.pending() for each in one.sections if each.file}
+        for path in self._topics:
+            sweep(self._files, path, named, now_s=self._clock() / 1_000_000)
+
+
+def _log(topic: Topic, number: int) -> Log:
+    return topic._accesses[topic.partition(number).id].log  # noqa: SLF001
+
+
+# --- owners ----------------------------------------------------------------------------------------------
+
+_process = (0, "")  # process id, and the name of this process as an owner
+_claimed: set[tuple[bytes, str, str]] = set()  # store, app and owner that this process has claimed
+
+
+def _owner_here() -> str:
+    """The name of this process as an owner of applications; a forked child has another one."""
+    global _process  # noqa: PLW0603
+    if _process[0] != os.getpid():
+        _process = os.getpid(), os.urandom(8).hex()
+        _claimed.clear()
+    return _process[1]
+
+
+def _claim(store: Store, app: str, owner: str, source: str | None, *, now: int) -> None:
+    """Become the owner of the application, once: a process that another one has fenced stays fenced."""
+    if (store.id, app, owner) not in _claimed:
+        store.fence_owner(app, owner, source, now=now)
+        _claimed.add((store.id, app, owner))
+
+
+# --- functions ---------------------------------------------------------------------------------------------
+
+
+def transaction(
+    app: str,
+    *,
+    version: int | None = None,
+    store: str | os.PathLike[str] | None = None,
+    owner: str | None = None,
+    source: str | None = None,
+    timeout: float = _TIMEOUT_S,
+) -> Transaction:
+    """Begin a transaction: appends to any partitions, and commits of groups, that become visible all at once or never.
+
+        with loglib.transaction(app="etl") as tx:
+            tx.append(orders, value, key=key)
+            tx.append_many(bills, values)
+            tx.commit(group)
+
+    At the end of the `with` statement it is committed. An exception discards it. Its topics may be open in either
+    mode; they must be on this host, in one file system, and have one store.
+
+    - `app`: text, the name of the application whose transaction it is. One process at a time may be the owner of an
+      application: a process that begins with it fences the former one (`FencedError`).
+    - `version`: int. A version that was committed before, or a lower one, is not committed again: `repeated` is then
+      True. None, the default, is the next version.
+    - `store`: the directory in which it is committed; by default the topics' own: `.transactions` beside the first.
+    - `owner`: text that names the owner, for owners that are not processes. By default this process.
+    - `source`: text that names where the versions come from. A version of another source is refused (`LogError`).
+    - `timeout`: seconds to wait for writers in other processes: before the commit for their answer, and after it until
+      they have applied it. By default 2.
+
+    The commit raises `LockedError` if a writer in another process does not answer, `FencedError` and
+    `StaleGenerationError`: then nothing is committed. It raises `CommitPendingError` if the transaction is committed
+    and not visible yet: it becomes visible without further calls, so do not repeat it.
+    """
+    check_app(app)
+    if version is not None and (type(version) is not int or version < 0):
+        raise ValueError(f"version must be a number from 0 on, not {version!r}")
+    check_timeout(timeout)
+    return Transaction(
+        app, version, owner=owner or _owner_here(), source=source,
+        store=None if store is None else os.fsdecode(store), timeout=timeout,
+    )  # fmt: skip
+
+
+def check_app(app: Any) -> None:
+    if not isinstance(app, str) or not app:
+        raise TypeError(f"app must be a name, not {app!r}")
+
+
+def last_version(app: str, *, store: str | os.PathLike[str]) -> int | None:
+    """The last version that an application has committed in a store; None if there is none.
+
+    `store`: the directory of the store, or the directory of topics that contains it.
+    """
+    found = _open_store(store)
+    return None if found is None else found.last_version(app)
+
+
+def expire_apps(unused_for: timedelta, *, store: str | os.PathLike[str]) -> list[str]:
+    """Forget applications that have committed nothing for that long; returns their names.
+
+    Without this call an application is never forgotten. A version of a forgotten application is committed again if it
+    comes again. `store` is as in `last_version`. Applications with a transaction that is not done stay.
+    """
+    found = _open_store(store)
+    if found is None:
+        return []
+    now = SYSTEM()
+    found.expire(now - microseconds(unused_for))
+    return found.fold(now=now)
+
+
+def recover_transactions(store: str | os.PathLike[str], *, timeout: float = _TIMEOUT_S) -> None:
+    """Apply what is committed and not visible yet, because the process that committed it has died.
+
+    Writers that open a topic do this as well. Raises `CommitPendingError` if something stays pending.
+    """
+    found = _open_store(store)
+    if found is not None:
+        Applier(REAL, found).run(timeout)
+        for manifest in found.pending():
+            raise CommitPendingError(manifest.number, "a writer that does not answer, or damage: see the log")
+
+
+def _open_store(path: str | os.PathLike[str]) -> Store | None:
+    absolute = os.path.abspath(os.fsdecode(path))
+    if os.path.basename(absolute) != STORE:
+        absolute = os.path.join(absolute, STORE)
+    return open_store(REAL, absolute) if REAL.exists(absolute) else None
