@@ -15,7 +15,14 @@ except ImportError:  # no PySpark, or one before 4.0: nobody to offer the format
     __all__ = []
 else:
     if TYPE_CHECKING:
-        from pyspark.sql.datasource import DataSourceReader
+        from typing import Any
+
+        from pyspark.sql.datasource import (
+            DataSourceReader,
+            DataSourceStreamReader,
+            DataSourceStreamWriter,
+            DataSourceWriter,
+        )
         from pyspark.sql.types import StructType
 
     __all__ = ["DefaultSource"]
@@ -27,6 +34,11 @@ else:
         def name(cls) -> str:
             return "loglib"
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            from loglib.spark.shipping import by_value
+
+            return by_value(__name__, "DefaultSource", dict(self.options))
+
         def schema(self) -> StructType:
             from loglib.spark.source import schema_of
 
@@ -36,3 +48,18 @@ else:
             from loglib.spark.source import BatchReader
 
             return BatchReader(self.options, schema)
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+            from loglib.spark.stream import StreamReader
+
+            return StreamReader(self.options, schema)
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+            from loglib.spark.sink import BatchWriter
+
+            return BatchWriter(self.options, schema, overwrite)
+
+        def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+            from loglib.spark.sink import StreamWriter
+
+            return StreamWriter(self.options, schema, overwrite)

@@ -67,7 +67,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 # --- the source without Spark ------------------------------------------------------------------------
 
 
-def options_of(path: Path, **given: object) -> Options:
+def options_of(path: Path | str, **given: object) -> Options:
     return parse({"path": str(path)} | {name: str(value) for name, value in given.items()}, now_us=NOW)
 
 
@@ -76,7 +76,7 @@ def splits_of(ranges: Iterable[Range], split_bytes: int) -> list[Split]:
 
 
 def scan_batches(
-    path: Path,
+    path: Path | str,
     *,
     split_bytes: int = 1 << 40,
     arrow_batch_bytes: int = 1 << 20,
@@ -89,12 +89,18 @@ def scan_batches(
     arrow = arrow_schema(schema or default_schema(options))
     batches: list[pa.RecordBatch] = []
     for split in splits_of(find_ranges(options), split_bytes) if splits is None else splits:
-        batches += scan(split, arrow, arrow_batch_bytes=arrow_batch_bytes, fail_on_data_loss=options.fail_on_data_loss)
+        batches += scan(
+            split,
+            arrow,
+            arrow_batch_bytes=arrow_batch_bytes,
+            fail_on_data_loss=options.fail_on_data_loss,
+            skip_damage=options.skip_damage,
+        )
     assert all(batch.schema.equals(arrow) for batch in batches)
     return batches
 
 
-def scan_rows(path: Path, **arguments: Any) -> list[Row]:
+def scan_rows(path: Path | str, **arguments: Any) -> list[Row]:
     """The same as rows; times are microseconds."""
     return [row for batch in scan_batches(path, **arguments) for row in rows_of(batch)]
 

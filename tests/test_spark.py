@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,32 +25,15 @@ from loglib import Retention, Topic, testing
 from loglib.config import TopicConfig
 from loglib.segment import HEADER_BYTES
 from spark_logs import COLUMNS, Row, all_records, all_rows, in_order, random_topic
+from spark_session import local_session
 
 pytestmark = pytest.mark.spark
-
-TIME_ZONE = "America/St_Johns"  # half an hour off the others, with summer time
 
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    environment = {"SPARK_LOCAL_IP": "127.0.0.1"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        builder = SparkSession.builder.master("local[2]").appName("loglib tests")
-        settings = {
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.sql.session.timeZone": TIME_ZONE,
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        }
-        for name, value in settings.items():
-            builder = builder.config(name, value)
-        session = loglib.spark.configure(builder).getOrCreate()
-        session.sparkContext.setLogLevel("OFF")
+    with local_session(tmp_path_factory.mktemp("warehouse")) as session:
         yield session
-        session.stop()
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +180,7 @@ def test_number_of_tasks_follows_the_size_and_min_partitions(spark: SparkSession
     assert load(spark, path).count() == load(spark, path, minPartitions=5).count() == 8 * 256
 
 
-def test_view_in_sql(spark: SparkSession, topic: Path) -> None:
+def test_sql_view_counts_the_records_of_each_partition(spark: SparkSession, topic: Path) -> None:
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW logs USING loglib OPTIONS (path '{topic}', minPartitions '3')")
     rows = spark.sql("SELECT partition, count(*) AS n FROM logs GROUP BY partition ORDER BY partition").collect()
     records = all_records(topic)
@@ -244,6 +228,46 @@ def test_offsets_as_kafka_writes_them(spark: SparkSession, topic: Path) -> None:
         )
     )  # fmt: skip
     assert [row["offset"] for row in rows] == [each.offset for each in records if first <= each.offset < stop]
+
+
+# --- without the JVM ---------------------------------------------------------------------------------
+
+
+def test_map_batches_gives_what_the_function_makes_of_all_records(spark: SparkSession, topic: Path) -> None:
+    def lengths(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        count = total = 0
+        for batch in batches:
+            assert batch.schema.names == ["value", "partition"]
+            count += batch.num_rows
+            total += sum(len(each or b"") for each in batch.column("value").to_pylist())
+        yield pa.RecordBatch.from_pydict({"count": [count], "total": [total]})
+
+    records = all_records(topic)
+    for tasks in ("1", "7"):
+        frame = loglib.spark.map_batches(
+            spark, topic, lengths, "count long, total long", columns=["value", "partition"],
+            options={"minPartitions": tasks},
+        )  # fmt: skip
+        rows = frame.collect()
+        assert len(rows) >= int(tasks)
+        assert sum(row["count"] for row in rows) == len(records)
+        assert sum(row["total"] for row in rows) == sum(len(record.value or b"") for record in records)
+
+
+def test_map_batches_takes_ranges_and_is_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
+    path = random_topic(tmp_path / "topic", seed=3, partitions=1, batches=10)
+    records = all_records(path)
+    frame = loglib.spark.map_batches(
+        spark, path, lambda batches: batches, "value binary, offset long",
+        start=records[3].offset, end=records[-2].offset, columns=["value", "offset"],
+    )  # fmt: skip
+    random_topic(path, seed=4, partitions=1, batches=10)
+    for _ in range(2):
+        rows = [(row["offset"], row["value"]) for row in frame.collect()]
+        assert rows == [(record.offset, record.value) for record in records[3:-2]]
+    with Topic.open(tmp_path / "empty", **QUIET) as empty:
+        nothing = loglib.spark.map_batches(spark, empty, lambda batches: batches, "offset long", columns=["offset"])
+    assert nothing.collect() == []
 
 
 # --- one plan for each load --------------------------------------------------------------------------
@@ -318,6 +342,27 @@ def test_corruption_fails_the_job_and_names_file_and_byte(spark: SparkSession, t
     assert "nothing was changed" in str(raised.value)
 
 
+def test_damage_that_is_skipped_is_reported_in_sparks_table_of_logs(spark: SparkSession, tmp_path: Path) -> None:
+    path = random_topic(tmp_path / "topic", seed=5, partitions=1)
+    segment = last_segment(path)
+    damaged = bytearray(segment.read_bytes())
+    damaged[-20] ^= 1
+    segment.write_bytes(damaged)
+    with Topic.open(path, mode="r") as topic, topic.read(on_gap="skip") as reader:
+        kept = list(reader)
+        (gap,) = reader.gaps
+    spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
+    try:
+        assert load(spark, path, onGap="skip", minPartitions=7).count() == len(kept)
+        logs = spark.tvf.python_worker_logs().where("logger = 'loglib'")
+        (row,) = logs.where(f"msg LIKE '{path}%'").collect()
+    finally:
+        spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "false")
+    lost = f"skipped offsets [{gap.offsets.start}, {gap.offsets.stop}), {len(gap.offsets)} bytes (onGap=skip)"
+    assert row["level"] == "WARNING"
+    assert row["msg"].startswith(f"{path}, partition 0: {lost}: {segment}, byte ")
+
+
 def test_missing_segment_fails_the_job(spark: SparkSession, tmp_path: Path) -> None:
     path = random_topic(tmp_path / "topic", seed=5, partitions=1)
     segments = sorted((path / "0000").glob("*.log"))
@@ -358,17 +403,10 @@ def test_retention_under_a_held_plan_fails_or_is_passed_over(spark: SparkSession
     assert 0 < kept < everything
 
 
-def test_what_is_not_offered_yet_says_so(spark: SparkSession, topic: Path) -> None:
-    with pytest.raises(PySparkException, match="not implemented"):
-        spark.sql("SELECT X'00' AS value").write.format("loglib").mode("append").save(str(topic))
-    stream = spark.readStream.format("loglib").load(str(topic))
-    with pytest.raises(PySparkException, match="not implemented"):
-        stream.writeStream.format("noop").start().processAllAvailable()
-
-
 # --- finding the format ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_broken_neighbour_hides_the_format_until_it_is_registered(tmp_path: Path) -> None:
     """PySpark imports every module named pyspark_* and guards none of these imports."""
     random_topic(tmp_path / "topic", seed=1, batches=3)

@@ -14,7 +14,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from conftest import SOURCE, needs_proc
+from conftest import SOURCE, needs_proc, run_python
 from loglib.spark import configure
 from loglib.spark.daemon import calm, prefer_installed_pyspark
 from spark_logs import all_records, random_topic
@@ -31,7 +31,7 @@ VARIABLES = ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON", "LOGLIB_SPARK_PYTHON")
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment that says nothing of Python, and a process without a JVM."""
-    for name in (*VARIABLES, "PYSPARK_GATEWAY_PORT"):
+    for name in (*VARIABLES, "PYSPARK_GATEWAY_PORT", "PYTHONPATH"):
         monkeypatch.setenv(name, "")  # so that it is put back as it was
         monkeypatch.delenv(name)
     monkeypatch.setattr(SparkContext, "_gateway", None)
@@ -44,7 +44,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         (None, sys.executable, sys.executable),
         ("local[2]", str(LAUNCHER), str(LAUNCHER)),
         ("local-cluster[1,1,1024]", str(LAUNCHER), str(LAUNCHER)),
-        ("spark://host:7077", sys.executable, None),
+        ("spark://host:7077", None, None),
     ],
 )
 def test_spark_that_started_another_python_did_not_find_the_source(
@@ -53,6 +53,41 @@ def test_spark_that_started_another_python_did_not_find_the_source(
     builder = SparkSession.Builder()
     configure(builder if master is None else builder.master(master))
     assert [os.environ.get(name) for name in VARIABLES[:2]] == [driver, workers]
+
+
+def test_cluster_finds_a_python_by_its_name_on_each_host(fresh: pytest.MonkeyPatch) -> None:
+    """PySpark reads on executors with the interpreter that it plans with: the driver's path need not exist there."""
+    fresh.setenv("PATH", f"/usr/bin:{Path(sys.executable).parent}")
+    for _ in range(2):
+        configure(SparkSession.Builder().master("spark://host:7077"))
+    assert os.environ["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
+
+
+def test_planning_with_the_clusters_python_finds_loglib(fresh: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fresh.setenv("PYTHONPATH", "/mine")
+    fresh.setenv("PYSPARK_PYTHON", sys.executable)
+    for _ in range(2):
+        configure(SparkSession.Builder().master("spark://host:7077"))
+    assert "PYSPARK_DRIVER_PYTHON" not in os.environ
+    entries = os.environ["PYTHONPATH"].split(":")
+    assert entries[:2] == ["/mine", str(SOURCE)] and len(set(entries)) == len(entries) <= 4
+    fresh.setenv("PYSPARK_PYTHON", str(tmp_path / "python"))
+    with pytest.raises(ValueError, match="this host has no such program"):
+        configure(SparkSession.Builder().master("spark://host:7077"))
+
+
+def test_archive_is_added_to_what_the_builder_has(fresh: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    archive = tmp_path / "loglib-spark.zip"
+    settings: dict[str, Any] = {"spark.archives": "a.zip", "spark.executorEnv.PYTHONPATH": "b"}
+    with pytest.raises(FileNotFoundError, match="make spark-archive"):
+        configure(SparkSession.Builder().master("spark://host:7077"), archive=archive)
+    archive.touch()
+    builder = configure(SparkSession.Builder().master("spark://host:7077").config(map=settings), archive=archive)
+    assert builder._options["spark.archives"] == f"a.zip,{archive}#loglib-archive"
+    assert builder._options["spark.executorEnv.PYTHONPATH"] == "loglib-archive:b"
+    assert builder._options["spark.python.daemon.module"] == "loglib_spark_daemon"
+    local = configure(SparkSession.Builder().master("local[2]"), archive=archive)
+    assert "spark.archives" not in local._options
 
 
 def test_interpreter_that_is_set_already_stays(fresh: pytest.MonkeyPatch) -> None:
@@ -92,9 +127,28 @@ def test_launcher_is_the_interpreter_itself_for_all_but_the_daemon() -> None:
 
 def test_installed_pyspark_is_preferred_to_its_zip_file() -> None:
     others = ["", "/somewhere", str(INSTALLED.parent)]
-    path = ["", *ZIPS, "/somewhere", str(INSTALLED.parent)]
+    jar = str(INSTALLED / "jars" / "spark-core_2.13-4.3.0.jar")  # Spark puts it there, and it has no Python
+    path = ["", *ZIPS, jar, "/somewhere", str(INSTALLED.parent)]
     prefer_installed_pyspark(path)
     assert path == [*others, *ZIPS]
+
+
+@needs_proc
+def test_packages_of_workers_are_imported_before_the_fork_and_start_no_thread_of_theirs() -> None:
+    output = run_python(
+        """
+        import os, runpy, sys
+        os.environ["OMP_NUM_THREADS"] = "1"  # as Spark sets it
+        preload = runpy.run_path(sys.argv[1])["preload"]
+        preload("no.such.module")
+        preload("pyspark.worker")
+        threads = {open(f"/proc/self/task/{each}/comm").read().strip() for each in os.listdir("/proc/self/task")}
+        print(threads - {"jemalloc_bg_thd"}, *sorted({"numpy", "pyarrow", "fastcrc", "loglib"} & set(sys.modules)))
+        """,
+        SOURCE / "loglib" / "spark" / "daemon.py",
+    )
+    threads, *modules = output.split()
+    assert "," not in threads and modules == ["fastcrc", "numpy", "pyarrow"]
 
 
 @pytest.mark.parametrize("case", ["another Spark's", "not installed", "no zip"])
@@ -243,6 +297,7 @@ def in_spark(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 @needs_proc
 @pytest.mark.spark
+@pytest.mark.slow
 def test_job_whose_reader_is_cut_short_prints_no_traceback(in_spark: tuple[dict[str, Any], str]) -> None:
     """It printed BrokenPipeError, once for each worker."""
     saw, errors = in_spark
@@ -253,12 +308,14 @@ def test_job_whose_reader_is_cut_short_prints_no_traceback(in_spark: tuple[dict[
 
 @needs_proc
 @pytest.mark.spark
+@pytest.mark.slow
 def test_workers_are_forked_by_our_daemon_and_have_the_installed_pyspark(in_spark: tuple[dict[str, Any], str]) -> None:
     assert in_spark[0]["worker"] == [pyspark.__file__, str(LAUNCHER.with_name("daemon.py")), True]
 
 
 @needs_proc
 @pytest.mark.spark
+@pytest.mark.slow
 def test_daemon_does_what_pysparks_own_does(in_spark: tuple[dict[str, Any], str]) -> None:
     """Its workers are used again, their errors come through, and it survives them. One that ended is replaced."""
     saw, _ = in_spark

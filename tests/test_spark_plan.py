@@ -1,30 +1,40 @@
 """The Spark source without Spark: options, ranges, splits, and scanning a split into Arrow batches."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
+import textwrap
 from itertools import combinations, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from counts import need
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from builders import a_mark
-from conftest import NOW, QUIET, last_segment, run_python
+from builders import a_mark, calm
+from conftest import NOW, QUIET, SOURCE, last_segment, run_python
 from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Retention, Topic, testing
 from loglib.arguments import Time
 from loglib.format.watermark import encode_new
 from loglib.segment import HEADER_BYTES, Identity
-from loglib.spark.columns import arrow_schema
+from loglib.spark import counts
+from loglib.spark.columns import arrow_schema, default_schema
 from loglib.spark.options import Options, parse
 from loglib.spark.plan import Range, cut, plan
 from loglib.spark.ranges import find_ranges, find_topics
+from loglib.spark.source import BatchReader
 from loglib.system.files import Files
 from spark_logs import (
     COLUMNS,
+    Row,
     all_records,
     all_rows,
     as_row,
@@ -46,14 +56,20 @@ def topic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_topic(tmp_path_factory.mktemp("logs") / "topic", seed=1, batches=80)
 
 
-def a_range(start: int = 0, size: int = 1000, **changes: int) -> Range:
-    facts = {"start_position": start, "start_offset": start, "end_offset": start + size, "flushed_end": start + size}
+def a_range(start: int = 0, size: int = 1000, **changes: Any) -> Range:
+    facts: dict[str, Any] = {
+        "start_position": start,
+        "start_offset": start,
+        "end_offset": start + size,
+        "flushed_end": start + size,
+    }
     return Range("t", "/logs/t", bytes(16), 0, **facts | changes)
 
 
 # --- plan --------------------------------------------------------------------------------------------
 
 
+@calm
 @given(st.integers(0, 1 << 62), st.integers(0, 1 << 40), st.integers(1, 1 << 45))
 def test_splits_of_a_range_follow_on_one_another_and_fill_it(start: int, size: int, split_bytes: int) -> None:
     split_bytes = max(split_bytes, size // 1000)  # at most a thousand
@@ -66,6 +82,7 @@ def test_splits_of_a_range_follow_on_one_another_and_fill_it(start: int, size: i
         assert splits == []
 
 
+@calm
 @given(st.lists(st.integers(0, 1 << 32), min_size=1, max_size=20), st.integers(1, 200))
 def test_plan_makes_about_as_many_tasks_as_asked_for(sizes: list[int], min_tasks: int) -> None:
     sizes.append(1 << 20)  # so that there are bytes enough for each task
@@ -191,7 +208,7 @@ def test_damage_is_never_passed_over_wherever_the_splits_begin(tmp_path: Path, m
     intact = segment.read_bytes()
     random = Random(5)
     with Topic.open(path, mode="r") as topic:
-        bases = [batch.header.base_offset for batch in topic.batches()]
+        bases = [batch._header.base_offset for batch in topic.batches()]
     in_headers = [HEADER_BYTES + base + each for base in bases for each in (0, 12, 36, 90)]
     for position in in_headers + random.choices(range(HEADER_BYTES, len(intact)), k=80):
         damaged = bytearray(intact)
@@ -242,6 +259,78 @@ def test_null_in_a_column_that_must_have_none_is_an_error(tmp_path: Path) -> Non
         null = topic.append(None)
     with pytest.raises(ValueError, match=f"offset {null.offset}: the value is null, and the schema says NOT NULL"):
         scan_rows(tmp_path / "topic", schema=strict)
+
+
+# --- damage that is skipped ---------------------------------------------------------------------------------
+
+
+def skipped(caplog: pytest.LogCaptureFixture) -> list[range]:
+    """The offsets that the query reported as skipped, in order."""
+    found = re.findall(r"skipped offsets \[(\d+), (\d+)\), (\d+) bytes \(onGap=skip\): ", caplog.text)
+    assert all(int(stop) - int(start) == int(size) for start, stop, size in found)
+    return sorted((range(int(start), int(stop)) for start, stop, _ in found), key=lambda gap: gap.start)
+
+
+def gaps_of(path: Path) -> tuple[list[Row], list[range]]:
+    """The rows that the core's reader gives past damage, and the offsets that it leaves out."""
+    with Topic.open(path, mode="r") as topic, topic.read(on_gap="skip") as reader:
+        rows = [as_row(record, path.name) for record in reader]
+        return rows, [gap.offsets for gap in reader.gaps if gap.offsets]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_skipped_damage_is_what_the_core_skips_and_each_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
+    monkeypatch.setattr("loglib.cursor.BLOCK_BYTES", 256)
+    path = random_topic(tmp_path / "topic", seed, partitions=1, batches=40)
+    random = Random(seed)
+    segments = sorted((path / "0000").glob("*.log"))
+    sizes = {segment: segment.stat().st_size for segment in segments}
+    for segment in random.sample(segments, 2):
+        content = bytearray(segment.read_bytes())
+        for _ in range(random.randint(1, 4)):
+            content[random.randrange(HEADER_BYTES, len(content))] ^= 1 << random.randrange(8)
+        segment.write_bytes(content)
+    if seed % 3 == 1:
+        random.choice(segments[:-1]).unlink()
+    if seed % 3 == 2:
+        cut = random.choice(segments)
+        cut.write_bytes(cut.read_bytes()[: random.randrange(HEADER_BYTES, cut.stat().st_size)])
+    rows, gaps = gaps_of(path)
+    for split_bytes in (61, 150, 1000, 4096, 1 << 40):
+        caplog.clear()
+        found = scan_rows(path, split_bytes=split_bytes, includeHeaders=True, onGap="skip")
+        assert found == rows, f"{split_bytes=}"
+        reported = skipped(caplog)
+        if last_segment(path).stat().st_size == sizes[last_segment(path)]:
+            assert reported == gaps, f"{split_bytes=}"
+        else:  # the plan reports what is above the end of the last file, and a task what is below
+            assert [each for gap in reported for each in gap] == [each for gap in gaps for each in gap]
+
+
+def test_gap_that_the_query_does_not_read_is_not_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = random_topic(tmp_path / "topic", seed=1, partitions=1, segment_bytes=1 << 20)
+    records = all_records(path)
+    with Topic.open(path, mode="r") as topic:
+        damaged = [batch.offsets for batch in topic.batches()][20]
+    segment = last_segment(path)
+    content = bytearray(segment.read_bytes())
+    content[HEADER_BYTES + damaged.start + 50] ^= 1
+    segment.write_bytes(content)
+
+    def read(**options: object) -> list[int]:
+        caplog.clear()
+        return [row["offset"] for row in scan_rows(path, split_bytes=300, onGap="skip", **options)]
+
+    whole = [record.offset for record in records if record.offset not in damaged]
+    assert read() == whole
+    assert [gap.start for gap in skipped(caplog)] == [damaged.start]
+    assert read(end=damaged.start) == [offset for offset in whole if offset < damaged.start]
+    assert skipped(caplog) == []
+    inside = damaged.start + 1  # no one can know where in the damage a record began
+    assert read(start=inside) == [offset for offset in whole if offset > inside]
+    assert [gap.start for gap in skipped(caplog)] == [inside]
 
 
 # --- what becomes of a log between planning and reading --------------------------------------------------
@@ -332,6 +421,56 @@ def test_topic_made_again_is_not_mistaken_for_the_one_planned(tmp_path: Path) ->
     random_topic(path, seed=8)
     with pytest.raises(LogError, match=f"the query was planned for {splits[0].range.log_id.hex()}"):
         scan_rows(path, splits=splits)
+
+
+def test_task_lists_no_directory_of_the_log(tmp_path: Path) -> None:
+    """On a network file system a listing costs more than reading a batch, and each of many tasks would ask for one."""
+    need(shutil.which("strace"), "strace")
+    path = random_topic(tmp_path / "topic", seed=9)
+    reader = BatchReader({"path": str(path), "minpartitions": "5"}, default_schema(options_of(path)))
+    plan_file = tmp_path / "plan"
+    tasks = reader.partitions()
+    plan_file.write_bytes(CloudPickleSerializer().dumps((reader, tasks)))  # type: ignore[no-untyped-call]
+    rows = len(all_records(path))
+    random_topic(path, seed=10)  # the log grows and rolls after the plan
+    program = """
+        import os, sys
+        from pyspark.serializers import CloudPickleSerializer
+        with open(sys.argv[1], "rb") as file:
+            reader, tasks = CloudPickleSerializer().loads(file.read())
+        print(sum(batch.num_rows for task in tasks for batch in reader.read(task)))
+        if sys.argv[2:]:
+            os.listdir(sys.argv[2])
+    """
+
+    def listings(*arguments: Path) -> list[str]:
+        log = tmp_path / "strace"
+        command = ["strace", "-f", "-y", "-o", str(log), "-e", "trace=getdents,getdents64", sys.executable, "-c"]
+        ran = subprocess.run(
+            [*command, textwrap.dedent(program), str(plan_file), *map(str, arguments)],
+            env=os.environ | {"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert ran.stdout.split() == [str(rows)]
+        return [line for line in log.read_text().splitlines() if str(path) in line]
+
+    assert len(tasks) >= 5
+    assert listings() == []
+    assert listings(path) != []  # strace shows a listing if there is one
+
+
+@pytest.mark.parametrize("split_bytes", [700, 10_000])
+def test_split_names_the_segments_that_it_needs_and_no_more(tmp_path: Path, split_bytes: int) -> None:
+    path = random_topic(tmp_path / "topic", seed=9)
+    for split in splits_of(find_ranges(options_of(path)), split_bytes):
+        bases = sorted(int(each.stem) for each in (path / f"{split.range.partition:04}").glob("*.log"))
+        ends = [*bases[1:], 1 << 62]
+        needed = [
+            base
+            for base, end in zip(bases, ends, strict=True)
+            if base < split.end_position and end > split.start_position
+        ]
+        after = [base for base in bases if base > needed[-1]][:1]
+        assert split.range.segments == (*needed, *after)
 
 
 def test_appends_after_the_plan_are_not_read(tmp_path: Path) -> None:
@@ -490,6 +629,46 @@ def test_offset_outside_the_log_is_moved_into_it_on_request(timed: Path) -> None
     assert [each.size_bytes > 0 for each in ranges] == [False, True]
 
 
+# --- counts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_counts_are_those_of_the_records_wherever_the_range_begins_and_ends(tmp_path: Path, seed: int) -> None:
+    path = random_topic(tmp_path / "topic", seed, empty_partitions=1)
+    records = all_records(path)
+    assert counts(path) == {number: sum(each.partition == number for each in records) for number in (0, 1, 2)}
+    offsets = [record.offset for record in records if record.partition == 0]
+    random = Random(seed)
+    for _ in range(20):
+        first, stop = sorted(random.choices(range(len(offsets)), k=2))
+        found = counts(path, start={0: offsets[first], 1: "end"}, end={0: offsets[stop]})
+        assert found == {0: stop - first, 1: 0, 2: 0}
+
+
+def test_counting_reads_no_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+        for _ in range(8):
+            topic.append_many([bytes(100_000)] * 10)
+            topic.flush()
+    sizes: list[int] = []
+
+    def read_at(files: Files, fd: int, size_bytes: int, position: int) -> bytes:
+        sizes.append(size_bytes)
+        return plain(files, fd, size_bytes, position)
+
+    plain = Files.read_at
+    monkeypatch.setattr(Files, "read_at", read_at)
+    assert counts(tmp_path / "topic") == {0: 80}
+    assert sum(sizes) < 100_000
+
+
+def test_counts_of_a_directory_of_topics_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        random_topic(tmp_path / name, seed=1, batches=1)
+    with pytest.raises(ValueError, match=r"is a directory of topics \(a, b\)"):
+        counts(tmp_path)
+
+
 # --- options -----------------------------------------------------------------------------------------
 
 
@@ -499,12 +678,12 @@ def parsed(**options: object) -> Options:
 
 def test_options_are_known_in_any_case_and_have_defaults() -> None:
     options = parsed(
-        INCLUDEHEADERS="True", maxbytesperpartition="64K", arrowBatchBytes="2mib", columns=" value, offset"
+        INCLUDEHEADERS="True", maxbytesperpartition="64K", arrowBatchBytes="2mib", columns=" value, headers"
     )
     assert options.include_headers
     assert options.max_bytes_per_partition == 64 << 10
     assert options.arrow_batch_bytes == 2 << 20
-    assert options.columns == ("value", "offset")
+    assert options.columns == ("value", "headers")
     defaults = parsed()
     assert (defaults.max_bytes_per_partition, defaults.arrow_batch_bytes) == (128 << 20, 4 << 20)
     assert (defaults.start.otherwise, defaults.end.otherwise, defaults.fail_on_data_loss) == ("begin", "end", True)
@@ -519,10 +698,10 @@ def test_options_are_known_in_any_case_and_have_defaults() -> None:
         ({"zzz": 3}, "unknown option zzz; there are path, "),
         ({"kafka.bootstrap.servers": "a:9092"}, "kafka.bootstrap.servers sets up a Kafka consumer"),
         ({"kafka.group.id": "a"}, "sets up a Kafka consumer"),
-        ({"groupIdPrefix": "a"}, "sets up a Kafka consumer"),
+        ({"groupidprefix": "a"}, "option groupIdPrefix sets up a Kafka consumer"),
         ({"fetchOffset.numRetries": "3"}, "sets up a Kafka consumer"),
         ({"kafkaConsumer.pollTimeoutMs": "3"}, "sets up a Kafka consumer"),
-        ({"maxOffsetsPerTrigger": "3"}, "is for streams"),
+        ({"maxoffsetspertrigger": "3"}, "option maxOffsetsPerTrigger is for streams"),
         ({"owner": "me", "provider": "loglib"}, "make a temporary view"),
         ({"subscribe": "a", "assign": "{}"}, "give one of the options subscribe, subscribePattern and assign"),
         ({"subscribe": "a,,b"}, "different names separated by commas"),
@@ -534,6 +713,17 @@ def test_options_are_known_in_any_case_and_have_defaults() -> None:
         ({"startingOffsets": '{"a": {"0": -1}}'}, "cannot be latest"),
         ({"endingOffsets": "earliest"}, "cannot be earliest"),
         ({"endingOffsets": '{"a": {"0": -2}}'}, "cannot be earliest"),
+        ({"columns": "value,Value"}, "different names separated by commas"),
+        ({"columns": "value", "includeHeaders": "true"}, "includeHeaders=true and columns=value contradict each other"),
+        ({"columns": "Headers", "includeHeaders": "false"}, "includeHeaders=false and columns=Headers contradict"),
+        ({"start": "9", "end": "8"}, r"the start, 9, lies after the end, 8 \(options start and end\)"),
+        ({"start": "end", "end": "begin"}, "the start, end, lies after the end, begin"),
+        ({"start": '{"1": 9}', "end": '{"0": 1, "1": 8}'}, "the start, 9, lies after the end, 8 in partition 1"),
+        ({"start": "-1m", "end": "-2m"}, r"the start, 2023-.*, lies after the end, 2023-"),
+        (
+            {"startingTimestamp": "2000", "endingOffsetsByTimestamp": '{"a": {"0": 1000}}'},
+            r"00:00:02.*after the end, .*00:00:01\+00:00 in partition 0 of topic a \(options startingTimestamp and end",
+        ),
         ({"endingOffsets": "tomorrow"}, "must be earliest, latest or JSON"),
         ({"endingOffsets": '{"a": {"x": 1}}'}, "must be earliest, latest or JSON"),
         ({"endingOffsets": '{"a": {"0": true}}'}, "must be earliest, latest or JSON"),
@@ -545,6 +735,7 @@ def test_options_are_known_in_any_case_and_have_defaults() -> None:
         ({"end": '{"a": 1}'}, "JSON of places by partition"),
         ({"end": "begin", "endingOffsets": "latest"}, "options end and endingOffsets say the same thing twice"),
         ({"failOnDataLoss": "no"}, "true or false"),
+        ({"onGap": "ignore"}, "option onGap must be raise or skip, not 'ignore'"),
         ({"minPartitions": "0"}, "a number, at least 1"),
         ({"minPartitions": "many"}, "a number, at least 1"),
         ({"maxBytesPerPartition": "10"}, "a size like 64m, in bytes 65536"),
@@ -560,8 +751,8 @@ def test_wrong_options_are_refused_with_what_to_write_instead(options: dict[str,
 def test_paths_are_directories_that_everyone_can_see() -> None:
     assert parse({"path": "file:///logs/a%20b"}, now_us=NOW).paths == ("/logs/a b",)
     assert parse({"paths": '["/a", "b"]'}, now_us=NOW).paths == ("/a", "b")
-    with pytest.raises(ValueError, match="it knows no s3a storage"):
-        parse({"path": "s3a://bucket/logs"}, now_us=NOW)
+    with pytest.raises(ValueError, match="s3://bucket/logs is not on a file system: a stream reads a log that is"):
+        parse({"path": "s3a://bucket/logs"}, now_us=NOW, streaming=True)
     with pytest.raises(ValueError, match="no path: give load"):
         parse({}, now_us=NOW)
 
@@ -570,15 +761,49 @@ def test_paths_are_directories_that_everyone_can_see() -> None:
     ("field", "message"),
     [
         (StructField("vaule", BinaryType()), "no column vaule; did you mean value"),
-        (StructField("Offset", LongType()), "no column Offset; did you mean offset"),
+        (StructField("Offfset", LongType()), "no column Offfset; did you mean offset"),
+        (StructField("Offset", StringType()), "column Offset is bigint, not string"),
         (StructField("qqq", LongType()), "no column qqq; there are key, value"),
         (StructField("offset", StringType()), "column offset is bigint, not string; cast it in the query"),
         (StructField("value", LongType()), "column value is binary or string, not bigint"),
     ],
 )
-def test_columns_that_cannot_be_had_are_refused(field: StructField, message: str) -> None:
+def test_spark_schema_with_columns_that_do_not_exist_is_refused(field: StructField, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         arrow_schema(StructType([field]))
+
+
+def test_column_that_is_there_twice_is_refused() -> None:
+    fields = [StructField("offset", LongType()), StructField("OFFSET", LongType())]
+    with pytest.raises(ValueError, match="column OFFSET is there twice"):
+        arrow_schema(StructType(fields))
+
+
+def test_columns_are_known_in_any_case_and_named_as_the_user_wrote_them(topic: Path) -> None:
+    expected = [{"VALUE": row["value"], "Offset": row["offset"], "TOPIC": row["topic"]} for row in all_rows(topic)]
+    assert scan_rows(topic, columns="VALUE,Offset,TOPIC") == expected
+    with pytest.raises(ValueError, match="no column Ofset; did you mean offset"):
+        scan_rows(topic, columns="Ofset")
+
+
+def test_reader_on_an_executor_is_the_planned_one(topic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ages count from the time of the plan; counted from the time of a task, this start would lie after the end."""
+    given = {"path": str(topic), "start": "-2m", "end": "2023-11-14T22:13:20Z", "columns": "value"}
+    monkeypatch.setattr("loglib.spark.source.SYSTEM", lambda: NOW)
+    reader = BatchReader(given, default_schema(options_of(topic, columns="value")))
+    monkeypatch.setattr("loglib.spark.source.SYSTEM", lambda: NOW + 200_000_000)
+    rebuild, arguments = reader.__reduce__()
+    again = rebuild(*arguments)
+    assert (again._options, again._schema) == (reader._options, reader._schema)
+
+
+def test_headers_that_the_schema_has_not_are_refused(topic: Path) -> None:
+    schema = StructType([StructField("value", BinaryType())])
+    with pytest.raises(ValueError, match=r"includeHeaders asks for headers, and schema\(\) \(value\) has none"):
+        BatchReader({"path": str(topic), "includeheaders": "true"}, schema)
+    BatchReader({"path": str(topic), "columns": "VALUE"}, schema)
+    with pytest.raises(ValueError, match=r"the option columns \(key\) and schema\(\) differ"):
+        BatchReader({"path": str(topic), "columns": "key"}, schema)
 
 
 # --- the module that Spark finds --------------------------------------------------------------------------

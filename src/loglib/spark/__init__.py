@@ -1,9 +1,11 @@
-"""Read topics with PySpark: `spark.read.format("loglib").load(path)`; see docs/spark.md.
+"""Read topics with PySpark: `spark.read.format("loglib").load(path)` (docs/spark.md), or as streams with
+`spark.readStream` (docs/spark-streaming.md).
 
 Spark finds the format through the module `pyspark_loglib`. This package needs the extra [spark]; the core
 does not import it.
 """
 
+from .direct import counts, map_batches
 from .session import configure, read
 
-__all__ = ["configure", "read"]
+__all__ = ["configure", "counts", "map_batches", "read"]

@@ -14,6 +14,8 @@ types and nullability. Spark checks the schema of the first batch and trusts the
     headers        array<struct<key string,           null if there are none; by default only
                      value binary>>                   with includeHeaders
 
+Names are compared without regard to case, as Spark does, and a column is named as the user wrote it.
+
 Processes: pure; driver and executors.
 """
 
@@ -37,7 +39,7 @@ from pyspark.sql.types import (
 
 from .options import Options
 
-__all__ = ["arrow_schema", "default_schema"]
+__all__ = ["arrow_schema", "default_schema", "known_name"]
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _TYPES: dict[str, DataType] = {
@@ -60,34 +62,41 @@ _ARROW: dict[str, pa.DataType] = {
     "timestampType": pa.int32(),
     "headers": pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
 }
+_FOLDED = {name.lower(): name for name in _TYPES}
 _MAY_BE_TEXT = ("key", "value")
 
 
 def default_schema(options: Options) -> StructType:
     """The schema of a query without a schema: the option `columns`, or Kafka's schema."""
     names: Iterable[str] = options.columns or [name for name in _TYPES if name != "headers" or options.include_headers]
-    return StructType([StructField(name, _TYPES[_known(name)]) for name in names])
+    return StructType([StructField(name, _TYPES[known_name(name)]) for name in names])
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema of the requested columns; `ValueError` for an unknown column or type."""
+    names = [known_name(field.name) for field in schema.fields]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ValueError(f"column {schema.fields[index].name} is there twice")
     return pa.schema([_arrow_field(field) for field in schema.fields])
 
 
 def _arrow_field(field: StructField) -> pa.Field:
-    name = _known(field.name)
+    name = known_name(field.name)
     if isinstance(field.dataType, StringType) and name in _MAY_BE_TEXT:
-        return pa.field(name, pa.string(), nullable=field.nullable)
+        return pa.field(field.name, pa.string(), nullable=field.nullable)
     if field.dataType != _TYPES[name]:
         other = " or string" if name in _MAY_BE_TEXT else ""
         has = f"{_TYPES[name].simpleString()}{other}"
-        raise ValueError(f"column {name} is {has}, not {field.dataType.simpleString()}; cast it in the query")
-    return pa.field(name, _ARROW[name], nullable=field.nullable)
+        raise ValueError(f"column {field.name} is {has}, not {field.dataType.simpleString()}; cast it in the query")
+    return pa.field(field.name, _ARROW[name], nullable=field.nullable)
 
 
-def _known(name: str) -> str:
-    if name not in _TYPES:
-        nearest = get_close_matches(name, _TYPES, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(_TYPES)}"
+def known_name(name: str) -> str:
+    """The name of the column as in the table above; `ValueError` if there is no such column."""
+    known = _FOLDED.get(name.lower())
+    if known is None:
+        nearest = get_close_matches(name.lower(), _FOLDED, n=1)
+        hint = f"did you mean {_FOLDED[nearest[0]]}?" if nearest else f"there are {', '.join(_TYPES)}"
         raise ValueError(f"no column {name}; {hint}")
-    return name
+    return known

@@ -1,8 +1,9 @@
 """Options: the options of a query, checked and turned into numbers, names and places.
 
 Invariant: an `Options` has passed every check that needs no file. An unknown name is an error that suggests
-the nearest known name. An option that needs a Kafka broker is refused, never ignored. Names are those of
-Spark's Kafka connector, if it has the option. Case does not matter, because Spark passes names in lower case.
+the nearest known name. An option that needs a Kafka broker is refused, never ignored. Options that contradict
+each other are refused. Names are those of Spark's Kafka connector, if it has the option. Case does not matter,
+because Spark passes names in lower case. Messages spell a known name as the documentation does.
 
 Processes: plain facts, made on the driver.
 """
@@ -15,11 +16,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
-from urllib.parse import unquote, urlsplit
 
-from ..arguments import Time, parse_start
+from ..arguments import Time, check_names, parse_start
+from ..records import to_datetime
+from .storage import is_remote, local_path, storage_of
 
-__all__ = ["DEFAULT_ARROW_BATCH_BYTES", "DEFAULT_MAX_BYTES_PER_PARTITION", "Options", "Place", "Places", "parse"]
+__all__ = [
+    "DEFAULT_ARROW_BATCH_BYTES",
+    "DEFAULT_MAX_BYTES_PER_PARTITION",
+    "Options",
+    "Place",
+    "Places",
+    "Trigger",
+    "for_streams",
+    "parse",
+    "refuse_consumers",
+    "refuse_remote",
+]
 
 # About 0.2 s of work for a task that takes 10 ms to start.
 DEFAULT_MAX_BYTES_PER_PARTITION = 128 << 20
@@ -35,16 +48,23 @@ _KNOWN = (
     "path", "paths", "subscribe", "subscribePattern", "assign", "columns", "includeHeaders",
     "start", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "end", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
-    "failOnDataLoss", "minPartitions", "maxBytesPerPartition", "arrowBatchBytes",
+    "failOnDataLoss", "onGap", "minPartitions", "maxBytesPerPartition", "arrowBatchBytes", "isolation",
+    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger", "groupId",
 )  # fmt: skip
 _CANONICAL = {name.lower(): name for name in _KNOWN}
 _CONSUMERS = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix", re.IGNORECASE)
-_STREAMS = ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "maxbytespertrigger")
+_OF_STREAMS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "maxbytespertrigger", "groupid"}
+_OF_BATCHES = {"end", "endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
+_KAFKAS = (
+    "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix",
+)  # fmt: skip
+_SPELLED = {name.lower(): name for name in (*_KNOWN, *_KAFKAS)}
 _TABLES = ("owner", "provider", "location")  # what a catalog adds to a table's options
 
 _SIZE = re.compile(r"(\d+)\s*(?:([kmgt])i?b?|b)?", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)  # two letters or more, as in s3://
+_DURATION = re.compile(r"(\d+)\s*(ms|s|sec|second|seconds|m|min|minute|minutes|h|hour|hours)", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +76,24 @@ class Places:
     named: Mapping[str | None, Mapping[int, Place]]  # by topic; None stands for the only topic
     must_match: bool = False  # a time after all records is an error
 
-    def at(self, topic: str, partition: int) -> Place | None:
+    def at(self, topic: str | None, partition: int) -> Place | None:
         """The place in one partition; None if it should have been named."""
         places = self.named.get(topic) or self.named.get(None) or {}
         return places.get(partition, self.otherwise)
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """How much one batch of a stream reads; None: no limit."""
+
+    max_records: int | None
+    max_bytes: int | None
+    min_records: int | None
+    max_delay_s: float  # after this time a batch with fewer records than `min_records` runs, too
+
+    @property
+    def is_limited(self) -> bool:
+        return (self.max_records, self.max_bytes, self.min_records) != (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,47 +109,81 @@ class Options:
     start: Places
     end: Places
     fail_on_data_loss: bool
+    skip_damage: bool
     min_partitions: int | None
     max_bytes_per_partition: int
     arrow_batch_bytes: int
+    trigger: Trigger
+    group: str | None  # the consumer group that gets a stream's progress
 
 
-def parse(given: Mapping[str, str], *, now_us: int) -> Options:
+def for_streams(given: Mapping[str, str]) -> bool:
+    """Whether an option has a meaning for streams only."""
+    return any(name.lower() in _OF_STREAMS for name in given)
+
+
+def parse(given: Mapping[str, str], *, now_us: int, streaming: bool = False) -> Options:
     """Check the options. `ValueError` names the wrong option and its allowed values. Ages count from `now_us`."""
     options = {name.lower(): value for name, value in given.items()}
     for name in options:
         if name not in _CANONICAL:
             _refuse_name(name)
+        if name in (_OF_BATCHES if streaming else _OF_STREAMS):
+            _refuse_kind(name, streaming=streaming)
+    _check_isolation(options)
     if len(options.keys() & {"subscribe", "subscribepattern", "assign"}) > 1:
         raise ValueError("give one of the options subscribe, subscribePattern and assign, not several")
+    start = _places(options, "start", "starting", now_us=now_us, streaming=streaming)
+    end = _places(options, "end", "ending", now_us=now_us, streaming=streaming)
+    _check_order(start, end)
     return Options(
-        paths=_paths(options),
+        paths=_paths(options, streaming=streaming),
         topics=_names(options, "subscribe"),
         pattern=_pattern(options),
         assigned=_assigned(options),
-        columns=_names(options, "columns"),
+        columns=_columns(options),
         include_headers=_flag(options, "includeHeaders", default=False),
-        start=_places(options, "start", "starting", now_us=now_us),
-        end=_places(options, "end", "ending", now_us=now_us),
+        start=start,
+        end=end,
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
+        skip_damage=_skip_damage(options),
         min_partitions=_number(options, "minPartitions", at_least=1),
         max_bytes_per_partition=_size(
             options, "maxBytesPerPartition", DEFAULT_MAX_BYTES_PER_PARTITION, range(_SMALLEST_SPLIT_BYTES, 1 << 63)
         ),
         arrow_batch_bytes=_size(options, "arrowBatchBytes", DEFAULT_ARROW_BATCH_BYTES, _ARROW_BATCH_BYTES),
+        trigger=_trigger(options),
+        group=_group(options),
     )
 
 
 def _refuse_name(name: str) -> NoReturn:
-    if _CONSUMERS.fullmatch(name):
-        raise ValueError(f"option {name} sets up a Kafka consumer; loglib reads the files themselves: leave it out")
-    if name in _STREAMS:
-        raise ValueError(f"option {name} is for streams, and this is a batch read: leave it out")
+    refuse_consumers(name)
     if name in _TABLES:
         raise ValueError("no catalog table can be USING loglib: PySpark forgets its options; make a temporary view")
     nearest = get_close_matches(name, _CANONICAL, n=1)
     hint = f"did you mean {_CANONICAL[nearest[0]]}?" if nearest else f"there are {', '.join(_KNOWN)}"
     raise ValueError(f"unknown option {name}; {hint}")
+
+
+def refuse_consumers(name: str) -> None:
+    """Refuse an option that sets up a client of Kafka."""
+    if _CONSUMERS.fullmatch(name):
+        spelled = _SPELLED.get(name, name)
+        raise ValueError(f"option {spelled} sets up a Kafka consumer; loglib reads the files themselves: leave it out")
+
+
+def _refuse_kind(name: str, *, streaming: bool) -> NoReturn:
+    name = _CANONICAL[name]
+    if streaming:
+        raise ValueError(f"option {name} is for batch reads, and a stream has no end: leave it out")
+    raise ValueError(f"option {name} is for streams, and this is a batch read: leave it out")
+
+
+def _check_isolation(options: Mapping[str, str]) -> None:
+    isolation = options.get("isolation", "read_committed").strip().lower()
+    if isolation != "read_committed":
+        _wrong("isolation", isolation, "read_committed: nothing else is ever visible in a log")
 
 
 def _wrong(name: str, value: str, expected: str) -> NoReturn:
@@ -125,23 +193,26 @@ def _wrong(name: str, value: str, expected: str) -> NoReturn:
 # --- which topics ----------------------------------------------------------------------------------
 
 
-def _paths(options: Mapping[str, str]) -> tuple[str, ...]:
+def _paths(options: Mapping[str, str], *, streaming: bool) -> tuple[str, ...]:
     if "path" in options:
-        return (_local(options["path"]),)
-    if "paths" in options:  # from load([...])
-        return tuple(map(_local, json.loads(options["paths"])))
-    raise ValueError("no path: give load() the directory of a topic, or a directory of topics")
+        given = [options["path"]]
+    elif "paths" in options:  # from load([...])
+        given = json.loads(options["paths"])
+    else:
+        raise ValueError("no path: give load() the directory of a topic, or a directory of topics")
+    if streaming:
+        for path in given:
+            refuse_remote(path, "a stream reads a log that is being written; an object store has copies of logs")
+    return tuple(map(local_path, given))
 
 
-def _local(path: str) -> str:
-    if path.startswith("file:"):
-        return unquote(urlsplit(path).path)
-    if scheme := _SCHEME.match(path):
+def refuse_remote(path: str, why: str) -> None:
+    """Refuse a path in an object store."""
+    if is_remote(path):
         raise ValueError(
-            f"{path} is not on a file system: loglib reads directories, which must be mounted alike on the driver "
-            f"and all executors; it knows no {scheme[1]} storage"
+            f"{storage_of(path)[1]} is not on a file system: {why}. Give a directory that is mounted at the same path "
+            "on the driver and all executors"
         )
-    return path
 
 
 def _names(options: Mapping[str, str], name: str) -> tuple[str, ...] | None:
@@ -151,6 +222,22 @@ def _names(options: Mapping[str, str], name: str) -> tuple[str, ...] | None:
     names = tuple(each.strip() for each in text.split(","))
     if not all(names) or len(set(names)) < len(names):
         _wrong(name, text, "different names separated by commas")
+    return names
+
+
+def _columns(options: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The names as the user wrote them. They are told apart without regard to case, as in Spark."""
+    names = _names(options, "columns")
+    if names is None:
+        return None
+    if len({name.lower() for name in names}) < len(names):
+        _wrong("columns", options["columns"], "different names separated by commas")
+    has_headers = "headers" in map(str.lower, names)
+    if "includeheaders" in options and _flag(options, "includeHeaders", default=False) != has_headers:
+        raise ValueError(
+            f"options includeHeaders={options['includeheaders']} and columns={options['columns']} contradict each "
+            "other: columns says by itself whether to read headers; leave out includeHeaders"
+        )
     return names
 
 
@@ -175,12 +262,33 @@ def _assigned(options: Mapping[str, str]) -> Mapping[str, tuple[int, ...]] | Non
     return assigned
 
 
+# --- streams ---------------------------------------------------------------------------------------
+
+
+def _trigger(options: Mapping[str, str]) -> Trigger:
+    least = _number(options, "minOffsetsPerTrigger", at_least=1)
+    most = _number(options, "maxOffsetsPerTrigger", at_least=1)
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"option minOffsetsPerTrigger, {least}, is above maxOffsetsPerTrigger, {most}")
+    if least is None and "maxtriggerdelay" in options:
+        raise ValueError("option maxTriggerDelay says how long to wait for minOffsetsPerTrigger records: give both")
+    most_bytes = _size(options, "maxBytesPerTrigger", 0, range(1, 1 << 63)) or None
+    return Trigger(most, most_bytes, least, _seconds(options, "maxTriggerDelay", 15 * 60.0))
+
+
+def _group(options: Mapping[str, str]) -> str | None:
+    name = options.get("groupid")
+    if name is not None:
+        check_names(name)
+    return name
+
+
 # --- from where to where ---------------------------------------------------------------------------
 
 
-def _places(options: Mapping[str, str], own: str, kafkas: str, *, now_us: int) -> Places:
+def _places(options: Mapping[str, str], own: str, kafkas: str, *, now_us: int, streaming: bool) -> Places:
     """The place from the most specific option, in the order of precedence of Kafka's connector."""
-    default = _BEGIN if own == "start" else _END
+    default = _BEGIN if own == "start" and not streaming else _END
     names = [f"{kafkas}Timestamp", f"{kafkas}OffsetsByTimestamp", f"{kafkas}Offsets"]
     present = [name for name in names if name.lower() in options]
     strategy = options.get("startingoffsetsbytimestampstrategy", "error").lower()
@@ -200,7 +308,8 @@ def _places(options: Mapping[str, str], own: str, kafkas: str, *, now_us: int) -
         expected = 'JSON of milliseconds by topic and partition, as in {"clicks": {"0": 1700000000000}}'
         times = _by_partition(name, text, expected, lambda milliseconds: Time(milliseconds * 1000))
         return Places(name, None, times, must_match)
-    return _offsets(name, text, default)
+    refused = None if streaming else _END if own == "start" else _BEGIN  # a batch would read nothing
+    return _offsets(name, text, refused)
 
 
 def _own_places(name: str, text: str, default: Place, *, now_us: int) -> Places:
@@ -232,20 +341,50 @@ def _milliseconds(name: str, text: str) -> Time:
         _wrong(name, text, "a time in milliseconds since 1970")
 
 
-def _offsets(name: str, text: str, default: Place) -> Places:
+def _offsets(name: str, text: str, refused: Place | None) -> Places:
     """earliest, latest or JSON. In JSON -2 means earliest and -1 means latest."""
     known: dict[str, Place] = {"earliest": _BEGIN, "latest": _END, "-2": _BEGIN, "-1": _END}
-    refused = _END if default == _BEGIN else _BEGIN  # a batch query that starts at the end would read nothing
     if text.strip().lower() in known:
         places = Places(name, known[text.strip().lower()], {})
     else:
         expected = 'earliest, latest or JSON of offsets by topic and partition, as in {"clicks": {"0": 4096, "1": -2}}'
         named = _by_partition(name, text, expected, lambda offset: known.get(str(offset), offset))
         places = Places(name, None, named)
+    if refused is None:
+        return places
     if places.otherwise == refused or any(refused in part.values() for part in places.named.values()):
         what = "latest (-1)" if refused == _END else "earliest (-2)"
         raise ValueError(f"option {name} cannot be {what}: a batch would read nothing")
     return places
+
+
+def _check_order(start: Places, end: Places) -> None:
+    """Refuse a start after the end. If they are of two kinds, the log must tell: see ranges.py."""
+    pairs = [(start.otherwise, end.otherwise, "")]
+    for topic in {**start.named, **end.named}:
+        of = "" if topic is None else f" of topic {topic}"
+        pairs += [
+            (start.at(topic, number), end.at(topic, number), f" in partition {number}{of}")
+            for number in {**start.named.get(topic, {}), **end.named.get(topic, {})}
+        ]
+    for first, stop, where in pairs:
+        if _is_after(first, stop):
+            raise ValueError(
+                f"the start, {_shown(first)}, lies after the end, {_shown(stop)}{where} "
+                f"(options {start.option} and {end.option})"
+            )
+
+
+def _is_after(first: Place | None, stop: Place | None) -> bool:
+    if isinstance(first, int) and isinstance(stop, int):
+        return first > stop
+    if isinstance(first, Time) and isinstance(stop, Time):
+        return first > stop
+    return (first, stop) == (_END, _BEGIN)
+
+
+def _shown(place: Place | None) -> str:
+    return to_datetime(place.timestamp_us).isoformat() if isinstance(place, Time) else str(place)
 
 
 def _by_partition(
@@ -289,6 +428,13 @@ def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text == "true"
 
 
+def _skip_damage(options: Mapping[str, str]) -> bool:
+    text = options.get("ongap", "raise").strip().lower()
+    if text not in ("raise", "skip"):
+        _wrong("onGap", text, "raise or skip")
+    return text == "skip"
+
+
 def _number(options: Mapping[str, str], name: str, *, at_least: int) -> int | None:
     text = options.get(name.lower())
     if text is None:
@@ -308,3 +454,14 @@ def _size(options: Mapping[str, str], name: str, default: int, allowed: range) -
         most = f" to {allowed.stop - 1}" if allowed.stop < 1 << 62 else ""
         _wrong(name, text, f"a size like 64m, in bytes {allowed.start}{most}")
     return number
+
+
+def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
+    text = options.get(name.lower())
+    if text is None:
+        return default
+    duration = _DURATION.fullmatch(text.strip())
+    if duration is None:
+        _wrong(name, text, "a time like 500ms, 30s, 15m or 1h")
+    unit = duration[2].lower()
+    return int(duration[1]) * _SECONDS["ms" if unit == "ms" else unit[0]]

@@ -9,9 +9,12 @@ Processes: plain facts; made on the driver, pickled to the executors.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+
+from .storage import LOCAL, Storage
 
 __all__ = ["Range", "Split", "cut", "plan"]
 
@@ -31,6 +34,10 @@ class Range:
     start_offset: int
     end_offset: int
     flushed_end: int  # when the query was planned
+    flushed_tail: int = 0  # base offset of the last batch then
+    segments: tuple[int, ...] = ()  # base offsets of the segments, so that a task lists no directory; () if unknown
+    storage: Storage = LOCAL
+    made_on: str = ""  # the driver's host, for messages
 
     @property
     def size_bytes(self) -> int:
@@ -42,7 +49,7 @@ class Range:
 class Split:
     """The batches of a range whose base offsets lie in [start_position, end_position)."""
 
-    range: Range
+    range: Range  # with the segments of this split, and one more
     start_position: int
     end_position: int
 
@@ -85,4 +92,10 @@ def cut(range_: Range, max_split_bytes: int) -> list[Split]:
     start, size = range_.start_position, range_.size_bytes
     parts = -(-size // max_split_bytes)
     cuts = [start + size * part // parts for part in range(parts + 1)] if parts else []
-    return [Split(range_, low, high) for low, high in pairwise(cuts)]
+    return [Split(_with_segments(range_, low, high), low, high) for low, high in pairwise(cuts)]
+
+
+def _with_segments(range_: Range, low: int, high: int) -> Range:
+    """The range with the segments that hold [low, high), and the next one, which says where the last of them ends."""
+    first = max(bisect_right(range_.segments, low) - 1, 0)
+    return replace(range_, segments=range_.segments[first : bisect_left(range_.segments, high) + 1])

@@ -9,33 +9,63 @@ Processes: runs on the driver; takes no lock and writes nothing.
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from itertools import groupby
 from typing import NamedTuple
 
 from .. import description
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.watermark import Mark
-from ..log import Log
+from ..log import Log, marks_at_once
+from ..records import Damage
 from ..recovery import list_segments
 from ..segment import HEADER_BYTES, Identity, segment_name
 from ..starts import resolve
-from ..system.files import REAL
+from ..system.files import Files
+from .archive import Still, mark_of_archive
 from .options import Options, Places
-from .plan import Range
+from .plan import Range, Split
+from .presence import made_on
+from .storage import LOCAL, Storage, storage_of
 
-__all__ = ["find_ranges", "find_topics", "open_log"]
+__all__ = [
+    "Part",
+    "check_places",
+    "data_end",
+    "find_parts",
+    "find_ranges",
+    "find_topics",
+    "offset_of",
+    "open_log",
+    "open_split",
+    "range_between",
+    "report_gap",
+    "warn_of_loss",
+]
+
+logger = logging.getLogger("loglib")
 
 
-class _Part(NamedTuple):
+class Found(NamedTuple):
+    """A topic that was found."""
+
+    storage: Storage
+    path: str
+
+
+class Part(NamedTuple):
     """A partition of the query."""
 
     topic: str
     path: str  # of the topic
     log_id: bytes
     partition: int
+    storage: Storage = LOCAL
 
     def __str__(self) -> str:
         return f"{self.path}, partition {self.partition}"
@@ -43,46 +73,93 @@ class _Part(NamedTuple):
 
 def find_ranges(options: Options) -> list[Range]:
     """The ranges that the options mean now; some ranges may be empty."""
-    parts = list(_chosen(find_topics(options.paths), options))
+    parts = find_parts(options)
     for places in (options.start, options.end):
-        _check_places(places, parts)
-    return [_range_of(part, options) for part in parts]
+        check_places(places, parts)
+    of_topics = [list(of_topic) for _, of_topic in groupby(parts, key=lambda part: part.path)]
+    return [each for of_topic in of_topics for each in _ranges_of(of_topic, options)]
 
 
-def open_log(path: str, log_id: bytes, partition: int) -> Log:
-    """The log of one partition of the topic at `path`; close it after use."""
-    return Log(REAL, description.partition_directory(path, partition), Identity.of(log_id, partition))
+def find_parts(options: Options) -> list[Part]:
+    """The partitions that the options choose now."""
+    return list(_chosen(find_topics(options.paths), options))
+
+
+def open_log(part: Part | Range, *, files: Files | None = None) -> Log:
+    """The log of one partition; close it after use."""
+    files = files or part.storage.files()
+    directory = description.partition_directory(part.path, part.partition)
+    return Log(files, directory, Identity.of(part.log_id, part.partition))
+
+
+def open_split(split: Split) -> Log:
+    """The log of a split, for a task.
+
+    The directory is listed only if the segments that the plan found do not suffice. In an object store it is never
+    listed, and the log has the ends of the plan.
+    """
+    wanted = split.range
+    if wanted.storage.is_local:
+        return open_log(wanted, files=_Planned(wanted.segments) if wanted.segments else None)
+    log = open_log(wanted, files=wanted.storage.files(listings=_listings(wanted), until_offset=split.end_position))
+    log.writer = Still(Mark.at_rest(0, wanted.segments[0], wanted.flushed_end, wanted.flushed_tail))
+    return log
+
+
+def _listings(wanted: Range) -> dict[str, dict[str, int]]:
+    """The directory of the partition as the plan found it."""
+    ends = [*wanted.segments[1:], wanted.flushed_end]
+    sizes = {
+        segment_name(base): end - base + HEADER_BYTES for base, end in zip(wanted.segments, ends, strict=True)
+    }
+    return {description.partition_directory(wanted.path, wanted.partition): sizes}
+
+
+class _Planned(Files):
+    """The real files, but the first listing of a directory gives the planned segments."""
+
+    def __init__(self, segments: Iterable[int]) -> None:
+        self._planned: dict[str, int] | None = {segment_name(base): 0 for base in segments}
+
+    def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
+        planned, self._planned = self._planned, None
+        return super().sizes(directory, dir_fd=dir_fd) if planned is None else planned
 
 
 # --- which topics ------------------------------------------------------------------------------------
 
 
-def find_topics(paths: Iterable[str]) -> dict[str, str]:
-    """The topics at these paths, as paths by name. Each path is a topic, or a directory of topics."""
-    topics: dict[str, str] = {}
-    for path in map(os.path.abspath, paths):
-        found = [path] if _is_topic(path) else sorted(filter(_is_topic, _entries(path)))
+def find_topics(paths: Iterable[str]) -> dict[str, Found]:
+    """The topics at these paths, by name. Each path is a topic, or a directory of topics."""
+    topics: dict[str, Found] = {}
+    for storage, path in map(storage_of, paths):
+        path = os.path.abspath(path) if storage.is_local else path
+        files = storage.files()
+        found = [path]
+        if not _is_topic(files, path):
+            found = sorted(each for each in _entries(files, path) if _is_topic(files, each))
         if not found:
             raise FileNotFoundError(errno.ENOENT, f"no {description.NAME} here or one level below: no topic", path)
         for each in found:
             name = os.path.basename(each)
-            if topics.setdefault(name, each) != each:
-                raise ValueError(f"{topics[name]} and {each} have the same name; load them separately")
+            if topics.setdefault(name, Found(storage, each)).path != each:
+                raise ValueError(f"{topics[name].path} and {each} have the same name; load them separately")
     return topics
 
 
-def _is_topic(path: str) -> bool:
-    return REAL.exists(os.path.join(path, description.NAME))
+def _is_topic(files: Files, path: str) -> bool:
+    return files.exists(os.path.join(path, description.NAME))
 
 
-def _entries(path: str) -> list[str]:
+def _entries(files: Files, path: str) -> list[str]:
     try:  # the name of an unfinished topic begins with a dot
-        return [os.path.join(path, name) for name in REAL.sizes(path) if not name.startswith(".")]
+        return [os.path.join(path, name) for name in files.sizes(path) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(errno.ENOENT, "no such directory on the driver", path) from error
+        where = "no such directory on the driver" if files.real else "no such object, and none below it"
+        raise FileNotFoundError(errno.ENOENT, where, path) from error
 
 
-def _chosen(topics: Mapping[str, str], options: Options) -> Iterable[_Part]:
+def _chosen(topics: Mapping[str, Found], options: Options) -> Iterable[Part]:
     names: Sequence[str] = list(topics)
     if options.pattern is not None:
         names = [name for name in topics if options.pattern.fullmatch(name)]
@@ -93,8 +170,8 @@ def _chosen(topics: Mapping[str, str], options: Options) -> Iterable[_Part]:
     for name in names:
         if name not in topics:
             raise ValueError(f"no topic {name} at {', '.join(options.paths)}; there are {', '.join(sorted(topics))}")
-        path = topics[name]
-        described = description.read(REAL, path)
+        storage, path = topics[name]
+        described = description.read(storage.files(), path)
         if described is None:
             raise FileNotFoundError(errno.ENOENT, "the topic was removed while the query was planned", path)
         log_id, config = described
@@ -102,13 +179,13 @@ def _chosen(topics: Mapping[str, str], options: Options) -> Iterable[_Part]:
         for number in numbers:
             if not 0 <= number < config.partitions:
                 raise ValueError(f"{path} has partitions 0 to {config.partitions - 1}, not {number} (option assign)")
-            yield _Part(name, path, log_id, number)
+            yield Part(name, path, log_id, number, storage)
 
 
 # --- from where to where -----------------------------------------------------------------------------
 
 
-def _check_places(places: Places, parts: Sequence[_Part]) -> None:
+def check_places(places: Places, parts: Sequence[Part]) -> None:
     """Refuse places that have no meaning for these partitions, or that would be ignored."""
     topics = {part.topic for part in parts}
     if isinstance(places.otherwise, int) and len(parts) > 1:
@@ -132,39 +209,65 @@ def _check_places(places: Places, parts: Sequence[_Part]) -> None:
                 )
 
 
-def _range_of(part: _Part, options: Options) -> Range:
-    with closing(open_log(part.path, part.log_id, part.partition)) as log:
-        mark = log.mark()
-        _check_end(log, mark)
-        try:
-            start = _offset(part, log, mark, options.start, options)
-            end = _offset(part, log, mark, options.end, options)
-        except OffsetOutOfRangeError as error:
-            error.add_note(f"(topic {part.path}; failOnDataLoss=false reads what is left)")
-            raise
-        position = start if start == mark.log_start_offset else log.batch_base(start, mark)
+def _ranges_of(parts: Iterable[Part], options: Options) -> list[Range]:
+    """The ranges in one topic. They have all records of a transaction, or none."""
+    with ExitStack() as opened:
+        logs = {part: opened.enter_context(closing(open_log(part))) for part in parts}
+        for part, log in logs.items():
+            if not part.storage.is_local:
+                mark = mark_of_archive(
+                    log, skip_damage=options.skip_damage, fail_on_data_loss=options.fail_on_data_loss
+                )
+                log.writer = Still(mark)
+        marks = marks_at_once(logs.values())
+        return [_range_of(part, log, marks[part.partition], options) for part, log in logs.items()]
+
+
+def _range_of(part: Part, log: Log, mark: Mark, options: Options) -> Range:
+    readable_end = data_end(part, log, mark, options)
+    start = offset_of(options.start, part, log, mark, options)
+    end = offset_of(options.end, part, log, mark, options)
     if start > end and options.fail_on_data_loss:
         raise ValueError(
             f"{part}: the start, {start}, lies after the end, {end} "
             f"(options {options.start.option} and {options.end.option})"
         )
+    return range_between(part, log, mark, start, min(end, readable_end), skip_damage=options.skip_damage)
+
+
+def range_between(part: Part, log: Log, mark: Mark, start: int, end: int, *, skip_damage: bool) -> Range:
+    """The records [start, end) of a partition. `OffsetOutOfRangeError` if retention has dropped the start."""
+    position = start
+    if start != mark.log_start_offset:
+        position = log.batch_base(start, mark, past_damage=skip_damage)
     return Range(
         part.topic, part.path, part.log_id, part.partition,
         start_position=position, start_offset=start, end_offset=end, flushed_end=mark.flushed_end,
+        flushed_tail=mark.flushed_tail, segments=tuple(log.index.bases()), storage=part.storage,
+        made_on=made_on(part.path) if part.storage.is_local else "",
     )  # fmt: skip
 
 
-def _check_end(log: Log, mark: Mark) -> None:
-    """Check that the log reaches its watermark's end. A bad watermark would give a huge number of tasks."""
+def data_end(part: Part, log: Log, mark: Mark, options: Options) -> int:
+    """The log's flushed end, or the end of its last file if that is lower and damage is skipped.
+
+    A bad watermark would give a huge number of tasks.
+    """
     segments = list_segments(log.files, log.directory)
     base = max(segments, default=mark.flushed_end)
     end = base + segments.get(base, HEADER_BYTES) - HEADER_BYTES
-    if end < mark.flushed_end:
-        path = os.path.join(log.directory, segment_name(base))
-        raise CorruptLogError(path, segments[base], "the end of the file", f"data up to offset {mark.flushed_end}")
+    if end >= mark.flushed_end:
+        return mark.flushed_end
+    path = os.path.join(log.directory, segment_name(base))
+    error = CorruptLogError(path, segments[base], "the end of the file", f"data up to offset {mark.flushed_end}")
+    if not options.skip_damage:
+        raise error
+    report_gap(str(part), Damage.of(error, part.partition, range(end, mark.flushed_end)))
+    return end
 
 
-def _offset(part: _Part, log: Log, mark: Mark, places: Places, options: Options) -> int:
+def offset_of(places: Places, part: Part, log: Log, mark: Mark, options: Options) -> int:
+    """The offset that the option means in a partition now."""
     place = places.at(part.topic, part.partition)
     assert place is not None
     kept = range(mark.log_start_offset, mark.flushed_end + 1)
@@ -172,13 +275,27 @@ def _offset(part: _Part, log: Log, mark: Mark, places: Places, options: Options)
         nearest = min(max(place, kept.start), kept.stop - 1)
         warn_of_loss(f"{part}: offset {place} is gone (option {places.option}); it goes on at {nearest}")
         return nearest
-    offset = resolve(log, place, mark=mark)
+    try:
+        offset = resolve(log, place, mark=mark, past_damage=options.skip_damage)
+    except OffsetOutOfRangeError as error:
+        error.add_note(f"(topic {part.path}; failOnDataLoss=false reads what is left)")
+        raise
     if places.must_match and offset == mark.flushed_end:
         raise ValueError(
             f"{part}: no record is as late as option {places.option} says; "
             "with startingOffsetsByTimestampStrategy=latest nothing is read from it"
         )
     return offset
+
+
+def report_gap(partition: str, damage: Damage) -> None:
+    """Log that a query skips damage: in Spark's table of worker logs, if it is enabled, or on standard error."""
+    lost = damage.offsets
+    what = f"skipped offsets [{lost.start}, {lost.stop}), {len(lost)} bytes" if lost else "skipped damage without loss"
+    text = f"{partition}: {what} (onGap=skip): {damage}"
+    logger.warning("%s", text)
+    if not logging.getLogger().handlers:  # then the logger of a library shows nothing
+        sys.stderr.write(f"{text}\n")
 
 
 def warn_of_loss(what: str) -> None:

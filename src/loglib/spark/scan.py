@@ -4,32 +4,38 @@ Invariant: a split gives its records once and in order, or an error. Pointers in
 (search.py) find the batch that covers the split's first byte. The scan never guesses from bytes, because
 a record's value may look like a batch. From there each batch is checked and follows the batch before it.
 
+With `skip_damage` a split leaves out damage instead, and reports the damage that begins in it. The damage before
+its first batch begins in an earlier split.
+
 Keys, values and record headers are arrays over the bytes that were read. They are copied once if small
 batches of the log are merged, because an Arrow batch's columns are contiguous. The scan keeps at most
 64 MiB of the log in memory, or its largest batch if that is more.
 
-Processes: runs in a Spark task; opens files by path, takes no lock and writes nothing.
+Processes: runs in a Spark task; opens files by path, takes no lock and writes nothing. It lists no directory,
+because the split has the names of its segments. Only if files are missing does it look for others.
 """
 
 from __future__ import annotations
 
-import errno
-import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from .. import description
-from ..batch import Batch
+from ..batch import Batch, stored_header
 from ..cursor import Cursor
-from ..errors import LogError, OffsetOutOfRangeError
+from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.watermark import Mark
 from ..log import Log
-from ..system.files import REAL
+from ..records import Damage
+from ..search import around
+from .columns import known_name
 from .plan import Range, Split
-from .ranges import open_log, warn_of_loss
+from .presence import check_here
+from .ranges import open_split, report_gap, warn_of_loss
 
 __all__ = ["scan"]
 
@@ -41,17 +47,17 @@ _CREATE_TIME = 0  # Kafka's name for a timestamp that the producer gave
 
 
 def scan(
-    split: Split, schema: pa.Schema, *, arrow_batch_bytes: int, fail_on_data_loss: bool
+    split: Split, schema: pa.Schema, *, arrow_batch_bytes: int, fail_on_data_loss: bool, skip_damage: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """The split's records with the columns of `schema`, in batches of at most `arrow_batch_bytes`.
 
-    A batch is larger only if it is a single record. Raises `CorruptLogError` for a damaged log, and
-    `OffsetOutOfRangeError` if retention has dropped records, unless the query accepts loss.
+    A batch is larger only if it is a single record. Raises `CorruptLogError` for a damaged log, unless damage is
+    skipped, and `OffsetOutOfRangeError` if retention has dropped records, unless the query accepts loss.
     """
     layout = _Layout(split.range, schema)
     pieces = (
         piece
-        for batch in _batches(split, fail_on_data_loss=fail_on_data_loss)
+        for batch in _batches(split, fail_on_data_loss=fail_on_data_loss, skip_damage=skip_damage)
         for piece in layout.pieces(batch, arrow_batch_bytes)
     )
     for group in _groups(pieces, arrow_batch_bytes):
@@ -61,23 +67,25 @@ def scan(
 # --- batches of the log ------------------------------------------------------------------------------
 
 
-def _batches(split: Split, *, fail_on_data_loss: bool) -> Iterator[Batch]:
+def _batches(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False) -> Iterator[Batch]:
     wanted = split.range
-    _check_topic(wanted)
-    with closing(open_log(wanted.path, wanted.log_id, wanted.partition)) as log:
+    on_damage = partial(_report, split) if skip_damage else None
+    if wanted.storage.is_local:  # in an object store each segment says by itself which log it is of
+        check_here(wanted.path, wanted.log_id, wanted.made_on)
+    with closing(open_split(split)) as log:
         position = split.start_position
         while position < split.end_position:
             try:
-                for batch in _batches_from(log, position, split):
-                    position = batch.header.next_offset
+                for batch in _batches_from(log, position, split, on_damage):
+                    position = stored_header(batch).next_offset
                     if part := _wanted_part(batch, wanted):
                         yield part
                 return
             except OffsetOutOfRangeError as error:
                 if fail_on_data_loss:
                     error.add_note(
-                        f"(topic {wanted.path}; retention has dropped what this DataFrame planned to read: "
-                        "load() again, or give failOnDataLoss=false to read what is left)"
+                        f"(topic {wanted.path}; retention has dropped what the query planned to read: load() again, "
+                        "or give failOnDataLoss=false to read what is left)"
                     )
                     raise
                 lost = min(error.log_start_offset, split.end_position)
@@ -85,34 +93,65 @@ def _batches(split: Split, *, fail_on_data_loss: bool) -> Iterator[Batch]:
                 position = error.log_start_offset
 
 
-def _check_topic(wanted: Range) -> None:
-    described = description.read(REAL, wanted.path)
-    if described is None:
-        raise FileNotFoundError(
-            errno.ENOENT,
-            f"no topic on {socket.gethostname()}; logs must be on storage that all executors mount at the same path",
-            wanted.path,
-        )
-    if described[0] != wanted.log_id:
-        raise LogError(
-            f"{wanted.path} on {socket.gethostname()} is log {described[0].hex()}, and the query was planned for "
-            f"{wanted.log_id.hex()}: the topic was made again, or it is not the same storage; load() again"
-        )
-
-
-def _batches_from(log: Log, position: int, split: Split) -> Iterator[Batch]:
-    """The batches with base offsets in [position, the split's end)."""
+def _batches_from(
+    log: Log, position: int, split: Split, on_damage: Callable[[Damage], object] | None
+) -> Iterator[Batch]:
+    """The batches with base offsets in [position, the split's end). With `on_damage` damage is left out."""
     mark = log.mark()
     if position < mark.log_start_offset:
         raise OffsetOutOfRangeError(log.partition, position, mark.log_start_offset, mark.flushed_end)
-    around = log.header_around(position, mark)
-    first = position if around.base_offset == position else around.next_offset
-    with closing(Cursor(log, first)) as cursor:
+    mark = _as_planned(mark, split.range)
+    skip = on_damage is not None
+    first = _first_past_damage(log, position, mark) if skip else _first(log, position, mark)
+    with closing(Cursor(log, first, on_damage=on_damage)) as cursor:
         while cursor.position < split.end_position:
             for batch in cursor.read(split.range.flushed_end):
-                if batch.header.base_offset >= split.end_position:
+                if stored_header(batch).base_offset >= split.end_position:
                     return
                 yield batch
+
+
+def _as_planned(mark: Mark, wanted: Range) -> Mark:
+    """The mark with the end of the plan, which lies in the planned segments. Newer segments need not be listed."""
+    if not wanted.segments or mark.flushed_end < wanted.flushed_end:  # the log was replaced by an older state
+        return mark
+    return mark._replace(flushed_end=wanted.flushed_end, flushed_tail=wanted.flushed_tail)
+
+
+def _first(log: Log, position: int, mark: Mark) -> int:
+    """The base offset of the first batch from `position` on."""
+    header = log.header_around(position, mark)
+    return position if header.base_offset == position else header.next_offset
+
+
+def _first_past_damage(log: Log, position: int, mark: Mark) -> int:
+    """The same. If damage covers the position: the position, if the damage begins there, or the place after it."""
+    try:
+        segment = log.open_segment(position, past_damage=True)
+    except CorruptLogError:  # the segment is missing, or its end
+        before = log.index.find(position)
+        if before is None:
+            return position if position == mark.log_start_offset else log.behind_damage(position, mark.flushed_end)
+        segment = log.open_base(before, past_damage=True)
+    with segment:
+        header, place = around(segment, position, *log.end_of(segment, mark))
+        end = segment.end_of_file()
+    if header is not None and header.next_offset <= end:
+        return position if header.base_offset == position else header.next_offset
+    begins_here = position == place <= end  # above the end: the file ends in the batch before
+    return position if begins_here else log.behind_damage(place, mark.flushed_end)
+
+
+def _report(split: Split, damage: Damage) -> None:
+    """Report the part of the damage that the query would have read. Damage after the split is left to later splits."""
+    wanted, lost = split.range, damage.offsets
+    if lost:
+        if lost.start >= split.end_position:
+            return
+        lost = range(max(lost.start, wanted.start_offset), min(lost.stop, wanted.end_offset))
+        if not lost:
+            return
+    report_gap(f"{wanted.path}, partition {wanted.partition}", damage._replace(offsets=lost))
 
 
 def _wanted_part(batch: Batch, wanted: Range) -> Batch | None:
@@ -140,20 +179,22 @@ class _Layout:
     def __init__(self, range_: Range, schema: pa.Schema) -> None:
         self._range = range_
         self._schema = schema
+        self._names = [known_name(name) for name in schema.names]  # the schema has them as the user wrote them
         self._constants = _constants(range_)
-        read = tuple(name for name in schema.names if name not in self._constants)
+        read = tuple(name for name in self._names if name not in self._constants)
         self._read = read or ("offset",)  # one column must give the number of records
         self._repeated: dict[str, pa.Array] = {}
-        constants = [self._constant(name, 1) for name in schema.names if name in self._constants]
+        constants = [self._constant(name, 1) for name in self._names if name in self._constants]
         self._constant_bytes = sum(each.nbytes for each in constants)  # per record
 
     def pieces(self, batch: Batch, limit_bytes: int) -> Iterator[_Piece]:
         """The batch's columns, halved until each piece is within the limit or is one record."""
         columns = batch.to_arrow(self._read)
-        fields = [self._schema.field(name) for name in self._read if name in self._schema.names]
+        fields = [field for name, field in zip(self._names, self._schema, strict=True) if name in self._read]
         for index, field in enumerate(fields):
+            name = self._read[index]
             if field.type == pa.string():
-                columns = columns.set_column(index, field.name, self._text(batch, columns.column(index), field.name))
+                columns = columns.set_column(index, name, self._text(batch, columns.column(index), field.name))
             if not field.nullable and columns.column(index).null_count:
                 self._refuse_null(batch, columns.column(index), field.name)
         yield from self._halves(columns, _memory(batch), limit_bytes)
@@ -162,7 +203,7 @@ class _Layout:
         """The pieces as one batch, with all requested columns."""
         count = sum(piece.columns.num_rows for piece in pieces)
         arrays = []
-        for name in self._schema.names:
+        for name in self._names:
             if name in self._constants:
                 arrays.append(self._constant(name, count))
             elif len(pieces) == 1:
@@ -222,7 +263,7 @@ def _repeat(value: str | int, count: int) -> pa.Array:
 
 def _memory(batch: Batch) -> int:
     """Bytes that the batch's arrays keep in memory."""
-    header = batch.header
+    header = stored_header(batch)
     return max(header.length, header.value_bytes + header.key_bytes + header.header_bytes)
 
 

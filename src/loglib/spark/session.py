@@ -5,23 +5,29 @@ Processes: the user's driver.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..arguments import Start
 from ..config import microseconds
 from ..reader import StartLike
 from ..topic import Topic
+from .storage import is_remote, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["configure", "read"]
+__all__ = ["as_option", "configure", "path_of", "read"]
 
+_PACKAGE = __name__.partition(".")[0]
+_UNPACKED = "loglib-archive"  # a directory in the working directory of each executor
+_DAEMON = "loglib_spark_daemon"  # in the archive: a copy of daemon.py, which imports nothing of loglib
 _LAUNCHER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python.sh")
 
 
@@ -38,34 +44,89 @@ def read(
     `start` and `end` are as in `Topic.read`. Spark reads all columns of the DataFrame for any query, so a
     query with few `columns` is faster; see docs/spark.md.
     """
-    path = topic.path if isinstance(topic, Topic) else os.path.abspath(os.fspath(topic))
-    reader = spark.read.format("loglib").option("start", _text(start)).option("end", _text(end))
+    reader = spark.read.format("loglib").option("start", as_option(start)).option("end", as_option(end))
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
-    return reader.load(path)
+    return reader.load(path_of(topic))
 
 
-def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
+def configure(builder: SparkSession.Builder, *, archive: str | os.PathLike[str] | None = None) -> SparkSession.Builder:
     """Let Spark find loglib, and make its Python tasks faster. Call this before `getOrCreate()`.
 
     Spark starts `python3` for its workers. If the virtual environment is not activated, that interpreter has no
     loglib, and Spark raises `[DATA_SOURCE_NOT_FOUND]`. So this call sets the current interpreter in
-    PYSPARK_DRIVER_PYTHON. With a local master, or without a master so far, it also sets PYSPARK_PYTHON. A variable
-    that is already set stays. Unix domain sockets between the JVM and its Python workers save about 30 ms per task.
+    PYSPARK_DRIVER_PYTHON and PYSPARK_PYTHON. With the master of a cluster it puts the interpreter's directory first
+    on the PATH instead, because the interpreter's path may not exist on another host. A variable that is already set
+    stays. Unix domain sockets between the JVM and its Python workers save about 30 ms per task.
 
     With a local master the interpreter is started through the script `loglib/spark/python.sh`. Spark's Python workers
     then import PySpark in a third of the time, and end without a traceback when the JVM closes their socket. To
     avoid this script, set both variables to `sys.executable` before this call.
+
+    `archive` is the path of the file that `make spark-archive` writes. Spark sends it to the executors of a cluster,
+    whose Python then needs PySpark and nothing of loglib. A local master ignores it.
+
+    Raises `ValueError` if PYSPARK_PYTHON of a cluster does not exist on this host, and `FileNotFoundError` if the
+    archive does not.
     """
-    interpreter = sys.executable
-    master = str(getattr(builder, "_options", {}).get("spark.master", ""))
-    if master.startswith("local") and os.access(_LAUNCHER, os.X_OK) and not _has_jvm():
-        os.environ["LOGLIB_SPARK_PYTHON"] = sys.executable
-        interpreter = _LAUNCHER
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", interpreter)
-    if not master or master.startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", interpreter)  # on a cluster the path may not exist
+    options: dict[str, object] = getattr(builder, "_options", {})
+    master = str(options.get("spark.master", ""))
+    if master and not master.startswith("local"):
+        _use_python_of_cluster()
+    else:
+        interpreter = sys.executable
+        if master and os.access(_LAUNCHER, os.X_OK) and not _has_jvm():
+            os.environ["LOGLIB_SPARK_PYTHON"] = sys.executable
+            interpreter = _LAUNCHER
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", interpreter)
+        os.environ.setdefault("PYSPARK_PYTHON", interpreter)
+    if archive is not None and (not master.startswith("local") or master.startswith("local-cluster")):
+        _send(builder, os.path.abspath(archive), options)
     return builder.config("spark.python.unix.domain.socket.enabled", "true")
+
+
+def _use_python_of_cluster() -> None:
+    """Let planning, on this host, and reading, on executors, find a Python by the same name.
+
+    PySpark 4.3 starts both with PYSPARK_DRIVER_PYTHON, or else with PYSPARK_PYTHON, or else with `python3`.
+    """
+    if "PYSPARK_DRIVER_PYTHON" in os.environ:
+        return
+    python = os.environ.get("PYSPARK_PYTHON")
+    if python is None:
+        _prepend("PATH", os.path.dirname(sys.executable))
+        return
+    if os.path.isabs(python) and not os.access(python, os.X_OK):
+        raise ValueError(
+            f"PYSPARK_PYTHON is {python}, and this host has no such program: PySpark plans with it here, and reads "
+            "with it on the executors; give a path or a name that both have, or set PYSPARK_DRIVER_PYTHON"
+        )
+    for module in (_PACKAGE, "fastcrc", "sortedcontainers"):  # the interpreter may lack them, as those of executors
+        spec = find_spec(module)
+        if spec is not None and spec.origin is not None:
+            _append("PYTHONPATH", os.path.dirname(os.path.dirname(spec.origin)))
+
+
+def _prepend(variable: str, directory: str) -> None:
+    entries = [each for each in os.environ.get(variable, "").split(os.pathsep) if each != directory]
+    os.environ[variable] = os.pathsep.join([directory, *entries])
+
+
+def _append(variable: str, directory: str) -> None:
+    entries = [each for each in os.environ.get(variable, "").split(os.pathsep) if each]
+    if directory not in entries:
+        os.environ[variable] = os.pathsep.join([*entries, directory])
+
+
+def _send(builder: SparkSession.Builder, archive: str, options: Mapping[str, object]) -> None:
+    """Let Spark unpack the archive in each executor's directory, and its Python workers import from there."""
+    if not os.access(archive, os.R_OK):
+        raise FileNotFoundError(errno.ENOENT, "no archive; make it with `make spark-archive`", archive)
+    path = options.get("spark.executorEnv.PYTHONPATH")
+    archives = options.get("spark.archives")
+    builder.config("spark.archives", f"{archives},{archive}#{_UNPACKED}" if archives else f"{archive}#{_UNPACKED}")
+    builder.config("spark.executorEnv.PYTHONPATH", f"{_UNPACKED}:{path}" if path else _UNPACKED)
+    builder.config("spark.python.daemon.module", _DAEMON)
 
 
 def _has_jvm() -> bool:
@@ -75,7 +136,16 @@ def _has_jvm() -> bool:
     return started or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _text(start: StartLike) -> str:
+def path_of(topic: str | os.PathLike[str] | Topic) -> str:
+    """The absolute path, or the URI, of a topic that is given by it or by a handle."""
+    if isinstance(topic, Topic):
+        return topic.path
+    path = os.fspath(topic)
+    return path if is_remote(path) else os.path.abspath(local_path(path))
+
+
+def as_option(start: StartLike) -> str:
+    """A start as the options `start` and `end` have it."""
     if isinstance(start, Mapping):
         return json.dumps({str(partition): _start_text(each) for partition, each in start.items()})
     return _start_text(start)

@@ -2,7 +2,7 @@
 
 Invariant: a plan is made once per `load()`, at its first action. It is a snapshot: the DataFrame gives the
 same records each time, even if more are appended. A task's splits carry all that it needs, so a task reads
-only the log's own files.
+only the log's own files, by name.
 
 Filters are not pushed down: PySpark 4.3 shares the pushed filters of one scan with all scans of the same
 `load()`, which silently gives wrong results. Columns and ranges are options instead.
@@ -13,9 +13,12 @@ Processes: planned on the driver's host, in Spark's planning process; `read` in 
 from __future__ import annotations
 
 import gc
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -23,55 +26,109 @@ from pyspark.sql.types import StructType
 
 from ..system.clock import SYSTEM
 from .columns import arrow_schema, default_schema
-from .options import parse
-from .plan import Split, plan
+from .options import Options, for_streams, parse
+from .plan import Range, Split, plan
 from .ranges import find_ranges, find_topics
 from .scan import scan
+from .shipping import by_value
 
-__all__ = ["BatchReader", "schema_of"]
+__all__ = ["BatchReader", "arrow_schema_of", "as_schema", "freeze_worker", "read_task", "schema_of", "tasks_of"]
 
 
 def schema_of(given: Mapping[str, str]) -> StructType:
-    """The schema if the user gives none. Checks options and path, so that `load()` reports mistakes in them."""
-    options = parse(given, now_us=SYSTEM())
+    """The schema if the user gives none. Checks options and path, so that `load()` reports mistakes in them.
+
+    Spark does not say whether the query is a batch or a stream. So options that one of them accepts are accepted
+    here, and the reader refuses the others.
+    """
+    options = _of_either_kind(given)
     find_topics(options.paths)
     return default_schema(options)
+
+
+def _of_either_kind(given: Mapping[str, str]) -> Options:
+    now_us = SYSTEM()
+    try:
+        return parse(given, now_us=now_us, streaming=for_streams(given))
+    except ValueError:
+        with suppress(ValueError):
+            return parse(given, now_us=now_us, streaming=True)
+        raise
 
 
 class BatchReader(DataSourceReader):
     """Reads the records that existed when the plan was made."""
 
-    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        self._options = parse(given, now_us=SYSTEM())
-        self._schema = arrow_schema(schema)
-        columns = self._options.columns
-        if columns is not None and list(columns) != self._schema.names:
-            raise ValueError(f"the option columns ({', '.join(columns)}) and schema() differ; give one of them")
+    def __init__(self, given: Mapping[str, str], schema: StructType | str, now_us: int | None = None) -> None:
+        schema = as_schema(schema)
+        now_us = SYSTEM() if now_us is None else now_us
+        self._made_of = dict(given), schema.json(), now_us
+        self._options = parse(given, now_us=now_us)
+        self._schema = arrow_schema_of(self._options, schema)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return by_value(__name__, "BatchReader", *self._made_of)
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition per task. Spark treats an empty list as one partition of None."""
-        tasks = plan(
-            find_ranges(self._options),
-            max_task_bytes=self._options.max_bytes_per_partition,
-            min_tasks=self._options.min_partitions,
-            cores=os.cpu_count() or 1,
-        )
-        return [InputPartition(task) for task in tasks]
+        return tasks_of(find_ranges(self._options), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task, as Arrow batches."""
-        _freeze_worker()
-        splits: tuple[Split, ...] = partition.value or ()
-        for split in splits:
-            yield from scan(
-                split,
-                self._schema,
-                arrow_batch_bytes=self._options.arrow_batch_bytes,
-                fail_on_data_loss=self._options.fail_on_data_loss,
-            )
+        return read_task(partition, self._schema, self._options)
+
+
+def as_schema(schema: StructType | str) -> StructType:
+    """The schema, which may be JSON: a reader is sent to a worker as what it was made of."""
+    return StructType.fromJson(json.loads(schema)) if isinstance(schema, str) else schema
+
+
+def arrow_schema_of(options: Options, schema: StructType) -> pa.Schema:
+    """The Arrow schema of a query. `ValueError` if options ask for other columns than the schema."""
+    arrow = arrow_schema(schema)
+    _check_schema(arrow.names, options)
+    return arrow
+
+
+def tasks_of(ranges: Iterable[Range], options: Options) -> list[InputPartition]:
+    """One partition of Spark per task."""
+    tasks = plan(
+        ranges,
+        max_task_bytes=options.max_bytes_per_partition,
+        min_tasks=options.min_partitions,
+        cores=os.cpu_count() or 1,
+    )
+    return [InputPartition(task) for task in tasks]
+
+
+def read_task(partition: InputPartition, schema: pa.Schema, options: Options) -> Iterator[pa.RecordBatch]:
+    """The records of one task, as Arrow batches."""
+    freeze_worker()
+    splits: tuple[Split, ...] = partition.value or ()
+    for split in splits:
+        yield from scan(
+            split,
+            schema,
+            arrow_batch_bytes=options.arrow_batch_bytes,
+            fail_on_data_loss=options.fail_on_data_loss,
+            skip_damage=options.skip_damage,
+        )
+
+
+def _check_schema(names: Sequence[str], options: Options) -> None:
+    """Refuse options that ask for other columns than the schema, which may be the user's."""
+    folded = [name.lower() for name in names]
+    columns = options.columns
+    if columns is not None and [name.lower() for name in columns] != folded:
+        raise ValueError(f"the option columns ({', '.join(columns)}) and schema() differ; give one of them")
+    if options.include_headers and "headers" not in folded:
+        raise ValueError(
+            f"option includeHeaders asks for headers, and schema() ({', '.join(names)}) has none; "
+            "add headers to the schema, or leave out includeHeaders"
+        )
 
 
 @cache
-def _freeze_worker() -> None:
+def freeze_worker() -> None:
     """Freeze the modules once per worker: Spark collects garbage after every task, and need not scan them."""
     gc.freeze()

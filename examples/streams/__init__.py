@@ -1,0 +1,1 @@
+"""The recipes of docs/spark-cookbook.md. `python examples/cookbook.py` runs them."""

@@ -1,0 +1,117 @@
+"""Ahead: the bytes of one object in an object store, read by ranges, several of them at once.
+
+Invariant: each request names its range. Requests run ahead of the reader only while it reads on from where it was,
+and only up to `until`. What was read is kept only as long as the reader may need it: at most 36 MiB per object.
+
+    a request takes some 30 ms wherever the object is, and a connection brings some 80 MB/s; so
+    small reads    (headers of batches)  are of whole blocks of 64 KiB, of which the last are kept
+    larger reads   (the log itself)      are of windows of 1, 2, 4 and then 8 MiB, four of them under way
+
+Threads: one reader; the windows are read in threads of a pool.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import NamedTuple, Protocol
+
+__all__ = ["Ahead", "RangedFile"]
+
+_BLOCK_BYTES = 64 << 10
+_MOST_BLOCKS = 16
+_FIRST_WINDOW = 1 << 20
+_LARGEST_WINDOW = 8 << 20
+_UNDER_WAY = 4  # windows of one object
+_THREADS = 16
+
+
+class RangedFile(Protocol):
+    """An open file of pyarrow."""
+
+    def read_at(self, size_bytes: int, position: int, /) -> bytes: ...
+    def size(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class _Window(NamedTuple):
+    start: int
+    stop: int
+    content: Future[bytes]
+
+
+class Ahead:
+    """An object that is read by position."""
+
+    def __init__(self, file: RangedFile, until: int | None) -> None:
+        self._file = file
+        self.size_bytes = file.size()
+        self._until = until  # the position up to which the caller is going to read; None: only what it asks for
+        self._blocks: dict[int, bytes] = {}
+        self._windows: deque[_Window] = deque()
+        self._next = -1  # where the next window begins
+        self._window_bytes = _FIRST_WINDOW
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        """The bytes from `position`; fewer only at the end of the object."""
+        end = min(position + size_bytes, self.size_bytes)
+        if position >= end:
+            return b""
+        if not self._reads_on(position):
+            if end - position <= _BLOCK_BYTES:
+                return self._of_blocks(position, end)
+            self.forget()
+            self._next = position
+        while self._windows and self._windows[0].stop <= position:
+            self._windows.popleft()
+        while self._next < end:
+            self._request(end - self._next)
+        while self._until is not None and len(self._windows) < _UNDER_WAY and self._next < self._until:
+            self._request(0)
+        try:
+            return b"".join(
+                memoryview(window.content.result())[max(position - window.start, 0) : end - window.start]
+                for window in self._windows
+                if window.start < end
+            )
+        except OSError:
+            self.forget()  # so that another attempt asks again
+            raise
+
+    def forget(self) -> None:
+        """Drop the windows."""
+        for window in self._windows:
+            window.content.cancel()
+        self._windows.clear()
+        self._next, self._window_bytes = -1, _FIRST_WINDOW
+
+    def _reads_on(self, position: int) -> bool:
+        return bool(self._windows) and self._windows[0].start <= position <= self._next
+
+    def _request(self, at_least: int) -> None:
+        """Ask for the next window."""
+        wanted = 0 if self._until is None else min(self._window_bytes, self._until - self._next)
+        start, stop = self._next, min(self._next + max(at_least, wanted), self.size_bytes)
+        self._windows.append(_Window(start, stop, _pool(os.getpid()).submit(self._file.read_at, stop - start, start)))
+        self._next, self._window_bytes = stop, min(2 * self._window_bytes, _LARGEST_WINDOW)
+
+    def _of_blocks(self, position: int, end: int) -> bytes:
+        first = position - position % _BLOCK_BYTES
+        return b"".join(map(self._block, range(first, end, _BLOCK_BYTES)))[position - first : end - first]
+
+    def _block(self, start: int) -> bytes:
+        block = self._blocks.pop(start, None)
+        if block is None:
+            block = self._file.read_at(min(_BLOCK_BYTES, self.size_bytes - start), start)
+        self._blocks[start] = block  # the last one used stands last
+        if len(self._blocks) > _MOST_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]
+        return block
+
+
+@cache
+def _pool(_pid: int) -> ThreadPoolExecutor:
+    """The threads of this process; a forked child has none of its parent's."""
+    return ThreadPoolExecutor(_THREADS, "loglib-objects")

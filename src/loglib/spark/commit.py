@@ -1,0 +1,277 @@
+"""Commit: how what the tasks of a write have staged becomes visible, once, or is removed.
+
+Invariant: the commit point is one `link` in the store of the topics. Before it, an error means that nothing is
+committed. After it, nothing raises: Spark would fail the write, and somebody would repeat it. What is committed and not
+yet applied is applied by the next commit, or by whoever opens the topic for writing.
+
+Spark calls `abort` when a commit has raised, also if that commit goes on in another process. So `abort` first fences
+the owner, and then looks whether the version is committed. If it is, nothing is removed.
+
+Processes: the driver's host, in processes of Spark that plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from .. import description
+from ..errors import CorruptLogError, LockedError, LogError
+from ..format.batch import HEADER_BYTES
+from ..system.clock import SYSTEM
+from ..system.files import REAL, Files
+from ..system.lock import is_free, try_acquire
+from ..transactions.applying import Applier
+from ..transactions.home import read_home, settle
+from ..transactions.inbox import knock
+from ..transactions.manifest import Section
+from ..transactions.staging import HEADERS, STAGING, remove_attempt, sweep
+from ..transactions.state import Intent
+from ..transactions.store import Store, make_store, open_store
+from ..transactions.transaction import STORE
+from .stage import NAME, StagedSection
+from .target import find_place
+
+__all__ = ["Outcome", "Staging", "Write", "abort", "commit"]
+
+logger = logging.getLogger("loglib")
+
+_APPLY_S = 60.0  # to wait for another process that applies, which may have much to do
+_ANSWER_S = 2.0  # a writer that is not stopped answers in milliseconds
+_NAP_S = 0.005
+_IN_MANIFEST_BYTES = 4 << 20
+
+
+class Write(NamedTuple):
+    """Which write it is, for the store."""
+
+    app: str
+    version: int
+    owner: str
+    source: str | None
+    is_new: bool  # nobody can have used the app before
+
+
+class Staging(NamedTuple):
+    """What one task has staged."""
+
+    attempt: str
+    sections: tuple[StagedSection, ...]
+    frames: bytes
+
+
+class Outcome(NamedTuple):
+    """What became of a commit."""
+
+    repeated: bool  # the version was committed before, and this time everything was dropped
+
+
+def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> Outcome | None:
+    """Commit what the tasks have staged, in their order; None if it is nothing.
+
+    Raises the errors that forbid the commit; then nothing is committed. `StorageIOError` means that it is in doubt.
+    """
+    topics = _topics(staged)
+    if not topics:
+        return None
+    for path, log_id in topics.items():
+        _check_topic(path, log_id)
+    store = _find_store(files, topics)
+    parked = _Parked(files)
+    sections, frames = _listed(store, staged, parked)
+    _check_files(files, store, sections)
+    _check_writers(files, store, sections)
+    if not write.is_new:
+        store.fence_owner(write.app, write.owner, write.source, now=SYSTEM())
+    intent = Intent(write.app, write.version, write.owner, write.source, sections, frames=frames)
+    number, _, repeated = store.commit(intent, now=SYSTEM())
+    attempts = {each.attempt for each in staged} | {parked.attempt}
+    try:
+        Applier(files, store, [], clock=SYSTEM).run(_APPLY_S, wanted=0 if repeated else number)
+        _clean(files, store, topics, attempts if repeated else ())
+    except (LogError, OSError) as error:
+        logger.warning(
+            "version %d of %s is committed in %s, and must not be written again; it is not yet visible everywhere: %s",
+            write.version, write.app, store.path, error,
+        )  # fmt: skip
+    return Outcome(repeated)
+
+
+def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bool:
+    """Remove what is staged, unless it is committed. True if it is removed. An error is a warning: a later commit
+    removes what stays, when it is a day old."""
+    topics = _topics(staged)
+    if not topics:
+        return True
+    try:
+        store = _find_store(files, topics)
+        store.fence_owner(write.app, f"abort-{os.urandom(8).hex()}", write.source, now=SYSTEM())
+        last = store.last_version(write.app)
+        if last is not None and last >= write.version:
+            logger.warning("version %d of %s is committed in %s", write.version, write.app, store.path)
+            return False
+        for each in staged:
+            for path in {section.topic_path for section in each.sections if section.file}:
+                remove_attempt(files, path, each.attempt)
+    except (LogError, OSError) as error:
+        logger.warning("what version %d of %s has staged is not removed now: %s", write.version, write.app, error)
+        return False
+    return True
+
+
+def _topics(staged: Iterable[Staging]) -> dict[str, bytes]:
+    """The id of each topic, by path."""
+    return {section.topic_path: section.log_id for each in staged for section in each.sections}
+
+
+def _check_topic(path: str, log_id: bytes) -> None:
+    if find_place(path).log_id != log_id:
+        raise LogError(f"{path} was deleted and made again while Spark was writing: nothing is committed")
+
+
+def _find_store(files: Files, topics: Iterable[str]) -> Store:
+    """The store of the topics. It is made if there is none, and the topics are in it from now on."""
+    first, *_ = sorted(topics)
+    home = read_home(files, first)
+    path = os.path.normpath(home.path) if home else os.path.join(os.path.dirname(first), STORE)
+    permissions = {each: find_place(each).config.permissions for each in topics}
+    if not files.exists(path):
+        make_store(files, path, permissions[first])
+    store = open_store(files, path)
+    for each in topics:
+        settle(files, each, store.path, store.id, permissions=permissions[each])
+    return store
+
+
+# --- before the commit point -------------------------------------------------------------------------------
+
+
+class _Parked:
+    """A file of the driver, for frames that are too many for a manifest."""
+
+    def __init__(self, files: Files) -> None:
+        self.attempt = files.random_bytes(16).hex()
+        self._files = files
+
+    def park(self, sections: Sequence[StagedSection], frames: bytes) -> list[StagedSection]:
+        """Write the sections of one message's frames to files. Synced."""
+        moved: list[StagedSection] = []
+        for path in sorted({each.topic_path for each in sections}):
+            directory = os.path.join(path, STAGING, self.attempt)
+            permissions = find_place(path).config.permissions
+            self._files.make_directories(directory, permissions)
+            fd = self._files.create(os.path.join(directory, NAME), permissions)
+            try:
+                self._files.write_all(fd, [frames], 0)
+                self._files.datasync(fd)
+            finally:
+                self._files.close(fd)
+            for each in (directory, os.path.join(path, STAGING), path):
+                self._files.sync_directory(each)
+            name = os.path.join(STAGING, self.attempt, NAME)
+            moved += [each._replace(file=name) for each in sections if each.topic_path == path]
+        return moved
+
+
+def _listed(store: Store, staged: Sequence[Staging], parked: _Parked) -> tuple[tuple[Section, ...], bytes]:
+    """The sections for the manifest, in the order of the tasks, and the frames of those that are in no file."""
+    joined, found = [], []
+    at = 0
+    for each in staged:
+        found += [one if one.file else one._replace(at=at + one.at) for one in each.sections]
+        joined.append(each.frames)
+        at += len(each.frames)
+    frames = b"".join(joined)
+    if len(frames) > _IN_MANIFEST_BYTES:
+        small = [one for one in found if not one.file]
+        moved = {(one.topic_path, one.at): one for one in parked.park(small, frames)}
+        found = [one if one.file else moved[one.topic_path, one.at] for one in found]
+        frames = b""
+    parent = os.path.dirname(store.path)
+    sections = tuple(
+        Section(
+            os.path.relpath(one.topic_path, parent), one.log_id, one.partition, one.file, one.at, one.size_bytes,
+            one.batches, one.is_segment,
+        )
+        for one in found
+    )  # fmt: skip
+    return sections, frames
+
+
+def _path_of(store: Store, section: Section) -> str:
+    return os.path.normpath(os.path.join(os.path.dirname(store.path), section.topic))
+
+
+def _check_files(files: Files, store: Store, sections: Iterable[Section]) -> None:
+    """Refuse to commit what this host does not see, or what is too short."""
+    ends: dict[str, int] = {}  # by path, what the file must have
+    for each in sections:
+        if each.file:
+            path = os.path.join(_path_of(store, each), each.file)
+            ends[path] = max(ends.get(path, 0), each.at + each.size_bytes)
+            if each.is_segment:
+                ends[path + HEADERS] = each.batches * HEADER_BYTES
+    for path, end in ends.items():
+        try:
+            size = files.facts(path).st_size
+        except FileNotFoundError as error:
+            raise LogError(
+                f"{path} is missing on the driver's host: nothing is committed. The topic must be in storage that "
+                "the driver and all executors share, mounted at the same path"
+            ) from error
+        if size < end:
+            raise CorruptLogError(path, size, "the end of the file", f"{end} bytes")
+
+
+def _check_writers(files: Files, store: Store, sections: Iterable[Section]) -> None:
+    """`LockedError` if a partition has a writer that does not answer."""
+    wanted = {(_path_of(store, each), each.partition) for each in sections}
+    held = _held(files, wanted)
+    if held:
+        held = _held_for_long(files, store, held)
+    for path in sorted({path for path, _ in held}):
+        free = partial(_is_free, files, path)
+        partitions = sorted(each for at, each in held if at == path)
+        silent = knock(files, path, partitions, patience_s=_ANSWER_S, is_free=free)
+        if silent:
+            raise LockedError(
+                description.partition_directory(path, silent[0]), "a writer that does not answer transactions",
+                advice="nothing was committed; is that process stopped, or of an older loglib?",
+            )  # fmt: skip
+
+
+def _held(files: Files, partitions: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
+    return {each for each in partitions if not _is_free(files, *each)}
+
+
+def _is_free(files: Files, topic_path: str, partition: int) -> bool:
+    return is_free(files, description.partition_directory(topic_path, partition))
+
+
+def _held_for_long(files: Files, store: Store, partitions: set[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Those that are held by more than a process that applies another transaction, which has the store's lock."""
+    deadline = time.monotonic() + _APPLY_S
+    while (applying := try_acquire(files, store.path)) is None and time.monotonic() < deadline:
+        time.sleep(_NAP_S)
+    if applying is None:
+        return partitions
+    try:
+        return _held(files, partitions)
+    finally:
+        applying.release()
+
+
+# --- behind it -----------------------------------------------------------------------------------------------
+
+
+def _clean(files: Files, store: Store, topics: Iterable[str], attempts: Iterable[str]) -> None:
+    """Remove these attempts, and those that are a day old, unless a transaction that is not done names them."""
+    named = {each.file.split("/")[1] for one in store.pending() for each in one.sections if each.file}
+    for path in topics:
+        for attempt in set(attempts) - named:
+            remove_attempt(files, path, attempt)
+        sweep(files, path, named, now_s=SYSTEM() / 1_000_000)

@@ -1,0 +1,185 @@
+"""Stage: what one task of a sink writes before the commit: encoded batches, in files that no log knows.
+
+Invariant: nothing here is in a log. Each attempt of a task has a directory of its own, with a random name, so attempts
+never meet. What `finish` returns is durable. Records for one partition keep their order.
+
+    <topic>/staging/<attempt>/frames            pieces, one behind the other (transactions/staging.py says what one is)
+    <topic>/staging/<attempt>/<partition>-1     a piece with a file of its own, which may become a segment
+
+The batches of all partitions are written when they are 32 MiB together. A partition that has much then, behind its
+first piece, gets a file of its own. If all are at most 64 KiB at the end, there is no file, and the commit message has
+them.
+
+Threads: a stage belongs to one task.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from ..segment import Identity
+from ..system.files import Files
+from ..transactions.staging import STAGING, Portion, Staged, remove_attempt
+from .encoding import bodies
+from .target import Place
+
+__all__ = ["NAME", "StagedSection", "TaskStage"]
+
+NAME = "frames"
+_IN_MESSAGE_BYTES = 64 << 10  # Spark collects the messages of all tasks on the driver
+_SECTIONS_BYTES = 32 << 20
+_WAITING_BYTES = 64 << 20  # of all partitions, not encoded
+_OWN_BYTES = 1 << 20  # of a piece for which a file of its own is made
+_OWN_FILES = 64  # open at the same time
+_BATCHES = 4  # wait for so many batches of a partition: what does not fill one is then small
+
+
+class StagedSection(NamedTuple):
+    """Batches for one partition."""
+
+    topic_path: str
+    log_id: bytes
+    partition: int
+    file: str  # relative to the topic; "" if the frames are in the message
+    at: int
+    size_bytes: int
+    batches: int
+    is_segment: bool = False
+
+
+@dataclass(slots=True)
+class _Partition:
+    """One partition, while records are added to it."""
+
+    place: Place
+    staged: Staged
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+    waiting_records: int = 0
+
+
+@dataclass(slots=True)
+class _File:
+    fd: int
+    size_bytes: int = 0
+
+
+class TaskStage:
+    """All that one attempt of a task stages. Call `finish`, or `discard`."""
+
+    def __init__(self, files: Files, now: Callable[[], int]) -> None:
+        self.attempt = files.random_bytes(16).hex()
+        self._files = files
+        self._now = now
+        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._open: dict[str, _File] = {}  # by path of the topic
+        self._own_files = 0  # of partitions
+        self._waiting_bytes = 0
+
+    def add(self, place: Place, partition: int, records: pa.RecordBatch) -> None:
+        """Add records of the columns that `encoding` knows, all of the same types."""
+        one = self._partitions.get((place.path, partition))
+        if one is None:
+            staged = Staged(place.path, Identity.of(place.log_id, partition), place.config, self._now)
+            one = self._partitions[place.path, partition] = _Partition(place, staged)
+        one.waiting.append(records)
+        one.waiting_bytes += records.nbytes
+        one.waiting_records += records.num_rows
+        self._waiting_bytes += records.nbytes
+        config = place.config
+        if one.waiting_bytes >= _BATCHES * config.batch_bytes or one.waiting_records >= _BATCHES * config.batch_records:
+            self._encode(one)
+        if self._waiting_bytes >= _WAITING_BYTES:
+            self._encode_all()
+        if self._buffered_bytes() >= _SECTIONS_BYTES:
+            self._write()
+
+    def finish(self) -> tuple[tuple[StagedSection, ...], bytes]:
+        """The sections, and the frames of those that are in no file. Synced."""
+        self._encode_all()
+        in_message = not self._open and self._buffered_bytes() <= _IN_MESSAGE_BYTES
+        if not in_message:
+            self._write()
+        frames = b""
+        sections = []
+        for one in self._partitions.values():
+            for portion in one.staged.portions:
+                if portion.fd >= 0:
+                    directory, permissions = self._directory(one.place.path), one.place.config.permissions
+                    portion.sync(self._files, directory, permissions, large_bytes=one.staged.large_bytes)
+                if portion.batches:
+                    sections.append(self._section(one.staged, portion, len(frames) if in_message else portion.at))
+                    frames += portion.take()
+        for topic_path, file in self._open.items():
+            self._files.datasync(file.fd)
+            for path in (self._directory(topic_path), os.path.join(topic_path, STAGING), topic_path):
+                self._files.sync_directory(path)
+        self._close()
+        return tuple(sections), frames
+
+    def discard(self) -> None:
+        """Remove the files."""
+        topics = list(self._open)
+        self._close()
+        for path in topics:
+            remove_attempt(self._files, path, self.attempt)
+
+    def _buffered_bytes(self) -> int:
+        return sum(each.staged.buffered_bytes for each in self._partitions.values())
+
+    def _encode_all(self) -> None:
+        for each in self._partitions.values():
+            self._encode(each)
+
+    def _encode(self, one: _Partition) -> None:
+        if one.waiting:
+            for body in bodies(pa.Table.from_batches(one.waiting), one.place.config):
+                one.staged.add_body(body)
+            self._waiting_bytes -= one.waiting_bytes
+            one.waiting, one.waiting_bytes, one.waiting_records = [], 0, 0
+
+    def _write(self) -> None:
+        """Write what is encoded, to the file that the partitions share, or to one of the partition."""
+        for (path, _), one in self._partitions.items():
+            file = self._open.get(path) or self._make_file(one.place)
+            for portion in [each for each in one.staged.portions if each.parts]:
+                is_large = portion.at and portion.buffered_bytes >= _OWN_BYTES
+                if portion.fd >= 0 or (is_large and self._own_files < _OWN_FILES):
+                    self._own_files += portion.fd < 0
+                    portion.write(self._files, self._directory(path), one.place.config.permissions)
+                else:
+                    portion.name, portion.at = NAME, file.size_bytes
+                    file.size_bytes += portion.size_bytes
+                    self._files.write_all(file.fd, [portion.take()], portion.at)
+                    if portion is one.staged.portions[-1]:
+                        one.staged.cut()
+
+    def _make_file(self, place: Place) -> _File:
+        directory = self._directory(place.path)
+        self._files.make_directories(directory, place.config.permissions)
+        made = _File(self._files.create(os.path.join(directory, NAME), place.config.permissions))
+        self._open[place.path] = made
+        return made
+
+    def _directory(self, topic_path: str) -> str:
+        return os.path.join(topic_path, STAGING, self.attempt)
+
+    def _close(self) -> None:
+        for one in self._partitions.values():
+            for portion in one.staged.portions:
+                portion.close(self._files)
+        while self._open:
+            self._files.close(self._open.popitem()[1].fd)
+
+    def _section(self, staged: Staged, portion: Portion, at: int) -> StagedSection:
+        """Where a piece is; it begins at byte `at`, of the message if the piece is in memory."""
+        identity, file = staged.identity, "" if portion.parts else os.path.join(STAGING, self.attempt, portion.name)
+        return StagedSection(
+            staged.topic_path, identity.log_id, identity.partition, file, at, portion.size_bytes, portion.batches,
+            portion.is_segment,
+        )  # fmt: skip

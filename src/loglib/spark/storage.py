@@ -1,0 +1,71 @@
+"""Storage: the file system that holds a query's topics, as a few words that Spark pickles with each split.
+
+Invariant: a storage is plain facts. Each process that reads makes its own `Files` of them. The URI may hold
+credentials, so no message shows it; paths in messages begin with `root`.
+
+    local    a path of the system, or `file:`; the same files as in the core
+    objects  a URI that `pyarrow.fs.FileSystem.from_uri` accepts, such as s3://bucket/logs/clicks; read only
+
+Processes: made on the driver, used there and in tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from ..system.files import REAL, Files
+
+__all__ = ["LOCAL", "Storage", "is_remote", "local_path", "storage_of"]
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)  # two letters or more, as in s3://
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A file system, and in an object store the place below which everything is read."""
+
+    uri: str = field(default="", repr=False)  # for pyarrow; "" for the local file system
+    root: str = ""  # the same without credentials and parameters
+
+    @property
+    def is_local(self) -> bool:
+        return not self.uri
+
+    def files(
+        self, *, listings: Mapping[str, Mapping[str, int]] | None = None, until_offset: int | None = None
+    ) -> Files:
+        """The files, for one process. The arguments are for objects, as `ObjectFiles` takes them."""
+        if self.is_local:
+            return REAL
+        from .objects import ObjectFiles, connect
+
+        filesystem, inner_root = connect(self.uri, self.root)
+        return ObjectFiles(filesystem, self.root, inner_root, listings=listings, until_offset=until_offset)
+
+
+LOCAL = Storage()
+
+
+def is_remote(path: str) -> bool:
+    """Whether the path is a URI of something else than local files."""
+    return _SCHEME.match(path) is not None and not path.startswith("file:")
+
+
+def local_path(path: str) -> str:
+    """The path without `file:`."""
+    return unquote(urlsplit(path).path) if path.startswith("file:") else path
+
+
+def storage_of(path: str) -> tuple[Storage, str]:
+    """The storage of a path from the options, and the path as messages show it."""
+    if not is_remote(path):
+        return LOCAL, path
+    scheme, colon, rest = path.partition(":")
+    if scheme.lower() in ("s3a", "s3n"):  # Hadoop's names for it
+        path = f"s3{colon}{rest}"
+    parts = urlsplit(path)
+    root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+    return Storage(path, root), root

@@ -1,0 +1,99 @@
+"""An S3 API server on the loopback interface, with a list of the requests that came."""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+BUCKET = "bucket"
+
+
+class Request(NamedTuple):
+    """A request to the server."""
+
+    method: str
+    path: str  # with the query
+    range: str | None
+
+    @property
+    def is_listing(self) -> bool:
+        return "list-type=" in self.path
+
+
+class S3Server:
+    """A running server with one empty bucket."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.requests: list[Request] = []
+        self._backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+        self._backend.create_bucket(BUCKET, "us-east-1")
+        self._keys: set[str] = set()
+
+    def uri(self, key: str) -> str:
+        """The URI of a topic, or of a directory of topics."""
+        where = f"region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{self.port}"
+        return f"s3://key:secret@{BUCKET}/{key}?{where}"
+
+    def sync(self, source: Path, key: str, *, without: str = "$") -> None:
+        """Copy a directory, as `aws s3 sync` does; `without` is a regular expression of names to leave out."""
+        for path in sorted(source.rglob("*")):
+            if path.is_file() and not re.fullmatch(without, path.name):
+                self.put(f"{key}/{path.relative_to(source)}", path.read_bytes())
+
+    def put(self, key: str, content: bytes) -> None:
+        """Put an object past the API, which is slow."""
+        self._backend.put_object(BUCKET, key, content)
+        self._keys.add(key)
+
+    def get(self, key: str) -> bytes:
+        found = self._backend.get_object(BUCKET, key)
+        assert found is not None
+        return bytes(found.value)
+
+    def remove(self, key: str) -> None:
+        self._backend.delete_object(BUCKET, key)
+        self._keys.remove(key)
+
+    def segments(self, key: str) -> list[str]:
+        """The keys of a partition's segments."""
+        return [each for each in self.keys(key) if each.endswith(".log")]
+
+    def keys(self, key: str) -> list[str]:
+        """The keys below a key."""
+        return sorted(each for each in self._keys if each.startswith(f"{key}/"))
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """A server that runs in threads of this process."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    application = DomainDispatcherApplication(create_backend_app)
+    requests: list[Request] = []
+
+    def record(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        query = environ.get("QUERY_STRING", "")
+        path = environ["PATH_INFO"] + (f"?{query}" if query else "")
+        requests.append(Request(environ["REQUEST_METHOD"], path, environ.get("HTTP_RANGE")))
+        answer: Iterable[bytes] = application(environ, start_response)
+        return answer
+
+    web = make_server("127.0.0.1", 0, record, threaded=True)
+    thread = threading.Thread(target=web.serve_forever, daemon=True)
+    thread.start()
+    try:
+        server = S3Server(web.server_port)
+        server.requests = requests
+        yield server
+    finally:
+        web.shutdown()
+        thread.join()
+        web.server_close()

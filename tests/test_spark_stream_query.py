@@ -1,0 +1,643 @@
+"""Streaming queries without Spark: what each batch reads, restarts, repeated batches, and logs that change below."""
+
+import json
+import os
+import shutil
+from itertools import count
+from pathlib import Path
+from random import Random
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from builders import a_mark
+from conftest import NOW, QUIET, last_segment
+from loglib import CorruptLogError, GroupBusyError, LogError, Retention, Topic, testing, transaction
+from loglib.batch import stored_header
+from loglib.format.watermark import Mark, encode_new
+from loglib.log import Log
+from loglib.segment import HEADER_BYTES, Identity
+from loglib.system.files import Files
+from spark_logs import Row, all_rows, in_order, random_topic, rows_of, scan_rows
+from stream_query import Query
+
+
+def append(path: Path, values: list[bytes], **arguments: Any) -> None:
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
+        topic.append_many(values, **arguments)
+
+
+def numbered(start: int, stop: int) -> list[bytes]:
+    return [b"%d" % each for each in range(start, stop)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A topic of three partitions with ten batches of ten records: 0 to 9 in partition 0, 10 to 19 in 1, ..."""
+    with testing.open_topic(tmp_path / "topic", partitions=3, clock=lambda: NOW, **QUIET) as topic:
+        for each in range(10):
+            topic.append_many(numbered(each * 10, each * 10 + 10), partition=each % 3)
+            topic.flush()
+    return tmp_path / "topic"
+
+
+def plain(rows: list[Row]) -> list[Row]:
+    return in_order(rows)
+
+
+def core_rows(path: Path) -> list[Row]:
+    return [{name: row[name] for name in ("topic", "partition", "offset", "value")} for row in all_rows(path)]
+
+
+# --- which records -----------------------------------------------------------------------------------
+
+
+def test_new_query_starts_at_the_end_and_reads_what_comes(path: Path) -> None:
+    query = Query(path)
+    assert query.run() == [[]]  # the first batch stores where the query starts
+    append(path, [b"new", b"newer"], partition=1)
+    assert [row["value"] for row in query.trigger() or []] == [b"new", b"newer"]
+    assert query.trigger() is None
+
+
+def test_query_from_the_beginning_reads_everything_once(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest")
+    assert query.trigger() is not None
+    assert query.trigger() is None
+    assert plain(query.rows) == core_rows(path)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 10, 33, 99, 1000])
+def test_batch_has_exactly_n_records_while_there_are_as_many(path: Path, limit: int) -> None:
+    query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=limit)
+    sizes = [len(rows) for rows in query.run()]
+    assert sizes == [limit] * (100 // limit) + [100 % limit] * (100 % limit > 0)
+    assert plain(query.rows) == core_rows(path)
+
+
+def test_records_of_a_batch_come_from_all_partitions(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=50)
+    (rows, _) = query.run()
+    counts = [sum(row["partition"] == number for row in rows) for number in range(3)]
+    assert sorted(counts) == [15, 15, 20] or all(14 <= count <= 21 for count in counts)  # backlogs of 40, 30 and 30
+
+
+def test_limit_in_bytes_gives_whole_batches_of_the_log(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest", maxBytesPerTrigger=450)
+    batches = query.run()
+    assert {len(rows) for rows in batches} <= {10, 20}
+    assert plain(query.rows) == core_rows(path)
+    one = Query(path, startingOffsets="earliest", maxBytesPerTrigger=1)
+    assert [len(rows) for rows in one.run()] == [10] * 10
+
+
+def test_once_reads_everything_whatever_the_limit(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=5)
+    assert len(query.trigger(once=True) or []) == 100
+
+
+def test_available_now_ends_at_the_end_that_it_found(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=30, available_now=True)
+    append(path, [b"later"], partition=0)
+    Topic.add_partitions(path, 4)
+    append(path, [b"later"], partition=3)
+    assert [len(rows) for rows in query.run()] == [30, 30, 30, 10]
+    query.restart(available_now=True)
+    assert [row["value"] for row in query.run()[0]] == [b"later", b"later"]
+
+
+def test_available_now_of_a_new_query_from_the_end_ends_at_once(path: Path) -> None:
+    query = Query(path, available_now=True)
+    append(path, [b"later"], partition=0)
+    query.run()
+    append(path, [b"last"], partition=0)
+    query.run()
+    query.restart(available_now=True)
+    query.run()
+    assert query.values[-1:] == [b"last"]
+
+
+def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loglib.spark.live.LOOK_S", 0)
+    query = Query(path.parent, subscribePattern="t.*")
+    query.run()
+    Topic.add_partitions(path, 4)
+    assert query.trigger() is None  # they are empty
+    append(path, [b"a", b"b"], partition=3)
+    append(path, [b"c"], partition=0)
+    assert sorted(row["value"] for row in query.trigger() or []) == [b"a", b"b", b"c"]
+    random_topic(path.parent / "two", seed=1, partitions=1, batches=3)
+    rows = query.trigger() or []
+    assert plain(rows) == core_rows(path.parent / "two")
+    assert query.trigger() is None
+
+
+def test_starting_options_are_those_of_a_batch(path: Path) -> None:
+    offsets = [row["offset"] for row in core_rows(path) if row["partition"] == 1]
+    places = json.dumps({"topic": {"0": -1, "1": offsets[25], "2": -2}})
+    rows = Query(path, startingOffsets=places).run()[0]
+    assert [sum(row["partition"] == number for row in rows) for number in range(3)] == [0, 5, 30]
+    assert len(Query(path, startingTimestamp=NOW // 1000).run()[0]) == 100
+    late = Query(path, startingTimestamp=NOW // 1000 + 1)
+    with pytest.raises(ValueError, match="no record is as late as option startingTimestamp says"):
+        late.trigger()
+    late.restart(startingOffsetsByTimestampStrategy="latest")
+    assert late.run() == [[]]
+    with pytest.raises(ValueError, match="offset 7 means another record"):
+        Query(path, start=7).trigger()
+    with pytest.raises(ValueError, match="must name every partition"):
+        Query(path, startingOffsets='{"topic": {"0": 0}}').trigger()
+
+
+def test_idle_query_looks_less_often_if_a_look_takes_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark asks every ten milliseconds, and a look at a thousand partitions takes longer."""
+    monkeypatch.setattr("loglib.spark.follow._LONG_LOOK_S", 0)
+    monkeypatch.setattr("loglib.spark.follow._REST", 1e9)
+    query = Query(path)
+    assert query.run() == [[]]
+    assert query.trigger() is None
+    append(path, [b"new"], partition=1)
+    assert query.trigger() is None
+    query.reader._follower._idle_until = 0.0  # later
+    assert len(query.trigger() or []) == 1
+
+
+@pytest.mark.parametrize("as_stream", [True, False])
+def test_transaction_is_read_from_all_partitions_or_from_none(
+    tmp_path: Path, as_stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It commits when the mark of the first partition has been read, and that of the second has not."""
+    path = tmp_path / "topic"
+    query = None
+    with testing.open_topic(path, partitions=2, clock=lambda: NOW, **QUIET) as topic:
+        if as_stream:
+            query = Query(path)
+            query.trigger()  # only one: after an idle one there is one more look
+        published, commits = Log.published, iter([True])
+
+        def commit_between(log: Log) -> Mark:
+            mark = published(log)
+            if log.writer is None and log.partition == 0 and next(commits, False):
+                with transaction("etl") as tx:
+                    tx.append(topic, b"a", partition=0)
+                    tx.append(topic, b"b", partition=1)
+            return mark
+
+        monkeypatch.setattr(Log, "published", commit_between)
+        rows = scan_rows(path) if query is None else query.trigger() or []
+        assert next(commits, None) is None
+        assert sorted(row["value"] for row in rows) in ([], [b"a", b"b"])
+
+
+# --- waiting for enough records ----------------------------------------------------------------------
+
+
+def test_small_batches_wait_for_more_records(path: Path) -> None:
+    query = Query(path, minOffsetsPerTrigger=10, maxTriggerDelay="1h")
+    assert query.run() == [[]]
+    for each in range(3):
+        append(path, numbered(0, 3), partition=each)
+        assert query.trigger() is None
+    append(path, [b"tenth"], partition=0)
+    assert len(query.trigger() or []) == 10
+    append(path, [b"more"], partition=0)
+    assert query.trigger() is None
+    assert len(query.trigger(once=True) or []) == 1
+
+
+def test_records_wait_no_longer_than_the_delay(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("loglib.spark.follow.time.monotonic", lambda: now)
+    query = Query(path, minOffsetsPerTrigger=10, maxTriggerDelay="60s")
+    query.run()
+    now += 1000
+    assert query.trigger() is None
+    append(path, [b"alone"], partition=0)
+    assert query.trigger() is None
+    now += 59
+    assert query.trigger() is None
+    now += 1
+    assert len(query.trigger() or []) == 1
+
+
+def test_available_now_does_not_wait(path: Path) -> None:
+    query = Query(
+        path, startingOffsets="earliest", minOffsetsPerTrigger=60, maxOffsetsPerTrigger=60, available_now=True
+    )
+    assert [len(rows) for rows in query.run()] == [60, 40]
+
+
+# --- restarts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["latest", "earliest"])
+def test_first_batch_that_is_repeated_has_the_same_records(path: Path, start: str) -> None:
+    """Spark does not store the start of the first batch. From a new "latest" its records would be lost."""
+    query = Query(path, startingOffsets=start)
+    query.reader.latestOffset(query.reader.initialOffset(), query.limit)
+    append(path, [b"new"], partition=0)  # it comes while the first batch is planned
+    first = query.trigger()
+    assert first
+    append(path, [b"newer"], partition=0)
+    query.forget_last_commit()
+    query.restart()
+    assert query.batches == [first]
+    assert [row["value"] for row in query.trigger() or []] == [b"newer"]
+
+
+def test_batch_that_was_planned_before_a_restart_has_the_same_records(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=30)
+    query.trigger()
+    query.trigger(run=False)
+    append(path, [b"later"] * 50, partition=2)
+    query.restart(maxOffsetsPerTrigger=1000)
+    assert [len(rows) for rows in query.batches] == [30, 30]
+    query.run()
+    assert plain(query.rows) == core_rows(path)
+
+
+def test_initial_offset_is_not_read_from_the_log(path: Path) -> None:
+    """Spark asks for it again when it repeats the first batch, where the options may have no meaning any more."""
+    query = Query(path, start="begin")
+    query.trigger()
+    query.forget_last_commit()
+    query.restart(start=json.dumps({"0": 3}))  # no record is there
+    assert plain(query.rows) == core_rows(path)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_record_comes_once_and_in_order_whatever_happens(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loglib.spark.live.LOOK_S", 0)
+    random = Random(seed)
+    path = random_topic(tmp_path / "topic", seed, batches=random.choice((1, 20)))
+    partitions = 2
+    limits: dict[str, Any] = random.choice(
+        ({}, {"maxOffsetsPerTrigger": random.randint(1, 30)}, {"maxBytesPerTrigger": random.randint(1, 2000)})
+    )
+    query = Query(path, startingOffsets="earliest", **limits)
+    for _ in range(60):
+        step = random.choice(("append", "append", "trigger", "trigger", "plan", "restart", "repeat", "grow"))
+        if step == "append":
+            append(path, [random.randbytes(random.randint(0, 60)) for _ in range(random.randint(1, 40))],
+                   partition=random.randrange(partitions))  # fmt: skip
+        elif step == "trigger":
+            query.trigger()
+        elif step == "plan":
+            query.trigger(run=False)
+            query.restart()
+        elif step == "restart":
+            query.restart(available_now=random.random() < 0.3)
+        elif step == "repeat" and query.batches:
+            last = query.batches[-1]
+            query.forget_last_commit()
+            query.restart()
+            assert query.batches[-1] == last, f"{seed=}"
+        elif step == "grow" and partitions < 5:
+            partitions += 1
+            Topic.add_partitions(path, partitions)
+    query.restart()
+    query.run()
+    for number in range(partitions):
+        expected = [row for row in core_rows(path) if row["partition"] == number]
+        assert [row for row in query.rows if row["partition"] == number] == expected, f"{seed=}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("retain_bytes", [None, 60_000])
+@pytest.mark.filterwarnings("ignore:.*failOnDataLoss=false:RuntimeWarning")
+def test_query_keeps_up_with_a_writer_that_rolls_and_drops(
+    tmp_path: Path, retain_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loglib.spark.live.LOOK_S", 0.05)
+    counts = [0, 0]
+
+    def write() -> None:
+        random = Random(1)
+        retention = Retention(age=None, bytes=retain_bytes)
+        for _ in range(20):
+            with Topic.open(tmp_path / "topic", partitions=2, segment_bytes=20_000, retention=retention) as topic:
+                for _ in range(random.randint(1, 60)):
+                    number, more = random.randrange(2), random.randint(1, 30)
+                    topic.append_many(numbered(counts[number], counts[number] + more), partition=number)
+                    counts[number] += more
+                    topic.flush()
+
+    with testing.open_topic(tmp_path / "topic", partitions=2, clock=lambda: NOW, **QUIET):
+        pass
+    query = Query(
+        tmp_path / "topic", startingOffsets="earliest", maxOffsetsPerTrigger=200, failOnDataLoss=retain_bytes is None
+    )
+    writer = Thread(target=write)
+    writer.start()
+    for each in count():
+        is_over = not writer.is_alive()
+        if query.trigger() is None and is_over:
+            break
+        if each % 50 == 49:
+            query.restart()
+    writer.join()
+    for number in range(2):
+        found = [int(row["value"]) for row in query.rows if row["partition"] == number]
+        assert found == (list(range(counts[number])) if retain_bytes is None else sorted(set(found)))
+        assert found[-1] == counts[number] - 1
+
+
+# --- losses ------------------------------------------------------------------------------------------
+
+
+def drop_all_but(path: Path, size_bytes: int) -> None:
+    Topic.reconfigure(path, retention=Retention(age=None, bytes=size_bytes))
+    with testing.open_topic(path, clock=lambda: NOW) as topic:
+        topic.retain()
+
+
+@pytest.fixture
+def rolling(tmp_path: Path) -> Path:
+    """A topic of one partition with many small segments."""
+    return random_topic(tmp_path / "topic", seed=7, partitions=1, retention=Retention(age=None))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_retention_that_overtakes_a_query_is_an_error(rolling: Path, restarted: bool) -> None:
+    query = Query(rolling, startingOffsets="earliest", maxOffsetsPerTrigger=20)
+    query.trigger()
+    drop_all_but(rolling, 5000)
+    if restarted:
+        query.restart()
+    start = core_rows(rolling)[0]["offset"]
+    here = query.end["end"]["topic"]["0"]
+    message = rf"topic, partition 0: retention has dropped \[{here}, {start}\), {start - here} bytes that the query"
+    with pytest.raises(LogError, match=message):
+        query.trigger()
+    query.restart(failOnDataLoss=False)
+    with pytest.warns(RuntimeWarning, match=message):
+        query.run()
+    assert query.rows[20:] == core_rows(rolling)
+    assert query.trigger() is None
+
+
+def test_everything_dropped_is_one_empty_batch_and_then_silence(rolling: Path) -> None:
+    query = Query(rolling, startingOffsets="earliest", maxOffsetsPerTrigger=20, failOnDataLoss=False)
+    query.trigger()
+    with testing.open_topic(rolling, clock=lambda: NOW) as topic:
+        topic.append_many([bytes(5000)], partition=0)  # a segment of its own
+        topic.append_many([b"last"], partition=0)
+    drop_all_but(rolling, 1)
+    with pytest.warns(RuntimeWarning, match="retention has dropped"):
+        query.run()
+    assert query.values[20:] == [row["value"] for row in core_rows(rolling)]
+    assert query.trigger() is None
+
+
+def test_retention_that_overtakes_a_planned_batch_is_an_error(rolling: Path) -> None:
+    query = Query(rolling, startingOffsets="earliest")
+    query.trigger(run=False)
+    drop_all_but(rolling, 5000)
+    with pytest.raises(LogError, match=r"retention has dropped \[0, \d+\) of a batch that was not finished"):
+        query.restart()
+    with pytest.warns(RuntimeWarning, match=r"retention has dropped \[0, \d+\) of a batch that was not finished"):
+        query.restart(failOnDataLoss=False)
+    assert query.rows == core_rows(rolling)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_topic_that_is_deleted_or_made_again_is_an_error(
+    path: Path, restarted: bool, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loglib.spark.live.LOOK_S", 0)
+    random_topic(path.parent / "other", seed=1)
+    query = Query(path.parent, startingOffsets="earliest", maxOffsetsPerTrigger=60)
+    query.trigger()
+    log_id = query.end["log"]["topic"]
+    shutil.rmtree(path)
+    message = f"topic topic is gone \\(log {log_id}\\)"
+    if again:
+        random_topic(path, seed=4)
+        message = f"{path} is log [0-9a-f]{{32}}, and the query has read log {log_id}: the topic was made again"
+    if restarted:
+        query.restart()
+    with pytest.raises(LogError, match=message):
+        query.trigger()
+    query.restart(failOnDataLoss=False)
+    with pytest.warns(RuntimeWarning, match=message):
+        query.run()
+    of_new_topic = [row for row in query.rows[60:] if row["topic"] == "topic"]
+    assert plain(of_new_topic) == (core_rows(path) if again else [])
+    assert plain([row for row in query.rows if row["topic"] == "other"]) == core_rows(path.parent / "other")
+    assert query.trigger() is None
+
+
+def test_only_topic_deleted_under_a_running_query(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loglib.spark.live.LOOK_S", 0)
+    strict, lenient = Query(path), Query(path, failOnDataLoss=False)
+    strict.run()
+    lenient.run()
+    shutil.rmtree(path)
+    with pytest.raises(LogError, match="topic topic is gone"):
+        strict.trigger()
+    with pytest.warns(RuntimeWarning, match="topic topic is gone"):
+        assert lenient.trigger() is None
+    assert lenient.trigger() is None  # and no second warning
+    random_topic(path, seed=4)
+    with pytest.warns(RuntimeWarning, match="the topic was made again"):
+        rows = lenient.trigger() or []
+    assert plain(rows) == core_rows(path)
+
+
+def test_partition_that_is_not_chosen_any_more_is_a_loss(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest")
+    query.run()
+    query.restart(assign='{"topic": [0, 2]}')
+    with pytest.raises(LogError, match="topic, partition 1: the query's options do not choose it"):
+        query.trigger()
+
+
+@pytest.mark.parametrize("grown", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_log_restored_from_before_is_an_error(path: Path, grown: bool, restarted: bool) -> None:
+    backup = path.parent / "backup"
+    shutil.copytree(path, backup)
+    append(path, [b"lost"] * 20, partition=1)
+    query = Query(path, startingOffsets="earliest")
+    query.run()
+    path.rename(path.parent / "old")
+    backup.rename(path)
+    if grown:
+        append(path, [b"other"] * 30, partition=1)
+    if restarted:
+        query.restart()
+    message = "has grown again with other records" if grown else "the query has read up to offset .* cut or restored"
+    if not restarted:
+        os.utime(path)
+        for log in query.reader._follower._live._logs.values():
+            log._look_at = 0.0  # a second later
+    with pytest.raises(LogError, match=message):
+        query.trigger()
+    query.restart(failOnDataLoss=False)
+    with pytest.warns(RuntimeWarning, match=message):
+        query.run()
+    append(path, [b"new"], partition=1)
+    query.run()
+    assert query.values[-1] == b"new"
+    assert query.trigger() is None
+
+
+def test_planned_batch_of_a_log_that_was_restored_is_an_error(path: Path) -> None:
+    backup = path.parent / "backup"
+    shutil.copytree(path, backup)
+    append(path, [b"lost"] * 20, partition=1)
+    query = Query(path, startingOffsets="earliest")
+    query.trigger(run=False)
+    shutil.rmtree(path)
+    shutil.copytree(backup, path)
+    with pytest.raises(LogError, match="a batch that was not finished ends at offset .* and the log at"):
+        query.restart()
+    append(path, [b"other"] * 30, partition=1)
+    with pytest.raises(LogError, match="has grown again with other records"):
+        query.restart()
+    with pytest.warns(RuntimeWarning, match="has grown again with other records"):
+        query.restart(failOnDataLoss=False)
+    assert len(query.rows) >= 100
+
+
+def test_damage_is_named(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=5)
+    segment = last_segment(path)
+    damaged = bytearray(segment.read_bytes())
+    damaged[4096 + 20] ^= 1
+    segment.write_bytes(damaged)
+    with pytest.raises(CorruptLogError, match=f"{segment}, byte "):
+        query.run()
+
+
+@pytest.mark.parametrize(
+    "limits", [{}, {"maxOffsetsPerTrigger": 7}, {"maxBytesPerTrigger": 300}, {"minOffsetsPerTrigger": 5}], ids=str
+)
+@pytest.mark.parametrize("in_batch", [20, 150], ids=["header", "body"])
+def test_damage_is_left_out_on_request(path: Path, limits: dict[str, Any], in_batch: int) -> None:
+    with Topic.open(path, mode="r") as topic:
+        bases = {
+            number: [stored_header(batch).base_offset for batch in topic.partition(number).batches()]
+            for number in range(3)
+        }
+    for number, index in ((0, 1), (0, 3), (1, 0)):  # the third is the last of its partition, the fourth the first
+        segment = last_segment(path, number)
+        damaged = bytearray(segment.read_bytes())
+        damaged[HEADER_BYTES + bases[number][index] + in_batch] ^= 1
+        segment.write_bytes(damaged)
+    query = Query(path, startingOffsets="earliest", onGap="skip", **limits)
+    while query.trigger() is not None:
+        query.restart()
+    with Topic.open(path, mode="r") as topic, topic.read(on_gap="skip") as reader:
+        expected = [(each.partition, each.offset, each.value) for each in reader]
+    assert len(expected) == 70
+    assert [(row["partition"], row["offset"], row["value"]) for row in plain(query.rows)] == sorted(expected)
+
+
+def test_watermark_that_lies_is_damage_and_not_tasks_without_end(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest")
+    with Topic.open(path, mode="r") as topic:
+        salt = Identity.of(topic.log_id, 0).salt
+    (path / "0000" / "watermark").write_bytes(encode_new(a_mark(9, 0, 1 << 60, 1 << 60, 1), salt))
+    with pytest.raises(CorruptLogError, match="found the end of the data"):
+        query.trigger()
+    query.restart(onGap="skip")
+    assert len(query.run()[0]) == 100
+
+
+def test_tasks_of_a_stream_list_no_directory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Topic.reconfigure(path, segment_bytes=4096)
+    query = Query(path, startingOffsets="earliest")
+    query.run()
+    append(path, [bytes(3000)] * 5, partition=0)  # it rolls, and the stream's index is from before
+
+    def listed(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("a directory was listed")
+
+    start, reader = query.end, query.reader
+    partitions = reader.partitions(start, reader.latestOffset(start, query.limit))
+    monkeypatch.setattr(Files, "sizes", staticmethod(listed))
+    monkeypatch.setattr(Files, "listdir", staticmethod(listed))
+    with pytest.raises(AssertionError):
+        Files().sizes("x")
+    values = [row["value"] for each in partitions for batch in query.tasks.read(each) for row in rows_of(batch)]
+    assert values == [bytes(3000)] * 5
+
+
+def test_checkpoint_of_another_source_is_refused(path: Path) -> None:
+    query = Query(path)
+    query.offsets = [json.dumps({"clicks": {"0": 17}})]
+    query.committed = 1
+    with pytest.raises(LogError, match="which is no offset of loglib"):
+        query.trigger()
+
+
+# --- what is known of a query ------------------------------------------------------------------------
+
+
+def test_report_has_the_end_of_the_log_and_the_lag(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=60)
+    query.trigger()
+    report = query.reader.reportLatestOffset()
+    planned = query.end["end"]["topic"]
+    assert report["lag"]["bytes"] == sum(report["end"]["topic"].values()) - sum(planned.values()) > 0
+    assert report["lag"]["seconds"] > 0
+    query.run()
+    assert query.reader.reportLatestOffset() == {
+        "end": query.end["end"],
+        "lag": {"bytes": 0, "seconds": 0},
+        "version": 1,
+    }
+
+
+def test_progress_is_published_as_a_group_when_it_is_durable(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=60, groupId="etl")
+
+    def committed() -> dict[str, int]:
+        with Topic.open(path, mode="r") as topic:
+            assert topic.groups() in ([], ["etl"])
+            info = topic.group_info("etl") if topic.groups() else None
+            return {} if info is None else {str(each): commit.offset for each, commit in info.committed.items()}
+
+    query.trigger()
+    assert committed() == {}  # Spark may not have stored yet that the batch is done
+    first = query.end["end"]["topic"]
+    query.trigger()
+    assert committed() == first
+    assert query.trigger() is None
+    with Topic.open(path, mode="r") as topic:
+        assert all(lag.bytes == 0 for lag in topic.group_info("etl").lag.values())
+
+
+def test_group_that_has_members_is_not_taken_for_progress(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=60, groupId="etl")
+    query.trigger()
+    with Topic.open(path, mode="r") as topic:
+        group = topic.group("etl")
+        group.poll()
+        with pytest.raises(GroupBusyError):
+            query.trigger()
+        group.close()
+    query.trigger()
+    query.run()
+    append(path, [b"new"], partition=0)
+    query.run()
+    append(path, [b"newer"], partition=0)
+    shutil.rmtree(path / "groups")
+    (path / "groups").write_bytes(b"")
+    with pytest.warns(RuntimeWarning, match="the progress of group etl was not published"):
+        query.run()
+    assert query.values[-1] == b"newer"
+
+
+def test_stop_closes_the_logs(path: Path) -> None:
+    query = Query(path)
+    query.run()
+    query.reader.stop()
+    assert not query.reader._follower._live._logs
