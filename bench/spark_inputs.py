@@ -1,0 +1,74 @@
+"""Spark inputs: the same messages as a topic and as Parquet files.
+
+Invariant: each input is made once, when it is first asked for. Parquet is written by Spark from the topic, so both have
+the same records and columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from inputs import values_of
+from ours import open_topic
+
+VALUE_BYTES = 200
+_CALL_MESSAGES = 10_000
+_MADE_MESSAGES = 200_000  # made once, and appended again and again; Parquet finds no repetition at this distance
+_TUPLES_SHARE = 20
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files in a directory, of about this many messages."""
+
+    spark: SparkSession
+    directory: Path
+    wanted: int
+
+    @property
+    def messages(self) -> int:
+        return whole_calls(self.wanted)
+
+    @property
+    def few_messages(self) -> int:
+        """For the source of tuples, which would take minutes."""
+        return whole_calls(self.wanted // _TUPLES_SHARE)
+
+    @cached_property
+    def topic(self) -> str:
+        return write_topic(self.directory / "topics" / "clicks", self.messages)
+
+    @cached_property
+    def few(self) -> str:
+        return write_topic(self.directory / "topics" / "few", self.few_messages)
+
+    @cached_property
+    def snappy(self) -> str:
+        return self._parquet("snappy")
+
+    @cached_property
+    def uncompressed(self) -> str:
+        return self._parquet("none")
+
+    def _parquet(self, compression: str) -> str:
+        path = str(self.directory / compression)
+        self.spark.read.format("loglib").load(self.topic).write.option("compression", compression).parquet(path)
+        return path
+
+
+def whole_calls(messages: int) -> int:
+    return -(-messages // _CALL_MESSAGES) * _CALL_MESSAGES
+
+
+def write_topic(path: Path, messages: int, *, partitions: int = 4) -> str:
+    """A topic of this many messages without keys, not synced; the path."""
+    values = values_of(str(VALUE_BYTES), min(messages, _MADE_MESSAGES))
+    with open_topic(path, flush="no fsync", partitions=partitions) as topic:
+        for start in range(0, messages, _CALL_MESSAGES):
+            first = start % len(values)
+            topic.append_many(values[first : first + _CALL_MESSAGES])
+    return str(path)

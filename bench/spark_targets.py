@@ -1,0 +1,91 @@
+"""Spark targets: what the connector wants to reach, compared with a run of its benchmarks.
+
+Invariant: as for targets.py, a check only reports. A check whose cases were not run is left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cases import OURS
+from spark_cases import (
+    COUNT,
+    COUNTS,
+    MAP_BATCHES,
+    MEMORY,
+    OFFSET,
+    ONE_COLUMN,
+    SCAN,
+    SINK,
+    SNAPPY,
+    STREAM,
+    TASKS,
+    TUPLES,
+    UNCOMPRESSED,
+)
+from spark_report import cpu_ratio, speed_ratio
+from targets import Check
+
+if TYPE_CHECKING:
+    from results import Results
+
+_SPEEDS = (
+    # case, run, other run, at least, in which words
+    (SCAN, OURS, SNAPPY, 0.65, "of the speed of Parquet, snappy, with all columns"),
+    (SCAN, ONE_COLUMN, SNAPPY, 0.85, "of the speed of Parquet, snappy, with columns=value"),
+    (SCAN, OURS, TUPLES, 15.0, "x a source of tuples"),
+    (COUNT, OFFSET, OURS, 3.0, "x as fast with columns=offset as with all"),
+    (SINK, OURS, SNAPPY, 1 / 1.2, "of the speed of Parquet's writer, snappy"),
+)
+_LARGEST_GROWTH = 1.1
+
+
+def spark_checks(results: Results) -> list[Check]:
+    """Return every check whose cases were run."""
+    found = []
+    for key, run, other, least, words in _SPEEDS:
+        wall, cpu = speed_ratio(results, key, run, other), cpu_ratio(results, key, other, run)
+        if wall is not None and cpu is not None:
+            best = _best(results, key, run, other)
+            figure = f"{wall:.2f} {words} (best rounds {best:.2f}, by CPU {cpu:.2f})"
+            found.append(Check(f"Spark {key}", figure, f">= {least:.2g}", wall >= least))
+    return [*found, *_map_batches(results), *_counts(results), *_stream(results), *_tasks(results), *_memory(results)]
+
+
+def _best(results: Results, key: str, run: str, other: str) -> float:
+    own, others = (
+        min(one.seconds / max(1, one.messages) for one in results.all_of(key, label)) for label in (run, other)
+    )
+    return others / own
+
+
+def _map_batches(results: Results) -> list[Check]:
+    ratio = cpu_ratio(results, SCAN, MAP_BATCHES, UNCOMPRESSED)
+    if ratio is None:
+        return []
+    return [Check("Spark map_batches", f"{ratio:.2f} of the CPU of Parquet, uncompressed", "<= 0.5", ratio <= 0.5)]
+
+
+def _counts(results: Results) -> list[Check]:
+    seconds = results.median(COUNT, COUNTS, lambda one: one.seconds)
+    return [] if seconds is None else [Check("Spark counts()", f"{seconds * 1000:.0f} ms", "< 100 ms", seconds < 0.1)]
+
+
+def _stream(results: Results) -> list[Check]:
+    ours = results.median(STREAM, f"{OURS}, its own part", lambda one: one.figures["ours ms"])
+    return [] if ours is None else [Check("Spark micro-batch, our part", f"{ours:.1f} ms", "< 10 ms", ours < 10)]
+
+
+def _tasks(results: Results) -> list[Check]:
+    slot = results.median(TASKS, OURS, lambda one: one.figures["slot ms a task"])
+    return [] if slot is None else [Check("Spark task, slot time", f"{slot:.1f} ms", "<= 15 ms", slot <= 15)]
+
+
+def _memory(results: Results) -> list[Check]:
+    sizes = results.cases.get(MEMORY, {})
+    peaks = [(label, results.all_of(MEMORY, label)[0].figures["peak MB of a worker"]) for label in sizes]
+    if len(peaks) < 2:
+        return []
+    figure = ", ".join(f"{label}: {peak:.0f} MB" for label, peak in peaks)
+    flat = peaks[-1][1] / peaks[0][1] <= _LARGEST_GROWTH
+    return [Check("Spark memory of a worker", figure, f"flat (<= {_LARGEST_GROWTH} x)", flat)]
