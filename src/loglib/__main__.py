@@ -1,0 +1,6 @@
+"""`python -m loglib`: the command line."""
+
+from .cli.start import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The command line: `loglib` and `python -m loglib`."""

@@ -1,0 +1,120 @@
+"""Given: what options of the command line mean: sizes, durations, starts, topics.
+
+Invariant: a wrong argument is a usage error (exit code 2) that says what to write instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from .. import store
+from ..arguments import parse_start
+from ..description import NAME
+from ..system.files import REAL
+
+__all__ = ["DIRECTORY", "DURATION", "SIZE", "START", "TOPIC", "as_json", "confirmed", "partition_start", "topic_paths"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:us|ms|s|m|h|d|w))+")
+_PART = re.compile(r"([\d.]+)([a-z]+)")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+class _Size(click.ParamType[int]):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = _SIZE.fullmatch(str(value))
+        if found is None:
+            self.fail(f"{value!r} is not a number of bytes; write 4096, 10MB or 1GiB", param, ctx)
+        number, unit, binary = found.groups()
+        base = 1024 if binary else 1000
+        return int(float(number) * base ** " kmgt".index(unit.lower() or " "))
+
+
+class _Duration(click.ParamType[timedelta]):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        if not _DURATION.fullmatch(str(value)):
+            self.fail(f"{value!r} is not a duration; write 90s, 15m, 12h, 7d or 1h30m", param, ctx)
+        return timedelta(seconds=sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(str(value))))
+
+
+class _Start(click.ParamType[Any]):
+    """A start as the library has it, or the offset of a record as `PARTITION:OFFSET`."""
+
+    name = "start"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        partition, colon, offset = value.partition(":")
+        if colon and partition.isdigit() and offset.isdigit() and not value.startswith("0000"):
+            return {int(partition): int(offset)}
+        try:
+            parse_start(value, now_us=0)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+class _Directory(click.Path):
+    """A directory that need not exist."""
+
+    name = "topic"
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False)
+
+
+class _Topic(_Directory):
+    """The directory of a topic that exists."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = os.fsdecode(super().convert(value, param, ctx))
+        if not REAL.exists(os.path.join(path, NAME)):
+            names = ", ".join(store.names(REAL, path))
+            found = f"is no topic but a directory of topics: {names}" if names else "has no topic"
+            self.fail(f"{value} {found}", param, ctx)
+        return path
+
+
+SIZE, DURATION, START, DIRECTORY, TOPIC = _Size(), _Duration(), _Start(), _Directory(), _Topic()
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+
+
+def topic_paths(path: str) -> list[str]:
+    """The topic at a path, or all topics in that directory. Raises a usage error if there is none."""
+    if REAL.exists(os.path.join(path, NAME)):
+        return [path]
+    names = store.names(REAL, path)
+    if not names:
+        raise click.UsageError(f"{path}: no topic, and no directory of topics")
+    return [os.path.join(path, name) for name in names]
+
+
+def partition_start(start: Any, partition: int | None) -> Any:
+    """A start for the reader of one partition."""
+    if partition is None or not isinstance(start, dict):
+        return start
+    if partition not in start:
+        raise click.UsageError(f"the start names partition {min(start)}, and --partition is {partition}")
+    return start[partition]
+
+
+def confirmed(what: str, *, yes: bool) -> None:
+    """Ask a person for leave to do something that cannot be undone. Without a terminal --yes must be given."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{what}: give --yes, or --dry-run to see what would happen")
+    click.confirm(what, abort=True, err=True)

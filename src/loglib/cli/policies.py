@@ -1,0 +1,102 @@
+"""Policies: the options that set the policies of a topic.
+
+Invariant: an option that is not given changes nothing. A policy of several parts, such as retention, keeps the other
+parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from ..config import TopicConfig, microseconds
+from .given import DURATION, SIZE
+from .shown import age
+
+__all__ = ["changed", "described", "policy_options"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _OrNone(click.ParamType[Any]):
+    """Another type, or `none` for no limit."""
+
+    def __init__(self, inner: click.ParamType[Any]) -> None:
+        self._inner = inner
+        self.name = f"{inner.name}|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "none" else self._inner.convert(value, param, ctx)
+
+
+class _Policy(NamedTuple):
+    option: str
+    name: str
+    part: str | None  # of a policy that has several
+    type: click.ParamType[Any]
+    help: str
+
+
+_POLICIES = (
+    _Policy("--retention-age", "retention", "age", _OrNone(DURATION), "Drop segments sealed that long ago."),
+    _Policy("--retention-bytes", "retention", "bytes", _OrNone(SIZE), "Keep at most that much in a partition."),
+    _Policy("--keep-free", "retention", "keep_free", click.FloatRange(0, 1, max_open=True), "Part of the disk."),
+    _Policy("--flush-records", "flush", "records", _OrNone(click.IntRange(1)), "Flush after that many records."),
+    _Policy("--flush-interval", "flush", "interval", _OrNone(DURATION), "Flush after that time."),
+    _Policy("--flush-bytes", "flush", "bytes", _OrNone(SIZE), "Flush after that many bytes."),
+    _Policy("--segment-bytes", "segment_bytes", None, SIZE, "Size of a segment."),
+    _Policy("--segment-age", "segment_age", None, _OrNone(DURATION), "Seal a segment at that age."),
+    _Policy("--batch-bytes", "batch_bytes", None, SIZE, "Size of a batch."),
+    _Policy("--batch-records", "batch_records", None, click.IntRange(1), "Records in a batch."),
+    _Policy("--max-record-bytes", "max_record_bytes", None, SIZE, "Refuse larger records."),
+    _Policy("--compression", "compression", None, click.Choice(["none", "zlib", "lz4", "zstd"]), "Codec of batches."),
+    _Policy("--durability", "durability", None, click.Choice(["disk", "os"]), "What a flush waits for."),
+    _Policy("--producer-expiry", "producer_expiry", None, _OrNone(DURATION), "Forget silent producers after that."),
+)
+
+
+def policy_options(command: Command) -> Command:
+    """Add an option for each policy to a command."""
+    for each in reversed(_POLICIES):
+        command = click.option(each.option, _variable(each), type=each.type, help=each.help)(command)
+    return command
+
+
+def changed(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The policies that the given options set, with the parts of `config` that they leave as they are."""
+    policies: dict[str, Any] = {}
+    for each in _POLICIES:
+        value = given[_variable(each)]
+        if value is None:
+            continue
+        value = None if value == "none" and each.name != "compression" else value
+        if each.part == "interval" and isinstance(value, timedelta):
+            value = value.total_seconds()
+        if each.part is None:
+            policies[each.name] = value
+        else:
+            policies[each.name] = replace(policies.get(each.name, getattr(config, each.name)), **{each.part: value})
+    return policies
+
+
+def described(config: TopicConfig) -> Iterator[tuple[str, str]]:
+    """Each policy by its option, and its value as the option takes it."""
+    for each in _POLICIES:
+        value = getattr(config, each.name) if each.part is None else getattr(getattr(config, each.name), each.part)
+        if each.part == "interval" and value is not None:
+            value = timedelta(seconds=value)
+        if value is None:
+            text = "none"
+        elif isinstance(value, timedelta):
+            text = age(microseconds(value)).replace(" ", "")
+        else:
+            text = str(value)
+        yield each.option.removeprefix("--"), text
+
+
+def _variable(policy: _Policy) -> str:
+    return policy.option.removeprefix("--").replace("-", "_")

@@ -1,0 +1,177 @@
+"""Topics: make, list, describe, change and delete them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from .. import store
+from ..config import TopicConfig
+from ..description import NAME
+from ..partition import Partition
+from ..system.files import REAL
+from ..topic import Topic
+from .given import DIRECTORY, TOPIC, as_json, confirmed, topic_paths
+from .policies import changed, described, policy_options
+from .shown import note, print_json, print_table, safe, sized, when
+
+__all__ = ["alter", "create", "delete", "info", "ls"]
+
+
+@click.command()
+@click.argument("topic", type=DIRECTORY)
+@click.option("--partitions", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many.")
+@click.option("--partitioner", type=click.Choice(["crc32", "murmur2"]), help="How a key chooses its partition.")
+@click.option("--permissions", help="The mode of the files, in octal.  [default: 600]")
+@policy_options
+def create(topic: str, partitions: int, partitioner: Any, permissions: str | None, **given: Any) -> None:
+    """Make a topic."""
+    policies = changed(TopicConfig(), given)
+    if REAL.exists(os.path.join(topic, NAME)):
+        raise click.UsageError(f"{topic} is a topic already; `loglib alter` changes its policies")
+    if permissions is not None:
+        try:
+            policies["permissions"] = int(permissions, 8)
+        except ValueError:
+            raise click.BadParameter(f"{permissions!r} is not an octal number such as 640") from None
+    Topic.open(topic, partitions=partitions, partitioner=partitioner, **policies).close()
+    note(f"made {topic}")
+
+
+@click.command()
+@click.argument("directory", type=DIRECTORY, default=".")
+@as_json
+def ls(directory: str, as_json: bool) -> None:
+    """List the topics in a directory, or the segments of one topic."""
+    if REAL.exists(os.path.join(directory, NAME)):
+        _list_segments(directory, as_json=as_json)
+        return
+    found = store.topics(directory)
+    if as_json:
+        for each in found:
+            partitions = None if each.config is None else each.config.partitions
+            error = None if each.error is None else str(each.error)
+            print_json(each._asdict() | {"config": None, "partitions": partitions, "error": error})
+    elif found:
+        rows = [
+            (each.name, "?" if each.config is None else each.config.partitions, sized(each.size_bytes),
+             ", ".join(each.groups) or "-" if each.error is None else str(each.error))
+            for each in found
+        ]  # fmt: skip
+        print_table(["topic", ">partitions", ">size", "groups"], rows)
+    else:
+        note(f"no topics in {directory}")
+
+
+def _list_segments(path: str, *, as_json: bool) -> None:
+    with Topic.open(path, mode="r") as topic:
+        found = [(each.id, segment) for each in topic.partitions for segment in each.segments]
+    if as_json:
+        for number, segment in found:
+            print_json({"partition": number, **segment._asdict(), "size_bytes": segment.size_bytes})
+        return
+    rows = [
+        (number, segment.base_offset, segment.end_offset, sized(segment.size_bytes), when(segment.created),
+         when(segment.last_append_time) if segment.sealed else "open")
+        for number, segment in found
+    ]  # fmt: skip
+    print_table([">partition", ">from", ">to", ">size", "made", "last append"], rows)
+
+
+@click.command()
+@click.argument("topic", type=DIRECTORY)
+@as_json
+def info(topic: str, as_json: bool) -> None:
+    """Describe a topic: its policies, partitions, times and groups. A directory: each of its topics."""
+    for number, path in enumerate(topic_paths(topic)):
+        with Topic.open(path, mode="r") as opened:
+            if as_json:
+                print_json(_facts(opened))
+            else:
+                if number:
+                    click.echo()
+                _describe(opened)
+
+
+def _facts(topic: Topic) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "path": topic.path,
+        "log_id": topic.log_id.hex(),
+        "policies": topic.config.to_json(),
+        "groups": topic.groups(),
+        "partitions": [_partition_facts(each) for each in topic.partitions],
+    }
+
+
+def _partition_facts(partition: Partition) -> dict[str, Any]:
+    start, end = partition.log_start_offset, partition.high_watermark
+    segments = partition.segments
+    return {
+        "partition": partition.id,
+        "log_start_offset": start,
+        "high_watermark": end,
+        "size_bytes": end - start,
+        "segments": len(segments),
+        "oldest_us": segments[0].created if segments and end > start else None,
+    }
+
+
+def _describe(topic: Topic) -> None:
+    facts = _facts(topic)
+    sizes = sum(each["size_bytes"] for each in facts["partitions"])
+    click.echo(f"{safe(topic.name)}: {sized(sizes)} in {len(topic.partitions)} partitions, at {safe(topic.path)}")
+    click.echo(f"log id {facts['log_id']}, groups: {', '.join(topic.groups()) or 'none'}")
+    click.echo(f"partitioner {topic.config.partitioner}, permissions {topic.config.permissions:o}")
+    click.echo("policies (* is not the default):")
+    default = dict(described(TopicConfig()))
+    for option, value in described(topic.config):
+        click.echo(f"  {' ' if value == default[option] else '*'} {option:18} {value}")
+    rows = [
+        (each["partition"], each["log_start_offset"], each["high_watermark"], sized(each["size_bytes"]),
+         each["segments"], when(each["oldest_us"]))
+        for each in facts["partitions"]
+    ]  # fmt: skip
+    print_table([">partition", ">from", ">to", ">size", ">segments", "oldest segment made"], rows)
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@click.option("--add-partitions", type=click.IntRange(1, 10_000), metavar="N", help="Have N partitions in all.")
+@policy_options
+def alter(topic: str, add_partitions: int | None, **given: Any) -> None:
+    """Change policies of a topic, also while a service writes it.
+
+    The service uses the new policies when it opens the topic again. More partitions can only be added while nobody
+    writes the topic, and keys may belong to other partitions then.
+    """
+    if not any(each is not None for each in (add_partitions, *given.values())):
+        raise click.UsageError("say what to change, as in --retention-age 14d")
+    with Topic.open(topic, create=False, shared=True) as opened:
+        policies = changed(opened.config, given)
+        if policies:
+            opened.alter(**policies)
+    if add_partitions is not None:
+        Topic.add_partitions(topic, add_partitions)
+    note(f"changed {topic}")
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(topic: str, dry_run: bool, yes: bool) -> None:
+    """Delete a topic with all its records and groups."""
+    with Topic.open(topic, mode="r") as opened:
+        size = sum(each.high_watermark - each.log_start_offset for each in opened.partitions)
+        what = f"{topic}: {sized(size)} in {len(opened.partitions)} partitions, groups: " + (
+            ", ".join(opened.groups()) or "none"
+        )
+    if dry_run:
+        note(f"would delete {what}")
+        return
+    confirmed(f"Delete {what}?", yes=yes)
+    Topic.delete(topic)
+    note(f"deleted {topic}")
