@@ -1,20 +1,28 @@
 # Everything a checkout can do. The first call makes the virtual environment; after that nothing needs the network.
 #
-#   make demo     the page view pipeline on generated input, or on an access log: make demo LOG=/path/to/access.log
-#   make test     lint, types, all tests, Spark, the code in the documentation, coverage: under eight minutes
-#   make check    the inner loop, under two minutes: lint, types, fast tests
-#   make proof    the proof of reliability, with its table: under half an hour; LOGLIB_SOAK=20 make proof goes on for hours
+#   make demo     page views as a live stream of generated lines, or of an access log: make demo LOG=/path/to/access.log
+#   make test     lint, types, tests, Spark, the code in the documentation: under eight minutes
+#   make check    the inner loop, under five minutes: lint, types, fast tests
+#   make coverage the fast tests again, measured: they must run every branch of the log itself; about five minutes
+#   make proof    the proof of reliability, with its table, the coverage, and the tests that take long: about
+#                 45 minutes; LOGLIB_SOAK=20 make proof goes on for hours
 #   make bench    the benchmarks; writes bench/RESULTS.md
+#   make bench-spark   those of the connector for Spark, about ten minutes; writes the last section of that file
+#   make spark-archive   one file with all that the executors of a Spark cluster need, in dist/
 #   make clean    remove the environment and what the tools left
 
 VENV_PYTHON := .venv/bin/python
 # Named by its content, so that a checkout that only touches pyproject.toml does not install again.
 STAMP := .venv/installed-$(shell cat pyproject.toml scripts/venv.sh | cksum | cut -d ' ' -f 1)
 PYTEST := $(VENV_PYTHON) -m pytest -q
+FAST := -n 2 -m "not slow and not spark and not reliability"
+# The JVMs of the tests live for seconds: the second compiler and threads for garbage would cost more than they bring.
+SHORT_LIVED := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+SPARK = JAVA_HOME="$$(scripts/java-home.sh)" SPARK_SUBMIT_OPTS="$(SHORT_LIVED)" SPARK_DAEMON_JAVA_OPTS="$(SHORT_LIVED)" $(PYTEST)
 # The proof makes and deletes files by the million: in memory where there is room, since a disk would be busy with that alone.
 PROOF_FILES := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "TMPDIR=/dev/shm" }')
 
-.PHONY: help demo test check lint types tools proof bench clean venv java
+.PHONY: help demo test check coverage lint types tools proof bench bench-spark spark-archive clean venv java
 
 help:
 	@sed -n 's/^#  //p' Makefile
@@ -44,35 +52,53 @@ types: venv
 
 check: lint types tools
 	@echo "== fast tests"
-	@$(PYTEST) -n 2 -m "not slow and not spark and not reliability"
+	@$(PYTEST) $(FAST)
 
-# Coverage counts what child processes run, too. The Spark tests go without: it would slow each of Spark's workers.
-test: lint types tools java
-	@rm -f .coverage .coverage.*
-	@echo "== fast tests, measured"
-	@$(PYTEST) -n 2 -m "not slow and not spark and not reliability" --cov --cov-report=
-	@echo "== coverage of the log itself (adapters stand in packages of their own)"
-	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py,src/loglib/append/*.py,src/loglib/format/*.py,src/loglib/groups/*.py,src/loglib/system/*.py" --fail-under=100
-	@echo "== slow tests"
-	@$(PYTEST) -n 2 -m "slow and not spark"
+test: check java
 	@if [ -n "$$(scripts/java-home.sh)" ]; then \
 	    echo "== Spark tests"; \
-	    JAVA_HOME="$$(scripts/java-home.sh)" $(PYTEST) -m spark; \
+	    $(SPARK) -m "spark and not slow"; \
 	else \
 	    echo "== Spark tests left out: no Java"; \
 	fi
 
-proof: venv tools
+# Coverage counts what child processes run, too. It takes twice the time of the tests, so `make proof` has it, and not
+# `make test`. The tests that are left out run adapters only, or read source code.
+NOT_MEASURED := --ignore-glob='*/test_spark*' --ignore=tests/test_docs.py \
+    --ignore=tests/test_layers.py --ignore=tests/test_types.py
+coverage: venv tools
+	@rm -f .coverage .coverage.*
+	@echo "== fast tests, measured"
+	@$(PYTEST) $(FAST) $(NOT_MEASURED) --cov --cov-report=
+	@echo "== coverage of the log itself (adapters stand in packages of their own)"
+	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py,src/loglib/append/*.py,src/loglib/format/*.py,src/loglib/groups/*.py,src/loglib/system/*.py,src/loglib/transactions/*.py" --fail-under=100
+
+proof: venv tools java
 	@rm -rf .reliability
 	@echo "== reliability tests"
 	@status=0; \
 	$(PROOF_FILES) $(PYTEST) -n 2 --dist worksteal --timeout=$(if $(LOGLIB_SOAK),0,600) \
 	    -o faulthandler_timeout=$(if $(LOGLIB_SOAK),0,660) -m reliability tests/reliability || status=$$?; \
 	$(VENV_PYTHON) tests/reliability/counts.py; \
+	$(MAKE) --no-print-directory coverage || status=$$?; \
+	echo "== tests that take long"; \
+	$(PYTEST) -n 2 -m "slow and not spark" || status=$$?; \
+	if [ -n "$$(scripts/java-home.sh)" ]; then \
+	    echo "== Spark tests that take long: clusters, streams"; \
+	    $(SPARK) -n 2 --dist loadfile -m "spark and slow" || status=$$?; \
+	else \
+	    echo "== Spark tests that take long are left out: no Java"; \
+	fi; \
 	exit $$status
 
 bench: venv
 	@$(VENV_PYTHON) bench/run.py --write
 
+bench-spark: venv java
+	@JAVA_HOME="$$(scripts/java-home.sh)" $(VENV_PYTHON) bench/spark.py --write
+
+spark-archive: venv
+	@$(VENV_PYTHON) scripts/spark_archive.py
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* pageviews-out
+	rm -rf dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* pageviews-out

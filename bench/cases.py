@@ -16,6 +16,7 @@ OBVIOUS = "obvious log"
 SQLITE = "sqlite3"
 LMDB = "lmdb"
 ARROW = "pyarrow IPC"
+FILE_HANDLER = "logging.FileHandler"
 FLOOR = "floor"  # the steps that cannot be left out, alone: see floors.py
 
 
@@ -69,6 +70,7 @@ def all_cases(sizes: Sizes) -> list[Case]:
         *_compression_cases(sizes),
         *_follow_cases(sizes),
         *_group_cases(sizes),
+        *_logging_cases(sizes),
         *_seek_cases(sizes),
         *_memory_cases(sizes),
         *_open_cases(sizes),
@@ -313,6 +315,17 @@ def _group_cases(sizes: Sizes) -> list[Case]:
         1,
     )
     return [reading, committing, takeover]
+
+
+def _logging_cases(sizes: Sizes) -> list[Case]:
+    def runs(*, json: bool) -> tuple[Run, ...]:
+        options: dict[str, Option] = {"messages": sizes.messages // 10, "json": json}
+        return (
+            Run(f"{OURS}, LogHandler", Job("log", {**options, "handler": OURS})),
+            Run(FILE_HANDLER, Job("log", {**options, "handler": "file"})),
+        )
+
+    return [Case(f"logging[{name}]", runs(json=name == "JSON"), sizes.repeats) for name in ("text", "JSON")]
 
 
 def _seek_cases(sizes: Sizes) -> list[Case]:

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import sqlite3
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -19,7 +20,7 @@ _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 def description(directory: Path) -> dict[str, str]:
     """Return the facts that a reader needs to judge the figures."""
-    packages = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     return {
         "CPU": f"{_cpu_model()}, {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
@@ -60,6 +61,23 @@ def file_system(directory: Path) -> str:
     return best_type
 
 
+def java_version() -> str:
+    """Return the version of the Java that Spark starts."""
+    home = os.environ.get("JAVA_HOME")
+    java = "java" if home is None else os.path.join(home, "bin", "java")
+    found = subprocess.run([java, "-version"], check=True, stderr=subprocess.PIPE, text=True).stderr
+    return found.split('"')[1]
+
+
+def shown_arguments(given: list[str]) -> list[str]:
+    """Return the arguments of a command line without the directory, which should not be shown."""
+    arguments = [argument for argument in given if not argument.startswith("--dir=")]
+    if "--dir" in arguments:
+        at = arguments.index("--dir")
+        del arguments[at : at + 2]
+    return arguments
+
+
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -69,7 +87,8 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """Return the version of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from results import Results
     from targets import Check
 
+SPARK = "# Results with Spark\n"
+
 _EXPLANATION = """\
 Each figure is the median over the repetitions of a case; a repetition runs every system once, in a process of its own,
 one after another. "best" is the fastest round of all. "loglib is" divides loglib's messages a second by the system's in
@@ -37,10 +39,21 @@ def document(results: Results, checks: list[Check], facts: dict[str, str]) -> st
     )
 
 
+def with_spark(text: str, spark: str) -> str:
+    """Return RESULTS.md with another section on Spark, which is the last one."""
+    return text.partition(SPARK)[0].rstrip() + "\n\n" + spark
+
+
+def spark_section(text: str) -> str:
+    """Return the section on Spark of RESULTS.md; empty if there is none."""
+    _, heading, behind = text.partition(SPARK)
+    return heading + behind
+
+
 def target_table(checks: list[Check]) -> str:
     """Return the targets, one per line."""
     rows = [[check.case, check.figure, check.target, "yes" if check.reached else "**no**"] for check in checks]
-    return _table(["case", "figure", "target", "reached"], rows)
+    return table(["case", "figure", "target", "reached"], rows)
 
 
 def case_table(results: Results, case: str) -> str:
@@ -48,42 +61,46 @@ def case_table(results: Results, case: str) -> str:
     labels = [label for label in results.cases[case] if results.all_of(case, label)]
     measured = {label: results.all_of(case, label) for label in labels}
     columns = [
-        ("messages/s", {label: _rate(statistics.median(one.rate for one in ones)) for label, ones in measured.items()}),
-        ("best", {label: _rate(max(one.best_rate for one in ones)) for label, ones in measured.items()}),
-        ("MB/s", {label: _mb_rate(ones) for label, ones in measured.items()}),
-        ("loglib is", {label: _times(results.ratio(case, OURS, label)) for label in labels if label != OURS}),
-        ("p50 us", {label: _median(ones, lambda one: one.p50_us) for label, ones in measured.items()}),
-        ("p99 us", {label: _median(ones, lambda one: one.p99_us) for label, ones in measured.items()}),
-        *_own_columns(measured),
-        ("CPU s", {label: _median(ones, lambda one: one.cpu_seconds, 3) for label, ones in measured.items()}),
-        ("peak MB", {label: _median(ones, lambda one: one.peak_bytes / 1e6) for label, ones in measured.items()}),
+        ("messages/s", {label: speed(statistics.median(one.rate for one in ones)) for label, ones in measured.items()}),
+        ("best", {label: speed(max(one.best_rate for one in ones)) for label, ones in measured.items()}),
+        ("MB/s", {label: mb_rate(ones) for label, ones in measured.items()}),
+        ("loglib is", {label: times(results.ratio(case, OURS, label)) for label in labels if label != OURS}),
+        ("p50 us", {label: median_text(ones, lambda one: one.p50_us) for label, ones in measured.items()}),
+        ("p99 us", {label: median_text(ones, lambda one: one.p99_us) for label, ones in measured.items()}),
+        *own_columns(measured),
+        ("CPU s", {label: median_text(ones, lambda one: one.cpu_seconds, 3) for label, ones in measured.items()}),
+        ("peak MB", {label: median_text(ones, lambda one: one.peak_bytes / 1e6) for label, ones in measured.items()}),
     ]
     shown = [(title, cells) for title, cells in columns if any(cells.values())]
     rows = [[label, *(cells.get(label, "") for _, cells in shown)] for label in labels]
     failed = [[label, "failed", *[""] * (len(shown) - 1)] for label in results.cases[case] if label not in labels]
-    return _table(["", *(title for title, _ in shown)], rows + failed)
+    return table(["", *(title for title, _ in shown)], rows + failed)
 
 
-def _own_columns(measured: dict[str, list[Measurement]]) -> list[tuple[str, dict[str, str]]]:
+def own_columns(measured: dict[str, list[Measurement]], digits: int = 1) -> list[tuple[str, dict[str, str]]]:
+    """The columns of the case's own figures."""
     names = dict.fromkeys(name for ones in measured.values() for one in ones for name in one.figures)
     return [
-        (name, {label: _median(ones, lambda one, name=name: one.figures.get(name)) for label, ones in measured.items()})  # type: ignore[misc]
-        for name in names
+        (name, {label: median_text(ones, _figure(name), digits) for label, ones in measured.items()}) for name in names
     ]
 
 
-def _rate(rate: float) -> str:
+def _figure(name: str) -> Callable[[Measurement], float | None]:
+    return lambda one: one.figures.get(name)
+
+
+def speed(rate: float) -> str:
     if rate >= 100_000:
         return f"{rate / 1e6:.2f} M"
     return f"{rate:,.0f}" if rate else ""
 
 
-def _mb_rate(ones: list[Measurement]) -> str:
+def mb_rate(ones: list[Measurement]) -> str:
     rate = statistics.median(one.byte_rate for one in ones) / 1e6
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2f}" if rate else ""
 
 
-def _median(ones: list[Measurement], figure: Callable[[Measurement], float | None], digits: int = 1) -> str:
+def median_text(ones: list[Measurement], figure: Callable[[Measurement], float | None], digits: int = 1) -> str:
     figures = [found for one in ones if (found := figure(one)) is not None]
     if not figures:
         return ""
@@ -91,10 +108,10 @@ def _median(ones: list[Measurement], figure: Callable[[Measurement], float | Non
     return f"{median:,.0f}" if median >= 1000 or median == int(median) else f"{median:.{digits}f}"
 
 
-def _times(ratio: float | None) -> str:
+def times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f} x"
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -22,7 +22,7 @@ import machine
 from cases import Case, Run, Sizes, all_cases
 from job import Job
 from measure import Measurement
-from report import case_table, document, target_table
+from report import case_table, document, spark_section, target_table, with_spark
 from results import Results
 from targets import checks
 
@@ -51,7 +51,8 @@ def main() -> int:
     facts["took"] = f"{time.monotonic() - started:.0f} s"
     print("\n" + target_table(checks(results)))
     if arguments.write:
-        _RESULTS.write_text(document(results, checks(results), facts))
+        old = _RESULTS.read_text() if _RESULTS.exists() else ""
+        _RESULTS.write_text(with_spark(document(results, checks(results), facts), spark_section(old)))
     return 1 if failures else 0
 
 
@@ -113,17 +114,8 @@ def _work(job: Job, directory: Path) -> Measurement | None:
 
 def _facts(directory: Path) -> dict[str, str]:
     now = datetime.datetime.now(datetime.UTC)
-    command = " ".join(["python bench/run.py", *_shown_arguments()])
+    command = " ".join(["python bench/run.py", *machine.shown_arguments(sys.argv[1:])])
     return {**machine.description(directory), "date": f"{now:%Y-%m-%d %H:%M} UTC", "command": f"`{command}`"}
-
-
-def _shown_arguments() -> list[str]:
-    """Return the command line without the directory, which should not be shown."""
-    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--dir=")]
-    if "--dir" in arguments:
-        at = arguments.index("--dir")
-        del arguments[at : at + 2]
-    return arguments
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cases import ARROW, LMDB, OBVIOUS, OURS, RAW, SQLITE
+from cases import ARROW, FILE_HANDLER, LMDB, OBVIOUS, OURS, RAW, SQLITE
 
 if TYPE_CHECKING:
     from results import Results
@@ -43,6 +43,8 @@ _RATIOS = (
     ("to_arrow[200B]", OURS, "raw pread, 1 MiB blocks", 0.5, "of the raw pread"),
     (_GROUP, f"{OURS}, topic.group().follow", f"{OURS}, topic.follow", 0.9, "of following without a group"),
     (_THREADS, OURS, SQLITE, 5.0, "x sqlite3, synchronous=FULL"),
+    ("logging[text]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),
+    ("logging[JSON]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),
 )
 
 

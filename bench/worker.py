@@ -40,6 +40,7 @@ _KINDS = {
     "group_read": ("groups", "read"),
     "group_commit": ("groups", "commit"),
     "group_takeover": ("groups", "takeover"),
+    "log": ("logging_calls", "log"),
     "fill_segments": ("opening", "fill_segments"),
     "open": ("opening", "open_log"),
     "open_after_kill": ("opening", "open_after_kill"),

@@ -22,7 +22,7 @@ def write(path: Path) -> None:
     """One process at a time may write a partition. Any other process can read the flushed records."""
     with Topic.open(path, partitions=4, flush=FlushPolicy(records=10_000, interval=0.05)) as topic:
         position = topic.append(b"hello")
-        print(f"the first message went to partition {position.partition}, offset {position.offset}")
+        print(f"the first record went to partition {position.partition}, offset {position.offset}")
 
         # Records with one key share a partition, and order holds within it.
         for page in (b"/", b"/docs", b"/pricing"):
@@ -38,7 +38,7 @@ def write(path: Path) -> None:
 def read(path: Path) -> None:
     """Reading takes no lock and changes nothing, so any number of processes may read."""
     with Topic.open(path, mode="r") as topic:
-        print(f"{sum(1 for _ in topic.read())} messages in all")
+        print(f"{sum(1 for _ in topic.read())} records in all")
 
         visits = [record for record in topic.read() if record.key == b"user-42"]
         for record in visits:
@@ -49,7 +49,7 @@ def read(path: Path) -> None:
         print(f"after {visits[0].value!r} came {next(iter(rest)).value!r}")
 
         recent = topic.read(start=timedelta(minutes=1))
-        print(f"{sum(1 for _ in recent)} messages in the last minute")
+        print(f"{sum(1 for _ in recent)} records in the last minute")
 
         # For many records, read whole columns: no object is made per record.
         print(f"{sum(len(value or b'') for batch in topic.batches() for value in batch.values)} bytes of values")

@@ -33,7 +33,7 @@ def main() -> None:
         for record in at_pace(past, args.speed):
             target.append(record.value, record.key, timestamp=record.timestamp, headers=record.headers)
             count += 1
-    print(f"{count:,} messages replayed into {args.into}")
+    print(f"{count:,} records replayed into {args.into}")
 
 
 def at_pace(records: Iterable[Record], speed: float) -> Iterator[Record]:

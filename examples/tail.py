@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("topic", type=Path, help="directory of the topic")
     parser.add_argument("--start", default="end", help='"begin", "end" or a time ago like -15m (default end)')
-    parser.add_argument("--timeout", type=float, help="stop after so many seconds without a message (default never)")
+    parser.add_argument("--timeout", type=float, help="stop after so many seconds without a record (default never)")
     args = parser.parse_args()
 
     with suppress(KeyboardInterrupt), Topic.open(args.topic, mode="r") as topic:

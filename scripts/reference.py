@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import loglib
+import loglib.logging
 import loglib.spark
 import loglib.testing
 from loglib.system.files import Files
@@ -25,7 +26,7 @@ The first line of each docstring; `help(loglib.Topic.open)` shows the whole. Thi
 def reference() -> str:
     """The page as it should be."""
     lines = [BEGINNING]
-    for module in (loglib, loglib.spark, loglib.testing):
+    for module in (loglib, loglib.logging, loglib.spark, loglib.testing):
         names = sorted((name for name in module.__all__ if not name.startswith("__")), key=_order(module))
         lines += [f"## `{module.__name__}`", "", "| name | what it is |", "| --- | --- |"]
         for name in names:

@@ -1,6 +1,7 @@
 """The examples do what they say, run as a reader would run them: each in a process of its own."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,14 +47,14 @@ def test_example_opens_by_saying_what_it_shows(path: Path) -> None:
     assert path.read_text("utf-8").startswith('"""')
 
 
-@pytest.mark.parametrize("example", ["accesslog", "pageviews", "replay", "serve", "tail", "workers"])
+@pytest.mark.parametrize("example", ["accesslog", "exactly_once", "pageviews", "replay", "serve", "tail", "workers"])
 def test_example_explains_its_arguments(example: str) -> None:
     assert "usage:" in run(f"{example}.py", "--help")
 
 
 def test_quickstart_reads_back_what_it_wrote() -> None:
     output = run("quickstart.py")
-    assert "10005 messages in all" in output
+    assert "10005 records in all" in output
     assert "just in: b'news'" in output
 
 
@@ -108,69 +109,85 @@ def access_log(tmp_path: Path) -> Path:
     return path
 
 
+def count(*arguments: object, **environment: str) -> str:
+    return run("pageviews.py", *arguments, "--seconds", 0.3, **environment)
+
+
 def test_pageviews_counts_made_up_lines_and_draws_a_chart(tmp_path: Path) -> None:
-    output = run("pageviews.py", "--lines", 20_000, "--python", "--out", tmp_path)
+    output = count("--lines", 20_000, "--python", "--out", tmp_path)
     assert "with plain Python (as asked for)" in output
+    appended, counted = re.findall(r"^   ([\d,]+) records(?:;| counted)", output, re.MULTILINE)
+    assert appended == counted > "19,000"
+    assert "the stream has the same count for each minute and page\n" in output
     assert "hosts found in more than one: 0\n" in output
     assert accesslog.FLARE_PAGE in table_of(output)
     assert (tmp_path / "pageviews.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_pageviews_are_written_in_the_given_time_and_counted_meanwhile(tmp_path: Path) -> None:
+    output = run("pageviews.py", "--lines", 1000, "--seconds", 1, "--python", "--out", tmp_path)
+    seconds, batches = re.findall(r"appended in ([\d.]+) s|counted in (\d+) batches", output)
+    assert 1 <= float(seconds[0]) < 10
+    assert int(batches[1]) > 3
+
+
 def test_pageviews_keeps_and_reports_lines_that_are_no_hits(access_log: Path, tmp_path: Path) -> None:
     malformed = [line for line in access_log.read_bytes().splitlines() if accesslog.parse(line) is None]
-    output = run("pageviews.py", access_log, "--python", "--out", tmp_path / "out")
-    assert f"{3002 - len(malformed):,} messages; " in output
+    output = count(access_log, "--python", "--out", tmp_path / "out")
+    assert f"{3002 - len(malformed):,} records; " in output
     assert f"{len(malformed)} lines are no access-log lines" in output
     with Topic.open(tmp_path / "out" / "rejected", mode="r") as rejected:
         assert [record.value for record in rejected.read()] == malformed
 
 
 def test_pageviews_starts_afresh_each_time(access_log: Path, tmp_path: Path) -> None:
-    once = run("pageviews.py", access_log, "--python", "--out", tmp_path / "out")
-    assert table_of(run("pageviews.py", access_log, "--python", "--out", tmp_path / "out")) == table_of(once)
+    once = count(access_log, "--python", "--out", tmp_path / "out")
+    assert table_of(count(access_log, "--python", "--out", tmp_path / "out")) == table_of(once)
 
 
 def test_pageviews_says_so_where_no_line_is_an_access_log_line(tmp_path: Path) -> None:
     log = tmp_path / "messages"
     log.write_text("Jun 14 15:16:01 combo sshd[19939]: check pass; user unknown\n" * 50)
-    output = run("pageviews.py", log, "--out", tmp_path / "out")
+    output = count(log, "--python", "--out", tmp_path / "out")
     assert "50 lines are no access-log lines" in output
     assert "Nothing to count: no line of messages is an access-log line" in output
 
 
 def test_pageviews_copes_with_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "empty.log").touch()
-    assert "Nothing to count" in run("pageviews.py", tmp_path / "empty.log", "--out", tmp_path / "out")
+    assert "Nothing to count" in count(tmp_path / "empty.log", "--python", "--out", tmp_path / "out")
 
 
 def test_pageviews_says_so_where_there_is_no_page(tmp_path: Path) -> None:
     (tmp_path / "images.log").write_bytes(LINE.replace(b"/blog/?page=2", b"/logo.png") + b"\n")
-    output = run("pageviews.py", tmp_path / "images.log", "--python", "--out", tmp_path / "out")
+    output = count(tmp_path / "images.log", "--python", "--out", tmp_path / "out")
     assert "Nothing to draw" in output
 
 
 def test_pageviews_without_java_counts_in_python_and_says_so(tmp_path: Path) -> None:
-    output = run("pageviews.py", "--lines", 1000, "--out", tmp_path, JAVA_HOME="", PATH="")
+    output = count("--lines", 1000, "--out", tmp_path, JAVA_HOME="", PATH="")
     assert "with plain Python (Spark needs Java 17 or newer, and there is none)" in output
 
 
-def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(
+def test_progress_is_one_line_of_a_terminal_and_nothing_elsewhere(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pageviews.progress("counting"):
-        pass
-    assert capsys.readouterr().out == "   counting\n"
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with pageviews.progress("counting"):
-        pass
-    output = capsys.readouterr().out
-    assert output.startswith("   counting ") and output.endswith(" \r") and "\n" not in output
+    progress = pageviews.Progress()
+    progress.records, progress.batches = 12_000, 3
+    progress.show("500 records")
+    progress.summary()
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress.show("500 records")
+    output, errors = capsys.readouterr()
+    assert output == "" and re.match(r"   12,000 records   [\d,]+/s   batch 3   500 records behind *\r$", errors)
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_spark_counts_what_plain_python_counts(access_log: Path, tmp_path: Path) -> None:
-    in_spark = run("pageviews.py", access_log, "--out", tmp_path / "spark")
-    in_python = run("pageviews.py", access_log, "--python", "--out", tmp_path / "python")
+    in_spark = count(access_log, "--out", tmp_path / "spark")
+    in_python = count(access_log, "--python", "--out", tmp_path / "python")
     assert "with Spark" in in_spark
     assert table_of(in_spark) == table_of(in_python)
 
@@ -180,7 +197,7 @@ def test_spark_counts_what_plain_python_counts(access_log: Path, tmp_path: Path)
 
 @pytest.fixture
 def topic_path(tmp_path: Path) -> Path:
-    """A topic of two partitions with twenty hourly messages."""
+    """A topic of two partitions with twenty hourly records."""
     path = tmp_path / "hourly"
     with Topic.open(path, partitions=2) as topic:
         for hour in range(20):
@@ -208,7 +225,7 @@ def test_tail_prints_what_comes_until_interrupted(topic_path: Path) -> None:
     assert (process.returncode, output, errors) == (0, "", "")
 
 
-def test_tail_of_which_nobody_reads_the_rest_ends_without_a_word(topic_path: Path) -> None:
+def test_tail_into_a_closed_pipe_ends_quietly(topic_path: Path) -> None:
     """As behind `| head -1`: it said "Broken pipe"."""
     process = start("tail.py", topic_path, "--start", "begin")
     assert process.stdout is not None and process.stderr is not None
@@ -233,7 +250,7 @@ def test_tail_of_a_missing_topic_says_so_in_one_line(tmp_path: Path) -> None:
 
 
 def test_replay_keeps_time_order_keys_headers_and_timestamps(topic_path: Path, tmp_path: Path) -> None:
-    assert "20 messages replayed" in run("replay.py", topic_path, tmp_path / "again", "--speed", 1_000_000)
+    assert "20 records replayed" in run("replay.py", topic_path, tmp_path / "again", "--speed", 1_000_000)
     with Topic.open(topic_path, mode="r") as topic, Topic.open(tmp_path / "again", mode="r") as again:
         for index in range(2):
             past, copy = (list(each.partition(index).read()) for each in (topic, again))
@@ -273,3 +290,42 @@ def test_workers_handle_every_line_though_they_are_killed(access_log: Path) -> N
     assert process.returncode == 0, errors[-4000:]
     assert output.count("died of SIGKILL") >= 3
     assert "3,002 of 3,002 lines handled" in output
+
+
+ONCE = """\
+bills: 2,000 of 2,000 orders, 0 of them more than once
+stock: 2,000 of 2,000 orders, 0 of them more than once
+"""
+
+
+def test_exactly_once_is_so_and_a_second_start_adds_nothing(tmp_path: Path) -> None:
+    first = run("exactly_once.py", tmp_path, "--orders", 2000, "--work", 0)
+    assert first.startswith("2,000 orders\ntransaction 0: ") and "2,000 orders in this run\n" + ONCE in first
+    again = run("exactly_once.py", tmp_path, "--orders", 2000)
+    assert again == f"the orders are there already\n{ONCE}each order has its effect exactly once\n"
+
+
+def test_exactly_once_is_so_though_it_is_killed(tmp_path: Path) -> None:
+    arguments = tmp_path, "--orders", 2000, "--at-once", 50
+    for lines_until in (1, 4, 9):
+        process = start("exactly_once.py", *arguments)
+        assert process.stdout is not None
+        for _ in range(lines_until):
+            assert process.stdout.readline()
+        process.kill()
+        process.communicate(timeout=30)
+        assert process.returncode == -signal.SIGKILL
+    output = run("exactly_once.py", *arguments)
+    assert output.startswith("the orders are there already\ntransaction ")
+    assert output.endswith(f"{ONCE}each order has its effect exactly once\n")
+    assert "2,000 orders in this run" not in output
+
+
+def test_exactly_once_stops_at_an_interrupt(tmp_path: Path) -> None:
+    process = start("exactly_once.py", tmp_path, "--orders", 5000, "--at-once", 50, "--work", 1)
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (1, "stopped; start it again to go on\n")
