@@ -20,6 +20,9 @@ WRONG: list[tuple[type, str, list[Any]]] = [
     (FlushPolicy, "bytes", [0, -1, 1e6]),
     (Retention, "age", [timedelta(0), timedelta(seconds=-1), 7, "7d"]),
     (Retention, "bytes", [-1, 1e9]),
+    (Retention, "hold_for", [["etl"], "etl", ["a/b"], [".."], [""], [7], 7]),
+    (Retention, "hold_age", [timedelta(days=9), timedelta(0), 7]),
+    (Retention, "hold_bytes", [1000, -1, 1e9]),
     (Retention, "keep_free", [-0.1, 1, 2.0, NAN, "0.1", None, True]),
     (TopicConfig, "flush", [5, None, "often", {"records": 1}]),
     (TopicConfig, "retention", [7, None, timedelta(days=7), {}]),
@@ -91,7 +94,8 @@ POLICIES = st.builds(
         bytes=st.none() | st.integers(1),
     ),
     retention=st.builds(
-        Retention, age=AGES, bytes=st.none() | st.integers(0), keep_free=st.floats(0, 1, exclude_max=True)
+        Retention, age=AGES, bytes=st.none() | st.integers(0), keep_free=st.floats(0, 1, exclude_max=True),
+        hold_for=st.lists(st.sampled_from(["etl", "x.y-z_0"]), min_size=1), hold_bytes=st.just(1 << 70),
     ),
     segment_bytes=st.integers(4096),
     segment_age=AGES,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from builders import calm
 from loglib import Retention
 from loglib.config import MAX_OFFSET, TopicConfig
-from loglib.retention import Candidate, Sealed, Space, due, reason_to_keep, segment_limit
+from loglib.retention import Candidate, Hold, Sealed, Space, due, reason_to_keep, segment_limit
 from loglib.timeline import Age
 
 ROOM = Space(1 << 40, 1 << 40)
@@ -36,7 +38,7 @@ def dropped(segments: list[Sealed], policy: Retention, space: Space = ROOM, *, o
     """How many of the oldest are given up."""
     found = due([candidate(segments, open_bytes=open_bytes)], policy, space)
     assert list(found) == [3]
-    return len(found[3])
+    return len(found[3].reasons)
 
 
 CASES = [
@@ -101,16 +103,16 @@ def test_space_is_freed_by_the_oldest_of_all_partitions() -> None:
     ]
     policy = Retention(age=None, keep_free=0.1)
     found = due(partitions, policy, Space(60, 1000))
-    assert {number: len(reasons) for number, reasons in found.items()} == {0: 1, 1: 2, 2: 1}
-    assert found[1] == ["60 bytes free, 100 must stay free", "70 bytes free, 100 must stay free"]
+    assert {number: len(each.reasons) for number, each in found.items()} == {0: 1, 1: 2, 2: 1}
+    assert found[1].reasons == ["60 bytes free, 100 must stay free", "70 bytes free, 100 must stay free"]
     everything = due(partitions, policy, Space(0, 10_000))
-    assert {number: len(reasons) for number, reasons in everything.items()} == {0: 2, 1: 3, 2: 1}
+    assert {number: len(each.reasons) for number, each in everything.items()} == {0: 2, 1: 3, 2: 1}
 
 
 def test_what_other_limits_free_counts_as_free() -> None:
     partitions = [candidate(sealed((10, 5)), partition=0), candidate(sealed((10, 90), (10, 8)), partition=1)]
     found = due(partitions, Retention(age=timedelta(hours=50), keep_free=0.1), Space(90, 1000))
-    assert {number: len(reasons) for number, reasons in found.items()} == {0: 0, 1: 1}
+    assert {number: len(each.reasons) for number, each in found.items()} == {0: 0, 1: 1}
 
 
 def test_no_more_segments_are_looked_at_than_dropped_and_one() -> None:
@@ -124,13 +126,13 @@ def test_no_more_segments_are_looked_at_than_dropped_and_one() -> None:
 
     policy = Retention(age=timedelta(hours=2), bytes=9000, keep_free=0.1)
     found = due([Candidate(0, 9_025, counted())], policy, ROOM)  # type: ignore[arg-type]
-    assert (len(found[0]), looked_at) == (3, 4)
+    assert (len(found[0].reasons), looked_at) == (3, 4)
 
 
 def test_reasons_are_in_words() -> None:
     policy = Retention(age=timedelta(days=7), bytes=25)
     found = due([candidate(sealed((10, 24 * 8), (10, 3), (10, 2), (10, 1)))], policy, ROOM)
-    assert found[3] == [
+    assert found[3].reasons == [
         "sealed 8.0 days ago, the limit is 7 days, 0:00:00",
         "the partition holds 40 bytes, the limit is 25",
         "the partition holds 30 bytes, the limit is 25",
@@ -167,35 +169,62 @@ def policies(draw: st.DrawFn) -> Retention:
     )
 
 
+@st.composite
+def holding_policies(draw: st.DrawFn) -> Retention:
+    """With groups to wait for, up to a ceiling."""
+    policy = draw(policies())
+    longer = draw(st.none() | st.integers(0, 5).map(lambda hours: (policy.age or timedelta()) + timedelta(hours=hours)))
+    more = draw(st.integers(0, 60) if not longer else st.none() | st.integers(0, 60))
+    limit = None if more is None else (policy.bytes or 0) + more
+    return replace(policy, hold_for=("etl",), hold_age=longer or None, hold_bytes=limit)
+
+
 @calm
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=6), min_size=1, max_size=4),
-    policies(), st.integers(0, 200), st.integers(0, 200),
+    policies() | holding_policies(), st.integers(0, 200), st.integers(0, 200),
+    st.lists(st.none() | st.builds(Hold, st.just("etl"), st.none() | st.integers(0, 120)), min_size=4, max_size=4),
 )  # fmt: skip
 def test_decisions_agree_with_dropping_one_at_a_time(
-    drawn: list[list[tuple[int, int]]], policy: Retention, free: int, total: int
+    drawn: list[list[tuple[int, int]]], policy: Retention, free: int, total: int, holds: list[Hold | None]
 ) -> None:
     partitions = [sealed(*sorted(each, key=lambda pair: -pair[1])) for each in drawn]
-    candidates = [candidate(each, partition=number) for number, each in enumerate(partitions)]
+    candidates = [
+        candidate(each, partition=number)._replace(hold=partial(list.__getitem__, holds, number))
+        for number, each in enumerate(partitions)
+    ]
     found = due(candidates, policy, Space(free, total))
     left = [list(each) for each in partitions]
+
+    def is_beyond(segments: list[Sealed], age: timedelta | None, limit: int | None) -> bool:
+        old = age is not None and segments[0].age.at_least_us > age // timedelta(microseconds=1)
+        return old or (limit is not None and sum(each.size_bytes for each in segments) + 10 > limit)
+
+    def is_held(segments: list[Sealed]) -> bool:
+        (hold,) = (holds[number] for number, each in enumerate(left) if each is segments)
+        if not policy.hold_for or hold is None or is_beyond(segments, policy.hold_age, policy.hold_bytes):
+            return False
+        return hold.offset is None or segments[0].end_offset > hold.offset
 
     def drop_one() -> bool:
         nonlocal free
         for segments in filter(None, left):
-            old = policy.age is not None and segments[0].age.at_least_us > policy.age // timedelta(microseconds=1)
-            large = policy.bytes is not None and sum(each.size_bytes for each in segments) + 10 > policy.bytes
-            if old or large:
+            if is_beyond(segments, policy.age, policy.bytes) and not is_held(segments):
                 free += segments.pop(0).size_bytes
                 return True
-        if free < policy.keep_free * total and any(left):
-            oldest = max(filter(None, left), key=lambda segments: segments[0].age.at_least_us)
+        fronts = [each for each in left if each and not is_held(each)] or [each for each in left if each]
+        if free < policy.keep_free * total and fronts:
+            oldest = max(fronts, key=lambda segments: segments[0].age.at_least_us)
             free += oldest.pop(0).size_bytes
             return True
         return False
 
     while drop_one():
         pass
-    assert [len(found[number]) for number in range(len(partitions))] == [
+    assert [len(found[number].reasons) for number in range(len(partitions))] == [
         len(each) - len(rest) for each, rest in zip(partitions, left, strict=True)
     ]
+    for number, rest in enumerate(left):  # it names the group for which it waits, and names none without need
+        waits = bool(rest) and is_beyond(rest, policy.age, policy.bytes)
+        assert found[number].blocker == (holds[number] if waits else None)
+        assert bool(found[number].held_against) == waits

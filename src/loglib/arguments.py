@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from operator import index
 from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
-from .config import microseconds
+from .config import NAME, microseconds
 from .errors import RecordTooLargeError
 from .format.columns import Columns, Headers
 from .records import from_datetime
@@ -49,7 +49,6 @@ _AGE = re.compile(r"-(?:\d{1,18}(?:\.\d{1,18})?(?:us|ms|s|m|h|d|w))+")
 _PART_OF_AGE = re.compile(r"([\d.]+)([a-z]+)")
 _ELSEWHERE = {"earliest": "begin", "beginning": "begin", "latest": "end", "now": "end"}
 _UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6, "w": 604800 * 10**6}
-_SAFE_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # Kafka's rule for topics
 _INT64 = range(-(1 << 63), 1 << 63)
 # Taken as microseconds, these are times from 1970 to 1973; as seconds, from 2001 to 5138, and as milliseconds as well.
 _OTHER_UNITS = range(10**9, 10**14)
@@ -96,7 +95,7 @@ def check_names(*names: str) -> None:
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a name must be a str, not {name!r}")
-        if not _SAFE_NAME.fullmatch(name) or name in (".", ".."):
+        if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a name of 1 to 249 letters, digits, dots, dashes and underscores")
 
 

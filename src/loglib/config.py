@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
@@ -27,6 +27,7 @@ LEAST_SEALED_BYTES = 1 << 16
 SEGMENTS_KEPT = 4  # at least, under a limit of bytes or free space; with fewer, dropping one would drop most records
 FIXED = ("partitions", "partitioner")  # policies that cannot change: keys would move to other partitions
 MAX_PARTITIONS = 10_000  # directories are named with four digits
+NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")  # of a topic, group or member; Kafka's rule for topics
 PARTITIONER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")  # a built-in one, or the application's own
 
 
@@ -50,6 +51,10 @@ def _require_whole(policy: object, *names: str) -> None:
 
 def _require_duration(name: str, value: object) -> None:
     _require(value is None or isinstance(value, timedelta), name, value, "a timedelta")
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None
 
 
 def _is_number(value: object) -> bool:
@@ -94,19 +99,45 @@ class Retention:
     by the partitions. It always has at least 64 KiB. A partition may exceed `bytes` by one segment and one batch
     until the next pass. If nothing else frees enough space for `keep_free`, open segments of 64 KiB and more are
     sealed and dropped as well.
+
+    `hold_for` names consumer groups. `age` and `bytes` drop no segment that one of them has not committed past, until
+    the segment is older than `hold_age`, or the partition larger than `hold_bytes`. At least one of these two ceilings
+    must be given, because a group that nobody runs any more would fill the disk. A group without a commit holds
+    everything. `keep_free` drops what is held last.
     """
 
     age: timedelta | None = timedelta(days=7)
     bytes: int | None = None
     keep_free: float = 0.0
+    hold_for: Sequence[str] = ()
+    hold_age: timedelta | None = None
+    hold_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        _require_whole(self, "bytes")
-        _require_duration("Retention.age", self.age)
-        _require(self.age is None or self.age > timedelta(0), "Retention.age", self.age, "above zero")
-        _require(self.bytes is None or self.bytes >= 0, "Retention.bytes", self.bytes, "at least 0")
+        _require_whole(self, "bytes", "hold_bytes")
+        for name in ("age", "hold_age"):
+            value = getattr(self, name)
+            _require_duration(f"Retention.{name}", value)
+            _require(value is None or value > timedelta(0), f"Retention.{name}", value, "above zero")
+        for name in ("bytes", "hold_bytes"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, f"Retention.{name}", value, "at least 0")
         _require(_is_number(self.keep_free), "Retention.keep_free", self.keep_free, "a part from 0 up to 1")
         _require(0 <= self.keep_free < 1, "Retention.keep_free", self.keep_free, "a part from 0 up to 1")
+        self._check_hold()
+
+    def _check_hold(self) -> None:
+        groups: object = self.hold_for
+        named = isinstance(groups, Sequence) and not isinstance(groups, str) and all(map(_is_name, groups))
+        _require(named, "Retention.hold_for", groups, "a list of names of groups")
+        object.__setattr__(self, "hold_for", tuple(self.hold_for))
+        if bool(groups) != (self.hold_age is not None or self.hold_bytes is not None):
+            raise ValueError("Retention.hold_for needs a ceiling, hold_age or hold_bytes, and these need hold_for")
+        if self.hold_age is not None and self.age is not None:
+            _require(self.hold_age >= self.age, "Retention.hold_age", self.hold_age, f"at least the age, {self.age}")
+        if self.hold_bytes is not None and self.bytes is not None:
+            rule = f"at least the bytes, {self.bytes}"
+            _require(self.hold_bytes >= self.bytes, "Retention.hold_bytes", self.hold_bytes, rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +208,12 @@ class TopicConfig:
         values = asdict(self)
         values["segment_age"] = _seconds(self.segment_age)
         values["producer_expiry"] = _seconds(self.producer_expiry)
-        values["retention"]["age"] = _seconds(self.retention.age)
+        retention = values["retention"]
+        retention["age"] = _seconds(self.retention.age)
+        retention["hold_age"] = _seconds(self.retention.hold_age)
+        for name in ("hold_for", "hold_age", "hold_bytes"):  # in the files of those who use it
+            if not self.retention.hold_for or retention[name] is None:
+                del retention[name]
         return values
 
     @classmethod
@@ -188,8 +224,8 @@ class TopicConfig:
             known["flush"] = FlushPolicy(**_known(FlushPolicy, known["flush"]))
         if "retention" in known:
             retention = _known(Retention, known["retention"])
-            if "age" in retention:
-                retention["age"] = _duration(retention["age"])
+            for name in {"age", "hold_age"} & retention.keys():
+                retention[name] = _duration(retention[name])
             known["retention"] = Retention(**retention)
         for name in ("segment_age", "producer_expiry"):
             if name in known:

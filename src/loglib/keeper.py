@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 
 from . import description
 from .append.writer import Writer
@@ -31,7 +32,7 @@ from .errors import LockedError, LogError, StorageFullError, together
 from .index import SegmentIndex
 from .kept import Kept
 from .log import Log
-from .retention import Candidate, Decision, Space, due, segment_limit
+from .retention import Candidate, Decision, Hold, Space, Verdict, due, segment_limit
 from .system import lock
 from .system.clock import Clock
 from .system.files import Files
@@ -47,12 +48,22 @@ _WAIT_S = 1.0  # for another pass, after a roll
 class Keeper(Unique):
     """Retention over the partitions of one topic."""
 
-    def __init__(self, files: Files, path: str, config: TopicConfig, clock: Clock, *, shared: bool) -> None:
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        config: TopicConfig,
+        clock: Clock,
+        *,
+        shared: bool,
+        committed: Callable[[str], Mapping[int, int]],
+    ) -> None:
         self._files = files
         self._path = path
         self._config = config
         self._clock = clock
         self._shared = shared  # and open for writing: passes also cover partitions that no process holds
+        self._committed = committed  # the committed offsets of a group, by partition
         self._told: dict[int, str] = {}  # the last error of each partition that this process does not own
         # Held during a pass. It is reentrant, because a signal handler may ask for a pass in the middle of another.
         self._lock = threading.RLock()
@@ -85,8 +96,7 @@ class Keeper(Unique):
         if not self._lock.acquire(timeout=_WAIT_S if rolled and limited else 0):
             return
         try:
-            found = self._look([partition])
-            self._drop(found, list(found))
+            self._drop(self._look([partition]))
         finally:
             self._lock.release()
 
@@ -98,8 +108,7 @@ class Keeper(Unique):
             self._give_back()
             others = self._others()
             self._seal_old(others)
-            found = self._look(others)
-            self._drop(found, list(found))
+            self._drop(self._look(others))
         finally:
             self._lock.release()
 
@@ -119,7 +128,7 @@ class Keeper(Unique):
             found = self._look(partitions)
             seen = sorted(number for number in partitions if number in found)
             decisions = self._decisions(self._kept, found, seen)
-            self._drop(found, seen)
+            self._drop({number: found[number] for number in seen})
             return decisions
 
     def explain(self, partitions: Sequence[int]) -> list[Decision]:
@@ -202,27 +211,47 @@ class Keeper(Unique):
                 self._told[number] = str(error)
                 logger.warning("%s: retention skips this partition: %s", self._kept[number].log.directory, error)
 
-    def _look(self, partitions: Sequence[int]) -> dict[int, list[str]]:
-        """The reasons to drop segments of these. To free space, it covers all that this or no process owns."""
+    def _look(self, partitions: Sequence[int]) -> dict[int, Verdict]:
+        """What goes from these partitions. To free space, it covers all that this or no process owns."""
         policy, space = self._config.retention, self._space()
         if space.is_short(policy):
             partitions = [*self._owned(), *self._abandoned()]
         found = due(self._candidates(partitions), policy, space)
-        if space.is_short(policy) and not any(found.values()) and self._seal_open(partitions):
+        nothing = not any(each.reasons for each in found.values())
+        if space.is_short(policy) and nothing and self._seal_open(partitions):
             found = due(self._candidates(partitions), policy, space)
         return found
 
     def _candidates(self, partitions: Iterable[int]) -> list[Candidate]:
         candidates: list[Candidate] = []
+        hold = self._holds()
         for number in partitions:
             kept = self._kept[number]
             if kept.writer is not None:
-                candidates.append(kept.candidate())
+                candidates.append(kept.candidate(hold))
                 continue
             with self._telling_once(number):
-                found = kept.candidate()
+                found = kept.candidate(hold)
                 candidates.append(found._replace(sealed=list(found.sealed)))
         return candidates
+
+    def _holds(self) -> Callable[[int], Hold | None]:
+        """Tells what the slowest group holds in a partition. It reads the groups' commits once, and only when asked."""
+        groups, committed = self._config.retention.hold_for, cache(self._commits_of)
+
+        def hold(partition: int) -> Hold | None:
+            holds = [Hold(group, committed(group).get(partition)) for group in groups]
+            return min(holds, key=lambda each: -1 if each.offset is None else each.offset, default=None)
+
+        return hold
+
+    def _commits_of(self, group: str) -> Mapping[int, int]:
+        """A group's committed offsets. What cannot be read holds everything: nothing may be lost by mistake."""
+        try:
+            return self._committed(group)
+        except (LogError, OSError) as error:
+            logger.warning("%s: retention waits for group %s: %s", self._path, group, error)
+            return {}
 
     def _space(self) -> Space:
         """The file system's bytes, if the policy demands free space. Also sets the limit on the size of segments."""
@@ -275,26 +304,27 @@ class Keeper(Unique):
         """The decisions for these partitions. To free space, it looks at all, because the oldest segments go first."""
         policy, space = self._config.retention, self._space()
         looked_at = list(kept) if space.is_short(policy) else partitions
-        found = due([kept[number].candidate() for number in looked_at], policy, space)
+        hold = self._holds()
+        found = due([kept[number].candidate(hold) for number in looked_at], policy, space)
         return self._decisions(kept, found, partitions)
 
     def _decisions(
-        self, kept: dict[int, Kept], found: dict[int, list[str]], partitions: Sequence[int]
+        self, kept: dict[int, Kept], found: dict[int, Verdict], partitions: Sequence[int]
     ) -> list[Decision]:
         return [each for number in partitions for each in kept[number].decisions(found[number])]
 
-    def _drop(self, found: dict[int, list[str]], partitions: Sequence[int]) -> None:
+    def _drop(self, found: dict[int, Verdict]) -> None:
         failures: list[Exception] = []
-        for number in partitions:
+        for number, verdict in found.items():
             kept = self._kept[number]
             if kept.writer is None:
-                self._drop_for_nobody(number, found[number])
+                self._drop_for_nobody(number, verdict.reasons)
                 continue
             try:
-                kept.drop(found[number])
+                kept.drop(verdict.reasons)
             except (LogError, OSError) as error:  # other partitions' segments are still due
                 failures.append(error)
-        for number in partitions:
+        for number in found:
             self._kept[number].write_down()
         if failures:
             raise together(failures)

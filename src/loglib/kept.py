@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from .append.writer import Writer
 from .config import TopicConfig
 from .errors import CorruptLogError
 from .log import Log
-from .retention import Candidate, Decision, Sealed, reason_to_keep
+from .retention import Candidate, Decision, Hold, Sealed, Verdict, reason_to_keep
 from .segment import SegmentReader, read_segment_header, segment_name
 from .system.clock import Clock, Moment
 from .system.files import Files
@@ -78,8 +78,8 @@ class Kept:
         self.writer = writer
         writer.disk.believes = self._believes
 
-    def candidate(self) -> Candidate:
-        """The partition as it is now. Also reads the clock."""
+    def candidate(self, hold: Callable[[int], Hold | None]) -> Candidate:
+        """The partition as it is now. Also reads the clock. `hold` tells what groups hold in a partition."""
         if self.writer is not None:
             self.writer.check_place()
         timeline = self._load()
@@ -93,22 +93,29 @@ class Kept:
             self._looks.add(look)
             self._looks.forget_before(mark.log_start_offset)
         kept_bytes = mark.flushed_end - mark.log_start_offset
-        return Candidate(self.log.partition, kept_bytes, self._sealed(mark.log_start_offset))
+        number = self.log.partition
+        return Candidate(number, kept_bytes, self._sealed(mark.log_start_offset), lambda: hold(number))
 
-    def decisions(self, reasons: Sequence[str]) -> list[Decision]:
-        """A decision for each segment, oldest first. `reasons` are those to drop the oldest segments."""
-        dropped = {each.base_offset: reason for each, reason in zip(self._looked_at, reasons, strict=False)}
+    def decisions(self, verdict: Verdict) -> list[Decision]:
+        """A decision for each segment, oldest first."""
+        dropped = {each.base_offset: reason for each, reason in zip(self._looked_at, verdict.reasons, strict=False)}
+        blocker = verdict.blocker
         decisions: list[Decision] = []
         keeping = ""  # once a segment stays: why the rest stays
         for segment in self.log.segments():
             age = self._age(segment.end_offset) if segment.sealed else None
             drop = segment.base_offset in dropped
-            reason = dropped.get(segment.base_offset) or keeping or self._reason_to_keep(age)
+            held_by = None if drop or keeping or blocker is None else blocker.group
+            reason = dropped.get(segment.base_offset) or keeping
+            if held_by is not None:
+                reason = f"{verdict.held_against}, but {blocker}"
+            reason = reason or self._reason_to_keep(age)
             keeping = keeping if drop else "an older segment stays"
             at_least_us = None if age is None else age.at_least_us
             decisions.append(
                 Decision(
-                    self.log.partition, segment.base_offset, segment.size_bytes, at_least_us, drop, reason, segment.path
+                    self.log.partition, segment.base_offset, segment.size_bytes, at_least_us, drop, reason,
+                    segment.path, held_by,
                 )
             )
         return decisions

@@ -1,7 +1,8 @@
 """Retention: which sealed segments must be dropped, and why. Pure policy, no clock and no disk.
 
 Invariant: retention drops a partition's oldest segments, without gaps, and never the open one. By age it drops
-only segments that are proved to be older than the limit (timeline.py).
+only segments that are proved to be older than the limit (timeline.py). What a group of `hold_for` has not read is
+dropped beyond a ceiling only, or when nothing else can free the space that must be free.
 
 Age counts from the moment when a segment was sealed, so its newest record is at least as old. A backfill of
 old events is not dropped on arrival, and an event dated in the future keeps nothing. File times are not used,
@@ -11,13 +12,15 @@ because a copy or a restore changes them. Limits of bytes need no clock.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from functools import cache
 from typing import NamedTuple
 
 from .config import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Retention, microseconds
 from .timeline import BELIEVED_AFTER_US, Age
 
-__all__ = ["Candidate", "Decision", "Sealed", "Space", "due", "reason_to_keep", "segment_limit"]
+__all__ = ["Candidate", "Decision", "Hold", "Sealed", "Space", "Verdict", "due", "reason_to_keep", "segment_limit"]
 
 
 class Space(NamedTuple):
@@ -43,12 +46,35 @@ class Sealed(NamedTuple):
         return self.end_offset - self.base_offset
 
 
+class Hold(NamedTuple):
+    """How far the slowest group has committed. Segments that end above it are held."""
+
+    group: str
+    offset: int | None  # None: the group has no commit here
+
+    def keeps(self, segment: Sealed) -> bool:
+        return self.offset is None or segment.end_offset > self.offset
+
+    def __str__(self) -> str:
+        done = "has committed nothing" if self.offset is None else f"has committed offset {self.offset}"
+        return f"group {self.group} {done}"
+
+
 class Candidate(NamedTuple):
     """A partition whose segments may be dropped."""
 
     partition: int
     kept_bytes: int  # of all its segments, including the open one
     sealed: Iterable[Sealed]  # oldest first; read only as far as needed
+    hold: Callable[[], Hold | None] = lambda: None  # called at most once, and only if a segment is due
+
+
+class Verdict(NamedTuple):
+    """What goes from a partition: one reason per segment, oldest first; and what holds the next one, if it is due."""
+
+    reasons: list[str]
+    blocker: Hold | None = None
+    held_against: str = ""  # the reason to drop the segment that is held
 
 
 class Decision(NamedTuple):
@@ -61,27 +87,37 @@ class Decision(NamedTuple):
     drop: bool
     reason: str
     path: str
+    held_by: str | None = None  # the group that it waits for, if it would be dropped otherwise
 
 
-def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dict[int, list[str]]:
-    """For each partition the reasons to drop its oldest segments: one reason per segment, oldest first.
+def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dict[int, Verdict]:
+    """For each partition what goes: its oldest segments.
 
-    Age and bytes are limits of each partition. To free space, the oldest segments of all partitions go first.
+    Age and bytes are limits of each partition. To free space, the oldest segments of all partitions go first; what a
+    group holds goes last.
     """
-    fronts = [_Front(each) for each in candidates]
+    fronts = [_Front(each, policy) for each in candidates]
     for front in fronts:
-        while front.oldest is not None and (reason := _beyond_limit(front.oldest, policy, front.kept_bytes)):
+        while (reason := front.beyond_limit()) and front.blocker() is None:
             front.give_up(reason)
-    wanted = round(policy.keep_free * space.total)
     free = space.free + sum(front.freed_bytes for front in fronts)
+    if space.is_short(policy):
+        free = _free_space([each for each in fronts if each.blocker() is None], policy, space, free, held=False)
+        _free_space(fronts, policy, space, free, held=True)
+    return {front.partition: front.verdict() for front in fronts}
+
+
+def _free_space(fronts: Iterable[_Front], policy: Retention, space: Space, free: int, *, held: bool) -> int:
+    """Give up the oldest segments of all until enough is free, also those that are held; returns what is free."""
+    wanted = round(policy.keep_free * space.total)
     oldest = [(front.oldest.age.order, front.partition, front) for front in fronts if front.oldest is not None]
     heapq.heapify(oldest)
     while oldest and free < policy.keep_free * space.total:
         *_, front = heapq.heappop(oldest)
         free += front.give_up(f"{free} bytes free, {wanted} must stay free")
-        if front.oldest is not None:
+        if front.oldest is not None and (held or front.blocker() is None):
             heapq.heappush(oldest, (front.oldest.age.order, front.partition, front))
-    return {front.partition: front.reasons for front in fronts}
+    return free
 
 
 def segment_limit(policy: Retention, space: Space, partitions: int) -> int:
@@ -113,31 +149,55 @@ def reason_to_keep(age: Age | None, policy: Retention, *, believed: bool, steady
 class _Front:
     """The oldest remaining segment of a partition, while segments are marked to be dropped."""
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(self, candidate: Candidate, policy: Retention) -> None:
         self.partition = candidate.partition
         self.kept_bytes = candidate.kept_bytes
         self.freed_bytes = 0
         self.reasons: list[str] = []
+        self._policy = policy
+        self._hold = cache(candidate.hold)
         self._sealed: Iterator[Sealed] = iter(candidate.sealed)
         self.oldest = next(self._sealed, None)
+
+    def beyond_limit(self) -> str:
+        """The reason to drop the oldest segment by age or bytes; empty if there is none."""
+        return "" if self.oldest is None else self._beyond(self.oldest, self._policy.age, self._policy.bytes)
+
+    def blocker(self) -> Hold | None:
+        """What holds the oldest segment; None beyond a ceiling."""
+        if self.oldest is None or self._beyond(self.oldest, self._policy.hold_age, self._policy.hold_bytes):
+            return None
+        return self._hold_on(self.oldest)
+
+    def verdict(self) -> Verdict:
+        """What was given up, and what holds the next segment if that is due."""
+        reason = self.beyond_limit()
+        return Verdict(self.reasons, self.blocker(), reason) if reason else Verdict(self.reasons)
 
     def give_up(self, reason: str) -> int:
         """Mark the oldest segment to be dropped, and return its size in bytes."""
         assert self.oldest is not None
         size_bytes = self.oldest.size_bytes
+        hold = self._hold_on(self.oldest)
+        if hold is not None:
+            reason = self._beyond(self.oldest, self._policy.hold_age, self._policy.hold_bytes) or reason
+            reason += f"; {hold}, and loses records"
         self.reasons.append(reason)
         self.kept_bytes -= size_bytes
         self.freed_bytes += size_bytes
         self.oldest = next(self._sealed, None)
         return size_bytes
 
+    def _hold_on(self, segment: Sealed) -> Hold | None:
+        hold = self._hold() if self._policy.hold_for else None
+        return hold if hold is not None and hold.keeps(segment) else None
 
-def _beyond_limit(segment: Sealed, policy: Retention, kept_bytes: int) -> str:
-    if policy.age is not None and segment.age.at_least_us > microseconds(policy.age):
-        return f"sealed {_words(segment.age.at_least_us)} ago, the limit is {policy.age}"
-    if policy.bytes is not None and kept_bytes > policy.bytes:
-        return f"the partition holds {kept_bytes} bytes, the limit is {policy.bytes}"
-    return ""
+    def _beyond(self, segment: Sealed, age: timedelta | None, limit_bytes: int | None) -> str:
+        if age is not None and segment.age.at_least_us > microseconds(age):
+            return f"sealed {_words(segment.age.at_least_us)} ago, the limit is {age}"
+        if limit_bytes is not None and self.kept_bytes > limit_bytes:
+            return f"the partition holds {self.kept_bytes} bytes, the limit is {limit_bytes}"
+        return ""
 
 
 def _words(age_us: int) -> str:

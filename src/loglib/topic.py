@@ -128,7 +128,10 @@ class Topic(Shown):
         self._held_since: float | None = None  # when a transaction was first seen that is not done
         self._unended: list[Exception] = []  # errors of readers and groups when the topic was closed
         self._failed: list[tuple[Access, Exception]] = []  # partitions whose closing raised, with the errors
-        self._keeper = Keeper(files, path, config, clock_of(clock), shared=shared and mode == "a")
+        self._keeper = Keeper(
+            files, path, config, clock_of(clock),
+            shared=shared and mode == "a", committed=partial(_committed_of, weakref.ref(self)),
+        )  # fmt: skip
         self._accesses = tuple(
             Access(
                 files, description.partition_directory(path, number), Identity.of(log_id, number), config,
@@ -867,6 +870,14 @@ def _check_not_grown(files: Files, path: str, partitions: int) -> None:
     described = description.read(files, path)
     if described is not None and described[1].partitions != partitions:
         raise LogMovedError(path, f"has other than the {partitions} partitions that it was opened with")
+
+
+def _committed_of(reference: weakref.ref[Topic], group: str) -> dict[int, int]:
+    topic = reference()
+    if topic is None:
+        return {}
+    found = administration.committed(topic._place(group))  # noqa: SLF001
+    return {each.partition: offset for each, offset in found.items() if each.topic == topic.name}
 
 
 def _apply_transactions_of(reference: weakref.ref[Topic]) -> None:

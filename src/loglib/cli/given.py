@@ -14,11 +14,14 @@ from typing import Any
 import click
 
 from .. import store
-from ..arguments import parse_start
+from ..arguments import check_names, parse_start
 from ..description import NAME
 from ..system.files import REAL
 
-__all__ = ["DIRECTORY", "DURATION", "SIZE", "START", "TOPIC", "as_json", "confirmed", "partition_start", "topic_paths"]
+__all__ = [
+    "DIRECTORY", "DURATION", "NAMES", "SIZE", "START", "TOPIC",
+    "as_json", "confirmed", "partition_start", "topic_paths",
+]  # fmt: skip
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:us|ms|s|m|h|d|w))+")
@@ -47,6 +50,18 @@ class _Duration(click.ParamType[timedelta]):
         if not _DURATION.fullmatch(str(value)):
             self.fail(f"{value!r} is not a duration; write 90s, 15m, 12h, 7d or 1h30m", param, ctx)
         return timedelta(seconds=sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(str(value))))
+
+
+class _Names(click.ParamType[tuple[str, ...]]):
+    name = "names|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        names = () if value == "none" else tuple(str(value).split(","))
+        try:
+            check_names(*names)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return names
 
 
 class _Start(click.ParamType[Any]):
@@ -88,7 +103,7 @@ class _Topic(_Directory):
         return path
 
 
-SIZE, DURATION, START, DIRECTORY, TOPIC = _Size(), _Duration(), _Start(), _Directory(), _Topic()
+SIZE, DURATION, NAMES, START, DIRECTORY, TOPIC = _Size(), _Duration(), _Names(), _Start(), _Directory(), _Topic()
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from ..config import TopicConfig, microseconds
-from .given import DURATION, SIZE
+from .given import DURATION, NAMES, SIZE
 from .shown import age
 
 __all__ = ["changed", "described", "policy_options"]
@@ -45,6 +45,9 @@ _POLICIES = (
     _Policy("--retention-age", "retention", "age", _OrNone(DURATION), "Drop segments sealed that long ago."),
     _Policy("--retention-bytes", "retention", "bytes", _OrNone(SIZE), "Keep at most that much in a partition."),
     _Policy("--keep-free", "retention", "keep_free", click.FloatRange(0, 1, max_open=True), "Part of the disk."),
+    _Policy("--hold-for", "retention", "hold_for", NAMES, "Groups to wait for, with commas between them."),
+    _Policy("--hold-age", "retention", "hold_age", _OrNone(DURATION), "Do not wait for groups beyond that age."),
+    _Policy("--hold-bytes", "retention", "hold_bytes", _OrNone(SIZE), "Nor beyond that much in a partition."),
     _Policy("--flush-records", "flush", "records", _OrNone(click.IntRange(1)), "Flush after that many records."),
     _Policy("--flush-interval", "flush", "interval", _OrNone(DURATION), "Flush after that time."),
     _Policy("--flush-bytes", "flush", "bytes", _OrNone(SIZE), "Flush after that many bytes."),
@@ -69,6 +72,7 @@ def policy_options(command: Command) -> Command:
 def changed(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     """The policies that the given options set, with the parts of `config` that they leave as they are."""
     policies: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}  # those of one policy together: some need each other
     for each in _POLICIES:
         value = given[_variable(each)]
         if value is None:
@@ -79,8 +83,8 @@ def changed(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
         if each.part is None:
             policies[each.name] = value
         else:
-            policies[each.name] = replace(policies.get(each.name, getattr(config, each.name)), **{each.part: value})
-    return policies
+            parts.setdefault(each.name, {})[each.part] = value
+    return policies | {name: replace(getattr(config, name), **of_one) for name, of_one in parts.items()}
 
 
 def described(config: TopicConfig) -> Iterator[tuple[str, str]]:
@@ -89,8 +93,10 @@ def described(config: TopicConfig) -> Iterator[tuple[str, str]]:
         value = getattr(config, each.name) if each.part is None else getattr(getattr(config, each.name), each.part)
         if each.part == "interval" and value is not None:
             value = timedelta(seconds=value)
-        if value is None:
+        if value is None or value == ():
             text = "none"
+        elif isinstance(value, tuple):
+            text = ",".join(value)
         elif isinstance(value, timedelta):
             text = age(microseconds(value)).replace(" ", "")
         else:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from ..arguments import Start
-from ..errors import GroupBusyError, LogError
+from ..errors import GroupBusyError, GroupElsewhereError, LogError
 from .assignment import TopicPartition
 from .lag import Lag, lag_of_group
 from .members import Member, Membership, live_members
@@ -21,7 +21,7 @@ from .offsets import Commit, Entry, Offsets, history_at
 from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
 from .place import Place
 
-__all__ = ["GroupInfo", "Move", "delete", "evict", "inspect", "reset"]
+__all__ = ["GroupInfo", "Move", "committed", "delete", "evict", "inspect", "reset"]
 
 Fact = TypeVar("Fact")
 
@@ -72,6 +72,25 @@ def inspect(place: Place, *, count_records: bool) -> GroupInfo:
     lag = lag_of_group(place, entries, first=lambda log: log.mark().log_start_offset, count_records=count_records)
     members = live_members(place.files, place.members, remove=False)
     return GroupInfo(place.name, members, owners, committed, {**lag})
+
+
+def committed(place: Place) -> dict[TopicPartition, int]:
+    """The committed offsets of a group; none if it does not exist. Also if another topic beside this one keeps it."""
+    try:
+        if not place.exists():
+            return {}
+    except GroupElsewhereError as error:
+        place = place.at(error.topic)
+    offsets = place.offsets()
+    try:
+        entries = offsets.entries()
+    finally:
+        offsets.close()
+    return {
+        each: entry.offset
+        for each, entry in entries.items()
+        if entry.offset is not None and each in place.logs and entry.log_id == place.logs[each].identity.log_id
+    }
 
 
 def delete(place: Place) -> None:

@@ -21,8 +21,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..arguments import Start, check_names, parse_start
-from ..config import Durability
-from ..description import put_in_place
+from ..config import NAME, Durability
+from ..description import put_in_place, read
 from ..errors import GroupElsewhereError, GroupNotFoundError, LogMovedError
 from ..log import Log
 from ..starts import resolve
@@ -117,6 +117,14 @@ class Place(NamedTuple):
         """`GroupNotFoundError` if the group does not exist."""
         if not self.exists():
             raise GroupNotFoundError(self.topic_path, self.name, group_names(self.files, self.topic_path))
+
+    def at(self, topic: str) -> Place:
+        """The same group's place in another topic beside this one; `GroupNotFoundError` if there is no such topic."""
+        path = os.path.join(os.path.dirname(self.topic_path), topic)
+        described = read(self.files, path) if NAME.fullmatch(topic) else None
+        if described is None:
+            raise GroupNotFoundError(path, self.name, [])
+        return self._replace(topic_path=path, log_id=described[0])
 
     def make(self) -> None:
         """Make the group's directory if there is none. It and its name are synced, whichever process made it."""
