@@ -11,6 +11,8 @@ from typing import Any
 
 import loglib
 import loglib.logging
+import loglib.metrics.opentelemetry
+import loglib.metrics.prometheus
 import loglib.spark
 import loglib.testing
 from loglib.system.files import Files
@@ -26,7 +28,8 @@ The first line of each docstring; `help(loglib.Topic.open)` shows the whole. Thi
 def reference() -> str:
     """The page as it should be."""
     lines = [BEGINNING]
-    for module in (loglib, loglib.logging, loglib.spark, loglib.testing):
+    metrics = loglib.metrics.opentelemetry, loglib.metrics.prometheus
+    for module in (loglib, loglib.logging, *metrics, loglib.spark, loglib.testing):
         names = sorted((name for name in module.__all__ if not name.startswith("__")), key=_order(module))
         lines += [f"## `{module.__name__}`", "", "| name | what it is |", "| --- | --- |"]
         for name in names:

@@ -56,6 +56,7 @@ from .records import Damage, OffsetRange, Position, Record
 from .recovery import Recovery
 from .retention import Decision
 from .segment import SegmentInfo
+from .stats import FlushTimes, PartitionStats, Rates, TopicStats
 from .store import TopicInfo, topics
 from .topic import Topic
 from .transactions.transaction import Transaction, expire_apps, last_version, recover_transactions, transaction
@@ -74,6 +75,7 @@ __all__ = [
     "Decision",
     "FencedError",
     "FlushPolicy",
+    "FlushTimes",
     "ForkedHandleError",
     "Group",
     "GroupBusyError",
@@ -96,8 +98,10 @@ __all__ = [
     "OffsetRange",
     "OnGap",
     "Partition",
+    "PartitionStats",
     "Policies",
     "Position",
+    "Rates",
     "ReadOnlyError",
     "Reader",
     "Record",
@@ -115,6 +119,7 @@ __all__ = [
     "TopicConfig",
     "TopicInfo",
     "TopicPartition",
+    "TopicStats",
     "TopicsGroup",
     "Transaction",
     "UnsupportedFormatError",

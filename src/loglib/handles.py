@@ -28,6 +28,7 @@ class Handles(Unique):
         self.topic: Callable[[], object] = lambda: None  # a weak reference to the topic
         self.closed: LogClosedError | None = None
         self.timer: Timer | None = None  # for future writers
+        self.flush_observers: list[Callable[[float], object]] = []  # called with the seconds of each flush
         self.writers: list[Writer] = []
         self._readers: Listeners[[str]] = Listeners()  # readers, and members of groups
 
@@ -44,6 +45,7 @@ class Handles(Unique):
 
     def add_writer(self, writer: Writer) -> None:
         writer.timer = self.timer
+        writer.flush_clock.observers = self.flush_observers
         self.writers.append(writer)
 
     def track(self, end: Callable[[str], object]) -> object:

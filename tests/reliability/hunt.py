@@ -21,9 +21,9 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "reliability")]
 ORDINARY = (
     "watermark", "batch", "segment", "search", "recovery", "writer", "lock", "description", "producers", "files",
-    "verify", "log", "payloads", "topic", "partition", "fork", "moved", "timeline", "retention", "keeper", "hold", "abandoned",
-    "accounts", "transfer", "reader", "columns", "transactions", "transaction_store", "transaction_recovery",
-    "transaction_segments",
+    "verify", "log", "payloads", "topic", "partition", "fork", "moved", "timeline", "retention", "keeper", "hold",
+    "abandoned", "accounts", "transfer", "reader", "columns", "transactions", "transaction_store",
+    "transaction_recovery", "transaction_segments",
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
 from typing import NoReturn, Protocol
 
 from ..config import MAX_BATCH_BYTES, TopicConfig
@@ -57,6 +58,7 @@ from ..system.directory import Directory
 from ..system.files import Buffer, Files
 from ..system.turn import Turn
 from ..unique import Unique
+from .flush_times import FlushClock
 from .open_batch import OpenBatch
 from .tail import NewBatch, TailWriter
 
@@ -110,6 +112,7 @@ class Writer(Unique):
         self.lock = threading.Lock()
         self.applying = threading.Lock()  # of a section: before all other locks
         self._turn = Turn()
+        self.flush_clock = FlushClock()
         self._flushed_records = 0
         self._asked = (0, 0)  # records and end of the log when a flush was last asked for
         self._buried = False  # whether the records that a failure has lost are already owed
@@ -119,6 +122,7 @@ class Writer(Unique):
         try:
             self.disk = TailWriter(self._held.directory, identity, config, index=index, moment=self._clock.moment)
             self.batch = OpenBatch(self.disk.start, self.partition, any_size=self._takes_any_size)
+            self._opened_at = self.disk.start.end
             _in_child.add(self.abandon_in_child)
         except BaseException:
             self._held.release()
@@ -136,6 +140,10 @@ class Writer(Unique):
         """The offset that the next record will get, after the buffered records."""
         batch = self.batch
         return batch.tail.end + len(batch.values)
+
+    def flushed(self) -> tuple[int, int]:
+        """The records and the bytes of log that this writer has made visible."""
+        return self._flushed_records, self.flushed_end - self._opened_at
 
     def mark(self) -> Mark:
         """The last publication; raises if the writer is closed, or if its files are not where readers look."""
@@ -629,11 +637,12 @@ class Writer(Unique):
                 self._leave(moved)
             tail, active = self.batch.tail, self.disk.active
         if tail.end > self.flushed_end:
-            durable = None
+            durable, began = None, perf_counter()
             if self._config.durability == "disk":
                 self.disk.sync(active, tail.end)
                 durable = tail
             self.disk.publish(flushed=tail, durable=durable)
+            self.flush_clock.note(perf_counter() - began)
         self._flushed_records = tail.records
         self.disk.close_retired()
 

@@ -17,11 +17,11 @@ from ..errors import GroupBusyError, GroupElsewhereError, LogError
 from .assignment import TopicPartition
 from .lag import Lag, lag_of_group
 from .members import Member, Membership, live_members
-from .offsets import Commit, Entry, Offsets, history_at
+from .offsets import Commit, Entries, Entry, Offsets, history_at
 from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
 from .place import Place
 
-__all__ = ["GroupInfo", "Move", "committed", "delete", "evict", "inspect", "reset"]
+__all__ = ["GroupInfo", "Move", "committed", "delete", "evict", "inspect", "lag", "reset"]
 
 Fact = TypeVar("Fact")
 
@@ -57,11 +57,7 @@ def _of(name: str, facts: dict[Any, Fact]) -> dict[Any, Fact]:
 def inspect(place: Place, *, count_records: bool) -> GroupInfo:
     """Inspect a group. `GroupNotFoundError` if there is none; `GroupElsewhereError` if another topic keeps it."""
     place.require()
-    offsets = place.offsets()
-    try:
-        entries = offsets.entries()
-    finally:
-        offsets.close()
+    entries = _entries(place)
     owners: dict[Any, str] = {}
     for each in owned_partitions(place.files, place.owners):
         holder = holder_of(place.files, place.owners, each)
@@ -69,9 +65,9 @@ def inspect(place: Place, *, count_records: bool) -> GroupInfo:
             owners[each] = holder.member or ""
     commits = ((each, entry.commit()) for each, entry in sorted(entries.items()))
     committed: dict[Any, Commit] = {each: commit for each, commit in commits if commit is not None}
-    lag = lag_of_group(place, entries, first=lambda log: log.mark().log_start_offset, count_records=count_records)
+    behind = _lag(place, entries, count_records=count_records)
     members = live_members(place.files, place.members, remove=False)
-    return GroupInfo(place.name, members, owners, committed, {**lag})
+    return GroupInfo(place.name, members, owners, committed, {**behind})
 
 
 def committed(place: Place) -> dict[TopicPartition, int]:
@@ -81,16 +77,29 @@ def committed(place: Place) -> dict[TopicPartition, int]:
             return {}
     except GroupElsewhereError as error:
         place = place.at(error.topic)
-    offsets = place.offsets()
-    try:
-        entries = offsets.entries()
-    finally:
-        offsets.close()
     return {
         each: entry.offset
-        for each, entry in entries.items()
+        for each, entry in _entries(place).items()
         if entry.offset is not None and each in place.logs and entry.log_id == place.logs[each].identity.log_id
     }
+
+
+def lag(place: Place) -> dict[TopicPartition, Lag]:
+    """The lag of a group in each partition, without its records. `GroupNotFoundError` if there is no such group."""
+    place.require()
+    return _lag(place, _entries(place), count_records=False)
+
+
+def _lag(place: Place, entries: Entries, *, count_records: bool) -> dict[TopicPartition, Lag]:
+    return lag_of_group(place, entries, first=lambda log: log.mark().log_start_offset, count_records=count_records)
+
+
+def _entries(place: Place) -> Entries:
+    offsets = place.offsets()
+    try:
+        return offsets.entries()
+    finally:
+        offsets.close()
 
 
 def delete(place: Place) -> None:

@@ -26,6 +26,7 @@ import threading
 import time
 import warnings
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
@@ -134,6 +135,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._ask_at = 0.0
         self._check_at = 0.0
         self._looked = False
+        self._handed: Counter[TopicPartition] = Counter()
         self._arrange_at = 0.0
         self._commit_at = 0.0
         place.make()
@@ -205,6 +207,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
                     yield from self._shown(run.partition, few)
                     came_back = True
             finally:
+                self._handed[run.partition] += run.offset - run.batch.offsets.start
                 progress.leave(run, came_back=came_back)
             del run, few  # so that the next records reuse memory that is in the processor's cache
 
@@ -220,6 +223,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             return []
         shown = list(self._shown(run.partition, iter(run.batch.records())))
         run.all_out = True
+        self._handed[run.partition] += len(shown)
         return shown
 
     def batches(self, timeout: float | None = None) -> Iterator[HandedBatch]:
@@ -230,6 +234,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             try:
                 shown = self._shown_batch(run.partition, run.batch)
                 run.all_out = True
+                self._handed[run.partition] += len(run.batch)
                 yield shown
                 came_back = True
             finally:
@@ -413,6 +418,16 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
     def assignment(self) -> list[Key]:
         """The partitions that this member owns, sorted."""
         return [self._key(each) for each in self._ownership.owned()]
+
+    @property
+    def topics(self) -> list[str]:
+        """The names of the group's topics, sorted."""
+        return self._place.topics
+
+    @property
+    def handed_out(self) -> dict[Key, int]:
+        """The number of records that this member has handed out, by partition, with repeated ones."""
+        return self._by_key(dict(self._handed))
 
     @property
     def members(self) -> list[str]:

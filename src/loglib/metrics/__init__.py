@@ -1,0 +1,1 @@
+"""Exporters of `Topic.stats`: for Prometheus (`loglib.metrics.prometheus`) and OpenTelemetry (`.opentelemetry`)."""

@@ -1,0 +1,110 @@
+"""OpenTelemetry: instruments for topics (extra `opentelemetry`), with the names of its messaging conventions.
+
+    from loglib.metrics.opentelemetry import instrument
+
+    instrument([topic])
+
+    messaging.client.sent.messages         records that this process has made visible
+    messaging.client.consumed.messages     records that members in this process have handed out
+    messaging.client.operation.duration    histogram of flushes in seconds; the operation is "flush"
+    loglib.*                               what the conventions do not name: sizes, segments, lag
+
+Source of the names: OpenTelemetry, semantic conventions for messaging client metrics (status: development).
+
+Invariant: an export sees all figures of one moment. See `sources` for topics that have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter_provider
+
+from ..append.flush_times import FLUSH_BOUNDS_S
+from ..groups import Group, TopicsGroup
+from ..topic import Topic
+from .sources import Sources
+
+__all__ = ["instrument"]
+
+Callback = Callable[[CallbackOptions], Iterable[Observation]]
+
+_SYSTEM = {"messaging.system": "loglib"}
+_TOPIC, _PARTITION = "messaging.destination.name", "messaging.destination.partition.id"
+_GROUP, _OPERATION = "messaging.consumer.group.name", "messaging.operation.name"
+
+_GAUGES = (
+    ("size", "size_bytes", "By", "Bytes of log."),
+    ("segments", "segments", "{segment}", "Segment files."),
+    ("unflushed", "unflushed_bytes", "By", "Bytes that this process has appended and not yet flushed."),
+    ("oldest", "oldest", "us", "When the oldest batch was appended, microseconds UTC."),
+)
+
+
+def instrument(
+    topics: Iterable[Topic],
+    groups: Iterable[Group | TopicsGroup] = (),
+    *,
+    meter_provider: MeterProvider | None = None,
+) -> None:
+    """Report these topics, and the members of groups in this process, to a meter provider; by default the global one.
+
+    The lag of all groups that are kept with the topics needs no member.
+    """
+    topics = tuple(topics)
+    sources = Sources(topics, groups)
+    meter = (meter_provider or get_meter_provider()).get_meter("loglib")
+
+    def observable(callback: Callable[[Sources], Iterable[Observation]]) -> list[Callback]:
+        return [lambda _: callback(sources)]
+
+    for name, callback, text in (
+        ("messaging.client.sent.messages", _sent, "Records that this process has made visible."),
+        ("messaging.client.consumed.messages", _consumed, "Records that members have handed out."),
+    ):
+        meter.create_observable_counter(name, observable(callback), "{message}", text)
+    for name, field, unit, text in _GAUGES:
+        meter.create_observable_gauge(f"loglib.{name}", observable(partial(_of_partitions, field)), unit, text)
+    meter.create_observable_gauge("loglib.group.lag", observable(partial(_lag, "bytes")), "By", "Bytes to the end.")
+    meter.create_observable_gauge("loglib.group.delay", observable(partial(_lag, "seconds")), "s", "Age of the next.")
+    duration = meter.create_histogram(
+        "messaging.client.operation.duration", "s", "Duration of a flush.",
+        explicit_bucket_boundaries_advisory=FLUSH_BOUNDS_S,
+    )  # fmt: skip
+    for topic in topics:
+        topic.observe_flushes(partial(_record, duration, topic.name))
+
+
+def _record(duration: Histogram, topic: str, seconds: float) -> None:
+    duration.record(seconds, _SYSTEM | {_OPERATION: "flush", "messaging.operation.type": "send", _TOPIC: topic})
+
+
+def _sent(sources: Sources) -> Iterator[Observation]:
+    for one in sources.stats():
+        for each in one.partitions:
+            yield Observation(each.appended_records, _place(one.topic, each.partition) | {_OPERATION: "append"})
+
+
+def _consumed(sources: Sources) -> Iterator[Observation]:
+    for group, each, count in sources.handed_out():
+        yield Observation(count, _place(each.topic, each.partition) | {_GROUP: group, _OPERATION: "follow"})
+
+
+def _of_partitions(field: str, sources: Sources) -> Iterator[Observation]:
+    for one in sources.stats():
+        for each in one.partitions:
+            value = getattr(each, field)
+            if value is not None:
+                yield Observation(value, _place(one.topic, each.partition))
+
+
+def _lag(field: str, sources: Sources) -> Iterator[Observation]:
+    for one in sources.stats():
+        for group, partitions in one.lag.items():
+            for partition, lag in partitions.items():
+                yield Observation(getattr(lag, field), _place(one.topic, partition) | {_GROUP: group})
+
+
+def _place(topic: str, partition: int) -> dict[str, str]:
+    return _SYSTEM | {_TOPIC: topic, _PARTITION: str(partition)}

@@ -1,0 +1,135 @@
+"""metrics/: what Prometheus and OpenTelemetry get is what the topic's figures say."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry, generate_latest
+
+from conftest import MANUAL
+from loglib import Topic, group
+from loglib.metrics import sources
+from loglib.metrics.opentelemetry import instrument
+from loglib.metrics.prometheus import TopicCollector
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each export of a test takes the figures again."""
+    monkeypatch.setattr(sources, "_FRESH_S", 0.0)
+
+
+def exported(reader: InMemoryMetricReader) -> dict[str, dict[tuple[Any, ...], Any]]:
+    """The points by instrument, and by the values of their attributes."""
+    data = reader.get_metrics_data()
+    found: dict[str, dict[tuple[Any, ...], Any]] = {}
+    for each in [] if data is None else data.resource_metrics[0].scope_metrics[0].metrics:
+        for point in each.data.data_points:
+            named = sorted((point.attributes or {}).items())
+            values = tuple(str(value) for name, value in named if name != "messaging.system")
+            found.setdefault(each.name, {})[values] = point
+    return found
+
+
+def test_prometheus_gets_the_figures(path: Path) -> None:
+    registry = CollectorRegistry(auto_describe=True)
+    with Topic.open(path, partitions=2, flush=MANUAL) as topic, topic.group("etl") as member:
+        registry.register(TopicCollector([topic], [member]))
+        topic.append_many([b"x"] * 7, partition=1)
+        topic.flush()
+        assert len(member.poll(timeout=5)) == 7
+        stats = topic.stats()
+        labels = {"topic": "topic", "partition": "1"}
+        sample = registry.get_sample_value
+        second = stats.partitions[1]
+        assert sample("loglib_appended_records_total", labels) == 7
+        assert sample("loglib_size_bytes", labels) == second.size_bytes == sample("loglib_appended_bytes_total", labels)
+        assert sample("loglib_oldest_timestamp_seconds", labels) == (second.oldest or 0) / 1e6
+        assert sample("loglib_oldest_timestamp_seconds", labels | {"partition": "0"}) is None
+        assert sample("loglib_flush_duration_seconds_count", labels) == 1
+        assert sample("loglib_flush_duration_seconds_sum", labels) == second.flush_times.seconds
+        assert sample("loglib_flush_duration_seconds_bucket", labels | {"le": "10.0"}) == 1
+        of_group = labels | {"group": "etl"}
+        assert sample("loglib_group_lag_bytes", of_group) == second.size_bytes, "polled, and not yet handled"
+        assert sample("loglib_group_handed_out_records_total", of_group) == 7
+    text = generate_latest(registry).decode()
+    assert "# TYPE loglib_flush_duration_seconds histogram" in text
+    assert "loglib_size_bytes{" not in text, "the topic is closed"
+
+
+def test_second_collector_of_the_same_names_is_refused(path: Path) -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    with Topic.open(path) as topic:
+        registry.register(TopicCollector([topic]))
+        with pytest.raises(ValueError, match="Duplicated"):
+            registry.register(TopicCollector([topic]))
+
+
+def test_opentelemetry_gets_the_figures_by_the_names_of_its_conventions(path: Path) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    with Topic.open(path, flush=MANUAL) as topic, Topic.open(path.with_name("other")) as other:
+        with group([topic, other], "etl") as member:
+            instrument([topic, other], [member], meter_provider=provider)
+            topic.append_many([b"x"] * 5)
+            topic.flush()
+            assert len(member.poll(timeout=5)) == 5
+            found = exported(reader)
+        stats = topic.stats()
+    assert found["messaging.client.sent.messages"]["topic", "0", "append"].value == 5
+    assert found["messaging.client.consumed.messages"]["etl", "topic", "0", "follow"].value == 5
+    (flush,) = found["messaging.client.operation.duration"].values()
+    assert (flush.count, flush.sum) == (1, stats.flush_seconds)
+    assert dict(flush.attributes) == {
+        "messaging.system": "loglib", "messaging.operation.name": "flush", "messaging.operation.type": "send",
+        "messaging.destination.name": "topic",
+    }  # fmt: skip
+    assert found["loglib.size"]["topic", "0"].value == stats.size_bytes
+    assert found["loglib.group.lag"]["etl", "topic", "0"].value == stats.size_bytes
+    assert ("other", "0") not in found["loglib.oldest"]
+    provider.shutdown()
+
+
+def test_exporters_keep_no_topic_open_and_survive_its_end(path: Path) -> None:
+    reader = InMemoryMetricReader()
+    provider, registry = MeterProvider([reader]), CollectorRegistry()
+    topic = Topic.open(path, flush=MANUAL)
+    member = topic.group("etl")
+    instrument([topic], [member], meter_provider=provider)
+    registry.register(TopicCollector([topic], [member]))
+    assert "loglib.size" in exported(reader)
+    topic.close()
+    assert "loglib.size" not in exported(reader)
+    reference = weakref.ref(topic)
+    del topic, member
+    gc.collect()
+    assert reference() is None
+    assert "loglib.size" not in exported(reader)
+    assert generate_latest(registry)
+    provider.shutdown()
+
+
+def test_export_takes_the_figures_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_FRESH_S", 60.0)
+    taken = 0
+    original = Topic.stats
+
+    def counted(topic: Topic) -> Any:
+        nonlocal taken
+        taken += 1
+        return original(topic)
+
+    monkeypatch.setattr(Topic, "stats", counted)
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    with Topic.open(path) as topic:
+        instrument([topic], meter_provider=provider)
+        assert len(exported(reader)) >= 4
+        assert taken == 1
+    provider.shutdown()
