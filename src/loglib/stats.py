@@ -33,6 +33,7 @@ class PartitionStats(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of log that readers see."""
         return self.high_watermark - self.log_start_offset
 
 
@@ -55,10 +56,12 @@ class TopicStats(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of log that readers see."""
         return sum(each.size_bytes for each in self.partitions)
 
     @property
     def segments(self) -> int:
+        """The number of segment files."""
         return sum(each.segments for each in self.partitions)
 
     @property
@@ -68,14 +71,17 @@ class TopicStats(NamedTuple):
 
     @property
     def appended_records(self) -> int:
+        """Records that this process has made visible."""
         return sum(each.appended_records for each in self.partitions)
 
     @property
     def appended_bytes(self) -> int:
+        """Bytes of log that this process has made visible."""
         return sum(each.appended_bytes for each in self.partitions)
 
     @property
     def flushes(self) -> int:
+        """The number of flushes in this process."""
         return sum(each.flush_times.flushes for each in self.partitions)
 
     @property
