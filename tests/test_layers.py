@@ -38,7 +38,7 @@ LAYERS = [
     {"store"},
     {"topic"},
     {"consumer_groups", "transactions/transaction", "spool"},
-    {"logging", "metrics"},
+    {"logging", "metrics", "aio"},
     {"spark", "testing"},
     {"__init__"},
     {"cli"},

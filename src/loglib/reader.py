@@ -123,11 +123,15 @@ class Reader(Shown, Unique):
     def batches(self) -> Iterator[Batch]:
         """Iterate over batches (whole columns). A partly read batch yields its remaining records."""
         while (batch := self._first(self._timeout)) is not None:
-            part = batch.between(self._next_in(batch), batch.offsets.stop)
-            self._unmake()
-            self._batch, self._made = batch, batch.offsets.stop
-            yield part
+            yield self._take_batch(batch)
         self._check_not_cut_short()
+
+    def _take_batch(self, batch: Batch) -> Batch:
+        """The rest of the batch that is handed out next."""
+        part = batch.between(self._next_in(batch), batch.offsets.stop)
+        self._unmake()
+        self._batch, self._made = batch, batch.offsets.stop
+        return part
 
     def poll(
         self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: float | None = 0.0

@@ -370,6 +370,26 @@ class Topic(Shown):
             writer = self._choose(1, size)
         return Position(writer.partition, writer.append(columns, size, sync=sync).start)
 
+    def _append_at_once(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        *,
+        timestamp: int | datetime | None,
+        headers: HeadersLike | None,
+        partition: int | None,
+    ) -> Position | None:
+        """`append`, for event loops: None if the call would wait for a disk or for a lock. Then nothing is appended."""
+        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self.config.max_record_bytes)
+        if partition is None and columns.keys is not None and columns.keys[0] is not None:
+            partition = self._partition_of(columns.keys[0])
+        if partition is None:
+            writer: Writer | None = self._choose(1, size) if self._handles.writers else None
+        else:
+            writer = self._accesses[self.partition(partition).id].open_writer
+        offset = None if writer is None else writer.append_at_once(columns, size)
+        return None if writer is None or offset is None else Position(writer.partition, offset)
+
     def append_many(
         self,
         values: Iterable[bytes | None],

@@ -224,6 +224,31 @@ class Writer(Unique):
             raise
         return offsets
 
+    def append_at_once(self, columns: Columns, size_bytes: int) -> int | None:
+        """Append one record to the open batch and return its offset; None if that needs more than memory.
+
+        None also if another thread has the lock, if the record makes a flush due, or if an error is owed: `append`
+        then does the same and may wait. After None nothing is appended.
+        """
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            batch = self.batch
+            if self.timer is None or self._closed or self.disk.failure or batch.owed:
+                return None
+            if not batch.values:
+                batch.take_up_to(self._records_wanted(), self._bytes_wanted())
+                self.timer.touch()
+            if len(batch.values) + 1 >= batch.limit or size_bytes >= batch.bytes_left():
+                return None
+            try:
+                return batch.extend(columns, size_bytes)[0]
+            except BaseException:
+                batch.resume()
+                raise
+        finally:
+            self.lock.release()
+
     def append_body(self, body: Body, *, producer: Producer = NO_PRODUCER) -> range:
         """Write encoded records as a separate batch; returns their offsets.
 

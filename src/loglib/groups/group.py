@@ -26,7 +26,6 @@ import threading
 import time
 import warnings
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
@@ -135,7 +134,6 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self._ask_at = 0.0
         self._check_at = 0.0
         self._looked = False
-        self._handed: Counter[TopicPartition] = Counter()
         self._arrange_at = 0.0
         self._commit_at = 0.0
         place.make()
@@ -207,7 +205,6 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
                     yield from self._shown(run.partition, few)
                     came_back = True
             finally:
-                self._handed[run.partition] += run.offset - run.batch.offsets.start
                 progress.leave(run, came_back=came_back)
             del run, few  # so that the next records reuse memory that is in the processor's cache
 
@@ -223,7 +220,6 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             return []
         shown = list(self._shown(run.partition, iter(run.batch.records())))
         run.all_out = True
-        self._handed[run.partition] += len(shown)
         return shown
 
     def batches(self, timeout: float | None = None) -> Iterator[HandedBatch]:
@@ -234,7 +230,6 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             try:
                 shown = self._shown_batch(run.partition, run.batch)
                 run.all_out = True
-                self._handed[run.partition] += len(run.batch)
                 yield shown
                 came_back = True
             finally:
@@ -293,14 +288,18 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
                 continue
             if deadline is not None and now >= deadline:
                 return None
-            until = [self._look_at]
-            if deadline is not None:
-                until.append(deadline)
-            if self._progress.handled and self._commit_every is not None:
-                until.append(self._commit_at)
-            self._observer.wait(max(0.0, min(until) - now))
+            self._observer.wait(self._until(deadline))
             self._ask_at, asked = 0.0, False
         return None
+
+    def _until(self, deadline: float | None) -> float:
+        """Seconds until something is due: a look at the other members, a commit, or the deadline."""
+        until = [self._look_at]
+        if deadline is not None:
+            until.append(deadline)
+        if self._progress.handled and self._commit_every is not None:
+            until.append(self._commit_at)
+        return max(0.0, min(until) - time.monotonic())
 
     def _ask(self, now: float) -> None:
         """Act on the system's reports."""
@@ -427,7 +426,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
     @property
     def handed_out(self) -> dict[Key, int]:
         """The number of records that this member has handed out, by partition, with repeated ones."""
-        return self._by_key(dict(self._handed))
+        return self._by_key(self._progress.handed_out())
 
     @property
     def members(self) -> list[str]:

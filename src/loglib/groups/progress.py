@@ -11,7 +11,7 @@ idle partitions cost nothing. Only the few partitions that were read last have o
 from __future__ import annotations
 
 import errno
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from ..batch import Batch, stored_header
@@ -51,6 +51,7 @@ class Progress(Unique):
         self._moved: dict[TopicPartition, None] = {}  # blocks and cursors of these partitions must be made again
         self._heard: dict[TopicPartition, LiveWriter] = {}  # the writers that report what they publish
         self._run_length = 1
+        self._handed: Counter[TopicPartition] = Counter()  # records of earlier runs
 
     # --- partitions ------------------------------------------------------------------------------
 
@@ -168,6 +169,7 @@ class Progress(Unique):
             self.handled[partition] = next_offset
         if next_offset != run.batch.next_offset:
             self._go_to(partition, next_offset)
+        self._handed[partition] += run.offset - run.batch.offsets.start
         self.run = None  # the last step: after an interrupt the run is left again
 
     def settle(self) -> None:
@@ -188,6 +190,13 @@ class Progress(Unique):
         if run is None or run.offset == run.batch.offsets.start:
             return dict(self.handled)
         return self.handled | {run.partition: run.next_after(run.offset)}
+
+    def handed_out(self) -> dict[TopicPartition, int]:
+        """The number of records that were handed out, by partition."""
+        counts, run = dict(self._handed), self.run
+        if run is not None:
+            counts[run.partition] = counts.get(run.partition, 0) + run.offset - run.batch.offsets.start
+        return counts
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
         """These offsets are committed."""

@@ -175,6 +175,13 @@ class Observer(Unique):
         """Whether the system reports every change."""
         return self._libc is not None
 
+    def descriptors(self) -> list[int]:
+        """The descriptors that become readable when `wait` would return: for an event loop. None when closed."""
+        found = self._open
+        if found is None:
+            return []
+        return [fd for fd in (found.wake_out, found.inotify) if fd >= 0]
+
     def observe_file(self, key: Hashable, path: str) -> None:
         """Report writes to the file. Earlier writes are not reported: look once more after this call."""
         self._add(key, path, _IN_MODIFY | _IN_REPLACED)

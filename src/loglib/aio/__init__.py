@@ -1,0 +1,19 @@
+"""loglib for asyncio: the same topics, readers and groups, for programs that run in an event loop.
+
+from loglib import aio
+
+async with aio.open("data/orders", partitions=4) as topic:
+    await topic.append(b"...", key=b"customer-7")
+    await topic.flush()
+    async for record in topic.follow("begin"):
+        print(record.value)
+"""
+
+from .consumer_groups import group
+from .group import AsyncGroup
+from .reader import AsyncReader
+from .topic import AsyncTopic, open_topic
+
+open = open_topic  # noqa: A001  as in `aio.open(...)`
+
+__all__ = ["AsyncGroup", "AsyncReader", "AsyncTopic", "group", "open"]

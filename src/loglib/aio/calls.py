@@ -1,0 +1,52 @@
+"""Calls: calls that may wait for a disk, made in the threads of the event loop, one at a time for each object.
+
+Invariant: a call that has begun ends, also if the task that awaits it is cancelled: a thread cannot be stopped. The
+next call of the same object waits for it. So an object that belongs to one thread is never used by two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["Calls", "settled"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Calls:
+    """The calls on one object. It uses the loop's own pool of threads, and makes no thread."""
+
+    def __init__(self) -> None:
+        self._running: asyncio.Future[Any] | None = None
+
+    async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function in a thread and return its result. A cancelled task leaves the call running."""
+        while self._running is not None:
+            await asyncio.wait([self._running])
+        running = asyncio.get_running_loop().run_in_executor(None, lambda: function(*args, **kwargs))
+        self._running = running
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)
+
+    def _ended(self, call: asyncio.Future[Any]) -> None:
+        self._running = None
+        if not call.cancelled():
+            call.exception()  # nobody may have waited for it
+
+
+async def settled(future: asyncio.Future[T]) -> T:
+    """Wait for the end of something that must not be left in the middle; then go on with a cancellation, if any."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not future.cancelled():
+            future.exception()
+        raise cancelled
+    return future.result()

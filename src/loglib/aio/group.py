@@ -1,0 +1,172 @@
+"""AsyncGroup: a member of a consumer group in an event loop.
+
+Invariant: a record is handled when the loop asks for the next one, as in `Group.follow`. A cancelled task, an error or
+a `break` leaves its record unhandled: this member or another one gets it again. What a thread has read for a cancelled
+task is read again, and no record of it is skipped.
+
+Reading, commits and looks at the other members are done in the loop's pool of threads, one at a time. Waiting needs no
+thread: the member's own observer is in the loop's selector. `on_assign` and `on_revoke` are called in such a thread.
+
+A member belongs to one task at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Generic, Self, TypeVar
+
+from ..arguments import Start, check_timeout
+from ..errors import LogClosedError
+from ..groups import Commit, Lag
+from ..groups.group import AnyGroup
+from ..groups.run import Run, Way
+from .calls import Calls, settled
+
+__all__ = ["AsyncGroup"]
+
+Handed = TypeVar("Handed")
+HandedBatch = TypeVar("HandedBatch")
+Key = TypeVar("Key")
+
+_NAP_S = 0.01  # where the system reports nothing
+
+
+class AsyncGroup(Generic[Handed, HandedBatch, Key]):
+    """One member of a consumer group. `AsyncTopic.group` makes it; it joins and leaves with `async with`."""
+
+    def __init__(self, join: Callable[[], AnyGroup[Handed, HandedBatch, Key]]) -> None:
+        self._join = join
+        self._joined: AnyGroup[Handed, HandedBatch, Key] | None = None
+        self._calls = Calls()
+
+    async def __aenter__(self) -> Self:
+        joining = asyncio.ensure_future(self._calls(self._join))
+        try:
+            self._joined = await settled(joining)
+        except asyncio.CancelledError:
+            if joining.done() and not joining.cancelled() and joining.exception() is None:
+                self._joined = joining.result()
+                await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def follow(self, timeout: float | None = None) -> AsyncGenerator[Handed, None]:
+        """Yield the group's records as they come, for ever or until `timeout` seconds pass without a record.
+
+        See `Group.follow` for when a record is handled and committed, and for the errors.
+        """
+        check_timeout(timeout)
+        group = self._member
+        while (run := await self._take("one by one", timeout)) is not None:
+            while (few := run.next_few()) is not None:
+                for each in group._shown(run.partition, few):
+                    yield each
+            group._progress.leave(run, came_back=True)  # otherwise the next call settles it, or `close`
+            del run, few
+
+    async def batches(self, timeout: float | None = None) -> AsyncGenerator[HandedBatch, None]:
+        """Like `follow`, but yields batches: whole columns instead of single records."""
+        check_timeout(timeout)
+        group = self._member
+        while (run := await self._take("batch", timeout)) is not None:
+            run.all_out = True
+            yield group._shown_batch(run.partition, run.batch)
+            group._progress.leave(run, came_back=True)
+
+    async def commit(self, what: Handed | Mapping[Any, int] | None = None, *, meta: str = "") -> None:
+        """Commit handled records now, or what is given; see `Group.commit`."""
+        await settled(asyncio.ensure_future(self._calls(self._member.commit, what, meta=meta)))
+
+    async def committed(self) -> dict[Key, Commit]:
+        """The group's last commit for each partition, of all members."""
+        return await self._calls(self._member.committed)
+
+    async def lag(self, *, count_records: bool = False) -> dict[Key, Lag]:
+        """The group's lag for each partition, owned or not; see `Group.lag`."""
+        return await self._calls(self._member.lag, count_records=count_records)
+
+    async def seek(self, start: Start | Mapping[Any, Start]) -> None:
+        """Go to a start in all owned partitions, or in those of a mapping."""
+        await self._calls(self._member.seek, start)
+
+    def tell(self) -> dict[Key, int]:
+        """The offset of the next record, for each partition that this member owns."""
+        return self._member.tell()
+
+    def pause(self, *partitions: Any) -> None:
+        """Hand out no more records of these partitions; of all owned ones if none is named."""
+        self._member.pause(*partitions)
+
+    def resume(self, *partitions: Any) -> None:
+        """Continue with these partitions; with all if none is named."""
+        self._member.resume(*partitions)
+
+    @property
+    def assignment(self) -> list[Key]:
+        """The partitions that this member owns, sorted."""
+        return self._member.assignment
+
+    @property
+    def closed(self) -> bool:
+        """Whether this member has left the group, or has not joined it yet."""
+        return self._joined is None or self._joined.closed
+
+    @property
+    def joined(self) -> AnyGroup[Handed, HandedBatch, Key]:
+        """The member itself, for what this class does not have: call it in a thread, and not beside other calls."""
+        return self._member
+
+    async def close(self) -> None:
+        """Commit handled records, release the partitions and leave the group. It also ends an iteration elsewhere."""
+        group = self._joined
+        if group is not None:
+            await settled(asyncio.get_running_loop().run_in_executor(None, group.close))
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _member(self) -> AnyGroup[Handed, HandedBatch, Key]:
+        if self._joined is None:
+            raise LogClosedError("the group is joined with `async with`")
+        return self._joined
+
+    async def _take(self, way: Way, timeout: float | None) -> Run | None:
+        """The next records; None at the end, or after `timeout` seconds without a record."""
+        group = self._member
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            run = await self._calls(group._next, 0.0, way)
+            if run is not None or group.closed:
+                return run
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            await _readable(group._observer.descriptors(), self._nap(group._until(deadline)))
+            group._observer.wait(0.0)  # empties the pipe by which writers in this process wake the member
+
+    def _nap(self, seconds: float) -> float:
+        return seconds if self._member._observer.reports else min(seconds, _NAP_S)
+
+
+async def _readable(descriptors: Sequence[int], timeout: float) -> None:
+    """Wait until one of the descriptors is readable, in the loop's selector; `timeout` seconds at most."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    watched = []
+    try:
+        for fd in descriptors:
+            loop.add_reader(fd, event.set)
+            watched.append(fd)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await event.wait()
+    finally:
+        for fd in watched:
+            loop.remove_reader(fd)

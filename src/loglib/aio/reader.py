@@ -1,0 +1,130 @@
+"""AsyncReader: a reader in an event loop.
+
+Invariant: a cancelled task loses no record: what a thread has read for it stays in the reader, and the next step hands
+it out. A record is handed out in one step without a pause, so it is never handed out twice.
+
+Reading from disk is done in the loop's pool of threads, a block of batches at a time. Records come out of a block
+without a thread. Waiting needs no thread: the loop's watcher sets an event.
+
+A reader belongs to one task at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Self
+
+from ..arguments import check_timeout
+from ..batch import Batch
+from ..reader import Reader, StartLike
+from ..records import Damage, Record
+from .calls import Calls
+from .watcher import Watch, watch
+
+__all__ = ["AsyncReader"]
+
+
+class AsyncReader:
+    """Reads records of one partition or of several, up to an end or for ever. `async for` gives the records."""
+
+    def __init__(self, reader: Reader, *, timeout: float | None = None) -> None:
+        """Made by `AsyncTopic.read` and `AsyncTopic.follow`."""
+        check_timeout(timeout)
+        self._reader = reader
+        self._timeout = timeout
+        self._calls = Calls()
+        self._watch: Watch | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if (watched := getattr(self, "_watch", None)) is not None:
+            watched.close_soon()  # garbage collection may run in any thread
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        return self
+
+    async def __anext__(self) -> Record:
+        reader = self._reader
+        for record in reader._rest:  # an iterator: the next step goes on behind this record
+            return record
+        if await self._wait_for(batches=False):
+            for record in reader._rest:
+                return record
+        self._end()
+        raise StopAsyncIteration
+
+    async def batches(self) -> AsyncGenerator[Batch, None]:
+        """Iterate over batches (whole columns). A partly read batch yields its remaining records."""
+        while await self._wait_for(batches=True):
+            yield self._reader._take_batch(self._reader._ready[0])
+        self._end()
+
+    @property
+    def gaps(self) -> list[Damage]:
+        """With on_gap="skip": the damage that was passed over."""
+        return self._reader.gaps
+
+    @property
+    def closed(self) -> bool:
+        """Whether the reader is closed, by `close` or with its topic."""
+        return self._reader.closed
+
+    def tell(self) -> dict[int, int]:
+        """The offset of the next record for each partition."""
+        return self._reader.tell()
+
+    async def seek(self, start: StartLike) -> None:
+        """Go to a start, as in `Reader.seek`."""
+        await self._calls(self._reader.seek, start)
+
+    async def lag_bytes(self) -> Mapping[int, int]:
+        """Bytes of log between the position and the flushed end, for each partition."""
+        return await self._calls(self._reader.lag_bytes)
+
+    def close(self) -> None:
+        """End the iteration, also one that waits in another task."""
+        self._reader.close()
+        self.wake()
+
+    def wake(self) -> None:
+        """Let a waiting iteration look again, for example because the topic was closed."""
+        if self._watch is not None:
+            self._watch.set()
+
+    async def _wait_for(self, *, batches: bool) -> bool:
+        """Wait until there is something to take; False at the end, or after the timeout without a record."""
+        reader = self._reader
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            if self._watch is not None:
+                self._watch.clear()
+                if self._watch.replaced:
+                    self._watch.replaced = False
+                    await self._calls(self._look)
+            if await self._calls(reader._first if batches else reader._have_records, 0.0):
+                return True
+            if reader.closed or not reader._follow:
+                return False
+            if self._watch is None:
+                self._watch = watch(reader._logs.values())
+                continue  # records from before the watch are not reported
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                return False
+            await self._watch.wait(remaining)
+
+    def _look(self) -> None:
+        for log in self._reader._logs.values():
+            log.look()
+
+    def _end(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        self._reader._check_not_cut_short()

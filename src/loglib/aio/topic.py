@@ -1,0 +1,169 @@
+"""AsyncTopic: a topic in an event loop.
+
+Invariant: the loop never waits for a disk or for a lock. An append that only adds to the open batch is made at once,
+in the loop's thread. All other appends and all flushes wait for their turn in a thread of the loop's pool, in order
+(writing.py). A topic is opened and closed in such a thread, also if the task is cancelled meanwhile.
+
+An `AsyncTopic` belongs to one event loop. The topic itself (`topic`) may be used beside it, from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from ..arguments import HeadersLike
+from ..batch import Batch
+from ..reader import OnGap, StartLike
+from ..records import OffsetRange, Position, Record
+from ..stats import TopicStats
+from ..topic import Topic
+from .calls import settled
+from .group import AsyncGroup
+from .reader import AsyncReader
+from .writing import Writing
+
+__all__ = ["AsyncTopic", "open_topic"]
+
+_YIELD_EVERY = 64  # appends; about 0.2 ms
+
+
+class AsyncTopic:
+    """A topic for tasks of one event loop. `aio.open` opens it."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self._writing = Writing(topic.flush)
+        self._at_once = 0  # appends that waited for nothing, so far
+        self._readers: weakref.WeakSet[AsyncReader] = weakref.WeakSet()
+
+    # --- append ----------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        timestamp: int | datetime | None = None,
+        headers: HeadersLike | None = None,
+        partition: int | None = None,
+        sync: bool = False,
+    ) -> Position:
+        """Append one record and return its partition and offset; see `Topic.append`.
+
+        With `sync` it waits until the record is durable. Tasks that wait at the same time share a flush. A cancelled
+        append has either appended nothing, or is complete when the cancellation goes on.
+        """
+        topic = self.topic
+        if not sync and self._writing.idle:
+            position = topic._append_at_once(value, key, timestamp=timestamp, headers=headers, partition=partition)
+            if position is not None:
+                self._at_once += 1
+                if self._at_once % _YIELD_EVERY == 0:  # otherwise a loop that appends keeps all other tasks waiting
+                    await asyncio.sleep(0)
+                return position
+        call = partial(topic.append, value, key, timestamp=timestamp, headers=headers, partition=partition)
+        return await self._writing.ask(call, flush=sync)
+
+    async def append_many(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Iterable[bytes | None] | None = None,
+        timestamps: Iterable[int | datetime] | None = None,
+        headers: Iterable[HeadersLike | None] | None = None,
+        partition: int | None = None,
+        producer: tuple[str, int] | None = None,
+    ) -> list[OffsetRange]:
+        """Append many records in one call; see `Topic.append_many`. The records are taken in a thread."""
+        call = partial(
+            self.topic.append_many, values,
+            keys=keys, timestamps=timestamps, headers=headers, partition=partition, producer=producer,
+        )  # fmt: skip
+        return await self._writing.ask(call, flush=False)
+
+    async def flush(self) -> None:
+        """Make everything appended durable and visible to readers. Tasks that wait at the same time share a flush."""
+        await self._writing.ask(lambda: None, flush=True)
+
+    # --- read ------------------------------------------------------------------------------------
+
+    def read(
+        self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"
+    ) -> AsyncReader:
+        """A reader of all partitions that ends at `end`, or at the present end; see `Topic.read`.
+
+        This call itself finds the start, which reads some headers in the loop's thread.
+        """
+        return self._reader(AsyncReader(self.topic.read(start, end, on_gap=on_gap)))
+
+    def follow(
+        self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise"
+    ) -> AsyncReader:
+        """A reader that waits for more, for ever or until `timeout` seconds pass without a record."""
+        return self._reader(AsyncReader(self.topic.follow(start, timeout, on_gap=on_gap), timeout=timeout))
+
+    def batches(
+        self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"
+    ) -> AsyncGenerator[Batch, None]:
+        """Whole columns of all partitions, from `start` to `end` or to the present end."""
+        return self.read(start, end, on_gap=on_gap).batches()
+
+    def group(self, name: str, **options: Any) -> AsyncGroup[Record, Batch, int]:
+        """A member of a consumer group; the options are those of `Topic.group`. It joins with `async with`.
+
+        `on_assign` and `on_revoke` are called in a thread.
+        """
+        return AsyncGroup(partial(self.topic.group, name, **options))
+
+    async def stats(self) -> TopicStats:
+        """Figures for monitoring; see `Topic.stats`."""
+        return await asyncio.to_thread(self.topic.stats)
+
+    # --- end -------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether the topic is closed."""
+        return self.topic.closed
+
+    async def close(self) -> None:
+        """Wait for what was asked for, end the readers, flush, and release the locks; see `Topic.close`."""
+        await settled(asyncio.ensure_future(self._close()))
+
+    async def _close(self) -> None:
+        await self._writing.done()
+        try:
+            await asyncio.to_thread(self.topic.close)
+        finally:
+            for reader in list(self._readers):
+                reader.wake()
+
+    def _reader(self, reader: AsyncReader) -> AsyncReader:
+        self._readers.add(reader)
+        return reader
+
+
+@asynccontextmanager
+async def open_topic(path: str | os.PathLike[str], **options: Any) -> AsyncIterator[AsyncTopic]:
+    """Open the topic in the directory `path` for the running event loop, and close it at the end of `async with`.
+
+    The options, and the errors, are those of `loglib.Topic.open`.
+    """
+    opening = asyncio.get_running_loop().run_in_executor(None, partial(Topic.open, path, **options))
+    try:
+        topic = AsyncTopic(await settled(opening))
+    except asyncio.CancelledError:
+        if opening.exception() is None:  # nobody is there to close it
+            await settled(asyncio.get_running_loop().run_in_executor(None, opening.result().close))
+        raise
+    try:
+        yield topic
+    finally:
+        await topic.close()

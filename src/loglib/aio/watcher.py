@@ -1,0 +1,137 @@
+"""Watcher: one observer for all readers of an event loop, in the loop's own selector.
+
+Invariant: a write after `watch` sets the reader's event, or the event is set already. Readers of the same partition
+share one watch of the system, because the system gives one for each file. Without reports of the system the readers
+look again every few milliseconds (`Watch.nap`).
+
+Threads: belongs to the loop's thread. Writers ring bells from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from weakref import WeakKeyDictionary
+
+from ..log import LOOK_S, LiveWriter, Log
+from ..system.wait import REPLACED, Observer
+
+__all__ = ["Watch", "watch"]
+
+_NAP_S = 0.01
+
+_watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watcher] = WeakKeyDictionary()
+
+
+def watch(logs: Iterable[Log]) -> Watch:
+    """Watch these logs in the running loop. Earlier writes are not reported: look once more after this call."""
+    loop = asyncio.get_running_loop()
+    watcher = _watchers.get(loop)
+    if watcher is None:
+        watcher = _watchers[loop] = _Watcher(loop)
+    return Watch(watcher, list(logs))
+
+
+class Watch:
+    """What one reader waits for."""
+
+    def __init__(self, watcher: _Watcher, logs: list[Log]) -> None:
+        self.replaced = False  # whether a file was moved, removed or replaced since the reader last looked
+        self._changed = asyncio.Event()
+        self._watcher = watcher
+        self._logs = logs
+        for log in logs:
+            watcher.add(log, self)
+
+    def clear(self) -> None:
+        """Forget earlier changes; the reader looks after this call."""
+        self._changed.clear()
+        for log in self._logs:
+            self._watcher.listen(log)
+
+    def set(self) -> None:
+        """End the wait."""
+        self._changed.set()
+
+    async def wait(self, timeout: float | None) -> None:
+        """Return when something may have changed since `clear`, or after `timeout` seconds."""
+        longest = LOOK_S if self._watcher.reports else _NAP_S
+        try:
+            async with asyncio.timeout(longest if timeout is None else min(timeout, longest)):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def close_soon(self) -> None:
+        """`close`, from any thread."""
+        with suppress(RuntimeError):  # the loop is closed, and with it the watcher
+            self._watcher.loop.call_soon_threadsafe(self.close)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        for log in self._logs:
+            self._watcher.remove(log, self)
+        self._logs = []
+        self._changed.set()
+
+
+class _Watcher:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._observer = Observer()
+        self._watches: dict[str, set[Watch]] = {}  # by the path of a watermark
+        self._heard: dict[str, LiveWriter] = {}  # the writers in this process that ring
+        self._descriptors: list[int] = []
+        self._attend()
+
+    @property
+    def reports(self) -> bool:
+        return self._observer.reports
+
+    def add(self, log: Log, watch: Watch) -> None:
+        path = log.watermark_path
+        if path not in self._watches:
+            self._watches[path] = set()
+            self._observer.observe_file(path, path)
+            self._attend()  # the system may have no watch left
+        self._watches[path].add(watch)
+        self.listen(log)
+
+    def listen(self, log: Log) -> None:
+        """Let a writer in this process ring when it has published: the system's report comes too early."""
+        path, writer = log.watermark_path, log.writer
+        if writer is not None and self._heard.get(path) is not writer:
+            writer.listen(self._observer.bell(path))
+            self._heard[path] = writer
+
+    def remove(self, log: Log, watch: Watch) -> None:
+        path = log.watermark_path
+        others = self._watches.get(path, set())
+        others.discard(watch)
+        if path in self._watches and not others:
+            del self._watches[path]
+            self._heard.pop(path, None)
+            self._observer.forget(path)
+        if not self._watches and _watchers.get(self.loop) is self:  # the last reader of the loop
+            del _watchers[self.loop]
+            self._attend(stop=True)
+            self._observer.close()
+
+    def _attend(self, *, stop: bool = False) -> None:
+        """Let the loop call `_ring` for the observer's descriptors as they are now."""
+        for fd in self._descriptors:
+            self.loop.remove_reader(fd)
+        self._descriptors = [] if stop else self._observer.descriptors()
+        for fd in self._descriptors:
+            self.loop.add_reader(fd, self._ring)
+
+    def _ring(self) -> None:
+        self._observer.wait(0.0)
+        changes = self._observer.changed()
+        if len(self._observer.descriptors()) != len(self._descriptors):
+            self._attend()
+        for path, names in changes.items():
+            for each in self._watches.get(str(path), ()):
+                each.replaced |= REPLACED in names
+                each.set()
