@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from conftest import NOW, QUIET, SECOND, SOURCE, last_segment, run_python
+from conftest import NOW, QUIET, SECOND, SOURCE, interrupted, last_segment, run_python
 from loglib import Retention, Topic, testing
 from loglib.cli.program import run
 from loglib.cli.shown import age, safe, when
@@ -230,8 +229,7 @@ def test_tail_gives_the_last_records_and_follows(cli: Cli, clicks: Path) -> None
     with Topic.open(clicks) as topic:
         topic.append(b"new", sync=True)
     assert following.stdout.readline() == b"new\n"
-    following.send_signal(signal.SIGINT)
-    assert following.communicate() == (b"", b"")
+    assert interrupted(following) == (b"", b"")
     assert following.returncode == 130
     assert cli("tail", clicks, "-f", "-n", 0, "--timeout", 0.01) == (0, "", "")
 
@@ -319,8 +317,7 @@ def test_watching_lag_ends_with_ctrl_c(clicks: Path) -> None:
     assert watching.stdout is not None
     for _ in range(4):
         assert watching.stdout.readline()
-    watching.send_signal(signal.SIGINT)
-    watching.communicate()
+    interrupted(watching)
     assert watching.returncode == 130
 
 

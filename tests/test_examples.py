@@ -12,6 +12,7 @@ import pytest
 
 import accesslog
 import pageviews
+from conftest import interrupted
 from loglib import Topic
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -220,8 +221,7 @@ def test_tail_prints_what_comes_until_interrupted(topic_path: Path) -> None:
     with Topic.open(topic_path) as topic:
         topic.append(b"news", sync=True)
         assert process.stdout.readline().endswith(" - news\n")
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    output, errors = interrupted(process)
     assert (process.returncode, output, errors) == (0, "", "")
 
 
@@ -271,8 +271,7 @@ def test_serve_copies_a_topic_over_a_socket_and_goes_on_where_it_was(topic_path:
             assert sorted(copy.read()) == sorted(topic.read())
             assert sum(1 for _ in copy.read()) == 21
     finally:
-        server.send_signal(signal.SIGINT)
-        server.communicate(timeout=30)
+        interrupted(server)
 
 
 def test_workers_handle_every_line_though_they_are_killed(access_log: Path) -> None:
@@ -326,6 +325,5 @@ def test_exactly_once_stops_at_an_interrupt(tmp_path: Path) -> None:
     assert process.stdout is not None
     for _ in range(3):
         process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = interrupted(process)
     assert (process.returncode, errors) == (1, "stopped; start it again to go on\n")

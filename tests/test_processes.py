@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import records_of, run_python, sound, start_python, values_of
+from conftest import interrupted, records_of, run_python, sound, start_python, values_of
 from loglib import LockedError, Topic
 
 # Appends numbered records and says how far it has got: each line it prints is acknowledged.
@@ -325,8 +325,7 @@ def test_interrupt_ends_a_follower(path: Path) -> None:
     follower = start_python(program, path, stderr=subprocess.STDOUT)
     assert follower.stdout is not None
     follower.stdout.readline()
-    follower.send_signal(signal.SIGINT)
-    assert follower.communicate(timeout=30)[0] == "interrupted\n"
+    assert interrupted(follower)[0] == "interrupted\n"
 
 
 def test_topic_for_writing_cannot_be_pickled_and_one_for_reading_goes_by_its_path(path: Path) -> None:

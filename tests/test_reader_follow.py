@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import fill, run_python, start_python
+from conftest import fill, interrupted, run_python, start_python
 from loglib import FlushPolicy, Retention, Topic
 
 Open = Callable[..., Topic]
@@ -111,8 +111,7 @@ def test_sigint_ends_a_waiting_follow(open_topic: Open, path: Path) -> None:
         assert process.stdout.readline() == "waiting\n"
         while "S" not in Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]:
             time.sleep(0)
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output, errors = interrupted(process)
         assert (output, errors, process.returncode) == ("interrupted\n", "", 0)
 
 
