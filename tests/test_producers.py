@@ -30,6 +30,41 @@ def test_repeated_append_answers_with_the_first_offsets(open_topic: Open) -> Non
     assert values_of(topic) == [b"a", b"b", b"other", b"c"]
 
 
+def test_one_record_is_appended_once_however_often_it_is_repeated(open_topic: Open) -> None:
+    topic = open_topic(partitions=3)
+    first = [
+        topic.append(b"no key", producer=("p", 1)),
+        topic.append(b"a key", b"key", producer=("p", 2), headers={"h": b"1"}, timestamp=5),
+        topic.append(b"there", partition=1, producer=("q", 7), sync=True),
+        topic.partition(0).append(b"here", producer=("r", 0)),
+    ]
+    again = [
+        topic.append(b"no key", producer=("p", 1), sync=True),
+        topic.append(b"a key", b"key", producer=("p", 2)),
+        topic.append(b"there", partition=1, producer=("q", 7)),
+        topic.partition(0).append(b"here", producer=("r", 0), sync=True),
+    ]
+    assert again == first
+    topic.flush()
+    found = {(record.partition, record.offset): record for record in topic.read()}
+    assert sorted(found) == sorted((each.partition, each.offset) for each in first)
+    assert [(each.value, each.timestamp) for each in found.values() if each.headers] == [(b"a key", 5)]
+    with pytest.raises(LogError, match="comes too late"):
+        topic.partition(1).append(b"older", producer=("q", 6))
+    with pytest.raises(TypeError, match="a producer must be"):
+        topic.append(b"x", producer="p")  # type: ignore[arg-type]
+
+
+def test_record_whose_flush_fails_is_named_in_the_error(open_topic: Open) -> None:
+    files = FaultyFiles("datasync", every=True, armed=False)
+    topic = open_topic(files=files)
+    files.armed = True
+    with pytest.raises(WriterFailedError) as caught:
+        topic.append(b"x", producer=("p", 1), sync=True)
+    assert [each.offsets for each in caught.value.appended] == [range(1)]
+    files.armed = False
+
+
 def test_sequence_older_than_the_last_is_an_error_that_names_both(open_topic: Open) -> None:
     topic = open_topic()
     topic.partition(0).append_many([b"a"], producer=("p", 5))

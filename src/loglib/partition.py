@@ -14,7 +14,7 @@ from typing import Any
 
 from .access import Access
 from .append.producers import parse_producer, producer_id
-from .append.router import append_loads, weigh
+from .append.router import Load, append_loads, append_numbered, weigh
 from .arguments import HeadersLike, check_count, gather_columns, record_columns
 from .batch import Batch
 from .display import Shown, sized
@@ -99,9 +99,14 @@ class Partition(Shown, Unique):
         timestamp: int | datetime | None = None,
         headers: HeadersLike | None = None,
         sync: bool = False,
+        producer: tuple[str, int] | None = None,
     ) -> Position:
         """Append one record; see `Topic.append`."""
-        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self._access.config.max_record_bytes)
+        config = self._access.config
+        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=config.max_record_bytes)
+        if producer is not None:
+            by, writer = parse_producer(producer), self._access.writer()
+            return Position(self.id, append_numbered(writer, Load(columns, size), config, by, sync=sync))
         return Position(self.id, self._access.writer().append(columns, size, sync=sync).start)
 
     def append_many(

@@ -35,7 +35,7 @@ from .access import Access
 from .append.flusher import Flusher
 from .append.partitioner import BUILT_IN, Partitioner, name_of, spread
 from .append.producers import parse_producer
-from .append.router import Load, append_loads, weigh
+from .append.router import Load, append_loads, append_numbered, weigh
 from .append.writer import WRITER_DESCRIPTORS, Writer
 from .arguments import (
     HeadersLike,
@@ -331,6 +331,7 @@ class Topic(Shown):
         headers: HeadersLike | None = None,
         partition: int | None = None,
         sync: bool = False,
+        producer: tuple[str, int] | None = None,
     ) -> Position:
         """Append one record and return its partition and offset.
 
@@ -339,6 +340,10 @@ class Topic(Shown):
         random until a batch is full. `timestamp` is the event's time, in microseconds UTC or as an aware datetime;
         by default it is the time of appending.
 
+        `producer`, a name and a rising number, makes the call idempotent: a repeated call appends nothing and returns
+        the first position. Each such record is a batch of its own, which costs about 140 bytes; `append_many` numbers
+        many at once. Without a key and a partition, the name and the number choose the partition.
+
         Raises `RecordTooLargeError` (nothing is appended), `StorageFullError`, `WriterFailedError` after a failed
         flush, and `LockedError` if another writer has the partition.
         """
@@ -346,7 +351,7 @@ class Topic(Shown):
         writer = self._sticky
         if (
             key is None and partition is None and timestamp is None and headers is None
-            and not sync and type(value) is bytes and writer is not None
+            and not sync and producer is None and type(value) is bytes and writer is not None
         ):  # fmt: skip
             with writer.lock:
                 batch = writer.batch
@@ -362,6 +367,8 @@ class Topic(Shown):
                         batch.resume()  # an interrupt came between the position and the value
                         raise
         columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self.config.max_record_bytes)
+        if producer is not None:
+            return self._append_numbered(Load(columns, size), parse_producer(producer), partition, sync=sync)
         if partition is not None:
             writer = self._writer_of(partition)
         elif columns.keys is not None and columns.keys[0] is not None:  # converted to bytes by now
@@ -369,6 +376,14 @@ class Topic(Shown):
         else:
             writer = self._choose(1, size)
         return Position(writer.partition, writer.append(columns, size, sync=sync).start)
+
+    def _append_numbered(self, load: Load, by: Producer, partition: int | None, *, sync: bool) -> Position:
+        """Append one record of a producer. A repeated call must come to the same partition."""
+        key = None if load.columns.keys is None else load.columns.keys[0]
+        if partition is None:
+            partition = self._place_of_null_keys(by) if key is None else self._partition_of(key)
+        writer = self._writer_of(partition)
+        return Position(writer.partition, append_numbered(writer, load, self.config, by, sync=sync))
 
     def _append_at_once(
         self,

@@ -54,6 +54,7 @@ class AsyncTopic:
         headers: HeadersLike | None = None,
         partition: int | None = None,
         sync: bool = False,
+        producer: tuple[str, int] | None = None,
     ) -> Position:
         """Append one record and return its partition and offset; see `Topic.append`.
 
@@ -61,14 +62,16 @@ class AsyncTopic:
         append has either appended nothing, or is complete when the cancellation goes on.
         """
         topic = self.topic
-        if not sync and self._writing.idle:
+        if not sync and producer is None and self._writing.idle:
             position = topic._append_at_once(value, key, timestamp=timestamp, headers=headers, partition=partition)
             if position is not None:
                 self._at_once += 1
                 if self._at_once % _YIELD_EVERY == 0:  # otherwise a loop that appends keeps all other tasks waiting
                     await asyncio.sleep(0)
                 return position
-        call = partial(topic.append, value, key, timestamp=timestamp, headers=headers, partition=partition)
+        call = partial(
+            topic.append, value, key, timestamp=timestamp, headers=headers, partition=partition, producer=producer
+        )
         return await self._writing.ask(call, flush=sync)
 
     async def append_many(

@@ -23,7 +23,7 @@ from ..records import OffsetRange
 from .bulk import chunks, encode_all
 from .writer import Writer
 
-__all__ = ["MANY", "Load", "append_loads", "weigh"]
+__all__ = ["MANY", "Load", "append_loads", "append_numbered", "weigh"]
 
 MANY = 1024  # so many records get a separate batch, even if they are small
 
@@ -60,6 +60,18 @@ def append_loads(
         tell_appended(error, ranges)
         raise
     return ranges
+
+
+def append_numbered(writer: Writer, load: Load, config: TopicConfig, producer: Producer, *, sync: bool) -> int:
+    """Append one record of a producer, or find it; returns its offset."""
+    (found,) = append_loads({writer: load}, config, producer)
+    try:
+        if sync:
+            writer.flush()
+    except BaseException as error:
+        tell_appended(error, [found])
+        raise
+    return found.offsets.start
 
 
 def _append_few(
