@@ -44,7 +44,7 @@ def case_table(results: Results, key: str) -> str:
         ("s", {label: median_text(ones, lambda one: one.seconds, 2) for label, ones in measured.items()}),
         ("best s", {label: f"{min(one.seconds for one in ones):.2f}" for label, ones in measured.items()}),
         ("loglib is", {label: times(speed_ratio(results, key, OURS, label)) for label in others}),
-        ("CPU s", {label: median_text(ones, lambda one: one.cpu_seconds, 2) for label, ones in measured.items()}),
+        ("CPU s", {label: median_text(ones, lambda one: one.cpu_seconds or None, 2) for label, ones in measured.items()}),
         ("its CPU", {label: times(cpu_ratio(results, key, label, OURS)) for label in others}),
         *own_columns(measured, 2),
     ]
