@@ -9,6 +9,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from cases import OURS
+from measure import Measurement
 from report import SPARK, mb_rate, median_text, own_columns, speed, table, target_table, times
 
 if TYPE_CHECKING:
@@ -44,13 +45,17 @@ def case_table(results: Results, key: str) -> str:
         ("s", {label: median_text(ones, lambda one: one.seconds, 2) for label, ones in measured.items()}),
         ("best s", {label: f"{min(one.seconds for one in ones):.2f}" for label, ones in measured.items()}),
         ("loglib is", {label: times(speed_ratio(results, key, OURS, label)) for label in others}),
-        ("CPU s", {label: median_text(ones, lambda one: one.cpu_seconds or None, 2) for label, ones in measured.items()}),
+        ("CPU s", {label: median_text(ones, _cpu, 2) for label, ones in measured.items()}),
         ("its CPU", {label: times(cpu_ratio(results, key, label, OURS)) for label in others}),
         *own_columns(measured, 2),
     ]
     shown = [(title, cells) for title, cells in columns if any(cells.values())]
     rows = [[label, *(cells.get(label, "") for _, cells in shown)] for label in measured]
     return table(["", *(title for title, _ in shown)], rows)
+
+
+def _cpu(one: Measurement) -> float | None:
+    return one.cpu_seconds or None  # 0: it was not measured
 
 
 def speed_ratio(results: Results, key: str, label: str, other: str) -> float | None:
