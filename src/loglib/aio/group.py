@@ -23,6 +23,7 @@ from ..errors import LogClosedError
 from ..groups import Commit, Lag
 from ..groups.group import AnyGroup
 from ..groups.run import Run, Way
+from ..unique import Unique
 from .calls import Calls, settled
 
 __all__ = ["AsyncGroup"]
@@ -34,7 +35,7 @@ Key = TypeVar("Key")
 _NAP_S = 0.01  # where the system reports nothing
 
 
-class AsyncGroup(Generic[Handed, HandedBatch, Key]):
+class AsyncGroup(Unique, Generic[Handed, HandedBatch, Key]):
     """One member of a consumer group. `AsyncTopic.group` makes it; it joins and leaves with `async with`."""
 
     def __init__(self, join: Callable[[], AnyGroup[Handed, HandedBatch, Key]]) -> None:

@@ -19,13 +19,14 @@ from ..arguments import check_timeout
 from ..batch import Batch
 from ..reader import Reader, StartLike
 from ..records import Damage, Record
+from ..unique import Unique
 from .calls import Calls
 from .watcher import Watch, watch
 
 __all__ = ["AsyncReader"]
 
 
-class AsyncReader:
+class AsyncReader(Unique):
     """Reads records of one partition or of several, up to an end or for ever. `async for` gives the records."""
 
     def __init__(self, reader: Reader, *, timeout: float | None = None) -> None:

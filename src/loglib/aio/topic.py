@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -20,10 +19,12 @@ from typing import Any
 
 from ..arguments import HeadersLike
 from ..batch import Batch
+from ..lifetime import Listeners
 from ..reader import OnGap, StartLike
 from ..records import OffsetRange, Position, Record
 from ..stats import TopicStats
 from ..topic import Topic
+from ..unique import Unique
 from .calls import settled
 from .group import AsyncGroup
 from .reader import AsyncReader
@@ -34,14 +35,14 @@ __all__ = ["AsyncTopic", "open_topic"]
 _YIELD_EVERY = 64  # appends; about 0.2 ms
 
 
-class AsyncTopic:
+class AsyncTopic(Unique):
     """A topic for tasks of one event loop. `aio.open` opens it."""
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self._writing = Writing(topic.flush)
         self._at_once = 0  # appends that waited for nothing, so far
-        self._readers: weakref.WeakSet[AsyncReader] = weakref.WeakSet()
+        self._readers: Listeners[[]] = Listeners()
 
     # --- append ----------------------------------------------------------------------------------
 
@@ -145,11 +146,10 @@ class AsyncTopic:
         try:
             await asyncio.to_thread(self.topic.close)
         finally:
-            for reader in list(self._readers):
-                reader.wake()
+            self._readers.call()
 
     def _reader(self, reader: AsyncReader) -> AsyncReader:
-        self._readers.add(reader)
+        self._readers.add(reader.wake)
         return reader
 
 

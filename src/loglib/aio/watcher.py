@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from ..log import LOOK_S, LiveWriter, Log
 from ..system.wait import REPLACED, Observer
+from ..unique import Unique
 
 __all__ = ["Watch", "watch"]
 
@@ -33,7 +34,7 @@ def watch(logs: Iterable[Log]) -> Watch:
     return Watch(watcher, list(logs))
 
 
-class Watch:
+class Watch(Unique):
     """What one reader waits for."""
 
     def __init__(self, watcher: _Watcher, logs: list[Log]) -> None:
@@ -76,7 +77,7 @@ class Watch:
         self._changed.set()
 
 
-class _Watcher:
+class _Watcher(Unique):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._observer = Observer()

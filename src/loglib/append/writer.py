@@ -662,7 +662,8 @@ class Writer(Unique):
                 self._leave(moved)
             tail, active = self.batch.tail, self.disk.active
         if tail.end > self.flushed_end:
-            durable, began = None, perf_counter()
+            began = perf_counter()
+            durable = None
             if self._config.durability == "disk":
                 self.disk.sync(active, tail.end)
                 durable = tail

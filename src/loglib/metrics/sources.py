@@ -16,13 +16,14 @@ from ..errors import LogError
 from ..groups import Group, TopicPartition, TopicsGroup
 from ..stats import TopicStats
 from ..topic import Topic
+from ..unique import Unique
 
 __all__ = ["Sources"]
 
 _FRESH_S = 0.1  # one export asks for all its instruments within that time
 
 
-class Sources:
+class Sources(Unique):
     """Topics and members of groups, as far as they are still used."""
 
     def __init__(self, topics: Iterable[Topic], groups: Iterable[Group | TopicsGroup]) -> None:
