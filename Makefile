@@ -65,8 +65,7 @@ test: check java
 
 # Coverage counts what child processes run, too. It takes twice the time of the tests, so `make proof` has it, and not
 # `make test`. The tests that are left out run adapters only, or read source code.
-NOT_MEASURED := --ignore-glob='*/test_spark*' --ignore=tests/test_docs.py \
-    --ignore=tests/test_layers.py --ignore=tests/test_types.py
+NOT_MEASURED := --ignore-glob='*/test_spark*' --ignore=tests/test_docs.py --ignore=tests/test_types.py
 coverage: venv tools
 	@rm -f .coverage .coverage.*
 	@echo "== fast tests, measured"

@@ -20,7 +20,8 @@ import pytest
 from conftest import MANUAL
 from loglib import FlushPolicy, LockedError, LogClosedError, RecordTooLargeError, StorageFullError, Topic, aio
 from loglib.aio import AsyncTopic, calls, watcher
-from loglib.records import OffsetRange
+from loglib.append.open_batch import OpenBatch
+from loglib.records import OffsetRange, Position
 from loglib.system import wait
 
 
@@ -92,6 +93,35 @@ def test_appends_keep_their_order_whatever_way_they_take(path: Path) -> None:
             assert [int(record.value or b"") async for record in topic.read()] == list(range(600))
 
     run(main())
+
+
+def test_append_at_once_waits_for_no_lock_and_survives_an_interrupt(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Topic.open(path, batch_records=4) as topic:
+
+        def at_once(value: bytes) -> Position | None:
+            return topic._append_at_once(value, None, timestamp=None, headers=None, partition=0)
+
+        writer = topic._accesses[0].writer()
+        with writer.lock:
+            assert at_once(b"locked") is None
+            assert not writer.batch.values
+        assert at_once(b"0") == (0, 0)
+        extend = OpenBatch.extend
+
+        def interrupted(batch: OpenBatch, columns: Any, size_bytes: int) -> range:
+            extend(batch, columns, size_bytes)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(OpenBatch, "extend", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            at_once(b"1")
+        monkeypatch.undo()
+        assert at_once(b"2") == (0, 2)
+        assert at_once(b"fills the batch") is None
+        topic.flush()
+        assert [record.value for record in topic.read()] == [b"0", b"1", b"2"]
 
 
 def test_tasks_that_sync_share_a_flush(path: Path) -> None:

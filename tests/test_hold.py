@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Iterator
@@ -173,6 +174,15 @@ def test_partitions_that_nobody_holds_wait_too(path: Path) -> None:
         assert drops(topic.retain()) == [False] * 3
         handle(topic, 1)
         assert drops(topic.retain()) == [True, False, False]
+
+
+def test_pass_over_a_topic_that_nobody_has_any_more_finds_no_commits(path: Path) -> None:
+    Topic.open(path).close()
+    topic = Topic.open(path, mode="r")
+    keeper = topic._keeper
+    del topic
+    gc.collect()
+    assert keeper._commits_of("etl") == {}
 
 
 def test_reader_explains_the_hold(topic: Topic, path: Path) -> None:

@@ -347,3 +347,10 @@ def test_closed_observer_is_quiet(file: Path) -> None:
     observer.observe_file("other", str(file))
     assert observer.changed() == {}
     assert open_files() == before
+
+
+def test_closed_observer_has_no_descriptors() -> None:
+    observer = Observer()
+    assert len(observer.descriptors()) == (2 if observer.reports else 1)
+    observer.close()
+    assert observer.descriptors() == []

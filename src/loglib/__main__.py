@@ -2,5 +2,5 @@
 
 from .cli.start import main
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # pragma: no branch
     main()

@@ -234,20 +234,22 @@ class Writer(Unique):
             return None
         try:
             batch = self.batch
-            if self.timer is None or self._closed or self.disk.failure or batch.owed:
-                return None
-            if not batch.values:
-                batch.take_up_to(self._records_wanted(), self._bytes_wanted())
-                self.timer.touch()
-            if len(batch.values) + 1 >= batch.limit or size_bytes >= batch.bytes_left():
-                return None
             try:
-                return batch.extend(columns, size_bytes)[0]
+                return batch.extend(columns, size_bytes)[0] if self._has_room_at_once(batch, size_bytes) else None
             except BaseException:
                 batch.resume()
                 raise
         finally:
             self.lock.release()
+
+    def _has_room_at_once(self, batch: OpenBatch, size_bytes: int) -> bool:
+        """Whether one record neither fills the open batch nor makes a flush due."""
+        if self.timer is None or self._closed or self.disk.failure or batch.owed:
+            return False
+        if not batch.values:
+            batch.take_up_to(self._records_wanted(), self._bytes_wanted())
+            self.timer.touch()
+        return len(batch.values) + 1 < batch.limit and size_bytes < batch.bytes_left()
 
     def append_body(self, body: Body, *, producer: Producer = NO_PRODUCER) -> range:
         """Write encoded records as a separate batch; returns their offsets.

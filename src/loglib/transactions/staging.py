@@ -143,9 +143,8 @@ class Staged(Unique):
         config = self._config
         if size_bytes is None:
             bodies = [body for _, body in encode_all({0: columns}, config, self._codec)]  # all are checked first
-            self.seal()
             for body in bodies:
-                self._stage(body)
+                self.add_body(body)
         elif 2 * size_bytes >= config.batch_bytes or len(columns.values) > config.batch_records:
             self.seal()
             for chunk in chunks(columns, config):
