@@ -22,7 +22,7 @@ import loglib.spark
 import machine
 import spark_sources
 from measure import Measurement
-from process_tree import peak_of_workers, reset_peaks, usage
+from process_tree import Usage, peak_of_workers, reset_peaks, usage
 from report import target_table, with_spark
 from results import Results
 from spark_cases import SparkCase, SparkRun, spark_cases
@@ -112,19 +112,16 @@ def _measured(run: SparkRun, *, shows_memory: bool) -> Measurement:
     figures = run.work() or {}
     seconds = time.perf_counter() - start
     used = usage() - before
+    shown = {"JVM CPU s": used.jvm_seconds, "Python CPU s": used.python_seconds}
     if shows_memory:  # and no CPU: Spark may end a daemon meanwhile, and the times of its workers go with it
-        figures["peak MB of a worker"] = peak_of_workers() / 1e6
-        return Measurement(
-            messages=run.messages, payload_bytes=run.messages * VALUE_BYTES, seconds=seconds, best_seconds=seconds,
-            figures=figures,
-        )  # fmt: skip
+        used, shown = Usage(0.0, 0.0), {"peak MB of a worker": peak_of_workers() / 1e6}
     return Measurement(
         messages=run.messages,
         payload_bytes=run.messages * VALUE_BYTES,
         seconds=seconds,
         best_seconds=seconds,
         cpu_seconds=sum(used),
-        figures={"JVM CPU s": used.jvm_seconds, "Python CPU s": used.python_seconds, **figures},
+        figures={**shown, **figures},
     )
 
 

@@ -47,6 +47,14 @@ async def eventually(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
+async def begun_and_cancelled(doing: Coroutine[Any, Any, Any], *, after: float) -> None:
+    task = asyncio.create_task(doing)
+    await asyncio.sleep(after)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
 def inotify_instances() -> int:
     if sys.platform != "linux":
         return 0
@@ -403,11 +411,7 @@ def test_cancelled_reader_loses_nothing_and_repeats_nothing(path: Path) -> None:
                         await asyncio.sleep(0)
 
             while len(found) < 4000:
-                task = asyncio.create_task(take())
-                await asyncio.sleep(chance.random() * 0.002)
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+                await begun_and_cancelled(take(), after=chance.random() * 0.002)
         return found
 
     found = run(main())
@@ -505,12 +509,8 @@ def test_cancelled_members_lose_nothing_and_repeat_only_what_was_in_hand(path: P
                         await asyncio.sleep(0)
 
             while len(found) < 1500:
-                task = asyncio.create_task(take())
-                await asyncio.sleep(chance.random() * 0.02)
-                task.cancel()
+                await begun_and_cancelled(take(), after=chance.random() * 0.02)
                 interrupted += 1
-                with suppress(asyncio.CancelledError):
-                    await task
         return found, interrupted
 
     found, interrupted = run(main())

@@ -102,21 +102,21 @@ def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dic
             front.give_up(reason)
     free = space.free + sum(front.freed_bytes for front in fronts)
     if space.is_short(policy):
-        free = _free_space([each for each in fronts if each.blocker() is None], policy, space, free, held=False)
+        free = _free_space(fronts, policy, space, free, held=False)
         _free_space(fronts, policy, space, free, held=True)
     return {front.partition: front.verdict() for front in fronts}
 
 
 def _free_space(fronts: Iterable[_Front], policy: Retention, space: Space, free: int, *, held: bool) -> int:
-    """Give up the oldest segments of all until enough is free, also those that are held; returns what is free."""
+    """Give up the oldest segments until enough is free, with `held` also what groups hold; returns what is free."""
     wanted = round(policy.keep_free * space.total)
-    oldest = [(front.oldest.age.order, front.partition, front) for front in fronts if front.oldest is not None]
+    oldest = [each for front in fronts for each in front.in_order(held=held)]
     heapq.heapify(oldest)
     while oldest and free < policy.keep_free * space.total:
         *_, front = heapq.heappop(oldest)
         free += front.give_up(f"{free} bytes free, {wanted} must stay free")
-        if front.oldest is not None and (held or front.blocker() is None):
-            heapq.heappush(oldest, (front.oldest.age.order, front.partition, front))
+        for each in front.in_order(held=held):
+            heapq.heappush(oldest, each)
     return free
 
 
@@ -168,6 +168,12 @@ class _Front:
         if self.oldest is None or self._beyond(self.oldest, self._policy.hold_age, self._policy.hold_bytes):
             return None
         return self._hold_on(self.oldest)
+
+    def in_order(self, *, held: bool) -> list[tuple[tuple[int, int], int, _Front]]:
+        """The oldest segment's place among those of all, if it may go; with `held` also if a group holds it."""
+        if self.oldest is None or (not held and self.blocker() is not None):
+            return []
+        return [(self.oldest.age.order, self.partition, self)]
 
     def verdict(self) -> Verdict:
         """What was given up, and what holds the next segment if that is due."""

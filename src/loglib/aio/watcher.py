@@ -2,7 +2,7 @@
 
 Invariant: a write after `watch` sets the reader's event, or the event is set already. Readers of the same partition
 share one watch of the system, because the system gives one for each file. Without reports of the system the readers
-look again every few milliseconds (`Watch.nap`).
+look again every few milliseconds.
 
 Threads: belongs to the loop's thread. Writers ring bells from any thread.
 """

@@ -207,9 +207,7 @@ class Writer(Unique):
                     self._seal()
                     batch = self.batch
                 if not batch.values:
-                    batch.take_up_to(self._records_wanted(), self._bytes_wanted())
-                    if self.timer is not None:
-                        self.timer.touch()
+                    self._begin(batch)
                 try:
                     offsets = batch.extend(columns, size_bytes)
                 except BaseException:
@@ -242,13 +240,18 @@ class Writer(Unique):
         finally:
             self.lock.release()
 
+    def _begin(self, batch: OpenBatch) -> None:
+        """Before the first record of a batch: set its limits, and let the timer flush it."""
+        batch.take_up_to(self._records_wanted(), self._bytes_wanted())
+        if self.timer is not None:
+            self.timer.touch()
+
     def _has_room_at_once(self, batch: OpenBatch, size_bytes: int) -> bool:
         """Whether one record neither fills the open batch nor makes a flush due."""
         if self.timer is None or self._closed or self.disk.failure or batch.owed:
             return False
         if not batch.values:
-            batch.take_up_to(self._records_wanted(), self._bytes_wanted())
-            self.timer.touch()
+            self._begin(batch)
         return len(batch.values) + 1 < batch.limit and size_bytes < batch.bytes_left()
 
     def append_body(self, body: Body, *, producer: Producer = NO_PRODUCER) -> range:

@@ -28,6 +28,16 @@ __all__ = ["TopicCollector"]
 _PARTITION = ("topic", "partition")
 _GROUP = ("topic", "group", "partition")
 
+_FIELDS: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str], ...] = (  # of PartitionStats
+    (GaugeMetricFamily, "size_bytes", "Bytes of log."),
+    (GaugeMetricFamily, "segments", "Segment files."),
+    (GaugeMetricFamily, "log_start_offset", "Offset of the oldest record."),
+    (GaugeMetricFamily, "high_watermark", "Offset of the next record that becomes visible."),
+    (GaugeMetricFamily, "unflushed_bytes", "Bytes that this process has appended and not yet flushed."),
+    (CounterMetricFamily, "appended_records", "Records that this process has made visible."),
+    (CounterMetricFamily, "appended_bytes", "Bytes of log that this process has made visible."),
+)
+
 Labelled = Sequence[tuple[tuple[str, str], PartitionStats]]
 
 
@@ -51,25 +61,11 @@ class TopicCollector(Collector):
 
 
 def _of_partitions(partitions: Labelled) -> Iterator[Metric]:
-    for name, text in (
-        ("size_bytes", "Bytes of log."),
-        ("segments", "Segment files."),
-        ("log_start_offset", "Offset of the oldest record."),
-        ("high_watermark", "Offset of the next record that becomes visible."),
-        ("unflushed_bytes", "Bytes that this process has appended and not yet flushed."),
-    ):
-        gauge = GaugeMetricFamily(f"loglib_{name}", text, labels=_PARTITION)
+    for kind, name, text in _FIELDS:
+        family = kind(f"loglib_{name}", text, labels=_PARTITION)
         for labels, each in partitions:
-            gauge.add_metric(labels, getattr(each, name))
-        yield gauge
-    for name, text in (
-        ("appended_records", "Records that this process has made visible."),
-        ("appended_bytes", "Bytes of log that this process has made visible."),
-    ):
-        counter = CounterMetricFamily(f"loglib_{name}", text, labels=_PARTITION)
-        for labels, each in partitions:
-            counter.add_metric(labels, getattr(each, name))
-        yield counter
+            family.add_metric(labels, getattr(each, name))
+        yield family
     oldest = GaugeMetricFamily("loglib_oldest_timestamp_seconds", "When the oldest was appended.", labels=_PARTITION)
     for labels, each in partitions:
         if each.oldest is not None:
