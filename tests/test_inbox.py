@@ -268,14 +268,9 @@ def test_inboxes_are_looked_at_where_the_system_reports_nothing(path: Path, monk
     postman.leave(served)
 
 
-def test_inbox_that_is_made_while_its_watch_begins_is_not_missed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(Observer):
-        def observe_directory(self, key: Hashable, path: str) -> None:
-            if not path.endswith("inbox"):
-                (Path(path) / "inbox").mkdir()
-            super().observe_directory(key, path)
-
-    monkeypatch.setattr(inbox, "Observer", Slow)
+@contextmanager
+def attended(path: Path) -> Iterator[tuple[inbox._Postman, threading.Event]]:
+    """A directory that a postman attends, without an inbox; and what tells that it was served."""
     path.mkdir()
     served = threading.Event()
 
@@ -285,8 +280,20 @@ def test_inbox_that_is_made_while_its_watch_begins_is_not_missed(path: Path, mon
 
     postman = inbox._Postman()
     postman.attend(str(path), served, serve)
-    assert served.wait(30)
+    yield postman, served
     postman.leave(served)
+
+
+def test_inbox_that_is_made_while_its_watch_begins_is_not_missed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Observer):
+        def observe_directory(self, key: Hashable, path: str) -> None:
+            if not path.endswith("inbox"):
+                (Path(path) / "inbox").mkdir()
+            super().observe_directory(key, path)
+
+    monkeypatch.setattr(inbox, "Observer", Slow)
+    with attended(path) as (_, served):
+        assert served.wait(30)
 
 
 def test_inbox_that_is_made_while_changes_are_read_is_not_missed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,21 +307,12 @@ def test_inbox_that_is_made_while_changes_are_read_is_not_missed(path: Path, mon
             return super().changed()
 
     monkeypatch.setattr(inbox, "Observer", Late)
-    path.mkdir()
-    served = threading.Event()
-
-    def serve(event: threading.Event) -> bool:
-        event.set()
-        return False
-
-    postman = inbox._Postman()
-    postman.attend(str(path), served, serve)
-    while not calls:
-        time.sleep(0.01)
-    time.sleep(0.1)  # it watches the directory, and waits
-    postman._wake()
-    assert served.wait(30)
-    postman.leave(served)
+    with attended(path) as (postman, served):
+        while not calls:
+            time.sleep(0.01)
+        time.sleep(0.1)  # it watches the directory, and waits
+        postman._wake()
+        assert served.wait(30)
 
 
 def test_trouble_of_one_topic_is_not_the_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
