@@ -5,17 +5,16 @@ has one store for ever. The path is relative to the topic, so topics and store c
 
     {"format": 1, "store": "../.transactions", "id": "<32 digits>", "crc": "<8 digits>"}
 
-`id` is that of the store; `crc` is as in topic.json.
+`id` is that of the store; `crc` is explained in sealed.py.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, LogError, UnsupportedFormatError
-from ..format.batch import crc32c
+from ..sealed import seal, unseal
 from ..system.directory import Directory
 from ..system.files import Files
 from .done import is_done
@@ -42,10 +41,7 @@ def read_home(files: Files, topic_path: str) -> Home | None:
     except FileNotFoundError:
         return None
     try:
-        before = content.rpartition(b'"crc"')[0]
-        values = json.loads(content)
-        if values["crc"] != f"{crc32c(before):08x}":
-            raise ValueError(f"crc {values['crc']}")
+        values = unseal(content)
         if values["format"] != FORMAT:
             raise UnsupportedFormatError(path, "format of transactions.json", values["format"], FORMAT)
         return Home(os.path.join(topic_path, str(values["store"])), bytes.fromhex(values["id"]))
@@ -75,10 +71,8 @@ def _write(directory: Directory, store_path: str, store_id: bytes, permissions: 
     if directory.exists(temporary):
         directory.unlink(temporary)
     relative = os.path.relpath(store_path, directory.path)
-    values = {"format": FORMAT, "store": relative, "id": store_id.hex()}
-    text = json.dumps(values).removesuffix("}") + ", "
-    content = f'{text}"crc": "{crc32c(text.encode()):08x}"}}\n'
-    directory.write_new(temporary, content.encode(), permissions)
+    content = seal({"format": FORMAT, "store": relative, "id": store_id.hex()})
+    directory.write_new(temporary, content, permissions)
     directory.rename(temporary, NAME)
     directory.sync()
 

@@ -3,27 +3,26 @@
 Invariant: what `encode` has written, `decode` returns, or it raises. A flipped or missing byte anywhere is
 `CorruptLogError`; a newer format that is intact is `UnsupportedFormatError`.
 
-A file is one line of JSON, and behind it the frames of a manifest:
+A file is one line of JSON (see sealed.py), and behind it the frames of a manifest:
 
     {"format": 1, ..., "frames": {"size": 3, "crc": "..."}, "crc": "a1b2c3d4"}
     frames
 
-The last value is the CRC-32C of the line before `"crc"`. Readers ignore unknown names. A newer format keeps `format`
-and `crc` in their places. The number of a transaction is in the name of its file and not in the bytes: so a process
-that loses the race for a number links the same synced bytes to the next one.
+The number of a transaction is in the name of its file and not in the bytes: so a process that loses the race for a
+number links the same synced bytes to the next one.
 
 Threads: no state, safe for all.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CorruptLogError, RecordTooLargeError, UnsupportedFormatError
 from ..format.batch import crc32c
+from ..sealed import seal, unseal
 
 __all__ = [
     "FORMAT", "MOST_BYTES", "AppState", "Checkpoint", "Fence", "Manifest", "Offsets", "Section", "decode",
@@ -173,22 +172,13 @@ def decode_store(content: bytes, path: str) -> bytes:
 
 
 def _seal(values: dict[str, Any]) -> bytes:
-    text = json.dumps({"format": FORMAT} | values).removesuffix("}") + ", "
-    before = text.encode()  # ASCII, since JSON escapes the rest
-    return before + _ending(before)
-
-
-def _ending(before: bytes) -> bytes:
-    return f'"crc": "{crc32c(before):08x}"}}\n'.encode()
+    return seal({"format": FORMAT} | values)
 
 
 def _read(content: bytes, path: str, what: str, facts: Callable[[dict[str, Any], bytes], T]) -> T:
     line = content[: content.find(b"\n") + 1]
-    before = line.rpartition(b'"crc"')[0]
-    if not before or line != before + _ending(before):
-        raise CorruptLogError(path, 0, "a line that differs from its crc", f"the JSON of {what}")
     try:
-        values = json.loads(line)
+        values = unseal(line)
         version = values["format"]
         if type(version) is int and version > FORMAT:
             raise UnsupportedFormatError(path, "transaction format", version, FORMAT)
