@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from builders import spoil
 from conftest import NOW, QUIET, SECOND, SOURCE, interrupted, last_segment, run_python
 from loglib import Retention, Topic, testing
 from loglib.cli.program import run
@@ -383,13 +384,36 @@ def test_dump_goes_on_behind_a_damaged_header(cli: Cli, tmp_path: Path) -> None:
     assert [each.get("base_offset") for each in later if each["what"] == "batch"] == [288]
 
 
+# --- repair ------------------------------------------------------------------------------------------------
+
+
+def test_repair_says_what_it_does_and_asks(cli: Cli, clicks: Path) -> None:
+    assert cli("repair", clicks).output == f"{clicks}: nothing to repair\n"
+    segment = last_segment(clicks, 0)
+    spoil(segment, 4096 + 130)
+    tried = cli("repair", clicks, "--dry-run")
+    assert tried.code == 1 and "declared as a gap" in tried.output and tried.errors == "nothing was changed\n"
+    assert cli("repair", clicks).code == 2  # nobody can be asked
+    assert cli("verify", clicks).code == 1
+    (done,) = cli("repair", clicks, "--yes", "--json").objects
+    assert [each["partition"] for each in done["repairs"]] == [0, 0] and not done["verified"]["damage"]
+    verified = cli("verify", clicks)
+    assert verified.code == 1 and "no damage, 1 declared gap\n" in verified.output
+    (report,) = cli("verify", clicks, "--json").objects
+    assert [each["offsets"] for each in report["gaps"]] == [done["repairs"][0]["offsets"]]
+    printed = cli("cat", clicks)
+    assert printed.code == 1 and "a gap that a repair has declared" in printed.errors
+    assert printed.output == "value 1\nvalue 3\nvalue 5\n"
+    assert cli("repair", clicks.parent / "nothing").code == 3
+
+
 # --- the program -------------------------------------------------------------------------------------------
 
 
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
     listed = cli("--help").output
     for verb in ("create", "ls", "info", "append", "cat", "tail", "groups", "lag", "reset", "retain", "alter", "delete",
-                 "verify", "dump", "completion"):  # fmt: skip
+                 "verify", "repair", "dump", "completion"):  # fmt: skip
         assert f"  {verb} " in listed
         assert cli(verb, "--help").code == 0
     assert cli("--version").output.startswith("loglib, version ")

@@ -19,9 +19,18 @@ from hypothesis import strategies as st
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from builders import a_mark, calm
+from builders import a_mark, calm, spoil
 from conftest import NOW, QUIET, SOURCE, last_segment, run_python
-from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Retention, Topic, testing
+from loglib import (
+    CorruptLogError,
+    InvalidOffsetError,
+    LogError,
+    OffsetOutOfRangeError,
+    Retention,
+    Topic,
+    repair,
+    testing,
+)
 from loglib.arguments import Time
 from loglib.format.watermark import encode_new
 from loglib.segment import HEADER_BYTES, Identity
@@ -307,6 +316,28 @@ def test_skipped_damage_is_what_the_core_skips_and_each_is_reported_once(
             assert reported == gaps, f"{split_bytes=}"
         else:  # the plan reports what is above the end of the last file, and a task what is below
             assert [each for gap in reported for each in gap] == [each for gap in gaps for each in gap]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gaps_that_a_repair_has_declared_are_passed_over(tmp_path: Path, seed: int) -> None:
+    path = random_topic(tmp_path / "topic", seed, partitions=1, batches=40)
+    random = Random(seed)
+    segments = sorted((path / "0000").glob("*.log"))
+    for segment in random.sample(segments, 2):
+        spoil(segment, *random.sample(range(HEADER_BYTES, segment.stat().st_size), 3))
+    if seed % 2:
+        random.choice(segments[:-1]).unlink()
+    repair(path)
+    rows, gaps = gaps_of(path)
+    assert rows and gaps
+    for split_bytes in (61, 150, 1000, 4096, 1 << 40):
+        for options in ({}, {"onGap": "skip"}):
+            assert scan_rows(path, split_bytes=split_bytes, includeHeaders=True, **options) == rows, f"{split_bytes=}"
+    assert counts(path) == {0: len(rows)}
+    for gap in gaps:
+        later = [row for row in rows if row["offset"] >= gap.start]
+        assert scan_rows(path, start=gap.start, includeHeaders=True) == later
+        assert counts(path, start=gap.start + 1) == {0: len(later)}
 
 
 def test_gap_that_the_query_does_not_read_is_not_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from builders import a_mark
+from builders import a_mark, spoil
 from conftest import NOW, QUIET, last_segment
-from loglib import CorruptLogError, GroupBusyError, LogError, Retention, Topic, testing, transaction
+from loglib import CorruptLogError, GroupBusyError, LogError, Retention, Topic, repair, testing, transaction
 from loglib.batch import stored_header
 from loglib.format.watermark import Mark, encode_new
 from loglib.log import Log
@@ -538,6 +538,24 @@ def test_damage_is_left_out_on_request(path: Path, limits: dict[str, Any], in_ba
         expected = [(each.partition, each.offset, each.value) for each in reader]
     assert len(expected) == 70
     assert [(row["partition"], row["offset"], row["value"]) for row in plain(query.rows)] == sorted(expected)
+
+
+@pytest.mark.parametrize("limits", [{}, {"maxOffsetsPerTrigger": 7}, {"maxBytesPerTrigger": 700}])
+def test_stream_passes_over_gaps_that_a_repair_has_declared(path: Path, limits: dict[str, Any]) -> None:
+    with Topic.open(path, mode="r") as topic:
+        bases = [stored_header(batch).base_offset for batch in topic.partition(0).batches()]
+    spoil(last_segment(path, 0), HEADER_BYTES + bases[1] + 40, HEADER_BYTES + bases[-1] + 140)
+    repair(path)
+    query = Query(path, startingOffsets="earliest", **limits)
+    while query.trigger() is not None:
+        query.restart()
+    with Topic.open(path, mode="r") as topic:
+        expected = [(each.partition, each.offset, each.value) for each in topic.read()]
+    assert len(expected) < 100
+    assert [(row["partition"], row["offset"], row["value"]) for row in plain(query.rows)] == sorted(expected)
+    append(path, [b"later"], partition=0)
+    query.trigger()
+    assert b"later" in [row["value"] for row in query.rows]
 
 
 def test_watermark_that_lies_is_damage_and_not_tasks_without_end(path: Path) -> None:

@@ -54,6 +54,7 @@ from .partition import Partition
 from .reader import OnGap, Reader, StartLike
 from .records import Damage, OffsetRange, Position, Record
 from .recovery import Recovery
+from .repair import Repair, RepairReport, repair
 from .retention import Decision
 from .segment import SegmentInfo
 from .stats import FlushTimes, PartitionStats, Rates, TopicStats
@@ -107,6 +108,8 @@ __all__ = [
     "Record",
     "RecordTooLargeError",
     "Recovery",
+    "Repair",
+    "RepairReport",
     "Retention",
     "SegmentInfo",
     "SourceMismatchError",
@@ -133,6 +136,7 @@ __all__ = [
     "group_info",
     "last_version",
     "recover_transactions",
+    "repair",
     "reset_group",
     "topics",
     "transaction",

@@ -5,25 +5,29 @@ batch returned before it, or comes after damage that was reported.
 
 If the files are replaced while a cursor reads, it continues in the same log, or raises `LogMovedError`. Damage is an
 error, or with `on_damage` a gap: offsets are places, so reading continues at the next place that a batch names as its
-own.
+own. A gap that a repair has declared is passed over in any case.
 
 Threads: a cursor belongs to one thread.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 
 from .batch import Batch, stored_header
 from .errors import CorruptLogError, InvalidOffsetError, LogError, LogMovedError, OffsetOutOfRangeError
 from .format.watermark import Mark
+from .gaps import Gap
 from .log import Log
 from .records import Damage
 from .segment import SegmentReader
 from .unique import Unique
 
 __all__ = ["BLOCK_BYTES", "Cursor"]
+
+logger = logging.getLogger("loglib")
 
 # The size of one read: a few batches, to spread the cost of the call, but small enough for the L2 cache.
 BLOCK_BYTES = 1 << 20
@@ -39,11 +43,13 @@ class Cursor(Unique):
         *,
         skip_before: int = 0,
         on_damage: Callable[[Damage], object] | None = None,
+        on_gap: Callable[[Damage], object] | None = None,
     ) -> None:
         self.log = log
         self.position = position  # base offset of the next batch to read
         self._skip_before = skip_before  # the first wanted record in that batch
         self._on_damage = on_damage  # gets damage, and reading continues after it; None: damage is an error
+        self._on_gap = on_gap or on_damage  # gets the declared gaps
         # The end and the CRC of the batch read last. After an interrupt the end may differ from the position.
         self._last_read: tuple[int, int] | None = None
         self._segment: SegmentReader | None = None
@@ -52,11 +58,17 @@ class Cursor(Unique):
 
     @classmethod
     def at(
-        cls, log: Log, offset: int, *, mark: Mark | None = None, on_damage: Callable[[Damage], object] | None = None
+        cls,
+        log: Log,
+        offset: int,
+        *,
+        mark: Mark | None = None,
+        on_damage: Callable[[Damage], object] | None = None,
+        on_gap: Callable[[Damage], object] | None = None,
     ) -> Cursor:
         """A cursor at a record's offset, or at the flushed end. With `on_damage` it reads past damage."""
         base = log.batch_base(offset, mark or log.mark(), past_damage=on_damage is not None)
-        return cls(log, base, skip_before=offset, on_damage=on_damage)
+        return cls(log, base, skip_before=offset, on_damage=on_damage, on_gap=on_gap)
 
     @property
     def offset(self) -> int:
@@ -84,6 +96,10 @@ class Cursor(Unique):
             except CorruptLogError as error:
                 self.log.look(patient=False)  # files that were replaced look like damage
                 if self._restored != self.log.restored:
+                    continue
+                gap = self.log.gap_at(self.position)
+                if gap is not None:
+                    self._go_behind(gap)
                     continue
                 if self._on_damage is None:
                     raise
@@ -221,6 +237,15 @@ class Cursor(Unique):
         self.position = self.log.behind_damage(start, limit)
         self._last_read = None
         self._tell(error, range(start, self.position))
+
+    def _go_behind(self, gap: Gap) -> None:
+        """Continue behind a declared gap. Its first batches may be whole again."""
+        gap = gap._replace(start=self.position)
+        self.position, self._last_read = gap.end, None
+        if self._on_gap is not None:
+            self._on_gap(gap.as_damage(self.log.partition, self.log.directory))
+        else:
+            logger.warning("%s: passed over the gap [%d, %d)", self.log.directory, gap.start, gap.end)
 
     def _tell(self, error: CorruptLogError, offsets: range) -> None:
         assert self._on_damage is not None

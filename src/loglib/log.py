@@ -10,6 +10,9 @@ has not moved, that is corruption.
 The files may be replaced or removed under a reader: by a restore, or by a new topic at the old path. A log
 looks for that once a second. It continues in the same log, or raises `LogMovedError` if the log is gone.
 
+Offsets that a repair has declared as lost (gaps.py) are met as damage first. Then they are passed over: for the
+headers of batches, a gap is one without records.
+
 Reading on from an offset is in cursor.py; finding the offset of a time is in starts.py.
 
 Threads: safe for all.
@@ -21,14 +24,23 @@ import logging
 import math
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from .errors import CorruptLogError, InvalidOffsetError, LogClosedError, LogMovedError, OffsetOutOfRangeError
+from .config import MAX_OFFSET
+from .errors import (
+    CorruptLogError,
+    InvalidOffsetError,
+    LogClosedError,
+    LogError,
+    LogMovedError,
+    OffsetOutOfRangeError,
+)
 from .format.batch import Header
 from .format.watermark import NAME as WATERMARK
 from .format.watermark import Mark, WatermarkReader
+from .gaps import Gap, read_gaps
 from .index import SegmentIndex
 from .recovery import list_segments, proven_end
 from .search import after_damage, around, refuse_damage
@@ -53,6 +65,7 @@ logger = logging.getLogger("loglib")
 LOOK_S = 1.0  # how often to look whether the files are still those that the path names
 _GONE = "was moved or removed, or holds another log now"
 _NOTHING_FOUND = ((-1, 0, 0), 0)
+_NO_RECORDS = Header._make((b"", *[0] * (len(Header._fields) - 1)))
 _LONG_HOLD_S = 10.0  # a transaction is done within milliseconds, or 2 s if its writers are slow
 _SWAP_S = 0.2  # the files may be missing for this long while they are replaced
 
@@ -285,7 +298,7 @@ class Log(Unique):
             if not past_damage:
                 raise
             return offset
-        if header is not None and offset not in header.offsets:
+        if header is not None and header.record_count and offset not in header.offsets:
             raise InvalidOffsetError(self.partition, offset, header.offsets, header.next_offset)
         if header is not None:
             self._found = found, place
@@ -297,12 +310,49 @@ class Log(Unique):
         assert header is not None
         return header
 
+    def headers(self, start: int, end: int, mark: Mark) -> Iterator[Header]:
+        """The headers of the batches from `start`, the place of one, to `end`. A gap is one without records."""
+        gaps = iter([gap for gap in self.gaps() if start < gap.end])
+        gap = next(gaps, None)
+        while start < end:
+            if gap is not None and gap.start <= start:
+                yield self._as_header(gap)
+                start, gap = max(start, gap.end), next(gaps, None)
+                continue
+            with self.open_segment(start) as segment:
+                _, stop = self.end_of(segment, mark)
+                for header in segment.headers(start, min(stop, end, MAX_OFFSET if gap is None else gap.start)):
+                    yield header
+                    start = header.next_offset
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """The declared gaps, in order. Reads their file."""
+        try:
+            return read_gaps(self.files, self.directory, self.identity)
+        except CorruptLogError as error:  # then damage is damage
+            logger.warning("%s", error)
+            return ()
+
+    def gap_at(self, offset: int) -> Gap | None:
+        """The declared gap that holds the offset, if there is one."""
+        return next((gap for gap in self.gaps() if gap.start <= offset < gap.end), None)
+
+    def _as_header(self, gap: Gap) -> Header:
+        """The gap as a header without records, as old as the batch behind it."""
+        append_time = gap.time
+        with suppress(LogError), self.open_segment(gap.end, past_damage=True) as segment:
+            append_time = segment.header_at(gap.end).append_time
+        return _NO_RECORDS._replace(length=gap.end - gap.start, base_offset=gap.start, append_time=append_time)
+
     def _around(self, offset: int, mark: Mark, *, past_damage: bool) -> tuple[Header | None, int]:
         with self.open_segment(offset, past_damage=past_damage) as segment:
             last, limit = self.end_of(segment, mark)
             header, place = around(segment, offset, last, limit)
             if header is None and not past_damage:
-                refuse_damage(segment, offset, place)
+                gap = self.gap_at(offset)
+                if gap is None:
+                    refuse_damage(segment, offset, place)
+                header, place = self._as_header(gap), gap.start
             return header, place
 
     def end_of(self, segment: SegmentReader, mark: Mark) -> tuple[int | None, int]:

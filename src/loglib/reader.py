@@ -56,7 +56,7 @@ class Reader(Shown, Unique):
     timeout raises `LogClosedError`.
 
     Damage raises `CorruptLogError`. With `on_gap="skip"` the reader logs a warning, adds the damage to
-    `gaps`, and continues at the next whole batch.
+    `gaps`, and continues at the next whole batch. It always does so with a gap that `repair` has declared.
     """
 
     def __init__(
@@ -253,11 +253,12 @@ class Reader(Shown, Unique):
     def _cursor(self, partition: int, start: str | int | Time) -> Cursor:
         """A cursor at the start. If retention drops a start that the caller gave without an offset, look again."""
         log = self._logs[partition]
-        on_damage = partial(_note, self.gaps) if self._skip else None
+        on_gap = partial(_note, self.gaps)
+        on_damage = on_gap if self._skip else None
         while True:
             offset = start if isinstance(start, int) else resolve(log, start, past_damage=self._skip)
             try:
-                return Cursor.at(log, offset, on_damage=on_damage)
+                return Cursor.at(log, offset, on_damage=on_damage, on_gap=on_gap)
             except OffsetOutOfRangeError:
                 if isinstance(start, int):
                     raise

@@ -50,8 +50,8 @@ from .system.directory import Directory
 from .system.files import Files
 
 __all__ = [
-    "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "measure", "proven_end", "recover",
-    "tail_at",
+    "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "measure", "proven_end",
+    "rebuild_watermark", "recover", "tail_at",
 ]  # fmt: skip
 
 logger = logging.getLogger("loglib")
@@ -246,7 +246,7 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
             mark = mark._replace(flushed_end=valid_end, flushed_tail=tail.last_batch)
         return Recovered(headers, tail, mark._replace(**sections._asdict()), report, producers)
     mark = Mark.at_rest(1, first, valid_end, tail.last_batch)._replace(**sections._asdict())
-    _rebuild_watermark(directory, identity, permissions, mark)
+    rebuild_watermark(directory, identity, permissions, mark)
     return Recovered(headers, tail, mark, report, producers)
 
 
@@ -410,7 +410,7 @@ def _keep_aside(directory: Directory, name: str, fd: int, start: int, size_bytes
     return directory.path_of(kept)
 
 
-def _rebuild_watermark(directory: Directory, identity: Identity, permissions: int, mark: Mark) -> None:
+def rebuild_watermark(directory: Directory, identity: Identity, permissions: int, mark: Mark) -> None:
     """Write the mark into both slots, in place, so that readers with the file open see it. Synced."""
     files = directory.files
     fd = directory.create(WATERMARK, permissions, exclusive=False)

@@ -26,7 +26,8 @@ __all__ = ["before_end", "resolve"]
 def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past_damage: bool = False) -> int:
     """The offset of a start. A time gives the first record at or after it, or the flushed end.
 
-    With `past_damage`, a gap that may contain the record counts as the first, so that a reader reports the gap.
+    A declared gap that may contain the record counts as the first, so that a reader reports the gap; with
+    `past_damage`, other damage does so, too.
     """
     mark = mark or log.mark()
     if start == "begin":
@@ -58,7 +59,9 @@ def _before_end(log: Log, count: int, mark: Mark) -> int:
     while count > 0 and found > mark.log_start_offset:
         try:
             with log.open_segment(found - 1) as segment:
-                place, _ = log.end_of(segment, mark)
+                place, end = log.end_of(segment, mark)
+                if found < end:  # before a gap
+                    place = log.header_around(found - 1, mark).base_offset
                 while place is not None and count > 0:
                     header = segment.header_at(place)
                     if header.record_count >= count:
@@ -67,15 +70,25 @@ def _before_end(log: Log, count: int, mark: Mark) -> int:
                     found = place
                     place = header.previous_offset if place > segment.base_offset else None
         except CorruptLogError:
-            break
+            before = _before_gap(log, found - 1, mark)
+            if before is None:
+                break
+            found = before
     return found
 
 
+def _before_gap(log: Log, offset: int, mark: Mark) -> int | None:
+    """The beginning of the declared gap that holds the offset; None if there is none."""
+    with suppress(CorruptLogError):
+        header = log.header_around(offset, mark)
+        return None if header.record_count else header.base_offset
+    return None
+
+
 def _of_time(log: Log, timestamp: int, mark: Mark, *, past_damage: bool) -> int:
-    find = _first_whole_at_or_after if past_damage else _first_at_or_after
     while True:
         try:
-            return find(log, timestamp, mark)
+            return _first_whole_at_or_after(log, timestamp, mark, past_damage=past_damage)
         except (FileNotFoundError, OffsetOutOfRangeError) as error:
             before, mark = mark, log.mark()
             if mark.log_start_offset == before.log_start_offset:  # retention has not moved the log start
@@ -84,6 +97,19 @@ def _of_time(log: Log, timestamp: int, mark: Mark, *, past_damage: bool) -> int:
 
 
 def _first_at_or_after(log: Log, timestamp: int, mark: Mark) -> int:
+    for base in _segments_from(log, timestamp, mark):
+        if base >= mark.flushed_end:
+            break
+        with log.open_base(base) as segment:
+            last, end = log.end_of(segment, mark)
+            first = first_reaching(segment, timestamp, last, end)
+        if first is not None:
+            return _next_at_or_after(timestamp, Cursor(log, first.base_offset), mark)
+    return mark.flushed_end
+
+
+def _segments_from(log: Log, timestamp: int, mark: Mark) -> list[int]:
+    """The base offsets of the segments, from the one that may have the first event at or after the time."""
     bases = [base for base in log.index.bases() if base >= mark.log_start_offset]
     if not bases or mark.flushed_end > bases[-1]:
         log.refresh()
@@ -96,26 +122,24 @@ def _first_at_or_after(log: Log, timestamp: int, mark: Mark) -> int:
         with log.open_base(bases[middle + 1]) as following:
             reached = following.header.running_max_timestamp >= timestamp
         low, high = (low, middle) if reached else (middle + 1, high)
-    if not bases:
-        return mark.flushed_end
-    for base in bases[low:]:
-        if base >= mark.flushed_end:
-            break
-        with log.open_base(base) as segment:
-            last, end = log.end_of(segment, mark)
-            first = first_reaching(segment, timestamp, last, end)
-        if first is not None:
-            return _next_at_or_after(timestamp, Cursor(log, first.base_offset), mark)
-    return mark.flushed_end
+    return bases[low:]
 
 
-def _first_whole_at_or_after(log: Log, timestamp: int, mark: Mark) -> int:
-    """The same with possible damage: if damage blocks the search, it looks at every batch."""
+def _first_whole_at_or_after(log: Log, timestamp: int, mark: Mark, *, past_damage: bool) -> int:
+    """The same with possible damage: if damage blocks the search, it looks at every batch from that segment on.
+
+    If segment headers are damaged, it looks at every batch of the log. Without `past_damage` damage that is no
+    declared gap raises.
+    """
     try:
         return _first_at_or_after(log, timestamp, mark)
     except CorruptLogError:
         doubtful: list[Damage] = []
-        cursor = Cursor(log, mark.log_start_offset, on_damage=doubtful.append)
+        on_damage = doubtful.append if past_damage else None
+        first = mark.log_start_offset
+        with suppress(CorruptLogError):
+            first = next(iter(_segments_from(log, timestamp, mark)), first)
+        cursor = Cursor(log, first, on_damage=on_damage, on_gap=doubtful.append)
         found = _next_at_or_after(timestamp, cursor, mark, doubtful)
         return min((gap.offsets.start for gap in doubtful if gap.offsets), default=found)
 

@@ -70,8 +70,8 @@ _half_read: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
     """Send batches from the batch that begins at or holds `start`; returns the offset where to continue.
 
-    Sends whole batches up to `max_bytes`, but at least one, in one frame per segment. Sends nothing if
-    `start` is the flushed end. `to` is a socket, an open file or a file descriptor.
+    Sends whole batches up to `max_bytes`, but at least one, in one frame per segment. Leaves declared gaps
+    out. Sends nothing if `start` is the flushed end. `to` is a socket, an open file or a file descriptor.
 
     If a socket accepts nothing during its time-out, `TimeoutError` is raised, unless whole frames were sent
     before. After a time-out in mid-frame, each later call for this socket raises `BrokenStreamError`.
@@ -81,9 +81,14 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
     mark = log.mark()
     offset = log.batch_base(start, mark)
     stop = min(offset + max_bytes, mark.flushed_end)
+    gaps = log.gaps()
     out = _descriptor(to)
     sent_any = False
     while offset < stop or (not sent_any and offset < mark.flushed_end):
+        gap = next((each for each in gaps if offset < each.end), None)
+        if gap is not None and gap.start <= offset:
+            offset = min(gap.end, mark.flushed_end)
+            continue
         with log.open_segment(offset) as segment:
             following = log.index.after(segment.base_offset)
             limit = mark.flushed_end if following is None else min(following, mark.flushed_end)
@@ -95,6 +100,8 @@ def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
                 log.check_not_dropped(offset)  # if so, the index no longer has the end of this segment
                 position = segment.file_position(end_of_file)
                 raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {limit}")
+            if gap is not None:
+                limit = min(limit, gap.start)
             end = limit
             if stop < limit:
                 last = log.header_around(max(stop - 1, offset), mark)

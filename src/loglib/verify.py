@@ -18,6 +18,7 @@ from .errors import CorruptLogError, OffsetOutOfRangeError
 from .format.batch import Header
 from .format.jumps import Jumps
 from .format.watermark import MOST_BYTES, Mark, broken_slots
+from .gaps import read_gaps
 from .log import Log
 from .records import Damage
 from .recovery import check_link, list_segments
@@ -30,19 +31,25 @@ Progress = Callable[[int, int], object]  # is called with the bytes that are don
 
 
 class VerifyReport(NamedTuple):
-    """The result of verifying: how much is whole, and the damage."""
+    """The result of verifying: how much is whole, the damage, and the gaps that a repair has declared."""
 
     segments: int
     batches: int
     records: int
     bytes: int
     damage: tuple[Damage, ...] = ()
+    gaps: tuple[Damage, ...] = ()
 
     @classmethod
     def of_all(cls, reports: Iterable[VerifyReport]) -> VerifyReport:
         """One report of several."""
-        segments, batches, records, size, damage = zip(*reports, strict=True)
-        return cls(sum(segments), sum(batches), sum(records), sum(size), sum(damage, ()))
+        segments, batches, records, size, damage, gaps = zip(*reports, strict=True)
+        return cls(sum(segments), sum(batches), sum(records), sum(size), sum(damage, ()), sum(gaps, ()))
+
+    @classmethod
+    def of_error(cls, error: CorruptLogError, partition: int | None) -> VerifyReport:
+        """The report on what is so damaged that nothing else can be checked."""
+        return cls(0, 0, 0, 0, (Damage.of(error, partition),))
 
 
 def verify_log(log: Log, progress: Callable[[int], object] | None = None) -> VerifyReport:
@@ -52,8 +59,8 @@ def verify_log(log: Log, progress: Callable[[int], object] | None = None) -> Ver
     """
     try:
         return _Verification(log, progress).report()
-    except CorruptLogError as error:  # so damaged that nothing else can be checked
-        return VerifyReport(0, 0, 0, 0, (Damage.of(error, log.partition),))
+    except CorruptLogError as error:
+        return VerifyReport.of_error(error, log.partition)
 
 
 def size_of(log: Log) -> int:
@@ -75,7 +82,7 @@ def verify_description(files: Files, path: str, log_id: bytes) -> VerifyReport:
         if described[0] != log_id:
             raise CorruptLogError(name, 0, f"log {described[0].hex()}", f"log {log_id.hex()}")
     except CorruptLogError as error:
-        return VerifyReport(0, 0, 0, 0, (Damage.of(error, None),))
+        return VerifyReport.of_error(error, None)
     return VerifyReport(0, 0, 0, 0)
 
 
@@ -98,10 +105,12 @@ class _Verification:
         self._log = log
         self._progress = progress
         self._damage: list[Damage] = []
+        self._gaps: list[Damage] = []
 
     def report(self) -> VerifyReport:
         while True:  # start again if retention dropped segments during the check
             self._damage.clear()
+            self._gaps.clear()
             mark = self._log.mark()
             try:
                 report = self._check(mark)
@@ -112,7 +121,7 @@ class _Verification:
                     raise
             else:
                 if not self._damage or not self._overtaken(mark):
-                    return report._replace(damage=tuple(self._damage))
+                    return report._replace(damage=tuple(self._damage), gaps=tuple(self._gaps))
 
     def _overtaken(self, mark: Mark) -> bool:
         return self._log.mark().log_start_offset != mark.log_start_offset
@@ -126,6 +135,7 @@ class _Verification:
 
     def _check(self, mark: Mark) -> VerifyReport:
         self._check_watermark()
+        self._check_gaps()
         headers = self._check_segments(mark)
         batches = records = size = 0
         before: _Links | None = None
@@ -156,6 +166,12 @@ class _Verification:
         for at in broken:
             self._tell(CorruptLogError(path, at, "a slot that is not whole", "a mark with its CRC"))
 
+    def _check_gaps(self) -> None:
+        try:
+            read_gaps(self._log.files, self._log.directory, self._log.identity)
+        except CorruptLogError as error:
+            self._tell(error)
+
     def _check_segments(self, mark: Mark) -> dict[int, SegmentHeader]:
         """The whole headers, by base offset. Also checks that each segment follows the segment before it."""
         log = self._log
@@ -184,7 +200,7 @@ class _Verification:
 
     def _batches(self, mark: Mark) -> Iterator[Batch]:
         """The whole batches, with whole columns."""
-        cursor = Cursor(self._log, mark.log_start_offset, on_damage=self._note)
+        cursor = Cursor(self._log, mark.log_start_offset, on_damage=self._note, on_gap=self._gaps.append)
         try:
             while block := cursor.read(mark.flushed_end):
                 for batch in block:

@@ -42,6 +42,7 @@ GOALS = {
     "G16": "clocks that lie",
     "G17": "hostile payloads",
     "G18": "transactions",
+    "G19": "repairs",
 }
 
 

@@ -33,6 +33,7 @@ _VERBS = {
     "info": "topics",
     "lag": "groups",
     "ls": "topics",
+    "repair": "upkeep",
     "reset": "groups",
     "retain": "upkeep",
     "tail": "reading",

@@ -1,16 +1,22 @@
-"""Upkeep: drop what retention says, and check everything."""
+"""Upkeep: drop what retention says, check everything, and repair what is damaged."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import click
 
+from ..records import Damage
+from ..repair import RepairReport
+from ..repair import repair as repair_topic
 from ..topic import Topic
 from ..verify import VerifyReport
 from .bar import bar
 from .given import DIRECTORY, TOPIC, as_json, confirmed, topic_paths
 from .shown import age, note, print_json, print_table, sized
 
-__all__ = ["retain", "verify"]
+__all__ = ["repair", "retain", "verify"]
 
 _DAMAGED = 1
 
@@ -50,28 +56,75 @@ def retain(topic: str, dry_run: bool, yes: bool, as_json: bool) -> None:
 @click.argument("topics", type=DIRECTORY, nargs=-1, required=True)
 @as_json
 def verify(topics: tuple[str, ...], as_json: bool) -> int:
-    """Read and check all of a topic: every header, batch and link. Exit code 1 if anything is damaged.
+    """Read and check all of a topic: every header, batch and link. Exit code 1 if anything is damaged or missing.
 
-    Changes nothing, and may run beside a writer.
+    Changes nothing, and may run beside a writer. Gaps that a repair has declared count as missing.
     """
     damaged = False
     for path in [each for one in topics for each in topic_paths(one)]:
         with Topic.open(path, mode="r") as topic, bar(path) as progress:
             report = topic.verify(progress=progress)
-        damaged |= bool(report.damage)
+        damaged |= bool(report.damage or report.gaps)
         _print_report(path, report, as_json=as_json)
     return _DAMAGED if damaged else 0
 
 
 def _print_report(path: str, report: VerifyReport, *, as_json: bool) -> None:
     if as_json:
-        damage = [
-            each._asdict() | {"offsets": [each.offsets.start, each.offsets.stop] if each.offsets else None}
-            for each in report.damage
-        ]
-        print_json({"topic": path, **report._asdict(), "damage": damage})
+        print_json({"topic": path, **_facts(report)})
         return
     whole = f"{report.records:,} records in {report.batches:,} batches, {sized(report.bytes)}"
-    click.echo(f"{path}: {whole} in {report.segments:,} segments: {len(report.damage) or 'no'} damage")
-    for each in report.damage:
+    gaps = f", {len(report.gaps)} declared gap{'s' * (len(report.gaps) > 1)}" if report.gaps else ""
+    click.echo(f"{path}: {whole} in {report.segments:,} segments: {len(report.damage) or 'no'} damage{gaps}")
+    for each in (*report.damage, *report.gaps):
         click.echo(f"  {each}")
+
+
+def _facts(report: VerifyReport) -> dict[str, Any]:
+    return report._asdict() | {"damage": _listed(report.damage), "gaps": _listed(report.gaps)}
+
+
+def _listed(found: Iterable[Damage]) -> list[dict[str, Any]]:
+    return [each._asdict() | {"offsets": _ends(each.offsets)} for each in found]
+
+
+def _ends(offsets: range) -> list[int] | None:
+    return [offsets.start, offsets.stop] if offsets else None
+
+
+@click.command()
+@click.argument("topic", type=DIRECTORY)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done. Exit code 1 if there is anything to do.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@as_json
+def repair(topic: str, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Make a damaged topic one that opens, and that is read past the damage.
+
+    What cannot be read is declared as a gap: readers pass over it and say so. Damaged bytes stay, and bytes that must
+    be overwritten or cut are copied aside first. Stop the topic's writer before, unless only sealed segments are
+    damaged.
+    """
+    with bar(topic) as progress:
+        report = repair_topic(topic, dry_run=True, progress=progress)
+    if report.repairs and not dry_run:
+        lost = f"declare {sized(report.lost_bytes)} as lost" if report.lost_bytes else "lose nothing"
+        if not yes and not as_json:
+            _print_repairs(topic, report, as_json=False)
+        confirmed(f"Do these {len(report.repairs)} repairs of {topic}, and {lost}?", yes=yes)
+        with bar(topic) as progress:
+            report = repair_topic(topic, progress=progress)
+    _print_repairs(topic, report, as_json=as_json)
+    if dry_run and report.repairs:
+        note("nothing was changed")
+    return _DAMAGED if report.verified.damage else 0
+
+
+def _print_repairs(path: str, report: RepairReport, *, as_json: bool) -> None:
+    if as_json:
+        repairs = [each._asdict() | {"offsets": _ends(each.offsets)} for each in report.repairs]
+        print_json({"topic": path, "repairs": repairs, "verified": _facts(report.verified)})
+        return
+    for each in report.repairs:
+        click.echo(str(each))
+    if not report.repairs:
+        click.echo(f"{path}: nothing to repair")

@@ -64,7 +64,7 @@ class Beginning:
         log, differs = self._place.logs[partition], ""
         if entry.log_id != log.identity.log_id:
             differs = f"the commit names log {entry.log_id.hex()}, this log is {log.identity.log_id.hex()}"
-        elif (found := history_at(log, offset)) != entry.history:
+        elif (found := history_at(log, offset)) != entry.history and found and entry.history:  # 0: unknown
             differs = f"the batch before the offset had CRC {entry.history:08x} and now has {found:08x}"
         if differs:
             raise LogReplacedError(self._place.name, str(partition), offset, differs)

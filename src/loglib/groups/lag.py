@@ -60,12 +60,6 @@ def _measure(log: Log, offset: int, mark: Mark, *, now_us: int, count_records: b
     seconds = max(0, now_us - first.append_time) / 1_000_000
     if not count_records:
         return Lag(end - offset, seconds)
-    count = first.offsets.stop - offset
-    position = first.next_offset
-    while position < end:
-        with log.open_segment(position) as segment:
-            stop = log.index.after(segment.base_offset)
-            for header in segment.headers(position, end if stop is None else min(stop, end)):
-                count += header.record_count
-                position = header.next_offset
-    return Lag(end - offset, seconds, count)
+    headers = log.headers(first.base_offset, end, mark)
+    wanted = (range(max(each.base_offset, offset), each.offsets.stop) for each in headers)
+    return Lag(end - offset, seconds, sum(map(len, wanted)))

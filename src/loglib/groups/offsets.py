@@ -103,7 +103,8 @@ Entries = dict[TopicPartition, Entry]
 def history_at(log: Log, offset: int) -> int:
     """The header CRC of the batch before the offset, or around it. It identifies the whole log up to there.
 
-    0 at the beginning of a log. Raises `OffsetOutOfRangeError` and `CorruptLogError` like a read.
+    0 at the beginning of a log, and in a declared gap. Raises `OffsetOutOfRangeError` and `CorruptLogError` like a
+    read.
     """
     while True:
         mark = log.mark()

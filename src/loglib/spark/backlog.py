@@ -70,11 +70,9 @@ class LogBacklog:
         position = log.batch_base(offset, mark, past_damage=self._skip_damage)
         while position < self.end:
             try:
-                with log.open_segment(position) as segment:
-                    _, stop = log.end_of(segment, mark)
-                    for header in segment.headers(position, stop):
-                        yield header.offsets, header.next_offset
-                        position = header.next_offset
+                for header in log.headers(position, self.end, mark):
+                    yield header.offsets, header.next_offset
+                    position = header.next_offset
             except CorruptLogError:
                 if not self._skip_damage:
                     raise

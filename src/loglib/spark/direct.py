@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from ..format.watermark import Mark
 from ..reader import StartLike
 from ..system.clock import SYSTEM
 from ..topic import Topic
@@ -95,16 +96,9 @@ def _count(range_: Range) -> int:
 
     if not range_.size_bytes:
         return 0
-    count, position = 0, range_.start_position
+    count, planned = 0, Mark.at_rest(0, 0, range_.flushed_end, range_.flushed_tail)
     with closing(open_log(range_)) as log:
-        while position < range_.end_offset:
-            with log.open_segment(position) as segment:
-                following = log.index.after(segment.base_offset)
-                limit = range_.flushed_end if following is None else min(following, range_.flushed_end)
-                for header in segment.headers(position, limit):
-                    position = header.next_offset
-                    first, stop = header.offsets.start, header.offsets.stop
-                    count += max(0, min(stop, range_.end_offset) - max(first, range_.start_offset))
-                    if position >= range_.end_offset:
-                        break
+        for header in log.headers(range_.start_position, range_.end_offset, planned):
+            first, stop = header.offsets.start, header.offsets.stop
+            count += max(0, min(stop, range_.end_offset) - max(first, range_.start_offset))
     return count
