@@ -11,6 +11,7 @@ from typing import Any
 
 import loglib
 import loglib.aio
+import loglib.audit
 import loglib.logging
 import loglib.metrics.opentelemetry
 import loglib.metrics.prometheus
@@ -30,7 +31,7 @@ def reference() -> str:
     """The page as it should be."""
     lines = [BEGINNING]
     metrics = loglib.metrics.opentelemetry, loglib.metrics.prometheus
-    for module in (loglib, loglib.aio, loglib.logging, *metrics, loglib.spark, loglib.testing):
+    for module in (loglib, loglib.aio, loglib.audit, loglib.logging, *metrics, loglib.spark, loglib.testing):
         names = sorted((name for name in module.__all__ if not name.startswith("__")), key=_order(module))
         lines += [f"## `{module.__name__}`", "", "| name | what it is |", "| --- | --- |"]
         for name in names:

@@ -407,13 +407,32 @@ def test_repair_says_what_it_does_and_asks(cli: Cli, clicks: Path) -> None:
     assert cli("repair", clicks.parent / "nothing").code == 3
 
 
+# --- audit -------------------------------------------------------------------------------------------------
+
+
+def test_audit_names_what_does_not_add_up(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    shutil.copytree(clicks.parent, mirror)
+    fine = cli("audit", clicks.parent, mirror)
+    assert (fine.code, fine.output) == (0, "") and "0 do not add up" in fine.errors
+    assert cli("audit", clicks.parent, mirror, "--all").output.count("adds up") == 1
+    with Topic.open(clicks) as topic:
+        topic.append(b"one more", timestamp=NOW, partition=1)
+    found = cli("audit", clicks.parent, mirror)
+    assert found.code == 1 and "differs" in found.output and "1 do not add up" in found.errors
+    (row,) = cli("audit", clicks.parent, mirror, "--json").objects
+    assert (row["topic"], row["missing"], row["state"]) == ("clicks", 1, "differs")
+    assert cli("audit", clicks.parent).code == 0
+    assert cli("audit", tmp_path / "nothing").code == 2
+
+
 # --- the program -------------------------------------------------------------------------------------------
 
 
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
     listed = cli("--help").output
     for verb in ("create", "ls", "info", "append", "cat", "tail", "groups", "lag", "reset", "retain", "alter", "delete",
-                 "verify", "repair", "dump", "completion"):  # fmt: skip
+                 "verify", "repair", "audit", "dump", "completion"):  # fmt: skip
         assert f"  {verb} " in listed
         assert cli(verb, "--help").code == 0
     assert cli("--version").output.startswith("loglib, version ")

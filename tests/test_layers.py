@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ LAYERS = [
     {"store"},
     {"topic"},
     {"consumer_groups", "transactions/transaction", "spool"},
-    {"logging", "metrics", "aio"},
+    {"logging", "metrics", "aio", "audit"},
     {"spark", "testing"},
     {"__init__"},
     {"cli"},
@@ -70,9 +71,16 @@ FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinp
 MAY_IMPORT = {"__init__": {"fcntl"}, "format/columns": {"io"}, "system/files": {"fcntl"}, "testing/memory": {"fcntl"}}
 
 
+@cache
 def modules() -> dict[str, Path]:
     """By name, as "log" or "system/files"."""
     return {str(path.relative_to(PACKAGE).with_suffix("")): path for path in PACKAGE.rglob("*.py")}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax of a module; it is not changed."""
+    return ast.parse(path.read_text("utf-8"))
 
 
 def place_of(name: str) -> str:
@@ -89,7 +97,7 @@ def own_imports(name: str, path: Path) -> set[str]:
     """The modules and packages of loglib that a module imports, wherever the import stands."""
     package = [*name.split("/")[:-1]]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             assert not any(alias.name.startswith("loglib") for alias in node.names), f"{name}: import from, relatively"
         if not isinstance(node, ast.ImportFrom):
@@ -124,7 +132,7 @@ def test_imports_point_down(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_nothing_forbidden_is_imported(name: str) -> None:
-    for node in ast.walk(ast.parse(modules()[name].read_text("utf-8"))):
+    for node in ast.walk(parsed(modules()[name])):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom):
             names.append(node.module or "")
@@ -133,7 +141,7 @@ def test_nothing_forbidden_is_imported(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(modules()) - {"system/files"}))
 def test_file_calls_stand_in_files_only(name: str) -> None:
-    tree = ast.parse(modules()[name].read_text("utf-8"))
+    tree = parsed(modules()[name])
     allowed = MAY_CALL.get(name, set())
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
@@ -144,7 +152,7 @@ def test_file_calls_stand_in_files_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(modules()) - {"lifetime"}))
 def test_forks_exits_and_frames_are_seen_to_in_one_module(name: str) -> None:
-    for node in ast.walk(ast.parse(modules()[name].read_text("utf-8"))):
+    for node in ast.walk(parsed(modules()[name])):
         used = node.attr if isinstance(node, ast.Attribute) else ""
         assert used not in {"register_at_fork", "WeakSet", "Finalize", "_getframe"}, f"{name}: {used}"
         if isinstance(node, ast.Import):
@@ -153,7 +161,7 @@ def test_forks_exits_and_frames_are_seen_to_in_one_module(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_no_module_has_another_way_to_files(name: str) -> None:
-    for node in ast.walk(ast.parse(modules()[name].read_text("utf-8"))):
+    for node in ast.walk(parsed(modules()[name])):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             names.append(node.module or "")

@@ -1,0 +1,14 @@
+"""Audit: records are counted by time window wherever they pass, and the counts are compared.
+
+from loglib import audit
+
+with Topic.open("data/orders", mode="r") as orders, Topic.open("data/_audit") as trail:
+    audit.Auditor(orders, trail).run()            # in a process of its own: counts what is in the log
+report = audit.balance(["a/"], "b/")              # what a/ had, and what arrived in b/
+"""
+
+from .balance import TRAIL, Balance, BalanceReport, balance
+from .counting import Auditor, Counter
+from .tally import Tally
+
+__all__ = ["TRAIL", "Auditor", "Balance", "BalanceReport", "Counter", "Tally", "balance"]

@@ -1,0 +1,67 @@
+"""Audit: compare what was counted in several places."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from ..audit import TRAIL, Balance, balance
+from .given import DIRECTORY, DURATION, as_json
+from .shown import note, print_json, print_table, when
+
+__all__ = ["audit"]
+
+_DIFFERENT = 1
+
+
+@click.command()
+@click.argument("places", type=DIRECTORY, nargs=-1, required=True)
+@click.option("--window", type=DURATION, default="10m", show_default=True, help="The time windows of the trails.")
+@click.option("--grace", type=DURATION, help="How long records may come late.  [default: one window]")
+@click.option("--trail", default=TRAIL, show_default=True, help="The name of the topics with the counts.")
+@click.option("--all", "show_all", is_flag=True, help="Print all windows, also those that add up or are open.")
+@as_json
+def audit(
+    places: tuple[str, ...], window: timedelta, grace: timedelta | None, trail: str, show_all: bool, as_json: bool
+) -> int:
+    """Compare the records of directories of topics by time window: what was produced, copied and consumed.
+
+    The last directory should have what all the others have together; with one directory only its own counts are
+    compared. Exit code 1 if a closed window does not add up.
+    """
+    alone = len(places) == 1
+    try:
+        sources, destination = (places, None) if alone else (places[:-1], places[-1])
+        report = balance(sources, destination, window=window, grace=grace, trail=trail)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    shown = report.balances if show_all else report.differences
+    if as_json:
+        for each in shown:
+            print_json(_facts(each))
+    elif shown:
+        names = ["topic", "window from", "place", "tier", ">expected", ">found", ">missing", "state", "where"]
+        print_table(names, [_row(each) for each in shown])
+    open_windows = sum(not each.closed for each in report.balances)
+    note(f"{len(report.balances)} windows, {open_windows} of them open; {len(report.differences)} do not add up")
+    return _DIFFERENT if report.differences else 0
+
+
+def _state(balance: Balance) -> str:
+    return "open" if not balance.closed else "adds up" if balance.adds_up else "differs"
+
+
+def _row(each: Balance) -> tuple[object, ...]:
+    where = ", ".join(f"{number}:[{offsets.start}, {offsets.stop})" for number, offsets in each.offsets)
+    return (
+        each.topic, when(each.window_us), each.place, each.tier, each.expected.records, each.found.records,
+        each.missing, _state(each), where or "-",
+    )  # fmt: skip
+
+
+def _facts(each: Balance) -> dict[str, Any]:
+    offsets = [{"partition": number, "offsets": [found.start, found.stop]} for number, found in each.offsets]
+    tallies = {"expected": each.expected._asdict(), "found": each.found._asdict()}
+    return each._asdict() | tallies | {"offsets": offsets, "missing": each.missing, "state": _state(each)}
