@@ -53,7 +53,8 @@ types: venv
 
 check: lint types tools
 	@echo "== fast tests"
-	@$(PYTEST) $(FAST)
+	@$(if $(MEASURED),rm -f .coverage .coverage.*)
+	@$(PYTEST) $(FAST) $(if $(MEASURED),--cov --cov-report=)
 
 test: check java
 	@if [ -n "$$(scripts/java-home.sh)" ]; then \
@@ -63,13 +64,14 @@ test: check java
 	    echo "== Spark tests left out: no Java"; \
 	fi
 
-# Coverage counts what child processes run, too. It takes twice the time of the tests, so `make proof` has it, and not
-# `make test`. The tests that are left out run adapters only, or read source code.
+# Coverage counts what child processes run, too. Measuring makes the tests slower, so `make proof` does it, and not
+# `make test`. The tests that are left out run adapters only, or read source code. With MEASURED, as in continuous
+# integration, `make test` measures all fast tests, and they need not run again.
 NOT_MEASURED := --ignore-glob='*/test_spark*' --ignore=tests/test_docs.py --ignore=tests/test_types.py
 coverage: venv tools
-	@rm -f .coverage .coverage.*
-	@echo "== fast tests, measured"
-	@$(PYTEST) $(FAST) $(NOT_MEASURED) --cov --cov-report=
+	@$(if $(MEASURED),,rm -f .coverage .coverage.*)
+	@$(if $(MEASURED),,echo "== fast tests, measured")
+	@$(if $(MEASURED),,$(PYTEST) $(FAST) $(NOT_MEASURED) --cov --cov-report=)
 	@echo "== coverage of the log itself (adapters stand in packages of their own)"
 	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py,src/loglib/append/*.py,src/loglib/format/*.py,src/loglib/groups/*.py,src/loglib/system/*.py,src/loglib/transactions/*.py" --fail-under=100
 

@@ -426,13 +426,25 @@ def test_audit_names_what_does_not_add_up(cli: Cli, clicks: Path, tmp_path: Path
     assert cli("audit", tmp_path / "nothing").code == 2
 
 
+# --- bench -------------------------------------------------------------------------------------------------
+
+
+def test_bench_measures_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
+    done = cli("bench", tmp_path, "--records", 1000, "--size", 100)
+    assert done.code == 0 and "append and sync, one a call" in done.output and "records/s" in done.output.lower()
+    rows = cli("bench", tmp_path, "--records", 1000, "--json").objects
+    assert len(rows) == 6 and all(row["seconds"] > 0 and row["bytes"] > 0 for row in rows)
+    assert not list(tmp_path.iterdir())
+    assert cli("bench", tmp_path / "nowhere").code == 2
+
+
 # --- the program -------------------------------------------------------------------------------------------
 
 
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
     listed = cli("--help").output
     for verb in ("create", "ls", "info", "append", "cat", "tail", "groups", "lag", "reset", "retain", "alter", "delete",
-                 "verify", "repair", "audit", "dump", "completion"):  # fmt: skip
+                 "verify", "repair", "audit", "bench", "dump", "completion"):  # fmt: skip
         assert f"  {verb} " in listed
         assert cli(verb, "--help").code == 0
     assert cli("--version").output.startswith("loglib, version ")

@@ -25,6 +25,7 @@ _VERBS = {
     "alter": "topics",
     "append": "writing",
     "audit": "audit",
+    "bench": "bench",
     "cat": "reading",
     "completion": "completion",
     "create": "topics",
