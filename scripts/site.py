@@ -32,7 +32,8 @@ What a call takes, gives and raises. [Every public name](reference.md) has them 
 API_NAMES = (
     "loglib.Topic", "loglib.Partition", "loglib.Reader", "loglib.Record", "loglib.Batch", "loglib.Group",
     "loglib.transaction", "loglib.Transaction", "loglib.Retention", "loglib.FlushPolicy", "loglib.TopicStats",
-    "loglib.PartitionStats", "loglib.topics", "loglib.group", "loglib.aio.open", "loglib.aio.AsyncTopic",
+    "loglib.PartitionStats", "loglib.topics", "loglib.group", "loglib.repair", "loglib.RepairReport",
+    "loglib.audit", "loglib.aio.open", "loglib.aio.AsyncTopic",
     "loglib.aio.AsyncReader", "loglib.aio.AsyncGroup", "loglib.logging.LogHandler", "loglib.metrics.prometheus",
     "loglib.metrics.opentelemetry", "loglib.spark", "loglib.testing",
 )  # fmt: skip

@@ -11,14 +11,28 @@ from typing import Any
 
 import pytest
 
-from builders import forged, spoil
-from conftest import last_segment, tree, values_of
+from builders import a_mark, forged, spoil
+from conftest import crash_copy, last_segment, tree, values_of
 from damaged import damage, files_with, judge, repaired, rows_of, whole_log
-from loglib import CorruptLogError, LockedError, LogError, Reader, RepairReport, Topic, repair
+from loglib import (
+    CorruptLogError,
+    FlushPolicy,
+    LockedError,
+    LogError,
+    Reader,
+    RecordTooLargeError,
+    RepairReport,
+    Topic,
+    UnsupportedFormatError,
+    repair,
+)
+from loglib.format.watermark import encode_new
 from loglib.gaps import NAME as GAPS
-from loglib.gaps import Gap, joined, read_gaps
+from loglib.gaps import Gap, joined, read_gaps, write_gaps
 from loglib.records import to_datetime
+from loglib.sealed import seal
 from loglib.segment import HEADER_BYTES, Identity
+from loglib.system.directory import Directory
 from loglib.system.files import REAL
 
 POLICIES: dict[str, Any] = {"segment_bytes": 4096, "batch_bytes": 512}
@@ -309,12 +323,11 @@ def test_a_description_is_made_anew(path: Path, offsets: dict[int, bytes | None]
     assert read_all(path) == (offsets, [])
 
 
-def test_a_partition_whose_directory_is_gone_begins_anew(path: Path) -> None:
+@pytest.mark.parametrize("half_made", [True, False])
+def test_a_partition_whose_directory_is_gone_begins_anew(path: Path, tmp_path: Path, *, half_made: bool) -> None:
     with Topic.open(path, partitions=2) as topic:
         topic.append(b"a", partition=0), topic.append(b"b", partition=1)
-    for each in (path / "0001").iterdir():
-        each.unlink()
-    (path / "0001").rmdir()
+    (path / "0001").rename(path / "0001.tmp" if half_made else tmp_path / "elsewhere")
     assert "directory was gone" in repair(path, dry_run=True).repairs[0].what
     assert not repair(path).verified.damage
     with Topic.open(path) as topic:
@@ -322,23 +335,126 @@ def test_a_partition_whose_directory_is_gone_begins_anew(path: Path) -> None:
         assert topic.append(b"c", partition=1, sync=True).offset == 0
 
 
-def test_what_has_checksums_and_is_no_batch_is_set_aside(path: Path, offsets: dict[int, bytes | None]) -> None:
-    segment = segments(path)[1]
-    base = int(segment.stem)
-    start, end = first_batches(segment, 2)[1]
-    at = HEADER_BYTES + start - base
-    content = segment.read_bytes()
+def identity_of(path: Path) -> Identity:
     with Topic.open(path, mode="r") as topic:
-        identity = Identity.of(topic.log_id, 0)
-    stored = content[at : at + end - start]
-    body = b"\xff" * (len(stored) - 128)
-    bad = forged(stored, body=body, identity=identity)
-    header_crc = content[at + end - start + 60 : at + end - start + 64]
-    assert bad[4:8] != header_crc
-    segment.write_bytes(content[:at] + bad + content[at + end - start :])
+        return Identity.of(topic.log_id, 0)
+
+
+def test_what_has_checksums_and_is_no_batch_is_set_aside(path: Path, offsets: dict[int, bytes | None]) -> None:
+    segment = last_segment(path)
+    with Topic.open(path, mode="r") as topic:
+        start = [batch.offsets.start for batch in topic.read().batches()][-1]
+    at = HEADER_BYTES + start - int(segment.stem)
+    content = segment.read_bytes()
+    stored = content[at:]
+    bad = forged(stored, body=b"\xff" * (len(stored) - 128), identity=identity_of(path))
+    segment.write_bytes(content[:at] + bad)
+    with Topic.open(path, mode="r") as topic, pytest.raises(CorruptLogError):
+        list(topic.read())
+    assert any("cannot be decoded" in each.what for each in repair(path, dry_run=True).repairs)
     report = repair(path)
-    assert not report.verified.damage
-    assert read_all(path)[0].items() <= offsets.items()
+    (aside,) = [each.kept for each in report.repairs if each.kept]
+    assert Path(aside).read_bytes() == bad and not report.verified.damage
+    assert read_all(path) == ({each: value for each, value in offsets.items() if each < start},
+                              [range(start, start + len(bad))])  # fmt: skip
+
+
+def unflushed(path: Path, target: Path) -> dict[int, bytes | None]:
+    """A copy of the topic whose last segment has whole batches above the watermark; returns its records."""
+    with Topic.open(path, segment_bytes=1 << 20, flush=FlushPolicy(None, None, None)) as topic:
+        topic.append_many([b"flushed"] * 2000, partition=0)
+        topic.flush()
+        for _ in range(3):
+            topic.append_many([b"not flushed"] * 2000, partition=0)
+        crash_copy(path, target)
+        topic.flush()
+        return {record.offset: record.value for record in topic.read()}
+
+
+def test_whole_batches_above_a_damaged_end_are_kept(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    offsets = unflushed(path, copy)
+    spoil(last_segment(copy), HEADER_BYTES + 40)
+    report = repair(copy)
+    (gap,) = [each.offsets for each in report.repairs if each.offsets]
+    assert read_all(copy) == (without(offsets, gap), [gap]) and len(without(offsets, gap)) == 6000
+
+
+def test_bytes_above_a_damaged_end_that_do_not_follow_are_cut_and_kept(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    offsets = unflushed(path, copy)
+    segment = last_segment(copy)
+    (_, start), (_, end) = first_batches(segment, 2)
+    at = HEADER_BYTES + start - int(segment.stem)
+    content = segment.read_bytes()
+    strange = forged(content[at : at + end - start], previous_bytes=8, identity=identity_of(copy))
+    segment.write_bytes(content[: HEADER_BYTES + 40] + b"!" + content[HEADER_BYTES + 41 : at] + strange)
+    (aside,) = [each.kept for each in repair(copy).repairs if each.kept]
+    assert Path(aside).read_bytes() == strange
+    assert not read_all(copy)[0].keys() - offsets.keys()
+
+
+def test_a_watermark_that_contradicts_itself_is_written_anew(path: Path, offsets: dict[int, bytes | None]) -> None:
+    bad = encode_new(a_mark(9, 100, 50, 60, 1), identity_of(path).salt)
+    (path / "0000" / "watermark").write_bytes(bad)
+    [done] = repair(path).repairs
+    assert "log start 100" in done.what
+    assert read_all(path) == (offsets, [])
+
+
+@pytest.mark.parametrize("header", [False, True], ids=["whole", "damaged"])
+def test_an_old_watermark_is_no_reason_to_lose_segments(path: Path, *, header: bool) -> None:
+    with Topic.open(path, **POLICIES) as topic:
+        topic.append(b"first", sync=True)
+        old = (path / "0000" / "watermark").read_bytes()
+        for number in range(60):
+            topic.append(b"%d" % number + bytes(100), sync=True)
+        topic.partition(0).roll()
+        records = {record.offset: record.value for record in topic.read()}
+    (path / "0000" / "watermark").write_bytes(old)
+    gap = spoil_batch(path, number=1)
+    if header:
+        spoil(last_segment(path), 30)
+    assert not repair(path).verified.damage
+    assert read_all(path) == (without(records, gap), [gap])
+
+
+def test_a_missing_segment_behind_one_that_is_too_long(path: Path, offsets: dict[int, bytes | None]) -> None:
+    before, gone, after = segments(path)[1:4]
+    gone.unlink()
+    with before.open("ab") as file:
+        file.write(b"?" * 5000)
+    assert not repair(path).verified.damage
+    lost = range(int(gone.stem), int(after.stem))
+    assert read_all(path) == (without(offsets, lost), [lost])
+
+
+def test_a_second_copy_of_the_same_bytes_gets_another_name(path: Path, offsets: dict[int, bytes | None]) -> None:
+    kept = []
+    for _ in range(3):
+        spoil(segments(path)[1], 30)
+        [done] = repair(path).repairs
+        kept.append(Path(done.kept or "").suffix)
+    assert kept == [".damaged-0", ".2", ".3"]
+
+
+def test_gaps_that_are_no_gaps_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Topic.open(path, partitions=1):
+        pass
+    identity, directory = identity_of(path), str(path / "0000")
+    facts = {"format": 1, "log_id": identity.log_id.hex(), "partition": 0, "gaps": []}
+    one, next_to_it = {"start": 0, "end": 8, "found": "", "time": 0}, {"start": 8, "end": 16, "found": "", "time": 0}
+    changes: dict[str, Any]
+    for changes in ({"gaps": [one, next_to_it]}, {"gaps": [one | {"end": 0}]}, {"gaps": [{}]}, {"format": 0}):
+        (path / "0000" / GAPS).write_bytes(seal(facts | changes))
+        with pytest.raises(CorruptLogError, match="no valid facts"):
+            read_gaps(REAL, directory, identity)
+    (path / "0000" / GAPS).write_bytes(seal(facts | {"format": 2}))
+    with pytest.raises(UnsupportedFormatError):
+        read_gaps(REAL, directory, identity)
+    monkeypatch.setattr("loglib.gaps._MOST_BYTES", 100)
+    with Directory.open(REAL, directory) as opened, pytest.raises(RecordTooLargeError, match="list of gaps"):
+        write_gaps(opened, identity, [Gap(0, 8, "x" * 100, 0)], 0o600)
 
 
 def test_sealed_damage_is_declared_beside_a_writer(path: Path, offsets: dict[int, bytes | None]) -> None:
@@ -374,6 +490,7 @@ def test_new_gaps_join_those_that_are_declared(path: Path, offsets: dict[int, by
     one = spoil_batch(path, which=1)
     repair(path)
     two = spoil_batch(path, which=2)
+    (path / "0000" / f"{GAPS}.tmp").write_bytes(b"left by a repair that was cut")
     assert repair(path).lost_bytes == len(two)
     assert read_all(path)[1] == [range(one.start, two.stop)]
 

@@ -123,10 +123,8 @@ class _AsFound:
         return False
 
 
-def examine(
-    files: Files, path: str, identity: Identity, *, progress: Callable[[int], object] | None = None
-) -> Findings:
-    """Examine a partition. Reads all of it.
+def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[int], object]) -> Findings:
+    """Examine a partition. Reads all of it, and says now and then how many bytes it has read.
 
     Raises `CorruptLogError` if there is neither a watermark nor a segment, so that nothing says what the log was,
     and `UnsupportedFormatError` for files of a newer format.
@@ -149,8 +147,7 @@ def examine(
                         header = stored_header(batch)
                         lost = range(header.base_offset, header.next_offset)
                         undecodable.append(Damage.of(error, identity.partition, lost))
-                if progress is not None:
-                    progress(cursor.position - mark.log_start_offset)
+                progress(cursor.position - mark.log_start_offset)
     lost_to = [each for each in damage if each.offsets]
     end = _end_of_whole(files, path, identity, places[-1].base, mark)
     return Findings(

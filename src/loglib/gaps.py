@@ -62,6 +62,8 @@ def read_gaps(files: Files, directory: str, identity: Identity) -> tuple[Gap, ..
         version = facts["format"]
         if type(version) is int and version > FORMAT:
             raise UnsupportedFormatError(path, "format of gaps.json", version, FORMAT)
+        if version != FORMAT:
+            raise ValueError(f"format {version}")
         if (facts["log_id"], facts["partition"]) != (identity.log_id.hex(), identity.partition):
             raise ValueError(f"log {facts['log_id']}, partition {facts['partition']}")
         gaps = tuple(_gap(each) for each in facts["gaps"])

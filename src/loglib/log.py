@@ -313,7 +313,7 @@ class Log(Unique):
     def headers(self, start: int, end: int, mark: Mark) -> Iterator[Header]:
         """The headers of the batches from `start`, the place of one, to `end`. A gap is one without records."""
         gaps = iter([gap for gap in self.gaps() if start < gap.end])
-        gap = next(gaps, None)
+        gap, end = next(gaps, None), min(end, mark.flushed_end)
         while start < end:
             if gap is not None and gap.start <= start:
                 yield self._as_header(gap)

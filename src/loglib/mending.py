@@ -9,10 +9,10 @@ Processes: declaring gaps needs no lock. All else is done with the partition's l
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from itertools import chain, count
 from typing import NamedTuple
 
 from . import description
@@ -42,8 +42,6 @@ from .system.directory import Directory
 from .system.files import Files
 
 __all__ = ["PartitionRepair", "Repair", "copy_aside"]
-
-logger = logging.getLogger("loglib")
 
 _ADVICE = "close that writer: this damage cannot be repaired beside it"
 
@@ -188,7 +186,13 @@ class PartitionRepair:
                     mark = mark._replace(flushed_tail=before.previous_batch, durable_tail=before.previous_batch)
                 rebuild_watermark(directory, self._identity, self._permissions, mark)
                 self._note(self._name(WATERMARK), _watermark(findings))
-        recover(directory, self._identity, self._permissions)
+        recovered = recover(directory, self._identity, self._permissions)
+        end, last_batch = recovered.tail[:2]
+        if self._repairs and recovered.mark.flushed_end < end:  # a watermark that is older than the files
+            mark = recovered.mark._replace(
+                flushed_end=end, durable_end=end, flushed_tail=last_batch, durable_tail=last_batch
+            )
+            rebuild_watermark(directory, self._identity, self._permissions, mark)
 
     def _spoil(self, directory: Directory, path: str, offsets: range) -> None:
         """Copy a batch aside that has its checksums and is no batch, and make its header invalid: so it is damage."""
@@ -296,9 +300,10 @@ class PartitionRepair:
 
     def _tail_of(self, findings: Findings, header: SegmentHeader, end: int) -> _Tail:
         """What the whole batches of a segment leave for the header of the next one. Gaps are passed over."""
-        before = self._producers_before(header)
-        with closing(log_as_found(self._files, self._path, self._identity, findings.mark)) as log:
-            batches = [each for each in log.headers(header.base_offset, end, findings.mark) if each.record_count]
+        before = read_producers(self._files, self._path, header)
+        mark = findings.mark._replace(flushed_end=max(findings.mark.flushed_end, end))
+        with closing(log_as_found(self._files, self._path, self._identity, mark)) as log:
+            batches = [each for each in log.headers(header.base_offset, end, mark) if each.record_count]
         last = batches[-1] if batches else None
         sections = Sections(header.applied_txn, header.held_txn, header.held_from, 0)
         for each in batches:
@@ -306,18 +311,9 @@ class PartitionRepair:
         producers = Producers(self._identity.partition, before, lambda: iter(batches)).snapshot()
         running_max = max([header.running_max_timestamp, *(each.running_max_timestamp for each in batches)])
         append_time = header.last_append_time if last is None else last.append_time
-        if end == header.base_offset:
-            return _Tail(header.previous_batch, header.previous_crc, append_time, running_max, sections, producers)
         if last is None or last.next_offset != end:
             return _Tail(None, 0, append_time, running_max, sections, producers)
         return _Tail(last.base_offset, last.header_crc, append_time, running_max, sections, producers)
-
-    def _producers_before(self, header: SegmentHeader) -> tuple[ProducerState, ...]:
-        try:
-            return read_producers(self._files, self._path, header)
-        except CorruptLogError as error:
-            logger.warning("%s; their repeats are not recognized any more", error)
-            return header.producers
 
 
 class _Tail(NamedTuple):
@@ -358,7 +354,9 @@ def _watermark(findings: Findings) -> str:
 def copy_aside(directory: Directory, name: str, start: int, size_bytes: int) -> str:
     """Copy bytes of a file into a file of its own beside it. Synced. Returns the path of the copy."""
     files = directory.files
-    kept = next(each for each in _names_aside(name, start) if not directory.exists(each))
+    stem = f"{name.removesuffix('.log')}.damaged-{start}"
+    names = chain([stem], (f"{stem}.{number}" for number in count(2)))
+    kept = next(each for each in names if not directory.exists(each))
     source = directory.open_read(name)
     try:
         copy = directory.create(kept, 0o600)
@@ -371,10 +369,3 @@ def copy_aside(directory: Directory, name: str, start: int, size_bytes: int) -> 
         files.close(source)
     directory.sync()
     return directory.path_of(kept)
-
-
-def _names_aside(name: str, start: int) -> Iterator[str]:
-    stem = f"{name.removesuffix('.log')}.damaged-{start}"
-    yield stem
-    for number in range(2, 1 << 20):
-        yield f"{stem}.{number}"

@@ -13,8 +13,10 @@ from counts import count, scale
 from damaged import damage, files_with, judge, repaired, rows_of, whole_log
 from loglib.testing import CrashState
 
+pytestmark = pytest.mark.reliability
+
 SHARDS = 2
-LOGS = 120  # per shard
+LOGS = 300  # per shard
 STATES = 6  # of each repair
 
 
