@@ -143,8 +143,9 @@ def test_reading_begins_in_a_gap_and_before_and_behind_it(path: Path, offsets: d
         assert counts == sorted(kept, reverse=True)
 
 
-def test_a_time_is_found_around_a_gap(path: Path, offsets: dict[int, bytes | None]) -> None:
-    gap = spoil_batch(path)
+@pytest.mark.parametrize("at", [40, 150], ids=["header", "body"])
+def test_a_time_is_found_around_a_gap(path: Path, offsets: dict[int, bytes | None], at: int) -> None:
+    gap = spoil_batch(path, at=at)
     repair(path)
     times = {offset: 1_000_000 * number for number, offset in enumerate(offsets)}
     with Topic.open(path, mode="r") as topic:
@@ -152,6 +153,8 @@ def test_a_time_is_found_around_a_gap(path: Path, offsets: dict[int, bytes | Non
             reader = topic.read(to_datetime(times[offset]))
             expected = [each for each in offsets if each >= offset and each not in gap]
             assert [each.offset for each in reader if each.timestamp >= times[offset]] == expected
+            reported = [each.offsets for each in reader.gaps]
+            assert reported == [gap] or (offset >= gap.stop and not reported)  # the records of a gap may be later
 
 
 def test_groups_go_on_behind_a_gap(path: Path, offsets: dict[int, bytes | None]) -> None:
@@ -216,6 +219,21 @@ def test_a_damaged_end_is_sealed_and_no_offset_is_used_again(path: Path, offsets
         assert topic.append(b"next", sync=True).offset == end
         assert values_of(topic)[-1] == b"next"
         assert topic.partition(0).offset_before_end(2) == max(kept)
+
+
+def test_a_repair_that_was_cut_behind_its_declaration_goes_on(path: Path, offsets: dict[int, bytes | None]) -> None:
+    with Topic.open(path, mode="r") as topic:
+        start, end = [(batch.offsets.start, batch.next_offset) for batch in topic.read().batches()][-1]
+    segment = last_segment(path)
+    spoil(segment, HEADER_BYTES + start - int(segment.stem) + 40)
+    with Directory.open(REAL, str(path / "0000")) as directory:
+        write_gaps(directory, identity_of(path), [Gap(start, end, "declared, and then the power failed", 0)], 0o600)
+    with pytest.raises(CorruptLogError):
+        Topic.open(path)
+    assert not repair(path).verified.damage
+    assert read_all(path) == (without(offsets, range(start, end)), [range(start, end)])
+    with Topic.open(path) as topic:
+        assert topic.append(b"next", sync=True).offset == end
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, -1], ids=["first", "second", "third", "last"])
@@ -487,12 +505,14 @@ def test_a_damaged_list_of_gaps_is_reported_and_made_anew(
 
 
 def test_new_gaps_join_those_that_are_declared(path: Path, offsets: dict[int, bytes | None]) -> None:
-    one = spoil_batch(path, which=1)
+    one = spoil_batch(path, which=2)
     repair(path)
-    two = spoil_batch(path, which=2)
+    two = spoil_batch(path, which=1)
+    with pytest.raises(CorruptLogError):  # nobody has declared this yet
+        read_all(path)
     (path / "0000" / f"{GAPS}.tmp").write_bytes(b"left by a repair that was cut")
     assert repair(path).lost_bytes == len(two)
-    assert read_all(path)[1] == [range(one.start, two.stop)]
+    assert read_all(path)[1] == [range(two.start, one.stop)]
 
 
 def test_nothing_that_is_no_topic_is_touched(tmp_path: Path, path: Path) -> None:

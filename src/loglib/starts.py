@@ -104,7 +104,9 @@ def _first_at_or_after(log: Log, timestamp: int, mark: Mark) -> int:
             last, end = log.end_of(segment, mark)
             first = first_reaching(segment, timestamp, last, end)
         if first is not None:
-            return _next_at_or_after(timestamp, Cursor(log, first.base_offset), mark)
+            gaps: list[Damage] = []
+            found = _next_at_or_after(timestamp, Cursor(log, first.base_offset, on_gap=gaps.append), mark)
+            return min((gap.offsets.start for gap in gaps), default=found)
     return mark.flushed_end
 
 
