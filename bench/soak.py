@@ -2,7 +2,8 @@
 
     python bench/soak.py --minutes 10 --chart docs/images/soak.svg
 
-The writer appends at a fixed rate and takes `Topic.stats` once a second. The group stands still for a tenth of that.
+The writer appends at a fixed rate and takes `Topic.stats` once a second. The group stands still for a while, and
+retention waits for it.
 Each record has a number; the group checks that it gets each number once, in order within a partition. The program fails
 if one is missing or comes again.
 """
@@ -22,7 +23,8 @@ from loglib import FlushPolicy, Retention, Topic
 
 PARTITIONS = 2
 VALUE_BYTES = 500
-KEEP_BYTES = 64 << 20  # of each partition; what the group has not read may be as much again
+KEEP_BYTES, HOLD_BYTES = 64 << 20, 512 << 20  # of each partition; the second: if the group has not read it
+PAUSE_S = 30  # the group's, at most
 GROUP = "soak"
 AT_ONCE = 100  # records in a call
 
@@ -50,7 +52,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="loglib-soak-", dir=arguments.dir) as directory:
         path, done = Path(directory) / "topic", context.Event()
-        keep = Retention(age=None, bytes=KEEP_BYTES, hold_for=[GROUP], hold_bytes=KEEP_BYTES)
+        keep = Retention(age=None, bytes=KEEP_BYTES, hold_for=[GROUP], hold_bytes=HOLD_BYTES)
         with Topic.open(
             path, partitions=PARTITIONS, retention=keep, segment_bytes=8 << 20, flush=FlushPolicy(interval=0.01)
         ) as topic:
@@ -94,7 +96,7 @@ def write(topic: Topic, seconds: float, rate: int, consumer: int) -> tuple[list[
 
 
 def consume(path: Path, seconds: float, done: Any, answer: Any) -> None:
-    """Handle each record once, and stand still for a tenth of the time."""
+    """Handle each record once, and stand still for some time."""
     began, handled, paused = time.monotonic(), 0, False
     expected = {partition: partition * AT_ONCE for partition in range(PARTITIONS)}
     with Topic.open(path, mode="r") as topic, topic.group(GROUP, commit=0.1) as member:
@@ -109,7 +111,7 @@ def consume(path: Path, seconds: float, done: Any, answer: Any) -> None:
                 handled += len(batch)
                 if not paused and time.monotonic() - began > 0.4 * seconds:
                     paused = True
-                    time.sleep(0.1 * seconds)
+                    time.sleep(min(0.1 * seconds, PAUSE_S))
             if ended and handled == before:
                 break
     answer.put(handled)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -19,7 +21,7 @@ from builders import batch_of, encoded
 from conftest import NOW, Clock, start_python
 from loglib import CorruptLogError, Retention, Topic, audit
 from loglib.audit.tally import Windows, merged, tallies
-from loglib.audit.trail import entries
+from loglib.audit.trail import Entry, entries, once
 from loglib.format.columns import Columns
 
 NUMBERS = st.lists(st.integers(0, 5), min_size=1, max_size=8)
@@ -61,7 +63,7 @@ def copy_of(place: Path, to: Path) -> Path:
 
 def counted(place: Path) -> dict[str, Windows]:
     with Topic.open(place / audit.TRAIL, mode="r") as trail:
-        found = list(entries(trail))
+        found = once(entries(trail))
     return {tier: merged(each.windows for each in found if each.tier == tier) for tier in {each.tier for each in found}}
 
 
@@ -281,12 +283,32 @@ def test_a_record_that_is_no_entry_is_refused(place: Path) -> None:
         balance(place)
 
 
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.data())
+def test_what_a_killed_process_has_left_is_counted_once(sizes: list[int], data: st.DataObject) -> None:
+    def entry(start: int, end: int) -> Entry:
+        tallies = {0: audit.Tally(end - start, 0, sum(range(start, end)))}
+        return Entry("log", "orders", "id", 0, start, end, US, tallies, 0)
+
+    chain, at = [], 0
+    for size in sizes:
+        chain.append(entry(at, at + size))
+        at += size
+    # Each of these was not visible when the next process began, at the same place.
+    left = [entry(each.start, each.start + data.draw(st.integers(1, 6))) for each in chain if data.draw(st.booleans())]
+    found = once(data.draw(st.permutations([*chain, *left])))
+    whole = merged(each.windows for each in found)[0]
+    assert whole.records >= at and whole.digest == sum(range(whole.records))
+
+
 COUNTING = """
 import sys
 from datetime import timedelta
 from loglib import Topic, audit
 
-with Topic.open(sys.argv[1] + "/orders", mode="r") as topic, Topic.open(sys.argv[1] + "/_audit") as trail:
+with (
+    Topic.open(sys.argv[1] + "/orders", mode="r") as topic,
+    Topic.open(sys.argv[1] + "/_audit", shared=True) as trail,
+):
     with audit.Auditor(topic, trail, window=timedelta(minutes=1)) as auditor:
         print("counting", flush=True)
         auditor.run(every=0.001)
@@ -295,19 +317,23 @@ with Topic.open(sys.argv[1] + "/orders", mode="r") as topic, Topic.open(sys.argv
 
 def test_an_auditor_that_is_killed_counts_each_record_once(place: Path) -> None:
     random = Random(4)
-    with Topic.open(place / "orders", partitions=2, segment_bytes=20_000) as topic, Topic.open(place / audit.TRAIL):
-        pass
+    with Topic.open(place / "orders", partitions=4, segment_bytes=20_000):
+        Topic.open(place / audit.TRAIL, partitions=4).close()
     number = 0
-    for _ in range(6):
-        process = start_python(COUNTING, place)
-        assert process.stdout is not None and process.stdout.readline() == "counting\n"
-        with Topic.open(place / "orders") as topic:
-            for _ in range(random.randrange(5, 40)):
-                topic.append_many([b"%d" % each for each in range(number, number + 20)], timestamps=[START] * 20)
-                topic.flush()
-                number += 20
-            process.send_signal(signal.SIGKILL)
-        process.communicate()
+    with ExitStack() as started:
+        counting: list[subprocess.Popen[str]] = []  # two at a time, who share the partitions
+        for _ in range(7):
+            process = started.enter_context(start_python(COUNTING, place))
+            assert process.stdout is not None and process.stdout.readline() == "counting\n"
+            counting.append(process)
+            with Topic.open(place / "orders") as topic:
+                for _ in range(random.randrange(5, 40)):
+                    topic.append_many([b"%d" % each for each in range(number, number + 20)], timestamps=[START] * 20)
+                    topic.flush()
+                    number += 20
+                if len(counting) == 2:
+                    counting.pop(0).send_signal(signal.SIGKILL)
+        counting[0].send_signal(signal.SIGKILL)
     count_log(place)
     assert counted(place)["log"][START].records == number
     assert not balance(place, to=place).differences

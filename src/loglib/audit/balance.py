@@ -25,7 +25,7 @@ from ..system.files import REAL
 from ..topic import Topic
 from .counting import WINDOW
 from .tally import NOTHING, Tally, Windows, merged, tallies
-from .trail import LOG, Entry, entries
+from .trail import LOG, Entry, entries, once
 
 __all__ = ["TRAIL", "Balance", "BalanceReport", "balance"]
 
@@ -134,7 +134,7 @@ class _Place:
         found: list[Entry] = []
         if trail in names:
             with Topic.open(os.path.join(path, trail), mode="r") as topic:
-                found = list(entries(topic))
+                found = once(entries(topic))
         for entry in found:
             if entry.window_us != window_us:
                 raise ValueError(

@@ -1,8 +1,8 @@
 """Counting: what has passed here, by topic, partition and time window, published to a trail.
 
 Invariant: each record of a partition is counted once by each tier, whatever dies when. A counter begins behind the
-range that its tier published last, and an entry is flushed before the group commits. What comes again after a crash is
-not counted again.
+range that its tier published last. An entry is flushed before the group commits, and before it releases a partition.
+Whoever gets a partition reads the trail again. So what comes again after a crash is not counted again.
 
 Threads: a counter belongs to one thread, an auditor as well; `close` may be called from any thread.
 """
@@ -40,8 +40,8 @@ class _Range(NamedTuple):
 class Counter(Unique):
     """Counts the records that an application has handled, by time window, and publishes the counts.
 
-    `tier` names the application. Call `publish` before the group commits: so after a crash, records that come again
-    are not counted again. One process at a time may count a partition for a tier, as the group makes sure.
+    `tier` names the application. Give `on_assign` and `on_revoke` to the group, and call `publish` before it commits:
+    so records that come again, to whomever, are not counted again.
     """
 
     def __init__(
@@ -55,10 +55,20 @@ class Counter(Unique):
         self._clock = clock
         self._counted: dict[tuple[str, int], int] = {}  # by log id and partition: the end of what is counted
         self._new: dict[tuple[str, str, int], list[_Range]] = {}  # by topic, log id and partition
-        for entry in entries(trail):
-            if entry.tier == tier and entry.partition is not None:
+        self.on_assign()
+
+    def on_assign(self, partitions: object = None) -> None:
+        """Read in the trail what was counted, perhaps by another process. For the group to call."""
+        del partitions  # all are looked up
+        for entry in entries(self._trail):
+            if entry.tier == self._tier and entry.partition is not None:
                 key = entry.log_id, entry.partition
                 self._counted[key] = max(entry.end, self._counted.get(key, 0))
+
+    def on_revoke(self, partitions: object = None) -> None:
+        """Publish what was counted, before another member reads on. For the group to call."""
+        del partitions
+        self.publish()
 
     def add(self, topic: Topic, batch: Batch) -> None:
         """Count the records of a batch that were not counted before."""
@@ -102,9 +112,9 @@ class Counter(Unique):
 class Auditor(Unique):
     """Counts what is in a topic's log, and publishes the counts to a trail.
 
-    It reads as the consumer group "audit", so retention can wait for it: `Retention(hold_for=["audit"], ...)`. One
-    process at a time counts a topic; others of the group wait until it has ended. The topic may be open for reading;
-    the trail must be open for writing. Several auditors may share a trail that is open with `shared=True`.
+    It reads as the consumer group "audit", so retention can wait for it: `Retention(hold_for=["audit"], ...)`. Several
+    auditors of a topic share its partitions. The topic may be open for reading; the trail must be open for writing,
+    with `shared=True` if several processes write it.
     """
 
     def __init__(
@@ -118,13 +128,15 @@ class Auditor(Unique):
     ) -> None:
         self._topic = topic
         self._clock = clock
-        self._member = topic.group(group, commit="manual", on_out_of_range="start")
-        self._counter = Counter(trail, LOG, window=window, clock=clock)
+        self._counter = counter = Counter(trail, LOG, window=window, clock=clock)
+        self._member = topic.group(
+            group, commit="manual", on_out_of_range="start", on_assign=counter.on_assign, on_revoke=counter.on_revoke
+        )
         self._open_until = 0  # the end of the last window that is not over yet, microseconds
         self._ended = threading.Event()
 
     def publish(self) -> int:
-        """Count everything that is flushed and publish it. Returns the number of new records."""
+        """Count everything that is flushed and publish it. Returns the number of records read."""
         began, found = self._clock(), 0
         for batch in self._member.batches(timeout=0.0):
             self._counter.add(self._topic, batch)
@@ -132,13 +144,12 @@ class Auditor(Unique):
             self._open_until = max(self._open_until, max(batch.timestamps) + 2 * self._counter.window_us)
         alone = len(self._member.assignment) == len(self._topic.partitions)
         is_over = 0 < self._open_until < began  # all windows so far are over: say so once
-        if not found and not (alone and is_over):
-            return 0
-        count = self._counter.publish((self._topic, began) if alone else None)
-        self._member.commit()
+        if found or (alone and is_over):
+            self._counter.publish((self._topic, began) if alone else None)
+            self._member.commit()
         if is_over:
             self._open_until = 0
-        return count
+        return found
 
     def run(self, *, every: float = 60.0) -> None:
         """Publish every so many seconds, until `close` is called from another thread or in a signal handler."""

@@ -1,7 +1,9 @@
 """Trail: the topic to which counts are published, an entry for each counted range of a partition.
 
-Invariant: the ranges of one tier in one partition do not overlap. They follow on one another, also across restarts,
-except where records were gone before they were counted. So the counts of a tier are the sum of its entries.
+Invariant: the ranges of one tier in one partition follow on one another, also across restarts, except where records
+were gone before they were counted. So the counts of a tier are the sum of its entries, each range taken once. A range
+can be there twice: a process that is killed between writing and publishing an entry leaves it to be found later, when
+another process has counted the same records again. `once` leaves out what is there twice.
 
 An entry is a record whose value is JSON:
 
@@ -16,14 +18,15 @@ by its `time` everything that was flushed in the topic had been counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..errors import CorruptLogError
 from ..topic import Topic
 from .tally import Tally, Windows
 
-__all__ = ["LOG", "Entry", "entries", "publish"]
+__all__ = ["LOG", "Entry", "entries", "once", "publish"]
 
 LOG = "log"  # the tier of what is in the log itself
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
@@ -65,3 +68,27 @@ def entries(trail: Topic) -> Iterator[Entry]:
         except _ERRORS as error:
             found = f"no valid counts in partition {record.partition}, offset {record.offset} ({error!r})"
             raise CorruptLogError(trail.path, 0, found, "an entry of an audit") from error
+
+
+def once(found: Iterable[Entry]) -> list[Entry]:
+    """The entries, without those that count again what others have counted."""
+    groups: defaultdict[tuple[str, str, int | None], list[Entry]] = defaultdict(list)
+    for entry in found:
+        groups[entry.tier, entry.log_id, entry.partition].append(entry)
+    parts = (group if key[2] is None else _chain(group) for key, group in groups.items())
+    return [entry for part in parts for entry in part]
+
+
+def _chain(group: list[Entry]) -> Iterator[Entry]:
+    """Entries that follow on one another and reach as far as possible. Both ways that lead there are right."""
+    reach: dict[int, int] = {}  # from a start: how far entries lead
+    best: dict[int, Entry] = {}
+    for entry in sorted(group, key=lambda each: each.start, reverse=True):
+        end = reach.get(entry.end, entry.end)
+        if entry.start not in best or end > reach[entry.start]:
+            reach[entry.start], best[entry.start] = end, entry
+    at = -1
+    for start in sorted(best):
+        if start >= at:
+            yield best[start]
+            at = best[start].end
