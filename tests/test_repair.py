@@ -345,12 +345,13 @@ def test_a_description_is_made_anew(path: Path, offsets: dict[int, bytes | None]
 def test_a_partition_whose_directory_is_gone_begins_anew(path: Path, tmp_path: Path, *, half_made: bool) -> None:
     with Topic.open(path, partitions=2) as topic:
         topic.append(b"a", partition=0), topic.append(b"b", partition=1)
-    (path / "0001").rename(path / "0001.tmp" if half_made else tmp_path / "elsewhere")
+    gone = (path / "0001").rename(path / "0001.tmp" if half_made else tmp_path / "elsewhere")
     assert "directory was gone" in repair(path, dry_run=True).repairs[0].what
     assert not repair(path).verified.damage
     with Topic.open(path) as topic:
         assert values_of(topic) == [b"a"]
         assert topic.append(b"c", partition=1, sync=True).offset == 0
+    assert list(gone.glob("*.log")), "nothing is deleted"
 
 
 def identity_of(path: Path) -> Identity:

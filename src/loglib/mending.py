@@ -100,9 +100,7 @@ class PartitionRepair:
     def _begin_anew(self, *, dry_run: bool) -> list[Repair]:
         """Make an empty log for a partition whose directory is gone."""
         if not dry_run:
-            aside = f"{self._path}.tmp"
-            if self._files.exists(aside):
-                self._files.remove_tree(aside)
+            aside = f"{self._path}.{self._files.random_bytes(4).hex()}.tmp"
 
             def build() -> None:
                 self._files.make_directory(aside, self._permissions)
