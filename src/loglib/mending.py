@@ -325,7 +325,7 @@ class _Tail(NamedTuple):
     producers: tuple[ProducerState, ...]
 
 
-_NEW_END = "a new segment begins here, because the end of the log before it is damaged"
+_NEW_END = "a new segment begins here, because the last one has a gap"
 _UNDECODABLE = "a batch with whole checksums that cannot be decoded was made invalid"
 
 
