@@ -23,7 +23,7 @@ from .format.watermark import MOST_BYTES, Mark, broken_slots, newest
 from .format.watermark import NAME as WATERMARK
 from .gaps import NAME as GAPS
 from .gaps import Gap, read_gaps
-from .log import Log, Wakeable
+from .log import Log, Still
 from .records import Damage
 from .recovery import list_segments
 from .search import after_damage
@@ -103,24 +103,8 @@ class Findings(NamedTuple):
 def log_as_found(files: Files, path: str, identity: Identity, mark: Mark) -> Log:
     """The partition's log up to this mark, whatever the watermark says."""
     log = Log(files, path, identity)
-    log.writer = _AsFound(mark)
+    log.writer = Still(mark)
     return log
-
-
-class _AsFound:
-    """Stands for a writer whose last publication is the mark."""
-
-    def __init__(self, mark: Mark) -> None:
-        self._mark = mark
-
-    def mark(self) -> Mark:
-        return self._mark
-
-    def listen(self, waiter: Wakeable) -> None:
-        """Nothing is published."""
-
-    def is_moved(self) -> bool:
-        return False
 
 
 def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[int], object]) -> Findings:

@@ -58,7 +58,7 @@ from .system.heap import keep_blocks
 from .transactions.home import is_done_here
 from .unique import Unique
 
-__all__ = ["LOOK_S", "LiveWriter", "Log", "Wakeable", "marks_at_once"]
+__all__ = ["LOOK_S", "LiveWriter", "Log", "Still", "Wakeable", "marks_at_once"]
 
 logger = logging.getLogger("loglib")
 
@@ -87,6 +87,22 @@ class LiveWriter(Protocol):
 
     def is_moved(self) -> bool:
         """Whether the writer's files are no longer where readers look."""
+
+
+class Still:
+    """Stands for the writer of a log that no longer grows: readers get this mark."""
+
+    def __init__(self, mark: Mark) -> None:
+        self._mark = mark
+
+    def mark(self) -> Mark:
+        return self._mark
+
+    def listen(self, waiter: Wakeable) -> None:
+        """Nothing will be published."""
+
+    def is_moved(self) -> bool:
+        return False
 
 
 def marks_at_once(logs: Collection[Log]) -> dict[int, Mark]:

@@ -25,29 +25,13 @@ from itertools import pairwise
 
 from ..errors import CorruptLogError
 from ..format.watermark import Mark, WatermarkReader
-from ..log import Log, Wakeable
+from ..log import Log
 from ..recovery import list_segments
 from ..segment import HEADER_BYTES, segment_name
 
-__all__ = ["Still", "mark_of_archive"]
+__all__ = ["mark_of_archive"]
 
 logger = logging.getLogger("loglib")
-
-
-class Still:
-    """Stands for the writer of a log that no longer grows: readers get this mark."""
-
-    def __init__(self, mark: Mark) -> None:
-        self._mark = mark
-
-    def mark(self) -> Mark:
-        return self._mark
-
-    def listen(self, waiter: Wakeable) -> None:
-        """Nothing will be published."""
-
-    def is_moved(self) -> bool:
-        return False
 
 
 def mark_of_archive(log: Log, *, skip_damage: bool, fail_on_data_loss: bool) -> Mark:

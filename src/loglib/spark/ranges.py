@@ -21,13 +21,13 @@ from typing import NamedTuple
 from .. import description
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.watermark import Mark
-from ..log import Log, marks_at_once
+from ..log import Log, Still, marks_at_once
 from ..records import Damage
 from ..recovery import list_segments
 from ..segment import HEADER_BYTES, Identity, segment_name
 from ..starts import resolve
 from ..system.files import Files
-from .archive import Still, mark_of_archive
+from .archive import mark_of_archive
 from .options import Options, Places
 from .plan import Range, Split
 from .presence import made_on
