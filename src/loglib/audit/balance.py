@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from .. import store
 from ..config import microseconds
+from ..partition import Partition
 from ..records import OffsetRange
-from ..segment import Identity, SegmentInfo, read_segment_header
+from ..segment import Identity, read_segment_header
 from ..system.clock import SYSTEM
 from ..system.files import REAL
 from ..topic import Topic
@@ -128,6 +129,7 @@ class _Place:
         self.tiers: dict[tuple[str, str], _Counts] = {}  # by topic and tier
         self.elsewhere: dict[str, _Counts] = {}  # by topic: logs that are not in this place
         self.topics: dict[str, Topic] = {}
+        self._recounted: dict[tuple[str, int, int], Windows] = {}
         names = store.names(REAL, os.path.abspath(path))
         if not names:
             raise ValueError(f"{path} has no topic")
@@ -145,17 +147,37 @@ class _Place:
             if name != trail:
                 self.topics[name] = topic = opened.enter_context(Topic.open(os.path.join(path, name), mode="r"))
                 of_topic = [each for each in found if each.topic == name and each.log_id == topic.log_id.hex()]
-                self.logs[name] = _log(topic, [each for each in of_topic if each.tier == LOG], window_us, now)
+                self.logs[name] = self._log(topic, [each for each in of_topic if each.tier == LOG], now)
                 for tier in sorted({each.tier for each in of_topic} - {LOG}):
                     ranges = tuple(each for each in of_topic if each.tier == tier)
                     windows = merged(each.windows for each in ranges)
                     self.tiers[name, tier] = _Counts(windows, ranges, max(each.time for each in ranges))
-
-
         local = {topic.log_id.hex() for topic in self.topics.values()}
         others = [each for each in found if each.tier == LOG and each.log_id not in local]
         for name in sorted({each.topic for each in others} & self.topics.keys()):
             self.elsewhere[name] = _of_logs([each for each in others if each.topic == name])
+
+    def _log(self, topic: Topic, counted: list[Entry], now: int) -> _Counts:
+        """The counts of a log: those of its trail, and of the records that it has not counted."""
+        ranges = [each for each in counted if each.partition is not None]
+        complete_from = _LONG_AGO
+        for partition in topic.partitions:
+            done = sorted((each.start, each.end) for each in ranges if each.partition == partition.id)
+            if any(_holes(done, 0, partition.log_start_offset)):
+                complete_from = max(complete_from, _latest_before(topic, partition) + 1)
+            place = LOG, topic.name, topic.log_id.hex(), partition.id
+            for start, end in _holes(done, partition.log_start_offset, partition.high_watermark):
+                windows = self.recount(partition, start, end)
+                ranges.append(Entry(*place, start, end, self.window_us, windows, now))
+        return _Counts(merged(each.windows for each in ranges), tuple(ranges), now, complete_from)
+
+    def recount(self, partition: Partition, start: int, end: int) -> Windows:
+        """The tallies of what can be read in [start, end) of a log. Each range is read once."""
+        key = partition.path, start, end
+        if key not in self._recounted:
+            batches = partition.batches(start, end, on_gap="skip")
+            self._recounted[key] = merged(tallies(batch, self.window_us) for batch in batches)
+        return self._recounted[key]
 
 
 def _of_logs(ranges: list[Entry]) -> _Counts:
@@ -167,25 +189,10 @@ def _of_logs(ranges: list[Entry]) -> _Counts:
     return _Counts(merged(each.windows for each in ranges), tuple(ranges), min(through.values()))
 
 
-def _log(topic: Topic, counted: list[Entry], window_us: int, now: int) -> _Counts:
-    """The counts of a log: those of its trail, and of the records that it has not counted."""
-    ranges = [each for each in counted if each.partition is not None]
-    complete_from = _LONG_AGO
-    for partition in topic.partitions:
-        done = sorted((each.start, each.end) for each in ranges if each.partition == partition.id)
-        if any(_holes(done, 0, partition.log_start_offset)):
-            complete_from = max(complete_from, _latest_before(topic, partition.segments[0]) + 1)
-        for start, end in list(_holes(done, partition.log_start_offset, partition.high_watermark)):
-            windows = merged(tallies(batch, window_us) for batch in partition.batches(start, end, on_gap="skip"))
-            entry = Entry(LOG, topic.name, topic.log_id.hex(), partition.id, start, end, window_us, windows, now)
-            ranges.append(entry)
-    return _Counts(merged(each.windows for each in ranges), tuple(ranges), now, complete_from)
-
-
-def _latest_before(topic: Topic, segment: SegmentInfo) -> int:
-    """The largest timestamp in the log before the segment."""
-    partition = int(os.path.basename(os.path.dirname(segment.path)))
-    return read_segment_header(REAL, segment.path, Identity.of(topic.log_id, partition)).running_max_timestamp
+def _latest_before(topic: Topic, partition: Partition) -> int:
+    """The largest timestamp in the log before its start."""
+    path, identity = partition.segments[0].path, Identity.of(topic.log_id, partition.id)
+    return read_segment_header(REAL, path, identity).running_max_timestamp
 
 
 def _holes(done: Iterable[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -208,37 +215,31 @@ def _tiers(place: _Place, grace_us: int) -> Iterator[Balance]:
         for window in sorted({*log.windows, *counts.windows}):
             expected, found = log.windows.get(window, NOTHING), counts.windows.get(window, NOTHING)
             closed = log.is_closed(window, window + place.window_us + grace_us)  # a tier that is behind is told
-            offsets = () if expected == found else tuple(_uncounted(place.topics[name], window, counts))
+            offsets = () if expected == found else tuple(_uncounted(place, name, window, counts))
             yield Balance(name, window, place.path, tier, expected, found, closed, offsets)
 
 
-def _uncounted(topic: Topic, window: int, counts: _Counts) -> Iterator[OffsetRange]:
+def _uncounted(place: _Place, name: str, window: int, counts: _Counts) -> Iterator[OffsetRange]:
     """The ranges of the log with records of the window that the tier has not counted, or has counted otherwise."""
-    for partition in topic.partitions:
+    for partition in place.topics[name].partitions:
         ranges = sorted((each.start, each.end) for each in counts.ranges if each.partition == partition.id)
         for start, end in _holes(ranges, partition.log_start_offset, partition.high_watermark):
-            if _recount(topic, partition.id, start, end, window, counts) != NOTHING:
+            if window in place.recount(partition, start, end):
                 yield OffsetRange(partition.id, range(start, end))
-    yield from _differing(topic, window, counts.ranges)
+    yield from _differing(place, name, window, counts.ranges)
 
 
-def _differing(topic: Topic, window: int, ranges: Iterable[Entry]) -> Iterator[OffsetRange]:
+def _differing(place: _Place, name: str, window: int, ranges: Iterable[Entry]) -> Iterator[OffsetRange]:
     """The counted ranges in which the log has other records of the window now."""
+    topic = place.topics[name]
     for each in ranges:
         if each.partition is None or each.partition >= len(topic.partitions) or window not in each.windows:
             continue
         log = topic.partition(each.partition)
         if log.log_start_offset <= each.start:
-            end = min(each.end, log.high_watermark)
-            found = merged(tallies(batch, each.window_us) for batch in log.batches(each.start, end, on_gap="skip"))
+            found = place.recount(log, each.start, min(each.end, log.high_watermark))
             if found.get(window, NOTHING) != each.windows[window]:
                 yield OffsetRange(log.id, range(each.start, each.end))
-
-
-def _recount(topic: Topic, partition: int, start: int, end: int, window: int, counts: _Counts) -> Tally:
-    window_us = counts.ranges[0].window_us
-    batches = topic.partition(partition).batches(start, end, on_gap="skip")
-    return merged(tallies(batch, window_us) for batch in batches).get(window, NOTHING)
 
 
 def _logs(name: str, sources: Sequence[_Counts], target: _Place, grace_us: int) -> Iterator[Balance]:
@@ -253,5 +254,5 @@ def _logs(name: str, sources: Sequence[_Counts], target: _Place, grace_us: int) 
         if one != other and name in target.topics:
             log_id = target.topics[name].log_id.hex()
             same = [each for source in sources for each in source.ranges if each.log_id == log_id]
-            offsets = tuple(_differing(target.topics[name], window, same))
+            offsets = tuple(_differing(target, name, window, same))
         yield Balance(name, window, target.path, LOG, one, other, closed, offsets)

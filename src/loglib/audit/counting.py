@@ -20,7 +20,7 @@ from ..config import microseconds
 from ..system.clock import SYSTEM
 from ..topic import Topic
 from ..unique import Unique
-from .tally import NOTHING, Windows, tallies
+from .tally import Windows, merged, tallies
 from .trail import LOG, Entry, entries, publish
 
 __all__ = ["WINDOW", "Auditor", "Counter"]
@@ -84,8 +84,7 @@ class Counter(Unique):
         if ranges and ranges[-1].end == start:
             before = ranges.pop()
             start = before.start
-            windows = {each: before.windows.get(each, NOTHING) + windows.get(each, NOTHING)
-                       for each in {*before.windows, *windows}}  # fmt: skip
+            windows = merged([before.windows, windows])
         ranges.append(_Range(start, batch.next_offset, windows))
         self._counted[log_id, partition] = batch.next_offset
 

@@ -7,7 +7,7 @@ and value, modulo 2^64: a record that is lost while another one is there twice c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import compress
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ def _tally(keys: list[bytes], values: list[bytes]) -> Tally:
     )
 
 
-def merged(parts: Iterator[Mapping[int, Tally]]) -> Windows:
+def merged(parts: Iterable[Mapping[int, Tally]]) -> Windows:
     """The sum of the tallies of each window."""
     found: Windows = {}
     for part in parts:
