@@ -32,6 +32,7 @@ from .segment import (
     SegmentHeader,
     SegmentReader,
     create_segment,
+    parse_segment_name,
     producers_name,
     read_producers,
     segment_name,
@@ -197,8 +198,7 @@ class PartitionRepair:
         name = os.path.basename(path)
         fd = directory.open_write(name)
         try:
-            base = int(name.partition(".")[0])
-            at = HEADER_BYTES + offsets.start - base
+            at = HEADER_BYTES + offsets.start - (parse_segment_name(name) or 0)
             kept = copy_aside(directory, name, at, len(offsets))
             self._files.write_all(fd, [bytes(8)], at)
             self._files.datasync(fd)

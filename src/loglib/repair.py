@@ -84,24 +84,25 @@ def repair_topic(
     repairs: list[Repair] = []
     log_id, config = _description(files, path, repairs, dry_run=dry_run)
     logs = [Identity.of(log_id, number) for number in range(config.partitions)]
-    done, total = 0, 2 * sum(_size(files, path, each) for each in logs)
+    sizes = [_size(files, path, each) for each in logs]
+    done, total = 0, 2 * sum(sizes)
 
     def advance(to: int) -> None:
         if progress is not None:
             progress(min(done + to, total), total)
 
-    for identity in logs:
+    for identity, size in zip(logs, sizes, strict=True):
         partition = PartitionRepair(files, path, identity, config.permissions, clock())
         repairs += partition.run(dry_run=dry_run, progress=advance)
-        done += _size(files, path, identity)
+        done += size
     reports = [verify_description(files, path, log_id)]
-    for identity in logs:
+    for identity, size in zip(logs, sizes, strict=True):
         try:
             with closing(Log(files, description.partition_directory(path, identity.partition), identity)) as log:
                 reports.append(verify_log(log, advance))
         except CorruptLogError as error:  # there is no directory
             reports.append(VerifyReport.of_error(error, identity.partition))
-        done += _size(files, path, identity)
+        done += size
     return RepairReport(tuple(repairs), VerifyReport.of_all(reports))
 
 

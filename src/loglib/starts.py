@@ -70,19 +70,11 @@ def _before_end(log: Log, count: int, mark: Mark) -> int:
                     found = place
                     place = header.previous_offset if place > segment.base_offset else None
         except CorruptLogError:
-            before = _before_gap(log, found - 1, mark)
-            if before is None:
+            gap = log.gap_at(found - 1)
+            if gap is None:
                 break
-            found = before
+            found = gap.start
     return found
-
-
-def _before_gap(log: Log, offset: int, mark: Mark) -> int | None:
-    """The beginning of the declared gap that holds the offset; None if there is none."""
-    with suppress(CorruptLogError):
-        header = log.header_around(offset, mark)
-        return None if header.record_count else header.base_offset
-    return None
 
 
 def _of_time(log: Log, timestamp: int, mark: Mark, *, past_damage: bool) -> int:

@@ -105,12 +105,12 @@ def repair(topic: str, dry_run: bool, yes: bool, as_json: bool) -> int:
     damaged.
     """
     with bar(topic) as progress:
-        report = repair_topic(topic, dry_run=True, progress=progress)
-    if report.repairs and not dry_run:
+        report = repair_topic(topic, dry_run=dry_run or not yes, progress=progress)
+    if report.repairs and not dry_run and not yes:
         lost = f"declare {sized(report.lost_bytes)} as lost" if report.lost_bytes else "lose nothing"
-        if not yes and not as_json:
+        if not as_json:
             _print_repairs(topic, report, as_json=False)
-        confirmed(f"Do these {len(report.repairs)} repairs of {topic}, and {lost}?", yes=yes)
+        confirmed(f"Do these {len(report.repairs)} repairs of {topic}, and {lost}?", yes=False)
         with bar(topic) as progress:
             report = repair_topic(topic, progress=progress)
     _print_repairs(topic, report, as_json=as_json)
