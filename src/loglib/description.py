@@ -89,16 +89,11 @@ def _check_crc(name: str, content: bytes, stated: str) -> None:
 
 def write(directory: Directory, log_id: bytes, config: TopicConfig) -> None:
     """Replace `topic.json`. Synced."""
-    temporary = NAME + ".tmp"
-    if directory.exists(temporary):
-        directory.unlink(temporary)
     _check_stored(config)
     values = {"format": FORMAT, "log_id": str(uuid.UUID(bytes=log_id))} | config.to_json()
     text = json.dumps(values, indent=2).removesuffix("\n}") + ",\n  "
     content = f'{text}"crc": "{crc32c(text.encode()):08x}"\n}}\n'
-    directory.write_new(temporary, content.encode(), config.permissions)
-    directory.rename(temporary, NAME)
-    directory.sync()
+    directory.replace(NAME, content.encode(), config.permissions)
 
 
 def _check_stored(config: TopicConfig) -> None:

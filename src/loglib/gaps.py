@@ -90,12 +90,7 @@ def write_gaps(directory: Directory, identity: Identity, gaps: Sequence[Gap], pe
     })  # fmt: skip
     if len(content) > _MOST_BYTES:
         raise RecordTooLargeError(f"the list of gaps in {directory.path}", len(content), _MOST_BYTES)
-    temporary = NAME + ".tmp"
-    if directory.exists(temporary):
-        directory.unlink(temporary)
-    directory.write_new(temporary, content, permissions)
-    directory.rename(temporary, NAME)
-    directory.sync()
+    directory.replace(NAME, content, permissions)
 
 
 def joined(gaps: Iterable[Gap]) -> list[Gap]:

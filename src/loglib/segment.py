@@ -285,12 +285,7 @@ def write_producers(
     if not more:
         return table, 0, 0
     content, name = _producer_entries(more), producers_name(base_offset)
-    temporary = name + ".tmp"
-    if directory.exists(temporary):
-        directory.unlink(temporary)
-    directory.write_new(temporary, content, permissions)
-    directory.rename(temporary, name)
-    directory.sync()
+    directory.replace(name, content, permissions)
     return table, len(more), crc32c(content)
 
 

@@ -109,6 +109,15 @@ class Directory(Unique):
         """Create the file with this content. Synced, except its name: `sync` the directory."""
         self.files.fill(self.create(name, permissions), content)
 
+    def replace(self, name: str, content: bytes, permissions: int) -> None:
+        """Give the file this content in one step: it has the old one or the new one. Synced, also its name."""
+        temporary = name + ".tmp"
+        if self.exists(temporary):  # left by a crash
+            self.unlink(temporary)
+        self.write_new(temporary, content, permissions)
+        self.rename(temporary, name)
+        self.sync()
+
     def read_whole(self, name: str, limit_bytes: int) -> bytes:
         """The whole content of a small file; `CorruptLogError` above the limit."""
         return self.files.drain(self.open_read(name), self.path_of(name), limit_bytes)

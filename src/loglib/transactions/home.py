@@ -67,14 +67,9 @@ def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, p
 
 
 def _write(directory: Directory, store_path: str, store_id: bytes, permissions: int) -> None:
-    temporary = NAME + ".tmp"
-    if directory.exists(temporary):
-        directory.unlink(temporary)
     relative = os.path.relpath(store_path, directory.path)
     content = seal({"format": FORMAT, "store": relative, "id": store_id.hex()})
-    directory.write_new(temporary, content, permissions)
-    directory.rename(temporary, NAME)
-    directory.sync()
+    directory.replace(NAME, content, permissions)
 
 
 def is_done_here(files: Files, topic_path: str, txn: int) -> bool:
