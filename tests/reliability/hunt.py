@@ -1,6 +1,6 @@
 """Hunt: run the tests that find faults in durability soonest. Exit status: 1 for a fault, 0 for none, otherwise 2.
 
-    python hunt.py [TESTS ...]      with the package to be judged on PYTHONPATH
+    python hunt.py [--tests | --states] [TESTS ...]      with the package to be judged on PYTHONPATH
 
 The order: the crash states of single calls, the ordinary tests that are named, the crash states of transactions (if
 their tests are named) and of longer workloads, and last the other ordinary tests of writing and recovery.
@@ -28,17 +28,21 @@ ORDINARY = (
 
 
 def main(named: list[str]) -> int:
+    """With "--tests" or "--states" only these are tried, for a package that is to survive."""
     from crash_engine import SHORT, run_workloads, workloads  # what they import may have the fault
 
+    tests, states = "--states" not in named, "--tests" not in named
     first = [name for name in ORDINARY if name in named]
     kinds = workloads(long=40)
-    run_workloads(islice(kinds, len(SHORT)))  # each call alone
-    if fail(first):
+    if states:
+        run_workloads(islice(kinds, len(SHORT)))  # each call alone
+    if tests and fail(first):
         return 1
-    if "transaction_recovery" in named:
-        programs(8)
-    run_workloads(kinds)
-    return int(fail(name for name in ORDINARY if name not in first))
+    if states:
+        if "transaction_recovery" in named:
+            programs(8)
+        run_workloads(kinds)
+    return int(tests and fail(name for name in ORDINARY if name not in first))
 
 
 def programs(count: int) -> None:

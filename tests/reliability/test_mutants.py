@@ -25,8 +25,9 @@ def hunt(package: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.reliability
-def test_library_as_it_is_survives_the_hunt() -> None:
-    found = hunt(PACKAGE.parent, *(test for mutant in MUTANTS for test in mutant.tests))
+@pytest.mark.parametrize("part", ["--tests", "--states"])
+def test_library_as_it_is_survives_the_hunt(part: str) -> None:
+    found = hunt(PACKAGE.parent, part, *{test for mutant in MUTANTS for test in mutant.tests})
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-4000:]
 
 
