@@ -19,9 +19,10 @@ LAYERS = [
     {"system/directory"},
     {"format/columns", "format/codec"},
     {"format/batch", "records", "system/lock", "system/mounts", "system/clock"},
-    {"batch", "format/watermark", "format/arrow"},
+    {"format/bundle", "format/watermark"},
+    {"batch", "format/arrow"},
     {"segment", "arguments"},
-    {"search", "sealed"},
+    {"bundle", "search", "sealed"},
     {
         "gaps", "recovery", "timeline", "description", "append/producers", "append/partitioner", "transactions/done",
         "transactions/manifest",
@@ -31,7 +32,7 @@ LAYERS = [
     {"cursor", "append/tail"},
     {"starts", "append/flush_times"},
     {"append/writer", "reader", "transfer", "verify"},
-    {"kept", "examination"},
+    {"columnar", "kept", "examination"},
     {
         "append/flusher", "append/router", "append/section", "handles", "keeper", "mending",
         "transactions/inbox",

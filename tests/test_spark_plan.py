@@ -424,17 +424,18 @@ def test_segment_dropped_while_it_is_read_is_noticed(tmp_path: Path) -> None:
         with testing.open_topic(path, clock=lambda: NOW) as topic:
             topic.retain()
 
-    from loglib.spark.scan import _batches
+    from loglib.spark.scan import _pieces
 
-    batches = _batches(split, fail_on_data_loss=False)
-    first = next(batches)
+    pieces = _pieces(split, fail_on_data_loss=False)
+    first = next(pieces)
     drop_all_but_the_last(first)
     assert not any(each.exists() for each in lost_from)
     with pytest.warns(RuntimeWarning, match="of the log is gone"):
-        rest = list(batches)
+        rest = list(pieces)
     assert rest
     kept = all_records(path)
-    assert [offset for batch in rest for offset in batch.offsets][-len(kept) :] == [record.offset for record in kept]
+    offsets = [record.offset for piece in rest for record in piece.records()]
+    assert offsets[-len(kept) :] == [record.offset for record in kept]
 
 
 def test_topic_that_is_not_there_on_the_executor_says_what_logs_need(tmp_path: Path) -> None:

@@ -127,6 +127,27 @@ class Batch(Shown):
         part._headers = self._headers and self._headers[take]
         return part
 
+    @property
+    def content_bytes(self) -> int:
+        """The bytes of keys, values and headers; for a part of a stored batch its share of them, by records."""
+        at = self._header
+        return (at.value_bytes + at.key_bytes + at.header_bytes) * len(self) // at.record_count
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the batch's columns keep in memory."""
+        at = self._header
+        return max(at.length, at.value_bytes + at.key_bytes + at.header_bytes)
+
+    def part(self, first: int, stop: int) -> Batch:
+        """The records with the numbers [first, stop), where 0 is the first that the batch shows."""
+        start = self.offsets.start
+        return self.between(start + first, start + stop)
+
+    def offset_of(self, number: int) -> int:
+        """The offset of a record. For the number after the last one: where a reader continues after the batch."""
+        return self.offsets.start + number if number < len(self) else self.next_offset
+
     def decode(self) -> None:
         """Decode the columns now, once for all parts that `between` gives."""
         _ = self.values, self.keys, self.timestamps, self.headers

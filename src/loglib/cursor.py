@@ -15,8 +15,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from .batch import Batch, stored_header
+from .bundle import Bundle
 from .errors import CorruptLogError, InvalidOffsetError, LogError, LogMovedError, OffsetOutOfRangeError
 from .format.watermark import Mark
 from .gaps import Gap
@@ -25,12 +27,17 @@ from .records import Damage
 from .segment import SegmentReader
 from .unique import Unique
 
-__all__ = ["BLOCK_BYTES", "Cursor"]
+__all__ = ["BLOCK_BYTES", "Cursor", "Piece"]
 
 logger = logging.getLogger("loglib")
 
 # The size of one read: a few batches, to spread the cost of the call, but small enough for the L2 cache.
 BLOCK_BYTES = 1 << 20
+_FEW = 16  # batches of a block: with so few, a batch that is read in part would cost a good part of the block
+_MANY = 64  # batches of a block: so many are read as a bundle; NumPy's calls cost as much as about ten batches
+
+Piece = Batch | Bundle
+P = TypeVar("P", bound=Piece)
 
 
 class Cursor(Unique):
@@ -54,6 +61,7 @@ class Cursor(Unique):
         self._last_read: tuple[int, int] | None = None
         self._segment: SegmentReader | None = None
         self._block_bytes = BLOCK_BYTES
+        self._small: bool | None = None  # whether the next block may have many small batches; None: nothing is read yet
         self._restored = log.restored  # its value when the segment was opened
 
     @classmethod
@@ -88,11 +96,18 @@ class Cursor(Unique):
         older state of the log in place, it raises `OffsetOutOfRangeError`, or `LogMovedError` if that state
         has since continued with other records.
         """
+        return self._read_on(self._batches, limit)
+
+    def read_pieces(self, limit: int) -> list[Piece]:
+        """The same records. A block of many small batches comes as one bundle, which costs a tenth of its batches."""
+        return self._read_on(self._pieces, limit)
+
+    def _read_on(self, read: Callable[[SegmentReader, int, int], list[P]], limit: int) -> list[P]:
         while True:
             if self._restored != self.log.restored:
                 limit = self._check_restored(limit)
             try:
-                return self._read(limit)
+                return self._read(read, limit)
             except CorruptLogError as error:
                 self.log.look(patient=False)  # files that were replaced look like damage
                 if self._restored != self.log.restored:
@@ -129,7 +144,7 @@ class Cursor(Unique):
                 return limit
         return mark.flushed_end
 
-    def _read(self, limit: int) -> list[Batch]:
+    def _read(self, read: Callable[[SegmentReader, int, int], list[P]], limit: int) -> list[P]:
         looked_again = False
         while self.position < limit:
             segment = self._segment
@@ -140,16 +155,8 @@ class Cursor(Unique):
                 self.close()
                 continue
             stop = limit if end is None else min(limit, end)
-            batches = segment.batches(self.position, stop, block_bytes=self._block_bytes)
-            if batches:
-                self._check_chain(batches, segment, limit)
-                used = stored_header(batches[-1]).next_offset - self.position
-                self.position += used
-                # Batches have similar sizes: about as many fit the next block, and no batch is read in part.
-                self._block_bytes = used + used // 16 if used > BLOCK_BYTES // 2 else BLOCK_BYTES
-                if self._skip_before > stored_header(batches[0]).base_offset:
-                    batches[0] = batches[0].between(self._skip_before, self.position)
-                return batches
+            if pieces := read(segment, stop, limit):
+                return pieces
             self.log.check_not_dropped(self.position)  # if so, the index no longer has this segment's end
             if looked_again:
                 position = segment.file_position(self.position)
@@ -157,6 +164,45 @@ class Cursor(Unique):
             self.log.refresh()  # the writer may have rolled since the last look
             looked_again = True
         return []
+
+    def _pieces(self, segment: SegmentReader, stop: int, limit: int) -> list[Piece]:
+        if self._small is None and Bundle.costs_no_import():
+            with suppress(CorruptLogError):  # reading meets it again
+                self._small = segment.header_at(self.position).length <= BLOCK_BYTES // _MANY
+        bundle = self._bundle(segment, stop, limit) if self._small else None
+        return [*self._batches(segment, stop, limit)] if bundle is None else [bundle]
+
+    def _bundle(self, segment: SegmentReader, stop: int, limit: int) -> Bundle | None:
+        """The small batches of the next block; None if they are few, or if anything about them is unusual."""
+        bundle = Bundle.read(segment, self.position, stop, block_bytes=BLOCK_BYTES)
+        if bundle is None or bundle.batch_count < _MANY or not self._is_linked(bundle, segment, limit):
+            return None
+        begin, self.position = self.position, bundle.next_offset
+        self._last_read = self.position, bundle.last_crc
+        return bundle.between(self._skip_before, self.position) if self._skip_before > begin else bundle
+
+    def _is_linked(self, bundle: Bundle, segment: SegmentReader, limit: int) -> bool:
+        """Whether the bundle follows the batch read last, and the next batch follows the bundle."""
+        last_read = self._last_read
+        if last_read is not None and last_read[0] == self.position and last_read[1] != bundle.previous_crc:
+            return False
+        return self._link_at(bundle.next_offset, segment, limit) in (None, bundle.last_crc)
+
+    def _batches(self, segment: SegmentReader, stop: int, limit: int) -> list[Batch]:
+        """The batches of the next block."""
+        batches = segment.batches(self.position, stop, block_bytes=self._block_bytes)
+        if not batches:
+            return []
+        self._check_chain(batches, segment, limit)
+        used = stored_header(batches[-1]).next_offset - self.position
+        self.position += used
+        # Batches have similar sizes: about as many fit the next block, and no batch is read in part.
+        few = len(batches) <= _FEW and used > BLOCK_BYTES // 2
+        self._block_bytes = used + used // _FEW if few else BLOCK_BYTES
+        self._small = len(batches) >= _MANY
+        if self._skip_before > stored_header(batches[0]).base_offset:
+            batches[0] = batches[0].between(self._skip_before, self.position)
+        return batches
 
     def seek(self, offset: int) -> None:
         """Go to a record's offset or the flushed end. Raises the same errors as `Cursor.at`."""

@@ -17,6 +17,7 @@ from .append.producers import parse_producer, producer_id
 from .append.router import Load, append_loads, append_numbered, weigh
 from .arguments import HeadersLike, check_count, gather_columns, record_columns
 from .batch import Batch
+from .columnar import Columnar
 from .display import Shown, sized
 from .errors import OffsetOutOfRangeError, tell_not_appended
 from .format.batch import NO_PRODUCER
@@ -33,7 +34,7 @@ from .verify import Progress, VerifyReport, size_of, verify_log
 __all__ = ["Partition"]
 
 
-class Partition(Shown, Unique):
+class Partition(Shown, Columnar, Unique):
     """One partition of a topic; made by `Topic`, never directly."""
 
     def __init__(self, access: Access) -> None:

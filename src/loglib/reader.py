@@ -24,12 +24,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from operator import length_hint
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers
 from .batch import Batch
-from .cursor import Cursor
+from .bundle import Bundle
+from .cursor import BLOCK_BYTES, Cursor, Piece
 from .display import Shown, sized
 from .errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
 from .log import LOOK_S, Log, marks_at_once
@@ -37,6 +39,9 @@ from .records import Damage, Record
 from .starts import resolve
 from .system.wait import Waiter
 from .unique import Unique
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["OnGap", "Reader", "StartLike", "watch"]
 
@@ -85,9 +90,9 @@ class Reader(Shown, Unique):
         self._reading = threading.Lock()  # held while files are in use, so that close() can see it
         self._waiter: Waiter | None = None
         self._watching = (0, 0)  # the waiter's process id, and the logs' number of restores when it was made
-        self._ready: deque[Batch] = deque()  # batches read ahead, oldest first; the first may be handed out in part
-        self._batch: Batch | None = None  # the batch whose records are being made, if it is the first of `_ready`
-        self._made = 0  # the records of `_batch` below this offset are made
+        self._ready: deque[Piece] = deque()  # read ahead, oldest first; the first may be handed out in part
+        self._piece: Piece | None = None  # the piece whose records are being made, if it is the first of `_ready`
+        self._made = 0  # how many records of `_piece` are made, or handed out as a whole
         self._records: list[Record] = []  # the records made last
         self._rest: Iterator[Record] = iter(self._records)  # the rest of them, not yet handed out
         self._left: list[Record] = []  # the records that were not yet handed out when the reader was closed
@@ -122,16 +127,87 @@ class Reader(Shown, Unique):
 
     def batches(self) -> Iterator[Batch]:
         """Iterate over batches (whole columns). A partly read batch yields its remaining records."""
-        while (batch := self._first(self._timeout)) is not None:
+        while (batch := self._first_batch(self._timeout)) is not None:
             yield self._take_batch(batch)
         self._check_not_cut_short()
 
     def _take_batch(self, batch: Batch) -> Batch:
         """The rest of the batch that is handed out next."""
-        part = batch.between(self._next_in(batch), batch.offsets.stop)
-        self._unmake()
-        self._batch, self._made = batch, batch.offsets.stop
+        part = batch.part(self._next_in(batch), len(batch))
+        self._take(batch)
         return part
+
+    def _take(self, piece: Piece) -> None:
+        """Note that the piece is handed out."""
+        self._unmake()
+        self._piece, self._made = piece, len(piece)
+
+    def _first_batch(self, timeout: float | None) -> Batch | None:
+        """The batch that is handed out next, perhaps in part; None if `_have_records` gives False."""
+        while (piece := self._first(timeout)) is not None:
+            if isinstance(piece, Batch):
+                return piece
+            self._unbundle(piece)
+        return None
+
+    def _unbundle(self, bundle: Bundle) -> None:
+        """Put the batches of the bundle's rest in its place."""
+        batches = bundle.part(self._next_in(bundle), len(bundle)).batches()
+        rest = islice(self._ready, 1, None)
+        self._unmake()
+        self._ready = deque([*batches, *rest])  # one step: from here on the bundle's progress does not count
+
+    def arrow(self, columns: Sequence[str] | None = None, *, batch_bytes: int = BLOCK_BYTES) -> pa.RecordBatchReader:
+        """The records as a `pyarrow.RecordBatchReader`, which reads while it is read; columns as in `Batch.to_arrow`.
+
+        Small batches are joined up to `batch_bytes` bytes of keys and values, and larger ones are cut; a larger record
+        comes by itself. About so much is in memory. A reader that follows gives what there is, and waits for more.
+        `tell` is behind the batch that was given last. The stream ends and raises as iterating does; an error comes
+        as it is if you iterate in Python, and in Arrow's words from other engines. Needs the extra [arrow].
+        """
+        import pyarrow as pa
+
+        from .format.arrow import schema_of
+
+        check_count("batch_bytes", batch_bytes)
+        return pa.RecordBatchReader.from_batches(schema_of(columns), self._arrow_batches(columns, batch_bytes))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The rest of the records, all columns, for what takes Arrow streams: DuckDB, Polars, pandas, DataFusion."""
+        return self.arrow().__arrow_c_stream__(requested_schema)
+
+    def _arrow_batches(self, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+        while self._first(self._timeout, wanted_bytes=batch_bytes // 2) is not None:
+            yield self._take_arrow(columns, batch_bytes)
+        self._check_not_cut_short()
+
+    def _take_arrow(self, columns: Sequence[str] | None, batch_bytes: int) -> pa.RecordBatch:
+        """The pieces that are ready, up to so many bytes, as one batch; at least one record."""
+        from .format.arrow import join
+
+        batches: list[pa.RecordBatch] = []
+        last = made = 0  # the last of the pieces, and how many of its records are taken
+        for number, piece in enumerate(self._ready):
+            start = self._next_in(piece)
+            rest = piece.part(start, len(piece))
+            size = rest.content_bytes
+            if size > batch_bytes:
+                if batches:
+                    break
+                rest = rest.part(0, max(1, len(rest) * batch_bytes // size))
+            try:
+                batches.append(rest.to_arrow(columns))
+            except CorruptLogError:
+                if not batches:
+                    raise
+                break  # the next call meets it again
+            batch_bytes -= size
+            last, made = number, start + len(rest)
+        joined = join(batches)
+        ready = deque(islice(self._ready, last, None))
+        self._unmake()
+        self._ready, self._piece, self._made = ready, ready[0], made
+        return joined
 
     def poll(
         self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: float | None = 0.0
@@ -139,8 +215,9 @@ class Reader(Shown, Unique):
         """Return up to `max_records` records, or the first that together reach `max_bytes` of keys and values.
 
         Waits up to `timeout` seconds (None: for ever) for the first record, and returns an empty list if
-        none comes. Without limits it returns one batch, or the rest of a partly read one. Raises
-        `LogClosedError` if the reader is closed, or if the topic is closed before a record comes.
+        none comes. Without limits it returns one batch, or the rest of a partly read one, or many small
+        batches that were read together. Raises `LogClosedError` if the reader is closed, or if the topic is
+        closed before a record comes.
         """
         for name, limit in (("max_records", max_records), ("max_bytes", max_bytes)):
             if limit is not None:
@@ -172,9 +249,9 @@ class Reader(Shown, Unique):
     def tell(self) -> dict[int, int]:
         """The offset of the next record for each partition."""
         positions = {partition: cursor.offset for partition, cursor in self._cursors.items()}
-        for batch in reversed(self._ready):
-            if (offset := self._next_in(batch)) < batch.offsets.stop:
-                positions[batch.partition] = offset
+        for piece in reversed(self._ready):
+            if (number := self._next_in(piece)) < len(piece):
+                positions[piece.partition] = piece.offset_of(number)
         return positions
 
     def seek(self, start: StartLike) -> None:
@@ -266,11 +343,11 @@ class Reader(Shown, Unique):
     # --- records ---------------------------------------------------------------------------------
 
     def _forget(self, partition: int) -> None:
-        """Drop the batches read ahead of this partition. Others stay: it may be impossible to read them again."""
-        if self._batch is not None and self._batch.partition == partition:
+        """Drop what is read ahead of this partition. The rest stays: it may be impossible to read it again."""
+        if self._piece is not None and self._piece.partition == partition:
             self._unmake()
-            self._batch = None
-        self._ready = deque(batch for batch in self._ready if batch.partition != partition)
+            self._piece = None
+        self._ready = deque(piece for piece in self._ready if piece.partition != partition)
 
     def _have_records(self, timeout: float | None) -> bool:
         """Fill `_rest`; False at the end, or after `timeout` seconds without a record."""
@@ -278,15 +355,15 @@ class Reader(Shown, Unique):
             return True
         if self._closed:
             return False
-        batch = self._first(timeout)
-        if batch is None:
+        piece = self._first(timeout)
+        if piece is None:
             return False
-        part, start = batch, self._next_in(batch)
-        if len(batch) > _RECORDS_AT_ONCE or start > batch.offsets.start:
-            batch.decode()  # once for all parts of the batch
-            part = batch.between(start, start + _RECORDS_AT_ONCE)
+        part, start = piece, self._next_in(piece)
+        if start or len(piece) > _RECORDS_AT_ONCE:
+            piece.decode()  # once for all its parts
+            part = piece.part(start, start + _RECORDS_AT_ONCE)
         records = part.records()
-        self._batch, self._made, self._records, self._rest = batch, part.offsets.stop, records, iter(records)
+        self._piece, self._made, self._records, self._rest = piece, start + len(part), records, iter(records)
         return True
 
     def _have_more(self, polled: list[Record], timeout: float | None) -> bool:
@@ -298,15 +375,15 @@ class Reader(Shown, Unique):
         except LogError:  # raised now, it would lose the polled records
             return False
 
-    def _next_in(self, batch: Batch) -> int:
-        """The offset of the next record to be handed out of a batch; the batch's end, if there is none."""
-        if batch is not self._batch:
-            return batch.offsets.start
+    def _next_in(self, piece: Piece) -> int:
+        """The number of the piece's record that is handed out next; the piece's length, if there is none."""
+        if piece is not self._piece:
+            return 0
         return self._made - length_hint(self._rest) - len(self._left)
 
     def _is_made(self) -> bool:
-        """Whether all records of the batch being handed out are made."""
-        return self._batch is None or self._made >= self._batch.offsets.stop
+        """Whether all records of the piece being handed out are made."""
+        return self._piece is None or self._made >= len(self._piece)
 
     def _unmake(self) -> None:
         """Forget the records that are made but not handed out. They are made again later."""
@@ -314,11 +391,17 @@ class Reader(Shown, Unique):
         self._made, self._records, self._rest = self._made - length_hint(self._rest), [], iter(())
         records.clear()  # a list iterator ends with its list, even if a loop holds the iterator
 
-    def _first(self, timeout: float | None) -> Batch | None:
-        """The batch that is handed out next, or its rest; None if `_have_records` gives False."""
+    def _first(self, timeout: float | None, *, wanted_bytes: int = 0) -> Piece | None:
+        """The piece that is handed out next, perhaps in part; None if `_have_records` gives False.
+
+        If there is one, as many more are read as have the wanted bytes together, and are there now.
+        """
         with self._reading:
             try:
-                return self._read_or_wait(timeout)
+                piece = self._read_or_wait(timeout)
+                if piece is not None and wanted_bytes:
+                    self._read_more(wanted_bytes)
+                return piece
             except LogClosedError:
                 if not self._closed:
                     raise
@@ -327,14 +410,14 @@ class Reader(Shown, Unique):
                 if self._closed:
                     self._release()
 
-    def _read_or_wait(self, timeout: float | None) -> Batch | None:
+    def _read_or_wait(self, timeout: float | None) -> Piece | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
             if self._ready:
-                if self._next_in(self._ready[0]) < self._ready[0].offsets.stop:
+                if self._next_in(self._ready[0]) < len(self._ready[0]):
                     return self._ready[0]
                 self._ready.popleft()
-                self._batch = None  # the last reference, so that the next block reuses memory in the processor's cache
+                self._piece = None  # the last reference, so that the next block reuses memory in the processor's cache
                 continue
             if self._read_ahead():
                 if self._waiter is not None:
@@ -346,6 +429,11 @@ class Reader(Shown, Unique):
             self._wait(remaining)
         return None
 
+    def _read_more(self, wanted_bytes: int) -> None:
+        with suppress(LogError):  # the next call meets it again
+            while sum(piece.content_bytes for piece in self._ready) < wanted_bytes and self._read_ahead():
+                pass
+
     def _read_ahead(self) -> bool:
         """Read one block of the next partition that has more; False if no partition has."""
         for _ in self._cursors:
@@ -356,26 +444,26 @@ class Reader(Shown, Unique):
                 continue
             place = cursor.place
             try:
-                batches = cursor.read(self._logs[partition].mark().flushed_end)
+                pieces = cursor.read_pieces(self._logs[partition].mark().flushed_end)
                 if self._skip:
-                    batches = list(filter(self._is_sound, batches))
-                if batches and batches[-1].next_offset > end:  # the end lies inside a batch or a block
-                    batches = [part for batch in batches if len(part := batch.between(0, end))]
+                    pieces = list(filter(self._is_sound, pieces))
+                if pieces and pieces[-1].next_offset > end:  # the end lies inside a batch or a block
+                    pieces = [part for piece in pieces if len(part := piece.between(0, end))]
                     cursor.seek(end)
-                self._ready = deque([*self._ready, *batches])
-            except BaseException:  # otherwise the batches that it has read would be skipped
+                self._ready = deque([*self._ready, *pieces])
+            except BaseException:  # otherwise what it has read would be skipped
                 cursor.place = place
                 raise
-            if batches:
+            if pieces:
                 return True
         return False
 
-    def _is_sound(self, batch: Batch) -> bool:
-        """Whether the batch's columns agree with its header. If not, the batch is a gap."""
+    def _is_sound(self, piece: Piece) -> bool:
+        """Whether the columns of a batch agree with its header. If not, the batch is a gap."""
         try:
-            batch.decode()
+            piece.decode()
         except CorruptLogError as error:
-            _note(self.gaps, Damage.of(error, batch.partition, range(batch.offsets.start, batch.next_offset)))
+            _note(self.gaps, Damage.of(error, piece.partition, range(piece.offset_of(0), piece.next_offset)))
             return False
         return True
 

@@ -343,7 +343,7 @@ class SegmentReader(Unique):
     ) -> None:
         self._files = files
         self.salt = identity.salt
-        self._partition = identity.partition
+        self.partition = identity.partition
         self.path = path
         self._fd = _open(files, path, within)
         if base_offset is not None:
@@ -410,7 +410,7 @@ class SegmentReader(Unique):
         batches: list[Batch] = []
         position = 0
         room = _MOST_DECOMPRESSED
-        salt, partition = self.salt, self._partition
+        salt, partition = self.salt, self.partition
         while position < len(block):
             try:
                 if batches and len(block) - position < BATCH_HEADER_BYTES:

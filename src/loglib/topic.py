@@ -47,6 +47,7 @@ from .arguments import (
     topic_path,
 )
 from .batch import Batch
+from .columnar import Columnar
 from .config import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
 from .display import Shown, sized
 from .errors import (
@@ -99,7 +100,7 @@ _HOUSEKEEPING_S = 60.0  # once a minute is often enough, because retention and r
 _in_child = in_child()
 
 
-class Topic(Shown):
+class Topic(Shown, Columnar):
     """A named, partitioned log. Open one with `Topic.open`."""
 
     def __init__(

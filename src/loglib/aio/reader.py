@@ -62,8 +62,11 @@ class AsyncReader(Unique):
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
         """Iterate over batches (whole columns). A partly read batch yields its remaining records."""
+        reader = self._reader
         while await self._wait_for(batches=True):
-            yield self._reader._take_batch(self._reader._ready[0])
+            batch = reader._ready[0]
+            assert isinstance(batch, Batch)  # a bundle has been replaced by its batches
+            yield reader._take_batch(batch)
         self._end()
 
     @property
@@ -108,7 +111,7 @@ class AsyncReader(Unique):
                 if self._watch.replaced:
                     self._watch.replaced = False
                     await self._calls(self._look)
-            if await self._calls(reader._first if batches else reader._have_records, 0.0):
+            if await self._calls(reader._first_batch if batches else reader._have_records, 0.0):
                 return True
             if reader.closed or not reader._follow:
                 return False

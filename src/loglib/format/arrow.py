@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from .batch import Header
+from .bundle import Bundled, Items
 from .columns import BadColumns, BinaryColumn, HeadersColumn, Layout, bitmap_bytes, header_columns, offsets_bytes
 
-__all__ = ["SCHEMA", "record_batch"]
+__all__ = ["SCHEMA", "bundle_batch", "join", "record_batch", "schema_of"]
 
 _BINARY, _STRING, _TIMESTAMP = pa.binary(), pa.string(), pa.timestamp("us", tz="UTC")
 _HEADER_TYPE = pa.struct([pa.field("key", _STRING), pa.field("value", _BINARY)])
@@ -44,18 +45,40 @@ def record_batch(
 
     Raises `BadColumns` if the columns do not fit each other.
     """
-    view = _View(header, memoryview(data)[body_at:], at)
+    view, schema = _View(header, memoryview(data)[body_at:], at), schema_of(columns)
+    return pa.RecordBatch.from_arrays([view.column(name, partition) for name in schema.names], schema=schema)
+
+
+def bundle_batch(
+    partition: int, facts: Bundled, block: bytes, *, columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """The records of many small batches. Their keys and values are copied once, since a column is contiguous."""
+    schema = schema_of(columns)
+    return pa.RecordBatch.from_arrays(
+        [_bundle_column(name, partition, facts, block) for name in schema.names], schema=schema
+    )
+
+
+def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The batches as one; more than one are copied, since a column is contiguous."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    columns = [pa.concat_arrays(arrays) for arrays in zip(*(batch.columns for batch in batches), strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=first.schema)
+
+
+def schema_of(columns: Sequence[str] | None) -> pa.Schema:
+    """The schema of these columns, in this order; of all, if `columns` is None."""
     if columns is None:
-        columns, schema = _NAMES, SCHEMA
-    else:
-        if isinstance(columns, str):
-            raise TypeError(f"columns must be names in a list, not {columns!r}")
-        columns = list(columns)
-        unknown = [name for name in columns if name not in _NAMES]
-        if unknown:
-            raise ValueError(f"no column {unknown[0]!r}; there are {SCHEMA.names}")
-        schema = pa.schema([SCHEMA.field(name) for name in columns])
-    return pa.RecordBatch.from_arrays([view.column(name, partition) for name in columns], schema=schema)
+        return SCHEMA
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be names in a list, not {columns!r}")
+    columns = list(columns)
+    unknown = [name for name in columns if name not in _NAMES]
+    if unknown:
+        raise ValueError(f"no column {unknown[0]!r}; there are {SCHEMA.names}")
+    return pa.schema([SCHEMA.field(name) for name in columns])
 
 
 class _View:
@@ -123,6 +146,40 @@ class _View:
             raise BadColumns(names_at.items, "a header name that is not UTF-8", "UTF-8") from error
         pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER_TYPE))
         return pa.Array.from_buffers(_HEADERS_TYPE, self._count, [present, counts], children=[pairs])
+
+
+def _bundle_column(name: str, partition: int, facts: Bundled, block: bytes) -> pa.Array:
+    count = len(facts.offsets)
+    match name:
+        case "key":
+            return _nulls(_BINARY, count) if facts.keys is None else _gathered(block, facts.keys, facts.keyed)
+        case "value":
+            return _gathered(block, facts.values, None)
+        case "partition":
+            return _partition_column(partition, count)
+        case "offset":
+            return _numbers(pa.int64(), facts.offsets)
+        case "timestamp":
+            return _numbers(_TIMESTAMP, facts.timestamps)
+        case _:
+            return _nulls(_HEADERS_TYPE, count)
+
+
+def _gathered(block: bytes, items: Items, present: np.ndarray[Any, Any] | None) -> pa.Array:
+    """The items as one array, copied batch by batch.
+
+    Arrow sees each column of the block as an item, and the bytes between two columns as another one. Taking every
+    second of them copies the columns in one loop in C++.
+    """
+    count = len(items.columns)
+    bounds = np.empty(2 * count + 1, np.int32)
+    bounds[0:-1:2], bounds[1::2], bounds[-1] = items.columns, items.columns + items.sizes, len(block)
+    pieces = pa.Array.from_buffers(_BINARY, 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(block)])
+    joined = pieces.take(_numbers(pa.int32(), np.arange(0, 2 * count, 2, dtype=np.int32))).buffers()[2]
+    offsets = np.zeros(len(items.starts) + 1, np.int32)
+    np.cumsum(items.ends - items.starts, out=offsets[1:])
+    validity = None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(_BINARY, len(items.starts), [validity, pa.py_buffer(offsets), joined])
 
 
 def _numbers(type_: pa.DataType, numbers: np.ndarray[Any, Any]) -> pa.Array:

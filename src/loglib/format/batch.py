@@ -72,6 +72,7 @@ __all__ = [
     "open_body",
     "parse_header",
     "stamp",
+    "unchecked_header",
 ]
 
 crc32c: Callable[..., int] = crc32.iscsi  # (data, initial=0) -> int; initial chains and salts
@@ -274,7 +275,7 @@ def parse_header(buffer: Buffer, position: int, *, salt: int, offset: int) -> He
     """
     if len(buffer) - position < HEADER_BYTES:
         raise BadBatch(len(buffer) - position, "the end of the data", f"a batch header of {HEADER_BYTES} bytes")
-    header = Header._make(_HEADER.unpack_from(buffer, position))
+    header = unchecked_header(buffer, position)
     if header.magic != MAGIC:
         raise BadBatch(0, f"bytes {header.magic.hex()}", f"the batch magic {MAGIC.hex()}")
     actual = crc32c(buffer[position + 8 : position + HEADER_BYTES], salt)
@@ -290,6 +291,11 @@ def parse_header(buffer: Buffer, position: int, *, salt: int, offset: int) -> He
         raise NewerBatch("batch flags", header.flags, _KNOWN_FLAGS)
     _check_sizes(header)
     return header
+
+
+def unchecked_header(buffer: Buffer, position: int) -> Header:
+    """The fields of the header at `position`, which has been checked before, or will be."""
+    return Header._make(_HEADER.unpack_from(buffer, position))
 
 
 def _check_sizes(header: Header) -> None:

@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..batch import Batch, stored_header
-from ..cursor import Cursor
+from ..bundle import Bundle
+from ..cursor import Cursor, Piece
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.watermark import Mark
 from ..log import Log
@@ -57,8 +57,8 @@ def scan(
     layout = _Layout(split.range, schema)
     pieces = (
         piece
-        for batch in _batches(split, fail_on_data_loss=fail_on_data_loss, skip_damage=skip_damage)
-        for piece in layout.pieces(batch, arrow_batch_bytes)
+        for read in _pieces(split, fail_on_data_loss=fail_on_data_loss, skip_damage=skip_damage)
+        for piece in layout.pieces(read, arrow_batch_bytes)
     )
     for group in _groups(pieces, arrow_batch_bytes):
         yield layout.record_batch(group)
@@ -67,7 +67,7 @@ def scan(
 # --- batches of the log ------------------------------------------------------------------------------
 
 
-def _batches(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False) -> Iterator[Batch]:
+def _pieces(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False) -> Iterator[Piece]:
     wanted = split.range
     on_damage = partial(_report, split) if skip_damage else None
     if wanted.storage.is_local:  # in an object store each segment says by itself which log it is of
@@ -76,9 +76,9 @@ def _batches(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False
         position = split.start_position
         while position < split.end_position:
             try:
-                for batch in _batches_from(log, position, split, on_damage):
-                    position = stored_header(batch).next_offset
-                    if part := _wanted_part(batch, wanted):
+                for piece in _pieces_from(log, position, split, on_damage):
+                    position = piece.next_offset
+                    if part := _wanted_part(piece, wanted):
                         yield part
                 return
             except OffsetOutOfRangeError as error:
@@ -93,9 +93,9 @@ def _batches(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False
                 position = error.log_start_offset
 
 
-def _batches_from(
+def _pieces_from(
     log: Log, position: int, split: Split, on_damage: Callable[[Damage], object] | None
-) -> Iterator[Batch]:
+) -> Iterator[Piece]:
     """The batches with base offsets in [position, the split's end). With `on_damage` damage is left out."""
     mark = log.mark()
     if position < mark.log_start_offset:
@@ -105,10 +105,12 @@ def _batches_from(
     first = _first_past_damage(log, position, mark) if skip else _first(log, position, mark)
     with closing(Cursor(log, first, on_damage=on_damage)) as cursor:
         while cursor.position < split.end_position:
-            for batch in cursor.read(split.range.flushed_end):
-                if stored_header(batch).base_offset >= split.end_position:
+            for piece in cursor.read_pieces(split.range.flushed_end):
+                if isinstance(piece, Bundle):
+                    piece = piece.beginning_before(split.end_position)
+                if piece.offset_of(0) >= split.end_position:
                     return
-                yield batch
+                yield piece
 
 
 def _as_planned(mark: Mark, wanted: Range) -> Mark:
@@ -154,12 +156,11 @@ def _report(split: Split, damage: Damage) -> None:
     report_gap(f"{wanted.path}, partition {wanted.partition}", damage._replace(offsets=lost))
 
 
-def _wanted_part(batch: Batch, wanted: Range) -> Batch | None:
-    """The part of the batch that is in the range; the batch may begin before it and end after it."""
-    offsets = batch.offsets
-    if offsets.start < wanted.start_offset or offsets.stop > wanted.end_offset:
-        batch = batch.between(wanted.start_offset, wanted.end_offset)
-    return batch if len(batch) else None
+def _wanted_part(piece: Piece, wanted: Range) -> Piece | None:
+    """The part of the piece that is in the range; the piece may begin before it and end after it."""
+    if piece.offset_of(0) < wanted.start_offset or piece.next_offset > wanted.end_offset:
+        piece = piece.between(wanted.start_offset, wanted.end_offset)
+    return piece if len(piece) else None
 
 
 # --- Arrow batches -----------------------------------------------------------------------------------
@@ -187,17 +188,17 @@ class _Layout:
         constants = [self._constant(name, 1) for name in self._names if name in self._constants]
         self._constant_bytes = sum(each.nbytes for each in constants)  # per record
 
-    def pieces(self, batch: Batch, limit_bytes: int) -> Iterator[_Piece]:
-        """The batch's columns, halved until each piece is within the limit or is one record."""
-        columns = batch.to_arrow(self._read)
+    def pieces(self, read: Piece, limit_bytes: int) -> Iterator[_Piece]:
+        """The columns of what was read, halved until each piece is within the limit or is one record."""
+        columns = read.to_arrow(self._read)
         fields = [field for name, field in zip(self._names, self._schema, strict=True) if name in self._read]
         for index, field in enumerate(fields):
             name = self._read[index]
             if field.type == pa.string():
-                columns = columns.set_column(index, name, self._text(batch, columns.column(index), field.name))
+                columns = columns.set_column(index, name, self._text(read, columns.column(index), field.name))
             if not field.nullable and columns.column(index).null_count:
-                self._refuse_null(batch, columns.column(index), field.name)
-        yield from self._halves(columns, _memory(batch), limit_bytes)
+                self._refuse_null(read, columns.column(index), field.name)
+        yield from self._halves(columns, read.held_bytes, limit_bytes)
 
     def record_batch(self, pieces: list[_Piece]) -> pa.RecordBatch:
         """The pieces as one batch, with all requested columns."""
@@ -229,19 +230,20 @@ class _Layout:
         yield from self._halves(columns.slice(0, half), held_bytes // 2, limit_bytes)
         yield from self._halves(columns.slice(half), held_bytes // 2, limit_bytes)
 
-    def _text(self, batch: Batch, column: pa.Array, name: str) -> pa.Array:
+    def _text(self, read: Piece, column: pa.Array, name: str) -> pa.Array:
         try:
             return column.cast(pa.string())  # checks UTF-8, copies nothing
         except pa.ArrowInvalid:
-            for offset, item in zip(batch.offsets, column.to_pylist(), strict=True):
+            for number, item in enumerate(column.to_pylist()):
                 try:
                     bytes(item or b"").decode()
                 except UnicodeDecodeError as reason:
-                    raise ValueError(f"{self._at(offset)}: the {name} is not UTF-8; read it as binary") from reason
+                    where = self._at(read.offset_of(number))
+                    raise ValueError(f"{where}: the {name} is not UTF-8; read it as binary") from reason
             raise
 
-    def _refuse_null(self, batch: Batch, column: pa.Array, name: str) -> None:
-        offset = batch.offsets[column.is_null().index(True).as_py()]
+    def _refuse_null(self, read: Piece, column: pa.Array, name: str) -> None:
+        offset = read.offset_of(column.is_null().index(True).as_py())
         raise ValueError(f"{self._at(offset)}: the {name} is null, and the schema says NOT NULL")
 
     def _at(self, offset: int) -> str:
@@ -259,12 +261,6 @@ def _repeat(value: str | int, count: int) -> pa.Array:
     text = value.encode()
     offsets = np.arange(count + 1, dtype=np.int32) * len(text)
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text * count)])
-
-
-def _memory(batch: Batch) -> int:
-    """Bytes that the batch's arrays keep in memory."""
-    header = stored_header(batch)
-    return max(header.length, header.value_bytes + header.key_bytes + header.header_bytes)
 
 
 def _groups(pieces: Iterable[_Piece], limit_bytes: int) -> Iterator[list[_Piece]]:
