@@ -15,11 +15,19 @@ from typing import Any
 import pytest
 
 from builders import BODY_AT, EVERYTHING, PLAIN, batch_of, encoded, forged, header_of, read_back, write_segment
-from loglib import Batch, CorruptLogError, LogError, RecordTooLargeError
+from conftest import run_python
+from loglib import Batch, CorruptLogError, LogError, RecordTooLargeError, Topic
 from loglib.format import columns
 from loglib.format.batch import layout
 from loglib.format.columns import Columns, Sizes
 from loglib.segment import HEADER_BYTES
+
+
+@pytest.fixture(autouse=True, params=["standard library", "arrow"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items are sliced in one of two ways, by how many they are; here each way takes all of them."""
+    monkeypatch.setattr(columns, "_ARROW_LEAST", 1 if request.param == "arrow" else 1 << 40)
+
 
 # --- there and back -----------------------------------------------------------------------------------
 
@@ -253,3 +261,18 @@ def batch_of_or_error(stored: bytes) -> Batch:
         return batch_of(stored)
     except BadBatch as error:
         raise CorruptLogError("here", error.at, error.found, error.expected) from error
+
+
+def test_a_reader_does_not_import_arrow(tmp_path: Path) -> None:
+    """It would need more memory than all that a reader keeps."""
+    with Topic.open(tmp_path / "topic") as topic:
+        topic.append_many([b"x" * size for size in range(1000)])
+    assert run_python(READ, tmp_path / "topic").split() == ["1000", "False"]
+
+
+READ = """
+import sys
+from loglib import Topic
+with Topic.open(sys.argv[1], mode="r") as topic:
+    print(sum(1 for _ in topic.read()), "pyarrow" in sys.modules)
+"""

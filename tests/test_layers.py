@@ -16,7 +16,7 @@ LAYERS = [
     {"config", "errors", "unique", "display"},
     {"lifetime"},
     {"system/files", "system/heap", "system/turn", "system/wait", "index", "format/jumps"},
-    {"system/directory"},
+    {"system/directory", "format/items"},
     {"format/columns", "format/codec"},
     {"format/batch", "records", "system/lock", "system/mounts", "system/clock"},
     {"format/bundle", "format/watermark"},

@@ -150,7 +150,14 @@ class Batch(Shown):
 
     def decode(self) -> None:
         """Decode the columns now, once for all parts that `between` gives."""
-        _ = self.values, self.keys, self.timestamps, self.headers
+        at = self._layout
+        _ = self.values
+        if at.keys is not None:
+            _ = self.keys
+        if at.timestamps is not None:
+            _ = self.timestamps
+        if at.headers is not None:
+            _ = self.headers
 
     @property
     def offsets(self) -> range:
@@ -206,11 +213,13 @@ class Batch(Shown):
 
     def records(self) -> list[Record]:
         """The records as `Record` objects."""
-        offsets = self.offsets
+        offsets, at = self.offsets, self._layout
+        # A column that is left out has the same item for each record, and needs no list.
+        times = repeat(self._header.base_timestamp) if at.timestamps is None else self.timestamps
+        keys = repeat(None) if at.keys is None else self.keys
+        headers = repeat(()) if at.headers is None else self.headers
         next_offsets = chain(range(offsets.start + 1, offsets.stop), (self.next_offset,))
-        fields = zip(
-            repeat(self.partition), offsets, self.timestamps, self.keys, self.values, self.headers, next_offsets
-        )
+        fields = zip(repeat(self.partition), offsets, times, keys, self.values, headers, next_offsets)
         return list(map(new_tuple, repeat(Record), fields))
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:

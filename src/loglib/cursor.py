@@ -272,7 +272,7 @@ class Cursor(Unique):
             return None
         with suppress(LogError):  # reading meets it again later
             if self.log.index.after(segment.base_offset) != offset:
-                return segment.header_at(offset).previous_crc
+                return segment.header_behind(offset).previous_crc
             with self.log.open_segment(offset, past_damage=True) as following:
                 return following.header_at(offset).previous_crc
         return None

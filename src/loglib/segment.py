@@ -345,6 +345,7 @@ class SegmentReader(Unique):
         self.salt = identity.salt
         self.partition = identity.partition
         self.path = path
+        self._behind = -1, b""  # an offset, and the bytes from there on, behind the batches that were read last
         self._fd = _open(files, path, within)
         if base_offset is not None:
             self.base_offset = base_offset
@@ -399,6 +400,16 @@ class SegmentReader(Unique):
         except (BadBatch, NewerBatch) as error:
             self.refuse(error, offset)
 
+    def header_behind(self, offset: int) -> Header:
+        """The same, for the offset where the batches end that were read last: their block often has it already."""
+        place, content = self._behind
+        if place != offset or len(content) < BATCH_HEADER_BYTES:
+            return self.header_at(offset)
+        try:
+            return parse_header(content, 0, salt=self.salt, offset=offset)
+        except (BadBatch, NewerBatch) as error:
+            self.refuse(error, offset)
+
     def batches(self, offset: int, limit: int, *, block_bytes: int) -> list[Batch]:
         """The whole checked batches from `offset` in one block, at least one below `limit`.
 
@@ -436,6 +447,7 @@ class SegmentReader(Unique):
                     break
                 self.refuse(error, offset)
             position += header.length
+        self._behind = offset + position, block[position : position + BATCH_HEADER_BYTES]
         return batches
 
     def headers(self, offset: int, limit: int) -> Iterator[Header]:

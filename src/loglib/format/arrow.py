@@ -74,7 +74,11 @@ def schema_of(columns: Sequence[str] | None) -> pa.Schema:
         return SCHEMA
     if isinstance(columns, str):
         raise TypeError(f"columns must be names in a list, not {columns!r}")
-    columns = list(columns)
+    return _schema_of(tuple(columns))
+
+
+@lru_cache(maxsize=64)  # for each batch of a stream it is the same
+def _schema_of(columns: tuple[str, ...]) -> pa.Schema:
     unknown = [name for name in columns if name not in _NAMES]
     if unknown:
         raise ValueError(f"no column {unknown[0]!r}; there are {SCHEMA.names}")

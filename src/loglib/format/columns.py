@@ -68,6 +68,7 @@ KEYS, NULL_VALUES, NULL_KEYS, TIMESTAMPS, HEADERS = 1, 2, 4, 8, 16  # flags in t
 _PIECE_BYTES = 256 << 10
 _MOST_PIECES = 400  # of a column; the system takes 1,024 in one write
 _KEPT_MOST = 1 << 16  # the most items of an offsets column that is kept for the next batch: at most 4 MiB are kept
+_ARROW_LEAST = 100  # items; fewer are sliced as fast by the standard library
 _UNIFORM_MOST = 8192  # limits the two caches of uniform columns to a few megabytes
 
 _new_tuple = tuple.__new__  # half the time of calling the NamedTuple; see bench/RESULTS.md
@@ -358,11 +359,19 @@ def decode_binary(data: bytes, body_at: int, at: BinaryColumn) -> list[bytes | N
     items: list[bytes | None]
     if stored and stored == _uniform_offsets(size // count, count):  # items of one size unpack twice as fast
         items = list(_uniform_struct(size // count, count).unpack_from(data, body_at + items_at))
+    elif count >= _ARROW_LEAST and {"pyarrow", "numpy"} <= sys.modules.keys() and sys.byteorder == "little":
+        from .items import items as through_arrow
+
+        null_at = None if validity is None else body_at + validity
+        found = through_arrow(data, count, body_at + offsets, body_at + items_at, size, null_at)
+        if found is None:
+            raise _falling(offsets, size)
+        return found
     else:
         bounds = _integers("i", data, body_at + offsets, count + 1)
         sizes = list(map(sub, bounds[1:], bounds))
         if bounds[0] != 0 or bounds[-1] != size or (sizes and min(sizes) < 0):
-            raise BadColumns(offsets, "column offsets that do not rise from 0 to the column's size", f"0 to {size}")
+            raise _falling(offsets, size)
         source = BytesIO(data)  # shares the bytes; its read() is the fastest way to slice in the standard library
         source.seek(body_at + items_at)
         items = list(map(source.read, sizes))
@@ -370,6 +379,10 @@ def decode_binary(data: bytes, body_at: int, at: BinaryColumn) -> list[bytes | N
         return items
     bits = _bits(data[body_at + validity : body_at + validity + bitmap_bytes(count)])
     return [item if bit == "1" else None for item, bit in zip(items, bits, strict=False)]
+
+
+def _falling(at: int, size_bytes: int) -> BadColumns:
+    return BadColumns(at, "column offsets that do not rise from 0 to the column's size", f"0 to {size_bytes}")
 
 
 def decode_timestamps(data: bytes, body_at: int, at: int, count: int) -> list[int]:
