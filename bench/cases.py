@@ -67,6 +67,7 @@ def all_cases(sizes: Sizes) -> list[Case]:
         *_synced_write_cases(sizes),
         *_partitioned_cases(sizes),
         *_read_cases(sizes),
+        *_small_batch_cases(sizes),
         *_compression_cases(sizes),
         *_follow_cases(sizes),
         *_group_cases(sizes),
@@ -203,6 +204,7 @@ def _partitioned_cases(sizes: Sizes) -> list[Case]:
 def _read_cases(sizes: Sizes) -> list[Case]:
     columns = (
         (OURS, "loglib"),
+        (f"{OURS}, pyarrow imported", "loglib, with Arrow"),
         ("slices of one buffer", "slices"),
         (OBVIOUS, "obvious"),
         (SQLITE, "sqlite3"),
@@ -218,6 +220,7 @@ def _read_cases(sizes: Sizes) -> list[Case]:
     )
     arrow = (
         (OURS, "loglib"),
+        (f"{OURS}, value alone", "loglib, value"),
         ("raw pread, 1 MiB blocks", "raw"),
         (f"{FLOOR}: pread and CRC", "floor"),
         (f"{ARROW}, mapped, unchecked", "arrow"),
@@ -239,7 +242,36 @@ def _read_cases(sizes: Sizes) -> list[Case]:
 
 
 # Which system's file is read by a system that has no file of its own; None: it reads memory.
-_FILES = {("read_columns", "slices"): None, ("read_records", "floor"): None, ("read_arrow", "floor"): "raw"}
+_FILES = {
+    ("read_columns", "slices"): None,
+    ("read_columns", "loglib, with Arrow"): "loglib",
+    ("read_records", "floor"): None,
+    ("read_arrow", "floor"): "raw",
+    ("read_arrow", "loglib, value"): "loglib",
+}
+
+
+def _small_batch_cases(sizes: Sizes) -> list[Case]:
+    """Reading what a program that flushes each call has written."""
+    return [
+        Case(
+            f"{title}[200B, batches of {per_call}]",
+            tuple(
+                Run(
+                    label,
+                    Job(kind, {"system": system, "shape": "200", "messages": messages}),
+                    Job("fill", {
+                        "system": "loglib", "shape": "200", "messages": messages, "per_call": per_call,
+                        "flush": "each call, no fsync",
+                    }),
+                )
+                for label, system in ((OURS, "loglib"), (f"{OURS}, batch by batch", "loglib, alone"))
+            ),
+            sizes.few_repeats,
+        )
+        for title, kind in (("read records", "read_records"), ("arrow", "read_arrow"))
+        for per_call, messages in ((1, sizes.messages // 10), (50, sizes.messages))
+    ]  # fmt: skip
 
 
 def _read_case(

@@ -17,8 +17,8 @@ class Options:
 
     values: dict[str, Option]
 
-    def text(self, name: str) -> str:
-        return str(self.values[name])
+    def text(self, name: str, default: str | None = None) -> str:
+        return str(self.values[name] if default is None else self.values.get(name, default))
 
     def number(self, name: str, default: int | None = None) -> int:
         return int(self.values[name] if default is None else self.values.get(name, default))

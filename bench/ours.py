@@ -1,16 +1,20 @@
 """Ours: loglib with the same few calls as the alternatives.
 
-Invariant: only the public API is used. Settings that a case does not name have their defaults, so a
-user gets the same figures.
+Invariant: only the public API is used, but by `batch_by_batch`. Settings that a case does not name have their defaults,
+so a user gets the same figures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+import loglib
 from loglib import Batch, FlushPolicy, Record, Topic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 NEVER = FlushPolicy(records=None, interval=None, bytes=None)  # Only flush() and close() flush.
 EACH_CALL = FlushPolicy(records=1, interval=None)
@@ -49,6 +53,17 @@ def batches(directory: Path) -> Iterator[Batch]:
     """Yield the batches of partition 0 from the beginning."""
     with Topic.open(directory, mode="r") as topic:
         yield from topic.batches(start="begin")
+
+
+def arrow(directory: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the Arrow batches of a stream."""
+    with Topic.open(directory, mode="r") as topic:
+        yield from topic.arrow(columns=columns)
+
+
+def batch_by_batch() -> None:
+    """Read small batches one by one from now on, as a program without NumPy does."""
+    vars(loglib.cursor)["_MANY"] = 1 << 60
 
 
 def records(directory: Path) -> Iterator[Record]:

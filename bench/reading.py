@@ -59,11 +59,11 @@ def read_arrow(directory: Path, options: Options) -> Measurement:
         from floors import pread_and_check
 
         return _measured(lambda: pread_and_check(directory / "raw"), options)
-    import pyarrow  # noqa: F401 - loaded before the clock starts.
+    read = _arrow_reader(options.text("system"), directory)
 
     def work() -> None:
         messages = 0
-        for batch in _arrow_batches(options.text("system"), directory):
+        for batch in read():
             messages += batch.num_rows
         _expect(messages, options)
 
@@ -72,6 +72,10 @@ def read_arrow(directory: Path, options: Options) -> Measurement:
 
 def _column_reader(directory: Path, options: Options) -> Callable[[], Iterable[Sequence[bytes | None]]]:
     system, keyed = options.text("system"), "+" in options.text("shape")
+    if system == "loglib, with Arrow":
+        import pyarrow  # noqa: F401 - so that loglib slices by it
+
+        system = "loglib"
     if system == "slices":
         return _slices(options)
     if system == "loglib":
@@ -93,9 +97,13 @@ def _column_reader(directory: Path, options: Options) -> Callable[[], Iterable[S
 
 def _record_reader(directory: Path, options: Options) -> Callable[[], Iterable[object]]:
     system, shape = options.text("system"), options.text("shape")
-    if system == "loglib":
+    if system.startswith("loglib"):
+        import numpy  # noqa: F401 - a reader of small batches would import it in the first round
+
         from ours import records
 
+        if system == "loglib, alone":
+            _batch_by_batch()
         return lambda: records(directory)
     if system == "floor":
         from floors import records_of
@@ -112,14 +120,26 @@ def _record_reader(directory: Path, options: Options) -> Callable[[], Iterable[o
     return lambda: lmdb_records(directory)
 
 
-def _arrow_batches(system: str, directory: Path) -> Iterator[pa.RecordBatch]:
-    if system == "loglib":
-        from ours import batches
+def _batch_by_batch() -> None:
+    from ours import batch_by_batch
 
-        return (batch.to_arrow() for batch in batches(directory))
+    batch_by_batch()
+
+
+def _arrow_reader(system: str, directory: Path) -> Callable[[], Iterable[pa.RecordBatch]]:
+    import pyarrow  # noqa: F401 - loaded before the clock starts
+
+    if system.startswith("loglib"):
+        import loglib.format.arrow  # noqa: F401 - the same
+        from ours import arrow, batches
+
+        if system == "loglib, alone":
+            _batch_by_batch()
+            return lambda: (batch.to_arrow() for batch in batches(directory))
+        return lambda: arrow(directory, ["value"] if system == "loglib, value" else None)
     from arrow_stream import arrow_batches
 
-    return arrow_batches(directory)
+    return lambda: arrow_batches(directory)
 
 
 def _obvious_values(directory: Path, *, keyed: bool) -> Iterator[list[bytes]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cases import ARROW, FILE_HANDLER, LMDB, OBVIOUS, OURS, RAW, SQLITE
+from cases import ARROW, FILE_HANDLER, FLOOR, LMDB, OBVIOUS, OURS, RAW, SQLITE
 
 if TYPE_CHECKING:
     from results import Results
@@ -37,10 +37,15 @@ _RATIOS = (
     ("read values[200B]", OURS, "slices of one buffer", 0.65, "of slicing one buffer"),
     ("read values[200B]", OURS, ARROW, 1.0, "x a pyarrow IPC stream to bytes"),
     ("read values[50-350B]", OURS, "slices of one buffer", 0.65, "of slicing one buffer"),
+    ("read values[50-350B]", f"{OURS}, pyarrow imported", "slices of one buffer", 1.1, "of slicing one buffer"),
     ("read values[50-350B]", OURS, ARROW, 1.0, "x a pyarrow IPC stream to bytes"),
     ("read records[200B]", OURS, SQLITE, 1.5, "x sqlite3, the same columns"),
     ("read records[200B]", OURS, OBVIOUS, 3.0, "x the obvious log"),
     ("to_arrow[200B]", OURS, "raw pread, 1 MiB blocks", 0.5, "of the raw pread"),
+    ("to_arrow[200B]", OURS, f"{FLOOR}: pread and CRC", 0.6, "of pread and CRC"),
+    ("to_arrow[200B]", f"{OURS}, value alone", f"{FLOOR}: pread and CRC", 0.75, "of pread and CRC, value alone"),
+    ("read records[200B, batches of 50]", OURS, f"{OURS}, batch by batch", 1.2, "x batch by batch"),
+    ("arrow[200B, batches of 50]", OURS, f"{OURS}, batch by batch", 4.5, "x batch by batch"),
     (_GROUP, f"{OURS}, topic.group().follow", f"{OURS}, topic.follow", 0.9, "of following without a group"),
     (_THREADS, OURS, SQLITE, 5.0, "x sqlite3, synchronous=FULL"),
     ("logging[text]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),

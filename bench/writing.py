@@ -95,7 +95,8 @@ def fill(directory: Path, options: Options) -> None:
         writer.append_many(in_blocks(values, keys))
         writer.close()
         return
-    writing = open_writer(options.text("system"), directory, flush="no fsync", gather=False, partitions=1)
+    flush = options.text("flush", "no fsync")
+    writing = open_writer(options.text("system"), directory, flush=flush, gather=False, partitions=1)
     _calls(values, keys, options.number("per_call"))(writing)
     writing.flush()
     writing.close()

@@ -364,8 +364,8 @@ def test_a_program_without_numpy_imports_it_only_for_many_small_batches(open_top
         for _ in range(3):
             topic.append(b"x", sync=True)
         assert run_python(IMPORTED, path).strip() == "False"
-        for _ in range(5000):
-            topic.append(b"x" * 100)
+        for _ in range(17_000):
+            topic.append(b"x")
             topic.flush()
     assert run_python(IMPORTED, path).strip() == "True"
 

@@ -53,7 +53,7 @@ class Bundle:
 
     @staticmethod
     def costs_no_import() -> bool:
-        """Whether the program uses NumPy already. To import it takes as long as reading ten thousand small batches."""
+        """Whether the program has imported NumPy already."""
         return "numpy" in sys.modules
 
     @classmethod

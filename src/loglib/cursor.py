@@ -35,6 +35,7 @@ logger = logging.getLogger("loglib")
 BLOCK_BYTES = 1 << 20
 _FEW = 16  # batches of a block: with so few, a batch that is read in part would cost a good part of the block
 _MANY = 64  # batches of a block: so many are read as a bundle; NumPy's calls cost as much as about ten batches
+_WORTH_IMPORT = 8192  # batches read one by one: to import NumPy takes as long
 
 Piece = Batch | Bundle
 P = TypeVar("P", bound=Piece)
@@ -62,6 +63,7 @@ class Cursor(Unique):
         self._segment: SegmentReader | None = None
         self._block_bytes = BLOCK_BYTES
         self._small: bool | None = None  # whether the next block may have many small batches; None: nothing is read yet
+        self._alone = 0  # the number of small batches that were read one by one
         self._restored = log.restored  # its value when the segment was opened
 
     @classmethod
@@ -199,7 +201,10 @@ class Cursor(Unique):
         # Batches have similar sizes: about as many fit the next block, and no batch is read in part.
         few = len(batches) <= _FEW and used > BLOCK_BYTES // 2
         self._block_bytes = used + used // _FEW if few else BLOCK_BYTES
-        self._small = len(batches) >= _MANY
+        self._small = False
+        if len(batches) >= _MANY:
+            self._alone += len(batches)
+            self._small = self._alone >= _WORTH_IMPORT or Bundle.costs_no_import()
         if self._skip_before > stored_header(batches[0]).base_offset:
             batches[0] = batches[0].between(self._skip_before, self.position)
         return batches
