@@ -134,6 +134,22 @@ def test_caller_without_an_end_to_wait_for_has_its_turn_among_those_that_come_an
     assert slowest < 2
 
 
+def test_turn_is_taken_at_once_only_if_nobody_else_wants_it() -> None:
+    turn = Turn()
+    done: list[int] = []
+    turn.take_at_once(lambda: done.append(1))
+    holder = Holder(turn)
+    turn.take_at_once(lambda: done.append(2))
+    holder.end()
+    assert done == [1], "another had it"
+    turn._expected = 2
+    turn.take_at_once(lambda: done.append(3))
+    assert done == [1], "another is expected, and is to share the action"
+    turn.take(lambda: None, unless=lambda: False)
+    turn.take_at_once(lambda: done.append(4))
+    assert done == [1, 4]
+
+
 # --- interrupts --------------------------------------------------------------------------------------
 
 
@@ -156,6 +172,20 @@ def test_interrupt_at_any_point_leaves_the_turn_free() -> None:
         return interrupted
 
     assert len(list(every_point(once, lines_only=False))) > 5
+
+
+def test_interrupt_at_any_point_of_a_turn_taken_at_once_leaves_it_free() -> None:
+    def once(interrupter: Interrupter) -> bool:
+        turn = Turn()
+        interrupted = False
+        try:
+            interrupter.run(lambda: turn.take_at_once(lambda: 1))
+        except KeyboardInterrupt:
+            interrupted = True
+        assert is_free(turn), interrupter.where
+        return interrupted
+
+    assert len(list(every_point(once, lines_only=False))) > 3
 
 
 def test_interrupt_at_any_point_of_a_wait_leaves_the_turn_to_who_has_it() -> None:

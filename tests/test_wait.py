@@ -354,3 +354,17 @@ def test_closed_observer_has_no_descriptors() -> None:
     assert len(observer.descriptors()) == (2 if observer.reports else 1)
     observer.close()
     assert observer.descriptors() == []
+
+
+def test_report_that_somebody_else_has_taken_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked child shares the descriptors until it has its own."""
+
+    def read(fd: int, size: int) -> bytes:
+        raise BlockingIOError
+
+    waiter = Waiter([])
+    waiter.wake()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", read)
+        assert waiter.wait(60.0) is False
+    waiter.close()

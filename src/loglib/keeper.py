@@ -23,7 +23,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 
 from . import description
 from .append.writer import Writer
@@ -86,7 +86,7 @@ class Keeper(Unique):
         """Note that this process writes the partition, and so may drop its segments."""
         with self._lock:
             self._kept[partition].own(writer)
-            writer.disk.segment_limit = lambda: self._segment_limit
+            writer.disk.segment_limit = partial(getattr, self, "_segment_limit")  # in C: each write asks
             self._limit_segments()
 
     def run(self, partition: int, *, rolled: bool = False) -> None:

@@ -207,6 +207,22 @@ class Log(Unique):
                 return self._proven_mark()
         return watermark.read() or self._proven_mark()
 
+    def news(self) -> Mark | None:
+        """The ends after the next publication, for a follower at the end of the log; None if only `mark` can tell."""
+        if time.monotonic() >= self._look_at:
+            return None
+        if self.writer is not None:
+            mark = self.writer.mark()
+        elif (watermark := self._watermark) is None or (found := watermark.news()) is None:
+            return None
+        else:
+            mark = found
+        return None if mark.held_txn else mark
+
+    def watermark_of_another(self) -> WatermarkReader | None:
+        """The open watermark of a writer in another process; None if the writer is here, or if none is open."""
+        return self._watermark if self.writer is None else None
+
     def look(self, *, patient: bool = True) -> None:
         """Use the watermark that the path names now. `LogMovedError` if the log is no longer there.
 

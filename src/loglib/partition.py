@@ -9,7 +9,7 @@ Threads: safe for all; each of its readers belongs to one thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from .access import Access
@@ -182,11 +182,21 @@ class Partition(Shown, Columnar, Unique):
             [access.log], start, end=end, on_gap=on_gap, clock=access.clock, track=access.handles.track,
         )  # fmt: skip
 
-    def follow(self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise") -> Reader:
-        """A reader that waits for more, for ever or until `timeout` seconds pass without a record."""
+    def follow(
+        self,
+        start: StartLike = "end",
+        timeout: float | None = None,
+        *,
+        spin: timedelta | None = None,
+        on_gap: OnGap = "raise",
+    ) -> Reader:
+        """A reader that waits for more, for ever or until `timeout` seconds pass without a record.
+
+        `spin` is as in `Topic.follow`.
+        """
         return Reader(
-            [self._access.log], start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._access.clock,
-            track=self._access.handles.track,
+            [self._access.log], start, follow=True, timeout=timeout, spin=spin, on_gap=on_gap,
+            clock=self._access.clock, track=self._access.handles.track,
         )  # fmt: skip
 
     def batches(

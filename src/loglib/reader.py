@@ -17,18 +17,20 @@ Threads: a reader belongs to one thread. `close` may be called from any thread, 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Literal
 
-from .arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers
+from .arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers, spin_seconds
 from .batch import Batch
 from .bundle import Bundle
 from .cursor import BLOCK_BYTES, Cursor, Piece
@@ -73,6 +75,7 @@ class Reader(Shown, Unique):
         end: StartLike | None = None,
         follow: bool = False,
         timeout: float | None = None,
+        spin: timedelta | None = None,
         on_gap: OnGap = "raise",
         track: Callable[[Callable[[str], None]], object],
     ) -> None:
@@ -85,10 +88,12 @@ class Reader(Shown, Unique):
         self._clock = clock
         self._follow = follow
         self._timeout = timeout
+        self._spin_s = spin_seconds(spin)  # how long a wait reads the watermarks again and again before it sleeps
         self._closed = False
         self._why = ""  # why the reader is closed, if its topic was closed
         self._reading = threading.Lock()  # held while files are in use, so that close() can see it
         self._waiter: Waiter | None = None
+        self._has_waited = False  # since the last look: then most often there is one small batch to read
         self._watching = (0, 0)  # the waiter's process id, and the logs' number of restores when it was made
         self._ready: deque[Piece] = deque()  # read ahead, oldest first; the first may be handed out in part
         self._piece: Piece | None = None  # the piece whose records are being made, if it is the first of `_ready`
@@ -412,6 +417,7 @@ class Reader(Shown, Unique):
 
     def _read_or_wait(self, timeout: float | None) -> Piece | None:
         deadline = None if timeout is None else time.monotonic() + timeout
+        spin_until: float | None = None
         while not self._closed:
             if self._ready:
                 if self._next_in(self._ready[0]) < len(self._ready[0]):
@@ -419,20 +425,41 @@ class Reader(Shown, Unique):
                 self._ready.popleft()
                 self._piece = None  # the last reference, so that the next block reuses memory in the processor's cache
                 continue
-            if self._read_ahead():
+            if self._read_news() or self._read_ahead():
                 if self._waiter is not None:
                     self._waiter.progressed()
                 continue
             remaining = None if deadline is None else deadline - time.monotonic()
             if not self._follow or (remaining is not None and remaining <= 0):
                 return None
-            self._wait(remaining)
+            if self._spin_s and spin_until is None:
+                spin_until = time.monotonic() + self._spin_s
+            if spin_until is None or not self._spin(spin_until, deadline):
+                self._wait(remaining)
         return None
 
     def _read_more(self, wanted_bytes: int) -> None:
         with suppress(LogError):  # the next call meets it again
             while sum(piece.content_bytes for piece in self._ready) < wanted_bytes and self._read_ahead():
                 pass
+    def _read_news(self) -> bool:
+        """After a wait: read the one batch that a partition has got, in few steps. False: `_read_ahead` must look.
+
+        Only once after each wait, so that a busy partition does not keep the others from their turns.
+        """
+        waited, self._has_waited = self._has_waited, False
+        for cursor in self._cursors.values() if waited else ():
+            place = cursor.place
+            try:
+                batch = cursor.read_news()
+                if batch is not None and (not self._skip or self._is_sound(batch)):
+                    self._ready = deque([*self._ready, batch])
+            except BaseException:  # otherwise the batch that it has read would be skipped
+                cursor.place = place
+                raise
+            if batch is not None:
+                return True
+        return False
 
     def _read_ahead(self) -> bool:
         """Read one block of the next partition that has more; False if no partition has."""
@@ -467,9 +494,27 @@ class Reader(Shown, Unique):
             return False
         return True
 
+    def _spin(self, until: float, deadline: float | None) -> bool:
+        """Read the watermarks again and again. False when it is time to sleep; True to look, whatever it has seen.
+
+        A log that this process writes is not spun on: its writer needs the interpreter, and wakes the reader.
+        """
+        now = time.monotonic()
+        watermarks = [log.watermark_of_another() for log in self._logs.values()]
+        if now >= until or None in watermarks:
+            return False
+        until = min(until, now + LOOK_S, math.inf if deadline is None else deadline)
+        self._has_waited = True
+        while not self._closed and time.monotonic() < until:
+            for watermark in watermarks:
+                if watermark is None or watermark.has_news():
+                    return True
+        return True
+
     def _wait(self, timeout: float | None) -> None:
         # A forked child needs its own waiter. Replaced files need a new one.
-        watching = os.getpid(), sum(log.restored for log in self._logs.values())
+        watching = os.getpid(), sum([log.restored for log in self._logs.values()])
+        self._has_waited = True
         if self._waiter is None or self._watching != watching:
             self._waiter, self._watching = watch(self._logs.values()), watching
             return  # the caller looks once more: records from before the watch are not reported

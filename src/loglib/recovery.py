@@ -50,8 +50,8 @@ from .system.directory import Directory
 from .system.files import Files
 
 __all__ = [
-    "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "measure", "proven_end",
-    "rebuild_watermark", "recover", "tail_at",
+    "NO_SECTIONS", "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "measure",
+    "proven_end", "rebuild_watermark", "recover", "tail_at",
 ]  # fmt: skip
 
 logger = logging.getLogger("loglib")

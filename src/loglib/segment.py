@@ -450,6 +450,22 @@ class SegmentReader(Unique):
         self._behind = offset + position, block[position : position + BATCH_HEADER_BYTES]
         return batches
 
+    def only_batch(self, offset: int, limit: int, *, previous_crc: int) -> Batch | None:
+        """The one checked batch between the offsets, if it follows the batch with this CRC and is not compressed.
+
+        None for anything else: `batches` reads it, and tells what is wrong. One pread.
+        """
+        size, position = limit - offset, HEADER_BYTES + offset - self.base_offset
+        try:
+            block = self._files.pread(self._fd, size, position)
+            header = parse_header(block, 0, salt=self.salt, offset=offset)
+            if header.length != size or header.codec or header.previous_crc != previous_crc:
+                return None
+            check_body(header, memoryview(block)[BATCH_HEADER_BYTES:])
+        except (OSError, BadBatch, NewerBatch):
+            return None
+        return Batch(self.partition, header, block, BATCH_HEADER_BYTES, Source(self.path, position))
+
     def headers(self, offset: int, limit: int) -> Iterator[Header]:
         """The headers of all batches from `offset` to `limit`, without reading bodies."""
         window, begin = b"", offset

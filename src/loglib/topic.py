@@ -75,7 +75,7 @@ from .keeper import Keeper
 from .lifetime import at_exit, in_child, is_interrupting, try_each
 from .partition import Partition
 from .reader import OnGap, Reader, StartLike
-from .records import OffsetRange, Position
+from .records import OffsetRange, Position, new_tuple
 from .retention import Decision
 from .segment import Identity
 from .stats import TopicStats, stats_of_partition
@@ -367,6 +367,15 @@ class Topic(Shown, Columnar):
                     except BaseException:
                         batch.resume()  # an interrupt came between the position and the value
                         raise
+        if (
+            (sync or self.config.flush.records == 1) and type(value) is bytes and key is None and partition is None
+            and timestamp is None and headers is None and producer is None
+        ):  # fmt: skip
+            if writer is None or len(self._handles.writers) > 1:
+                writer = self._choose(1, len(value))
+            offset = writer.append_lone(value, sync=sync)
+            if offset is not None:
+                return new_tuple(Position, (writer.partition, offset))
         columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self.config.max_record_bytes)
         if producer is not None:
             return self._append_numbered(Load(columns, size), parse_producer(producer), partition, sync=sync)
@@ -376,7 +385,7 @@ class Topic(Shown, Columnar):
             writer = self._writer_of(self._partition_of(columns.keys[0]))
         else:
             writer = self._choose(1, size)
-        return Position(writer.partition, writer.append(columns, size, sync=sync).start)
+        return new_tuple(Position, (writer.partition, writer.append(columns, size, sync=sync).start))
 
     def _append_numbered(self, load: Load, by: Producer, partition: int | None, *, sync: bool) -> Position:
         """Append one record of a producer. A repeated call must come to the same partition."""
@@ -467,7 +476,7 @@ class Topic(Shown, Columnar):
         self._check_writable()
         failed: list[tuple[Writer, Exception]] = []
         try:
-            try_each(list(self._handles.writers), lambda writer: writer.flush(), failed)
+            try_each(list(self._handles.writers), Writer.flush, failed)
         except BaseException:  # an interrupt: no call has raised the collected errors yet
             for writer, each in failed:
                 if isinstance(each, LogError):
@@ -491,13 +500,27 @@ class Topic(Shown, Columnar):
         logs = [each.log for each in self._accesses]
         return Reader(logs, start, end=end, on_gap=on_gap, clock=self._clock, track=self._handles.track)
 
-    def follow(self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise") -> Reader:
-        """A reader that waits for more, for ever or until `timeout` seconds pass without a record."""
+    def follow(
+        self,
+        start: StartLike = "end",
+        timeout: float | None = None,
+        *,
+        spin: timedelta | None = None,
+        on_gap: OnGap = "raise",
+    ) -> Reader:
+        """A reader that waits for more, for ever or until `timeout` seconds pass without a record.
+
+        With `spin`, a timedelta, the reader looks again and again for so long before it sleeps. A record of another
+        process then comes in about half the time. The price: a whole core while it looks, and other Python threads of
+        this process hardly run. Where no core is free, records come later than without. A partition that this process
+        writes is never waited for so.
+        """
         self._handles.check_open()
         logs = [each.log for each in self._accesses]
         return Reader(
-            logs, start, follow=True, timeout=timeout, on_gap=on_gap, clock=self._clock, track=self._handles.track
-        )
+            logs, start, follow=True, timeout=timeout, spin=spin, on_gap=on_gap, clock=self._clock,
+            track=self._handles.track,
+        )  # fmt: skip
 
     def batches(
         self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"
@@ -810,7 +833,8 @@ class Topic(Shown, Columnar):
         return any(each is not None for each in clocked) or policy.keep_free > 0
 
     def _check_writable(self) -> None:
-        self._handles.check_open()
+        if self._handles.closed is not None:
+            self._handles.check_open()
         if self.mode != "a":
             raise ReadOnlyError(self.path)
 
@@ -837,7 +861,7 @@ class Topic(Shown, Columnar):
         sticky = self._sticky
         if sticky is None or not sticky.batch.values or not sticky.batch.has_room(records, size_bytes):
             writers = self._handles.writers or [self._own_any()]
-            sticky = self._sticky = writers[_random_below(len(writers))]
+            sticky = self._sticky = writers[_random_below(len(writers)) if len(writers) > 1 else 0]
         return sticky
 
     def _spread(self, columns: Columns, partition: int | None, keyless: Callable[[], int]) -> dict[int, Columns]:

@@ -40,7 +40,7 @@ class ActiveSegment(Unique):
 
     def write(self, parts: Sequence[Buffer], offset: int) -> None:
         """Write a batch that begins at `offset`, where the file must end. Handed to the system."""
-        position = self.file_position(offset)
+        position = HEADER_BYTES + offset - self.base_offset
         self.look(position)
         self._reach = max(self._reach, position + sum(map(len, parts)))
         self._files.write_all(self.fd, parts, position)

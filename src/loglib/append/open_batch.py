@@ -8,8 +8,9 @@ Threads: guarded by the writer's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import repeat
+from typing import TypeVar
 
 from ..errors import LogError, together
 from ..format.columns import Columns, Headers
@@ -19,6 +20,10 @@ from ..recovery import Tail
 __all__ = ["NO_ROOM", "OpenBatch"]
 
 NO_ROOM = -1
+_NO_POSITIONS: Iterator[Position] = iter(())
+_SMALL_BYTES = 1 << 16  # joining more to one piece costs more than it saves
+
+Item = TypeVar("Item")
 
 
 class OpenBatch:
@@ -51,7 +56,7 @@ class OpenBatch:
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int | None] | None = None
         self.headers: list[Headers] | None = None
-        self.positions = _positions(partition, range(0))
+        self.positions = _NO_POSITIONS
 
     def take_up_to(self, records: int, size_bytes: int) -> None:
         """Set the limits of the batch, which has no records yet."""
@@ -74,6 +79,10 @@ class OpenBatch:
             other.lost = other.in_doubt = ()  # it may still be raised, and lost records must be named only once
         self.room, self.plain_room = self.bytes_left(), NO_ROOM
 
+    def is_full(self) -> bool:
+        """Whether a limit is reached."""
+        return len(self.values) >= self.limit or self.bytes_left() <= 0
+
     def buffered_bytes(self) -> int:
         return self.capacity - self.bytes_left()
 
@@ -82,20 +91,19 @@ class OpenBatch:
 
     def extend(self, columns: Columns, size_bytes: int) -> range:
         """Add records and return their offsets. Values are added last, because their number counts."""
-        start = len(self.values)
+        values, keys, timestamps, headers = columns
+        start, count = len(self.values), len(values)
         self.room = self.bytes_left() - size_bytes
         self.plain_room = NO_ROOM
-        for name in ("keys", "timestamps", "headers"):
-            added, column = getattr(columns, name), getattr(self, name)
-            if added is not None or column is not None:
-                missing: object = () if name == "headers" else None
-                if column is None:
-                    column = [missing] * start
-                    setattr(self, name, column)
-                column.extend(added if added is not None else repeat(missing, len(columns.values)))
-        self.values.extend(columns.values)
+        if keys is not None or self.keys is not None:
+            self.keys = _extended(self.keys, keys, None, start, count)
+        if timestamps is not None or self.timestamps is not None:
+            self.timestamps = _extended(self.timestamps, timestamps, None, start, count)
+        if headers is not None or self.headers is not None:
+            self.headers = _extended(self.headers, headers, (), start, count)
+        self.values.extend(values)
         self.resume()
-        return range(self.tail.end + start, self.tail.end + len(self.values))
+        return range(self.tail.end + start, self.tail.end + start + count)
 
     def resume(self) -> None:
         """Make the other columns and the positions agree with the values, for example after an interrupt."""
@@ -106,9 +114,18 @@ class OpenBatch:
         plain = self.any_size and count > 0 and self.keys is None and self.timestamps is None and self.headers is None
         left, self.plain_room = self.bytes_left(), NO_ROOM
         self.room = left
-        self.positions = _positions(self.partition, range(self.tail.end + count, self.tail.end + self.limit - 1))
         if plain:
+            self.positions = _positions(self.partition, range(self.tail.end + count, self.tail.end + self.limit - 1))
             self.plain_room = max(left, NO_ROOM)
+
+    def lone_record(self) -> tuple[bytes, bytes | None] | None:
+        """The value and the key of the only record; None if there are more, or if it is large or has more columns."""
+        if len(self.values) > 1 or self.timestamps is not None or self.headers is not None:
+            return None
+        value, key = self.values[0], None if self.keys is None else self.keys[0]
+        if value is None or len(value) > _SMALL_BYTES or (self.keys is not None and key is None):
+            return None
+        return value, key
 
     def columns(self, now_us: int) -> Columns:
         """The columns to encode. If some records have a time, the records without one get `now_us`."""
@@ -117,6 +134,16 @@ class OpenBatch:
             filled = [now_us if each is None else each for each in timestamps]
             return Columns(self.values, self.keys, filled, self.headers)
         return Columns(self.values, self.keys, None, self.headers)
+
+
+def _extended(
+    column: list[Item] | None, added: Sequence[Item] | None, missing: Item, start: int, count: int
+) -> list[Item]:
+    """The column of `start` records, with `count` more."""
+    if column is None:
+        column = [missing] * start
+    column.extend(added if added is not None else repeat(missing, count))
+    return column
 
 
 def _positions(partition: int, offsets: range) -> Iterator[Position]:

@@ -28,13 +28,14 @@ from typing import NamedTuple, NoReturn
 
 from ..config import MAX_OFFSET, TopicConfig, microseconds
 from ..errors import LogMovedError, StorageIOError, WriterFailedError
-from ..format.batch import NO_PRODUCER, Body, Header, Producer, stamp
+from ..format.batch import NO_PRODUCER, PRODUCERS, Body, Header, Producer, batch_of_one, stamp
 from ..format.jumps import added
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, WatermarkWriter
 from ..index import SegmentIndex
 from ..log import Wakeable
-from ..recovery import Recovery, Tail, recover
+from ..records import new_tuple
+from ..recovery import NO_SECTIONS, Recovery, Tail, recover
 from ..segment import (
     Identity,
     SegmentHeader,
@@ -163,7 +164,8 @@ class TailWriter(Unique):
         """
         before, ranges = tail, []
         produced: list[tuple[Producer, range]] = []
-        if self._must_roll(tail.end, sum([each.body.length for each in batches]), now):
+        length = batches[0].body.length if len(batches) == 1 else sum([each.body.length for each in batches])
+        if self._must_roll(tail.end, length, now):
             self.roll(tail, now)
         active = self.active
         for batch in batches:
@@ -173,12 +175,48 @@ class TailWriter(Unique):
             if batch.producer != NO_PRODUCER and not batch.section:
                 produced.append((batch.producer, ranges[-1]))
             tail = following
-        self.note_producers(before)
+        if before.produced:
+            self.note_producers(before)
         if active.began is None:
             active.began = now.boottime_us
         if produced:
             tail = Tail(*tail[:-1], tuple(produced))
         return tail, ranges
+
+    def write_one(self, tail: Tail, value: bytes, key: bytes | None, now: Moment) -> Tail | None:
+        """Write one record as a batch, as `write` does, in fewer steps. Returns the tail after it.
+
+        None, and nothing is written, if `write` has more to do: a roll, the first batch of a segment, or producers to
+        note.
+        """
+        (
+            end, last_batch, previous_crc, append_time, log_max, segment_max, _, jumps, in_segment, records, _,
+            produced,
+        ) = tail  # fmt: skip
+        active = self.active
+        if end == active.base_offset or produced:
+            return None
+        wall_us = now.wall_us
+        append_time, segment_max = max(wall_us, append_time), max(wall_us, segment_max)
+        jumps = added(jumps, end)
+        batch, header_crc = batch_of_one(
+            value,
+            key,
+            (end, self._watermark.mark.durable_end, self._epoch),
+            (
+                previous_crc, append_time, wall_us, wall_us, segment_max, *NO_PRODUCER,
+                end - last_batch, self._nonce, jumps.jump_offset,
+            ),
+            flags=PRODUCERS if in_segment else 0,
+            salt=self._identity.salt,
+        )  # fmt: skip
+        if self._must_roll(end, len(batch), now):
+            return None
+        active.write([batch], end)
+        return new_tuple(Tail, (
+            end + len(batch), end, header_crc, append_time, max(log_max, wall_us), segment_max, self._epoch, jumps,
+            in_segment, records + 1, NO_SECTIONS, (),
+        ))  # fmt: skip
 
     def _stamp(self, tail: Tail, active: ActiveSegment, batch: NewBatch, now: Moment) -> tuple[bytes, Tail]:
         """The header of the next batch, and the tail behind it."""
@@ -207,10 +245,10 @@ class TailWriter(Unique):
             salt=self._identity.salt,
             section=section,
         )
-        return header, Tail(
+        return header, new_tuple(Tail, (
             tail.end + body.length, tail.end, header_crc, append_time, max(tail.running_max_timestamp, latest),
-            segment_max, self._epoch, jumps, in_segment, tail.records + body.record_count,
-        )  # fmt: skip
+            segment_max, self._epoch, jumps, in_segment, tail.records + body.record_count, NO_SECTIONS, (),
+        ))  # fmt: skip
 
     def note_producers(self, tail: Tail) -> None:
         """Remember the producers of the last batches. The tail has them, so an interrupt cannot separate the two."""
@@ -239,7 +277,7 @@ class TailWriter(Unique):
             return False
         if end == self._begun_segment:  # an interrupted roll may have left its file: finish it before any write
             return True
-        if used + length > self.segment_bytes():
+        if used + length > min(self._roll_bytes, self.segment_limit()):
             return True
         age, began = self._segment_age_us, self.active.began
         return age is not None and began is not None and now.boottime_us - began >= age
@@ -352,24 +390,26 @@ class TailWriter(Unique):
         end a hold.
         """
         with self._mark_lock:
-            last = self._watermark.mark
-            flushed_end, flushed_tail = last.flushed_end, last.flushed_tail
+            (
+                sequence, start, flushed_end, durable_end, _, _, flushed_tail, applied, held_txn, held_from, promised,
+                durable_tail, held_tail,
+            ) = self._watermark.mark  # fmt: skip
             if flushed is not None and flushed.end >= flushed_end:
                 flushed_end, flushed_tail = flushed.end, flushed.last_batch
-            durable_end, durable_tail = last.durable_end, last.durable_tail
             if durable is not None and durable.end >= durable_end:
                 durable_end, durable_tail = durable.end, durable.last_batch
-            held_txn, held_from, held_tail = hold or (last.held_txn, last.held_from, last.held_tail)
-            mark = Mark(
-                last.sequence + 1, max(last.log_start_offset, log_start),
-                flushed_end, durable_end, self._epoch, self._nonce, flushed_tail,
-                max(last.applied_txn, applied_txn), held_txn, held_from, last.promised_epoch, durable_tail, held_tail,
-            )  # fmt: skip
+            if hold is not None:
+                held_txn, held_from, held_tail = hold
+            mark = new_tuple(Mark, (
+                sequence + 1, max(start, log_start), flushed_end, durable_end, self._epoch, self._nonce, flushed_tail,
+                max(applied, applied_txn), held_txn, held_from, promised, durable_tail, held_tail,
+            ))  # fmt: skip
             try:
                 self._watermark.publish(mark)
             except OSError as error:
                 self._poison(error)
-        self._wake()
+        if self._listeners:
+            self._wake()
 
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter after every publication, from the publishing thread, while the waiter exists."""

@@ -58,6 +58,7 @@ from ..system.directory import Directory
 from ..system.files import Buffer, Files
 from ..system.turn import Turn
 from ..unique import Unique
+from .active import ActiveSegment
 from .flush_times import FlushClock
 from .open_batch import OpenBatch
 from .tail import NewBatch, TailWriter
@@ -189,6 +190,12 @@ class Writer(Unique):
         codec = codec_id(config.compression)  # first: it raises if the codec's package is not installed
         self._config, self._codec = config, codec
         self._takes_any_size = config.max_record_bytes >= config.batch_bytes
+        # The records and bytes that a batch takes until it is full or a flush is due, if all before it is flushed.
+        records, size_bytes = config.flush.records, config.flush.bytes
+        self._limits = (
+            min(config.batch_records, records or config.batch_records),
+            min(config.batch_bytes, size_bytes or config.batch_bytes),
+        )
 
     # --- append --------------------------------------------------------------------------------
 
@@ -213,14 +220,62 @@ class Writer(Unique):
                 except BaseException:
                     batch.resume()
                     raise
-                due = self._ask_if_due()
-            self._after_append(offsets[-1], due=due and not sync)
+                due = batch.is_full() and self._ask_if_due()
             if sync:
                 self._flush_record(offsets[-1], batch)
+            elif due or self.disk.rolled:
+                self._after_append(offsets[-1], due=due)
         except BaseException as error:
             self._tell(error, offsets, batch)
             raise
         return offsets
+
+    def append_lone(self, value: bytes, *, sync: bool) -> int | None:
+        """Append one value and flush it, as `append` does, if nothing else waits for a flush. Returns its offset.
+
+        None, and nothing is appended, if `append` must do it: if other records wait, if an error is to be raised, or
+        if the flush is not this call's. The record lies in the open batch until it is written, as any other.
+        """
+        config = self._config
+        if not sync and (self.timer is not None or config.flush.records != 1):
+            return None
+        offsets: range | None = None
+        batch = self.batch
+
+        def append_and_flush() -> None:
+            nonlocal batch, offsets
+            with self.lock:
+                batch = self.batch
+                end, size_bytes = batch.tail.end, len(value)
+                # A batch with a limit has records, or an interrupt has left it half begun.
+                if batch.limit or end != self.disk.mark.flushed_end or size_bytes > config.max_record_bytes:
+                    return
+                if batch.owed is not None or self.disk.failure is not None or self._closed is not None:
+                    return
+                if self.timer is not None:
+                    self.timer.touch()
+                batch.limit, batch.capacity = self._limits
+                batch.room = batch.capacity - size_bytes
+                offsets = range(end, end + 1)
+                batch.values.append(value)
+                if self._codec or not self._write_one(value, None, self._clock.moment()):  # each looks at the segment
+                    self._seal()
+                if (moved := self.disk.find_moved()) is not None:
+                    self._leave(moved)
+                tail, active = self.batch.tail, self.disk.active
+            self._show(tail, active)
+
+        try:
+            self._turn.take_at_once(append_and_flush)
+        except BaseException as error:
+            appended = bool(batch.values) and batch.values[0] is value  # else an interrupt came just before that
+            self._tell(error, offsets if appended else None, batch)
+            raise
+        if offsets is None:
+            return None
+        if self.disk.rolled:
+            self._tell_rolled()
+        return offsets.start
 
     def append_at_once(self, columns: Columns, size_bytes: int) -> int | None:
         """Append one record to the open batch and return its offset; None if that needs more than memory.
@@ -242,7 +297,7 @@ class Writer(Unique):
 
     def _begin(self, batch: OpenBatch) -> None:
         """Before the first record of a batch: set its limits, and let the timer flush it."""
-        batch.take_up_to(self._records_wanted(), self._bytes_wanted())
+        batch.take_up_to(*self._wanted())
         if self.timer is not None:
             self.timer.touch()
 
@@ -441,7 +496,8 @@ class Writer(Unique):
 
     def check_usable(self) -> None:
         """Raise the error that forbids writing, or the owed error, if there is one."""
-        self._check_alive()
+        if self.disk.failure is not None or self._closed is not None:
+            self._check_alive()
         if self.batch.owed is not None:
             error, self.batch.owed = self.batch.owed, None
             raise error
@@ -483,7 +539,8 @@ class Writer(Unique):
         self._buried = True
 
     def _check_alive(self) -> None:
-        self.disk.check()
+        if self.disk.failure is not None:
+            self.disk.check()
         if self._closed is not None:
             raise self._closed
 
@@ -505,10 +562,9 @@ class Writer(Unique):
 
     def _unflushed(self) -> tuple[int, int]:
         """The number of records and bytes that are written, not flushed, and for which no flush was requested."""
-        tail = self.batch.tail
-        return tail.records - max(self._flushed_records, self._asked[0]), tail.end - max(
-            self.flushed_end, self._asked[1]
-        )
+        tail, (asked_records, asked_end) = self.batch.tail, self._asked
+        flushed_end = self.disk.mark.flushed_end
+        return tail.records - max(self._flushed_records, asked_records), tail.end - max(flushed_end, asked_end)
 
     def _tell_rolled(self) -> None:
         if self.disk.rolled and self.on_roll is not None:
@@ -536,25 +592,41 @@ class Writer(Unique):
     def _open_batch(self, tail: Tail) -> OpenBatch:
         return OpenBatch(tail, self.partition, any_size=self._takes_any_size, owed=self.batch.owed)
 
-    def _records_wanted(self) -> int:
-        """The number of records that the next batch takes until it is full or a flush is due."""
-        limit, records = self._config.batch_records, self._config.flush.records
-        if records is None:
-            return limit
-        return min(limit, records - self._unflushed()[0] % records)
-
-    def _bytes_wanted(self) -> int:
-        """The number of bytes that the next batch takes until it is full or a flush is due."""
-        limit, due = self._config.batch_bytes, self._config.flush.bytes
-        return limit if due is None else min(limit, due - self._unflushed()[1] % due)
+    def _wanted(self) -> tuple[int, int]:
+        """The number of records and of bytes that the next batch takes until it is full or a flush is due."""
+        config, policy = self._config, self._config.flush
+        records, size = config.batch_records, config.batch_bytes
+        if policy.records is not None or policy.bytes is not None:
+            unflushed_records, unflushed_bytes = self._unflushed()
+            if policy.records is not None:
+                records = min(records, policy.records - unflushed_records)
+            if policy.bytes is not None:
+                size = min(size, policy.bytes - unflushed_bytes)
+        return max(records, 1), max(size, 0)
 
     def _seal(self) -> None:
         """Write the open batch, if it has records."""
         batch = self.batch
-        if batch.values:
-            now = self._clock.moment()
+        if not batch.values:
+            return
+        now = self._clock.moment()
+        lone = None if self._codec else batch.lone_record()
+        if lone is None or not self._write_one(*lone, now):
             body = encode_body(batch.columns(now.wall_us), codec=self._codec)
             self._write([NewBatch(body, body.parts)], now)
+
+    def _write_one(self, value: bytes, key: bytes | None, now: Moment) -> bool:
+        """Write the only record of the open batch; False, and nothing is written, if `_write` must do it."""
+        try:
+            tail = self.disk.write_one(self.batch.tail, value, key, now)
+        except LogMovedError as error:
+            self.disk.fail(error)
+        except OSError as error:
+            self._cut_back(error)
+        if tail is None:
+            return False
+        self.batch = self._open_batch(tail)  # this one assignment makes the write count
+        return True
 
     def _write(self, batches: Sequence[NewBatch], now: Moment) -> list[range]:
         """Write batches at the tail, all or none of them; returns their records' offsets."""
@@ -635,20 +707,22 @@ class Writer(Unique):
             except LogError as error:
                 self._tell(error)
                 raise
-        self._tell_rolled()
+        if self.disk.rolled:
+            self._tell_rolled()
 
     def _flush_record(self, offset: int, batch: OpenBatch | None = None) -> None:
         """Make the record at `offset`, appended to `batch`, durable. Another thread's flush may do it."""
 
         def settled() -> bool:
-            return offset < self.flushed_end or (batch is not None and batch.lost is not None)
+            return offset < self.disk.mark.flushed_end or (batch is not None and batch.lost is not None)
 
         self._turn.take(self._flush_quietly, unless=settled)  # `close` also takes a turn, and may settle it
         if batch is not None and batch.lost is not None:  # another record may have got the offset, and be flushed
             raise batch.lost.again() from batch.lost.__cause__
         if isinstance(self.disk.failure, LogMovedError):  # another thread's flush found it and raised it there
             raise self.disk.failure.again()
-        self._tell_rolled()
+        if self.disk.rolled:
+            self._tell_rolled()
 
     def _flush_all(self) -> None:
         self._flush_quietly()
@@ -666,7 +740,11 @@ class Writer(Unique):
             if moved is not None:
                 self._leave(moved)
             tail, active = self.batch.tail, self.disk.active
-        if tail.end > self.flushed_end:
+        self._show(tail, active)
+
+    def _show(self, tail: Tail, active: ActiveSegment) -> None:
+        """Make everything before `tail` durable and visible. Only the thread with the turn calls it, without `lock`."""
+        if tail.end > self.disk.mark.flushed_end:
             began = perf_counter()
             durable = None
             if self._config.durability == "disk":

@@ -63,6 +63,7 @@ __all__ = [
     "Header",
     "NewerBatch",
     "Producer",
+    "batch_of_one",
     "body_of",
     "check_body",
     "crc32c",
@@ -87,9 +88,11 @@ _KNOWN_FLAGS = KEYS | NULL_VALUES | NULL_KEYS | TIMESTAMPS | HEADERS
 _MUST_KNOW = 0x00FF
 
 _HEADER = Struct("<4sIIIQQIIBBHIIIIIqqqqQQIIQ")
-_HEADER_START = Struct("<4sI")
+_HEADER_START, _SEALED = Struct("<4sI"), Struct("<IIQQIIBBHIIIIIqqqqQQIIQ")  # its two parts: what the CRC covers is one
+_ONE_OFFSET, _TWO_OFFSETS = Struct("<2i").pack, Struct("<4i").pack  # the offsets columns of one record
+_PADDING = [bytes(-size & 7) for size in range(8)]  # behind a column, by the last three bits of its size
 HEADER_BYTES = _HEADER.size
-assert HEADER_BYTES == 128
+assert HEADER_BYTES == 128 == _HEADER_START.size + _SEALED.size
 
 
 class BadBatch(Exception):
@@ -265,6 +268,30 @@ def stamp(
     return _HEADER_START.pack(MAGIC, header_crc) + sealed, header_crc
 
 
+def batch_of_one(
+    value: bytes, key: bytes | None, place: tuple[int, int, int], rest: tuple[int, ...], *, flags: int, salt: int
+) -> tuple[bytes, int]:
+    """One record without headers, timestamp and codec as a whole batch; returns its bytes and its header's CRC.
+
+    The same bytes as those of `encode_body` and `stamp`, in one step: for a record that is flushed alone. Both tuples
+    are fields of the header in its order: `place` from base_offset to writer_epoch, `rest` from previous_crc on.
+    """
+    value_bytes, key_bytes = len(value), 0
+    if key is None:
+        body = b"".join((_ONE_OFFSET(0, value_bytes), value, _PADDING[value_bytes & 7]))
+    else:
+        key_bytes, flags = len(key), flags | KEYS
+        offsets = _TWO_OFFSETS(0, value_bytes, 0, key_bytes)
+        body = b"".join((offsets, value, _PADDING[value_bytes & 7], key, _PADDING[key_bytes & 7]))
+    stored_bytes = len(body)
+    sealed = _SEALED.pack(
+        crc32c(body), HEADER_BYTES + stored_bytes, *place, 1,
+        VERSION, codecs.NONE, flags, stored_bytes, value_bytes, key_bytes, 0, *rest,
+    )  # fmt: skip
+    header_crc = crc32c(sealed, salt)
+    return b"".join((_HEADER_START.pack(MAGIC, header_crc), sealed, body)), header_crc
+
+
 # --- bytes to facts ---------------------------------------------------------------------------
 
 
@@ -295,7 +322,7 @@ def parse_header(buffer: Buffer, position: int, *, salt: int, offset: int) -> He
 
 def unchecked_header(buffer: Buffer, position: int) -> Header:
     """The fields of the header at `position`, which has been checked before, or will be."""
-    return Header._make(_HEADER.unpack_from(buffer, position))
+    return tuple.__new__(Header, _HEADER.unpack_from(buffer, position))  # as `new_tuple` in records.py
 
 
 def _check_sizes(header: Header) -> None:

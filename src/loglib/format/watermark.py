@@ -51,11 +51,13 @@ MAGIC = b"\x89LW"
 VERSION = 2
 SLOT_BYTES = 128
 SECOND_SLOT = 4096  # another sector, and another page: one torn write cannot spoil both
+SEQUENCE_AT = 8
 FILE_BYTES = SECOND_SLOT + SLOT_BYTES
 MOST_BYTES = 1 << 16  # a larger file is not a watermark
 
 _SLOT = Struct("<3sBIQQQQIIQQQQI4xQQ24x")
-assert _SLOT.size == SLOT_BYTES
+_START, _FACTS = MAGIC + bytes([VERSION]), Struct("<QQQQIIQQQQI4xQQ24x")  # what is before the CRC, and behind it
+assert _SLOT.size == SLOT_BYTES == len(_START) + 4 + _FACTS.size
 
 
 class Mark(NamedTuple):
@@ -155,6 +157,39 @@ class WatermarkReader(Unique):
             self._last = last = (raw, newest(raw, self._salt, self._path))
         return last[1]
 
+    def has_news(self) -> bool:
+        """Whether the slot that is due for the next publication has one, or cannot be read. One pread of 8 bytes."""
+        last = self._last[1]
+        if last is None:
+            return True
+        try:
+            number = self._files.pread(self._fd, 8, SEQUENCE_AT + (0 if last.sequence & 1 else SECOND_SLOT))
+        except OSError:  # `read` raises it
+            return True
+        return int.from_bytes(number, "little") > last.sequence
+
+    def news(self) -> Mark | None:
+        """The publication after the one that was read last: one pread of the slot that is due for it. None if none is.
+
+        It may be followed by a newer one, and a file that was written anew may have news in the other slot: call `read`
+        before you wait.
+        """
+        before, last = self._last
+        if last is None:
+            return None
+        at = 0 if last.sequence & 1 else SECOND_SLOT
+        try:
+            slot = self._files.pread(self._fd, SLOT_BYTES, at)
+        except OSError:  # `read` raises it
+            return None
+        if int.from_bytes(slot[SEQUENCE_AT : SEQUENCE_AT + 8], "little") <= last.sequence:
+            return None
+        raw = before[:at] + slot + before[at + SLOT_BYTES :]
+        mark = _decode(raw, at, self._salt, self._path)
+        if mark is not None:
+            self._last = (raw, mark)
+        return mark
+
     def sync(self) -> None:
         """Make durable what was read. Synced."""
         self._files.datasync(self._fd)
@@ -180,9 +215,10 @@ def _identity(facts: os.stat_result) -> tuple[int, int]:
 
 def _leads_to(files: Files, path: str, identity: tuple[int, int]) -> bool:
     try:
-        return _identity(files.lstat(path)) == identity
+        facts = files.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
+    return (facts.st_dev, facts.st_ino) == identity
 
 
 def newest(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> Mark | None:
@@ -207,8 +243,8 @@ def encode_new(first: Mark, salt: int) -> bytes:
 
 
 def _encode(mark: Mark, salt: int) -> bytes:
-    unsealed = _SLOT.pack(MAGIC, VERSION, 0, *mark)
-    return unsealed[:4] + _crc(unsealed, salt).to_bytes(4, "little") + unsealed[8:]
+    facts = _FACTS.pack(*mark)
+    return b"".join((_START, crc32c(facts, crc32c(_START, salt)).to_bytes(4, "little"), facts))
 
 
 def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mark | None:
@@ -216,13 +252,13 @@ def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mar
     if len(slot) < SLOT_BYTES or slot[:3] != MAGIC:
         return None
     _, version, crc, *numbers = _SLOT.unpack(slot)
-    if crc != _crc(slot, salt):
+    if crc != crc32c(slot[8:], crc32c(slot[:4], salt)):
         return None
     if version > VERSION:
         raise UnsupportedFormatError(path, "watermark version", version, VERSION)
     if version < VERSION:
         raise CorruptLogError(path, at + 3, f"watermark version {version}", f"at least {VERSION}")
-    mark = Mark._make(numbers)
+    mark: Mark = tuple.__new__(Mark, numbers)  # as `new_tuple` in records.py
     if not mark.log_start_offset <= mark.durable_end <= mark.flushed_end <= MAX_OFFSET:
         found = f"log start {mark.log_start_offset}, durable end {mark.durable_end}, flushed end {mark.flushed_end}"
         raise CorruptLogError(path, at, found, f"numbers in that order, up to {MAX_OFFSET}")
@@ -235,7 +271,3 @@ def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mar
     if mark.sequence > MAX_OFFSET:  # with a flush per nanosecond it would take centuries to reach this limit
         raise CorruptLogError(path, at + 8, f"sequence {mark.sequence}", f"at most {MAX_OFFSET}")
     return mark
-
-
-def _crc(slot: bytes, salt: int) -> int:
-    return crc32c(slot[8:], crc32c(slot[:4], salt))

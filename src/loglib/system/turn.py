@@ -53,21 +53,28 @@ class Turn(Unique):
     def take(self, action: Callable[[], T], *, unless: Callable[[], bool] | None = None) -> T | None:
         """Run the action when it is this thread's turn, or return None as soon as `unless` is true."""
         self._arrive()
-        opened = True
-        while unless is not None:
-            if unless():
-                return None
-            gate = self._gate_of_another(believed=opened)
-            if gate is None:
-                break
-            opened = gate.acquire(timeout=_LOOK_S)
+        if unless is not None and not self._claim() and not self._wait(unless):
+            return None
         with self._turn:
             try:
                 if unless is not None:
                     if unless():
                         return None
-                    self._gather()
+                    if self._arrived < self._expected:
+                        self._gather()
                 return self._run(action)
+            finally:
+                self._end()
+
+    def take_at_once(self, action: Callable[[], object]) -> None:
+        """Run the action if nobody has the turn, wants it, or is expected. Otherwise do nothing."""
+        with self._noting:
+            if self._taken or self._arrived or self._expected > 1:
+                return
+            self._taken, self._arrived = True, 1
+        with self._turn:
+            try:
+                self._run(action)
             finally:
                 self._end()
 
@@ -79,6 +86,22 @@ class Turn(Unique):
                 gate, self._gathering = self._gathering, None
         if gate is not None:
             gate.release()
+
+    def _claim(self) -> bool:
+        """Whether nobody has the turn. Then it is this thread's. A lone caller needs no gate."""
+        with self._noting:
+            taken, self._taken = self._taken, True
+        return not taken
+
+    def _wait(self, unless: Callable[[], bool]) -> bool:
+        """Wait for the turn. False as soon as `unless` is true."""
+        opened = True
+        while not unless():
+            gate = self._gate_of_another(believed=opened)
+            if gate is None:
+                return True
+            opened = gate.acquire(timeout=_LOOK_S)
+        return False
 
     def _gate_of_another(self, *, believed: bool) -> threading.Lock | None:
         """The gate at which to wait for the end of another thread's turn; None if the next turn is this thread's.

@@ -99,9 +99,11 @@ class Waiter(Unique):
                 select.select([descriptors.wake_out], [], [], timeout)
                 timeout = 0.0
         for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
-            with suppress(BlockingIOError):
+            try:
                 found = os.read(fd, _EVENT_BYTES)
-                replaced |= fd == descriptors.inotify and _tells_of_more(found)
+            except BlockingIOError:
+                continue
+            replaced |= fd == descriptors.inotify and _tells_of_more(found)
         return replaced
 
     def progressed(self) -> None:
