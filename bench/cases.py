@@ -12,6 +12,9 @@ from job import Job, Option
 
 OURS = "loglib"
 RAW = "raw, 1 MiB blocks"
+MACHINE = "machine: write, fdatasync"
+SPINNING = f"{OURS}, spin=timedelta(milliseconds=20)"
+INOTIFY = "file and inotify"
 OBVIOUS = "obvious log"
 SQLITE = "sqlite3"
 LMDB = "lmdb"
@@ -155,7 +158,7 @@ def _single_append_cases(sizes: Sizes) -> list[Case]:
 
 def _synced_write_cases(sizes: Sizes) -> list[Case]:
     systems = ((OURS, "loglib"), (OBVIOUS, "obvious"), (SQLITE, "sqlite3"), (LMDB, "lmdb"), (ARROW, "arrow"))
-    machine = ("machine: write, fdatasync", "raw")
+    machine = (MACHINE, "raw")
     one_a_call = Case(
         "append[200B, one a call, fsync each call]",
         tuple(
@@ -303,7 +306,12 @@ def _compression_cases(sizes: Sizes) -> list[Case]:
 
 
 def _follow_cases(sizes: Sizes) -> list[Case]:
-    systems = ((OURS, "loglib"), ("file and inotify", "inotify"), ("file, polled each millisecond", "poll"))
+    systems = (
+        (OURS, "loglib"),
+        (SPINNING, "loglib, spinning"),
+        (INOTIFY, "inotify"),
+        ("file, polled each millisecond", "poll"),
+    )
     latency = Case(
         "follow[200B, 1000 messages/s, another process, flush each, no fsync]",
         tuple(

@@ -3,7 +3,8 @@
 Invariant: the writer stamps a message right before it appends the message. The follower reads the
 clock right after it has the message. Both read the same clock (CLOCK_MONOTONIC, one per system).
 
-The follower is a process of its own: `python following.py SYSTEM DIRECTORY MESSAGES`. It
+The follower is a process of its own: `python following.py SYSTEM DIRECTORY MESSAGES`. SYSTEM "loglib, spinning" reads
+the watermark again and again while it waits, which takes a whole core; the others sleep. It
 prints "ready" and, when it has all messages, its latencies and CPU seconds.
 """
 
@@ -16,6 +17,8 @@ import struct
 import subprocess
 import sys
 import time
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -32,6 +35,7 @@ MESSAGE_BYTES = 200
 _STAMP = struct.Struct("<Q")  # CLOCK_MONOTONIC in nanoseconds; the rest of the message is padding.
 _PADDING = bytes(MESSAGE_BYTES - _STAMP.size)
 _WARM_UP = 200  # The first messages wake everything up once and are not counted.
+_SPIN = timedelta(milliseconds=20)  # Longer than the pause between two messages.
 _IN_MODIFY = 0x2  # From <sys/inotify.h>.
 
 
@@ -75,7 +79,7 @@ def follow_idle(directory: Path, options: Options) -> Measurement:
 
 
 def _open_sender(system: str, directory: Path) -> tuple[Callable[[bytes], object], Callable[[], None]]:
-    if system == "loglib":
+    if system.startswith("loglib"):
         from ours import open_topic
 
         topic: FlushingWriter = open_topic(directory / "log", flush="each call, no fsync")
@@ -120,7 +124,12 @@ def _line_of(stdout: IO[str]) -> str:
 
 
 def _follower_main(system: str, directory: Path, messages: int) -> None:
-    sources = {"loglib": _loglib_values, "inotify": _inotify_values, "poll": _polled_values}
+    sources: dict[str, Callable[[Path], Iterator[bytes]]] = {
+        "loglib": _loglib_values,
+        "loglib, spinning": partial(_loglib_values, spin=_SPIN),
+        "inotify": _inotify_values,
+        "poll": _polled_values,
+    }
     latencies: list[float] = []
     clock = time.monotonic_ns
     source = sources[system](directory)
@@ -134,10 +143,10 @@ def _follower_main(system: str, directory: Path, messages: int) -> None:
     print(json.dumps({"latencies_us": latencies, "cpu_seconds": cpu_seconds() - started}), flush=True)
 
 
-def _loglib_values(directory: Path) -> Iterator[bytes]:
+def _loglib_values(directory: Path, spin: timedelta | None = None) -> Iterator[bytes]:
     from loglib import Topic
 
-    with Topic.open(directory / "log", mode="r") as topic, topic.follow(start="end") as reader:
+    with Topic.open(directory / "log", mode="r") as topic, topic.follow(start="end", spin=spin) as reader:
         yield b""
         for record in reader:
             yield record.value or b""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cases import ARROW, FILE_HANDLER, FLOOR, LMDB, OBVIOUS, OURS, RAW, SQLITE
+from cases import ARROW, FILE_HANDLER, FLOOR, INOTIFY, LMDB, MACHINE, OBVIOUS, OURS, RAW, SPINNING, SQLITE
 
 if TYPE_CHECKING:
     from results import Results
@@ -47,6 +47,7 @@ _RATIOS = (
     ("read records[200B, batches of 50]", OURS, f"{OURS}, batch by batch", 1.2, "x batch by batch"),
     ("arrow[200B, batches of 50]", OURS, f"{OURS}, batch by batch", 4.5, "x batch by batch"),
     (_GROUP, f"{OURS}, topic.group().follow", f"{OURS}, topic.follow", 0.9, "of following without a group"),
+    ("append[200B, one a call, fsync each call]", OURS, MACHINE, 1 / 1.25, "of write and fdatasync"),
     (_THREADS, OURS, SQLITE, 5.0, "x sqlite3, synchronous=FULL"),
     ("logging[text]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),
     ("logging[JSON]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),
@@ -87,11 +88,14 @@ def _single_append(results: Results) -> list[Check]:
 def _follow(results: Results) -> list[Check]:
     p50 = results.median(_FOLLOW, OURS, lambda one: one.p50_us or 0.0)
     p99 = results.median(_FOLLOW, OURS, lambda one: one.p99_us or 0.0)
-    if p50 is None or p99 is None:
+    spinning = results.median(_FOLLOW, SPINNING, lambda one: one.p50_us or 0.0)
+    raw = results.median(_FOLLOW, INOTIFY, lambda one: one.p99_us or 0.0)
+    if p50 is None or p99 is None or spinning is None or raw is None:
         return []
     return [
-        Check(_FOLLOW, f"p50 {p50:.0f} us", "< 80 us", p50 < 80),
-        Check(_FOLLOW, f"p99 {p99:.0f} us", "< 300 us", p99 < 300),
+        Check(_FOLLOW, f"p50 {p50:.0f} us", "< 52 us", p50 < 52),
+        Check(_FOLLOW, f"p50 {spinning:.0f} us while spinning", "< 26 us", spinning < 26),
+        Check(_FOLLOW, f"p99 {p99:.0f} us, {p99 / raw:.1f} x a file and inotify", "<= 3 x", p99 <= 3 * raw),
     ]
 
 
