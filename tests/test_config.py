@@ -94,7 +94,7 @@ POLICIES = st.builds(
         bytes=st.none() | st.integers(1),
     ),
     retention=st.builds(
-        Retention, age=AGES, bytes=st.none() | st.integers(0), keep_free=st.floats(0, 1, exclude_max=True),
+        Retention, age=AGES, bytes=st.none() | st.integers(0, 1 << 70), keep_free=st.floats(0, 1, exclude_max=True),
         hold_for=st.lists(st.sampled_from(["etl", "x.y-z_0"]), min_size=1), hold_bytes=st.just(1 << 70),
     ),
     segment_bytes=st.integers(4096),

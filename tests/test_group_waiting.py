@@ -24,8 +24,9 @@ pytestmark = pytest.mark.usefixtures("attentive")
 
 
 def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members look at each other when something is reported, and not again for a minute."""
+    """Members look at each other, and logs at their files, when something is reported, and not again for a minute."""
     monkeypatch.setattr(group_module, "_LOOK_S", 60.0)
+    monkeypatch.setattr("loglib.log.LOOK_S", 60.0)
 
 
 def test_member_that_waits_for_a_busy_one_is_told_when_that_gives_up(
