@@ -73,6 +73,7 @@ def test_bundle_shows_what_its_batches_show(seed: int, tmp_path_factory: pytest.
     found = bundle_of(path)
     assert found is not None
     assert found.batch_count == len(batches)
+    assert found.held_bytes == found.next_offset, "the batches, and nothing behind them"
     assert found.records() == records_of(batches)
     assert records_of(list(found.batches())) == records_of(batches)
     assert arrow_of([found]).equals(arrow_of(batches))

@@ -326,8 +326,13 @@ def test_batch_of_another_history_is_denied_by_the_next_segment_as_well(stored: 
         stored[number].segment.write_bytes(content)
 
 
-def test_follower_is_told_when_the_batch_that_it_had_last_is_denied(open_topic: Open, path: Path) -> None:
+@pytest.mark.parametrize("fewest", [1, 64], ids=["in bundles", "in batches"])
+def test_follower_is_told_when_the_batch_that_it_had_last_is_denied(
+    fewest: int, open_topic: Open, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing stood behind it when it was read, so that nothing could tell."""
+    monkeypatch.setattr("loglib.cursor._MANY", fewest)
+    monkeypatch.setattr("loglib.cursor._WORTH_IMPORT", 1)
     topic = open_topic()
     topic.append(b"old", sync=True)
     with Topic.open(path, mode="r") as reading:

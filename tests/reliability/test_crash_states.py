@@ -155,6 +155,11 @@ class PublishesFirst(TailWriter):
         self._written, ranges = super().write(*arguments)
         return self._written, ranges
 
+    def write_one(self, *arguments: Any) -> Tail | None:
+        written = super().write_one(*arguments)
+        self._written = written or self._written
+        return written
+
     def sync(self, active: ActiveSegment, end: int) -> None:
         tail = self._written or self.start
         assert tail.end == end

@@ -539,8 +539,7 @@ class Writer(Unique):
         self._buried = True
 
     def _check_alive(self) -> None:
-        if self.disk.failure is not None:
-            self.disk.check()
+        self.disk.check()
         if self._closed is not None:
             raise self._closed
 
