@@ -69,6 +69,7 @@ def all_cases(sizes: Sizes) -> list[Case]:
         *_single_append_cases(sizes),
         *_synced_write_cases(sizes),
         *_partitioned_cases(sizes),
+        *_table_cases(sizes),
         *_read_cases(sizes),
         *_small_batch_cases(sizes),
         *_compression_cases(sizes),
@@ -201,6 +202,30 @@ def _partitioned_cases(sizes: Sizes) -> list[Case]:
             ),
             sizes.repeats,
         )
+    ]
+
+
+def _table_cases(sizes: Sizes) -> list[Case]:
+    def runs(shape: str, partitions: int, systems: tuple[tuple[str, str], ...]) -> tuple[Run, ...]:
+        settings: dict[str, Option] = {"shape": shape, "partitions": partitions, "messages": sizes.messages}
+        return tuple(Run(label, Job("write_table", {"system": system, **settings})) for label, system in systems)
+
+    one_thread = (f"{OURS}, one thread", "append_arrow, one thread")
+    streams = ((f"{ARROW}, CRC-32C", "checked ipc"), (ARROW, "ipc"))
+    return [
+        *(
+            Case(
+                f"append_arrow[{shape_title(shape)}, one table, no fsync]",
+                runs(shape, 1, ((OURS, "append_arrow"), one_thread, (RAW, "raw"), *streams)),
+                sizes.repeats,
+            )
+            for shape in ("200", "50-350")
+        ),
+        Case(
+            "append_arrow[16B key + 200B, one table, 8 partitions, no fsync]",
+            runs("16+200", 8, ((OURS, "append_arrow"), one_thread, (f"{OURS}, append_many", "append_many"))),
+            sizes.repeats,
+        ),
     ]
 
 

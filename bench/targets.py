@@ -18,6 +18,8 @@ _LARGE = "append_many[200B, batch=10000, no fsync]"
 _FIFTY = "append_many[200B, batch=50, no fsync]"
 _SINGLE = "append[200B, one a call, default flush policy]"
 _SPREAD = "append_many[16B key + 200B, batch=10000, 8 partitions, no fsync]"
+_TABLE = "append_arrow[200B, one table, no fsync]"
+_SPREAD_TABLE = "append_arrow[16B key + 200B, one table, 8 partitions, no fsync]"
 _THREADS = "append[200B, one a call, sync=True, 16 threads]"
 _FOLLOW = "follow[200B, 1000 messages/s, another process, flush each, no fsync]"
 _GROUP = "group[200B records, 4 partitions]"
@@ -34,6 +36,10 @@ _RATIOS = (
     (_LARGE, OURS, OBVIOUS, 4.0, "x the obvious log"),
     (_FIFTY, OURS, SQLITE, 5.0, "x sqlite3, executemany of 50"),
     (_SPREAD, OURS, f"{OURS}, no keys, one partition", 0.5, "of the unkeyed figure"),
+    (_TABLE, f"{OURS}, one thread", RAW, 0.6, "of the raw write, one thread"),
+    (_TABLE, OURS, RAW, 0.75, "of the raw write, with the helper"),
+    (_TABLE, OURS, f"{ARROW}, CRC-32C", 1.1, "x a pyarrow IPC stream with a checksum"),
+    (_SPREAD_TABLE, OURS, f"{OURS}, append_many", 3.0, "x append_many"),
     ("read values[200B]", OURS, "slices of one buffer", 0.65, "of slicing one buffer"),
     ("read values[200B]", OURS, ARROW, 1.0, "x a pyarrow IPC stream to bytes"),
     ("read values[50-350B]", OURS, "slices of one buffer", 0.65, "of slicing one buffer"),

@@ -24,6 +24,7 @@ _KINDS = {
     "list_append": ("writing", "list_append"),
     "fill": ("writing", "fill"),
     "compress": ("writing", "compress"),
+    "write_table": ("tables", "write"),
     "read_columns": ("reading", "read_columns"),
     "read_records": ("reading", "read_records"),
     "read_arrow": ("reading", "read_arrow"),

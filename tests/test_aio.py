@@ -15,11 +15,13 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from conftest import MANUAL
 from loglib import FlushPolicy, LockedError, LogClosedError, RecordTooLargeError, StorageFullError, Topic, aio
 from loglib.aio import AsyncTopic, calls, watcher
+from loglib.append import columnar
 from loglib.append.open_batch import OpenBatch
 from loglib.records import OffsetRange, Position
 from loglib.system import wait
@@ -64,6 +66,19 @@ def inotify_instances() -> int:
 
 
 # --- append ------------------------------------------------------------------------------------------------
+
+
+def test_table_is_appended_in_a_thread(path: Path) -> None:
+    columnar.append_table  # loaded here: what is loaded for the first time holds up the loop for a moment
+
+    async def main() -> None:
+        async with aio.open(path, partitions=2, flush=MANUAL) as topic:
+            (found,) = await topic.append_arrow(pa.table({"text": ["a", "b"]}), value="text", partition=1)
+            await topic.flush()
+            assert found.partition == 1
+            assert [record.value async for record in topic.read()] == [b"a", b"b"]
+
+    run(main())
 
 
 def test_records_come_back_as_from_a_topic(path: Path) -> None:

@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -417,22 +417,31 @@ def test_frame_that_cannot_be_written_is_undone_and_can_be_received_again(
     source: Topic, tmp_path: Path, error: int
 ) -> None:
     sent, _ = frames_of(source, 0, 20_000)
-    count = len(list(transfer.read_frame(io.BytesIO(sent))))
-    assert count > 3
-    for at in range(1, count + 1):
-        files = FaultyFiles("pwritev", at=at, error=error, armed=False)
-        with testing.open_topic(tmp_path / f"target-{at}", flush=MANUAL, files=files) as target:
-            partition = target.partition(0)
-            first = partition.append(b"before")
-            partition.flush()
-            files.armed = True
-            with pytest.raises((StorageFullError, StorageIOError)) as caught:
-                partition.receive(io.BytesIO(sent))
-            assert (caught.value.appended, caught.value.lost, caught.value.resume_at) == ((), (), 0)
-            assert [record.offset for record in everything(target)] == [first.offset]
+    assert len(list(transfer.read_frame(io.BytesIO(sent)))) > 3  # which are written together
+    files = FaultyFiles("pwritev", at=1, error=error, armed=False)
+    with testing.open_topic(tmp_path / "target", flush=MANUAL, files=files) as target:
+        partition = target.partition(0)
+        first = partition.append(b"before")
+        partition.flush()
+        files.armed = True
+        with pytest.raises((StorageFullError, StorageIOError)) as caught:
             partition.receive(io.BytesIO(sent))
-            assert len(everything(target)) > 3
-            sound(partition)
+        assert (caught.value.appended, caught.value.lost, caught.value.resume_at) == ((), (), 0)
+        assert [record.offset for record in everything(target)] == [first.offset]
+        partition.receive(io.BytesIO(sent))
+        assert len(everything(target)) > 3
+        sound(partition)
+
+
+def test_batches_of_more_parts_than_one_write_takes_are_all_written(
+    source: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loglib.append.tail._MOST_PARTS", 5)
+    sent, _ = frames_of(source, 0, 1 << 40)
+    with testing.open_topic(tmp_path / "target", flush=MANUAL) as target:
+        receive_all(target, io.BytesIO(sent))
+        assert everything(target) == everything(source)
+        sound(target.partition(0))
 
 
 def test_frame_larger_than_a_segment_says_where_to_go_on(source: Topic, tmp_path: Path) -> None:
@@ -475,15 +484,13 @@ def test_producers_of_a_frame_that_is_undone_are_not_remembered(target: Topic) -
     second = encoded(PLAIN, len(frames), producer=Producer(9, 6), previous_crc=header_of(frames).header_crc)
     stream = transfer._frame(IDENTITY, 0, len(frames + second)) + frames + second
     active = partition._access.writer().disk.active
-    write, left = active.write, [1]
+    write = active.write
 
-    def full_at_the_second(parts: object, offset: int) -> None:
-        if not left:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        left.pop()
-        write(parts, offset)  # type: ignore[arg-type]
+    def full_in_the_second(parts: Sequence[bytes], offset: int) -> None:
+        write(parts[:-1], offset)
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    active.write = full_at_the_second  # type: ignore[method-assign]
+    active.write = full_in_the_second  # type: ignore[method-assign, assignment]
     with pytest.raises(StorageFullError):
         partition.receive(io.BytesIO(stream))
     active.write = write  # type: ignore[method-assign]

@@ -32,6 +32,7 @@ __all__ = [
     "check_names",
     "check_timeout",
     "gather_columns",
+    "look_at_unit",
     "parse_start",
     "partition_number",
     "partition_numbers",
@@ -230,7 +231,7 @@ def timestamp_us(timestamp: Any) -> int:
     if isinstance(timestamp, int) and not isinstance(timestamp, bool):
         if timestamp not in _INT64:
             raise ValueError(f"timestamp {timestamp} does not fit 64 bits; give microseconds since 1970")
-        _look_at_unit(timestamp)
+        look_at_unit(timestamp)
         return timestamp
     raise TypeError(f"timestamp must be int microseconds UTC or an aware datetime, not {timestamp!r}")
 
@@ -294,12 +295,12 @@ def _time_column(timestamps: Iterable[Any]) -> list[int]:
     if column and list(map(type, column)).count(int) == len(column):
         earliest, latest = min(column), max(column)
         if earliest in _INT64 and latest in _INT64:
-            _look_at_unit(latest)
+            look_at_unit(latest)
             return column
     return [timestamp_us(each) for each in column]
 
 
-def _look_at_unit(timestamp: int) -> None:
+def look_at_unit(timestamp: int) -> None:
     """Warn if the timestamp seems to be in another unit. The text is constant, so Python shows it once."""
     if timestamp in _OTHER_UNITS:
         unit, factor = ("seconds", 10**6) if timestamp < _FIRST_MS else ("milliseconds", 1000)

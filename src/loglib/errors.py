@@ -54,6 +54,7 @@ __all__ = [
     "UnsupportedFormatError",
     "WriterFailedError",
     "tell_appended",
+    "tell_missing",
     "tell_not_appended",
     "together",
 ]
@@ -512,11 +513,17 @@ def tell_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int]]
     """Add to the error the records of its call that are not in the log; `indexes` has them per partition."""
     missing: list[int] = []
     ranges: tuple[OffsetRange, ...] = getattr(error, "appended", ())
-    if not ranges and not isinstance(error, LogError):  # a refused call has appended nothing, and its message says so
-        return
     count = sum(map(len, indexes.values()))
     for partition, each in indexes.items():
         missing += each[sum(len(offsets) for number, offsets in ranges if number == partition) :]
-    vars(error)["not_appended"] = tuple(sorted(missing))
-    if ranges:
+    tell_missing(error, tuple(sorted(missing)), count)
+
+
+def tell_missing(error: BaseException, missing: Sequence[int], count: int) -> None:
+    """Add to the error the indexes of those of its call's `count` records that are not in the log."""
+    appended: tuple[OffsetRange, ...] = getattr(error, "appended", ())
+    if not appended and not isinstance(error, LogError):  # a refused call has appended nothing, and its message says so
+        return
+    vars(error)["not_appended"] = missing
+    if appended:
         error.add_note(f"{count - len(missing)} of this call's {count} records are in the log; not_appended: the rest")

@@ -139,6 +139,23 @@ class Partition(Shown, Columnar, Unique):
             tell_not_appended(error, {self.id: range(count)})
             raise
 
+    def append_arrow(
+        self,
+        data: Any,
+        *,
+        value: str | None = None,
+        key: str | None = None,
+        timestamp: str | None = None,
+        headers: str | None = None,
+        producer: tuple[str, int] | None = None,
+    ) -> list[OffsetRange]:
+        """Append the rows of a table in Arrow's memory, each as a record; see `Topic.append_arrow`."""
+        from .append.columnar import Names, Route, append_table
+
+        by, writer = NO_PRODUCER if producer is None else parse_producer(producer), self._access.writer()
+        names, route = Names(value, key, timestamp, headers), Route(lambda _: writer, self.id)
+        return append_table(data, names, route, self._access.config, by, self._access.clock)
+
     def last_sequence(self, producer: str) -> int | None:
         """The number of the producer's last append here, to continue from; None if it is not known.
 

@@ -467,6 +467,46 @@ class Topic(Shown, Columnar):
             tell_not_appended(error, indexes)
             raise
 
+    def append_arrow(
+        self,
+        data: Any,
+        *,
+        value: str | None = None,
+        key: str | None = None,
+        timestamp: str | None = None,
+        headers: str | None = None,
+        partition: int | str | None = None,
+        producer: tuple[str, int] | None = None,
+    ) -> list[OffsetRange]:
+        """Append the rows of a table in Arrow's memory, each as a record. Returns the ranges of their offsets.
+
+        `data` is a pyarrow Table, RecordBatch or RecordBatchReader, or any object with `__arrow_c_stream__` or
+        `__arrow_c_array__`: a data frame of Polars or pandas, a result of DuckDB. No object is made for a record. A
+        stream is taken in pieces of about 16 MiB.
+
+        `value`, `key`, `timestamp` and `headers` name the columns. By default these are the columns of the same
+        names; only the value must be there. Values and keys are of any binary or string type. Timestamps have a zone,
+        or are int64 microseconds UTC; null is the time of appending. Headers are lists of (key, value) structs or
+        maps. `partition` is a number, or the name of a column of numbers; where that is null, the key chooses. Any
+        other column is a `ValueError`, except `topic`, `partition`, `offset` and `timestampType` in the output of a
+        log, which are left out.
+
+        Everything else is as in `append_many`: the partitions of keys, limits, `producer`, and what an error says. A
+        bad record is refused before anything is appended if the data is a Table or a RecordBatch; of other data only
+        the first 16 MiB are checked ahead. Then `not_appended` counts the records that were taken. Needs the extra
+        [arrow].
+        """
+        from .append.columnar import Names, Route, append_table
+
+        by = NO_PRODUCER if producer is None else parse_producer(producer)
+        number = None if partition is None or isinstance(partition, str) else self.partition(partition).id
+        names = Names(value, key, timestamp, headers, partition if isinstance(partition, str) else None)
+        route = Route(
+            self._writer_of, number, len(self.partitions), self.config.partitioner, self._require_partitioner,
+            partial(self._place_of_no_key, by),
+        )  # fmt: skip
+        return append_table(data, names, route, self.config, by, self._clock)
+
     def flush(self) -> None:
         """Make everything appended durable and visible to readers.
 
@@ -874,8 +914,12 @@ class Topic(Shown, Columnar):
 
     def _place_of_null_keys(self, producer: Producer) -> int:
         """The partition for a call's records with null keys; with a producer it is the same at each try."""
+        return self._place_of_no_key(producer, 1, 0)
+
+    def _place_of_no_key(self, producer: Producer, records: int, size_bytes: int) -> int:
+        """The same for so many records, that are so large."""
         if producer == NO_PRODUCER:
-            return self._choose().partition
+            return self._choose(records, size_bytes).partition
         return (producer.id + producer.sequence) % len(self.partitions)
 
     def _own_any(self) -> Writer:

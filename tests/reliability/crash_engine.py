@@ -34,6 +34,7 @@ from random import Random
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pyarrow as pa
 from account import Account, Broken
 
 from loglib import FlushPolicy, LogError, Retention, StorageFullError, Topic, description, segment, testing
@@ -287,6 +288,12 @@ def _append_keyed(world: World) -> None:
             world.note(found[0], offset, value, key)
 
 
+def _append_arrow(world: World) -> None:
+    """Batches of their own, written together: more than what is left of a segment."""
+    values = [world.value(world.choose.choice((900, 3000))) for _ in range(5)]
+    _note_ranges(world, world.topic.append_arrow(pa.table({"value": pa.array(values)}), partition=0), values)
+
+
 def _produce(world: World) -> None:
     world.sequence += 1
     values = [world.value(50), world.value(50)]
@@ -409,12 +416,13 @@ def _kill(world: World) -> None:
 
 CALLS: dict[str, Callable[[World], None]] = {
     "append": _append, "append-sync": _append_sync, "append-large": _append_large, "append-many": _append_many,
-    "append-keyed": _append_keyed, "produce": _produce, "retry": _retry, "flush": _flush, "roll": _roll,
-    "drop": _drop, "reopen": _reopen, "receive": _receive, "kill": _kill, "full": _full,
+    "append-keyed": _append_keyed, "append-arrow": _append_arrow, "produce": _produce, "retry": _retry,
+    "flush": _flush, "roll": _roll, "drop": _drop, "reopen": _reopen, "receive": _receive, "kill": _kill, "full": _full,
     "produce-many": _produce_many, "crash": _crash,
 }  # fmt: skip
 SHORT = [name for name in CALLS if name != "crash"]
-LATE = ("full", "produce-many")  # at most the last of three calls: two calls show their effect on what follows
+# At most the last of three calls: two calls show their effect on what follows.
+LATE = ("full", "produce-many", "append-arrow")
 WEIGHTS = {"crash": 1, "kill": 1, "retry": 1, "drop": 1, "reopen": 1, "append-sync": 3, "flush": 3, "append": 3}
 
 

@@ -92,6 +92,24 @@ class AsyncTopic(Unique):
         )  # fmt: skip
         return await self._writing.ask(call, flush=False)
 
+    async def append_arrow(
+        self,
+        data: Any,
+        *,
+        value: str | None = None,
+        key: str | None = None,
+        timestamp: str | None = None,
+        headers: str | None = None,
+        partition: int | str | None = None,
+        producer: tuple[str, int] | None = None,
+    ) -> list[OffsetRange]:
+        """Append the rows of a table in Arrow's memory; see `Topic.append_arrow`. A stream is read in a thread."""
+        call = partial(
+            self.topic.append_arrow, data, value=value, key=key, timestamp=timestamp, headers=headers,
+            partition=partition, producer=producer,
+        )  # fmt: skip
+        return await self._writing.ask(call, flush=False)
+
     async def flush(self) -> None:
         """Make everything appended durable and visible to readers. Tasks that wait at the same time share a flush."""
         await self._writing.ask(lambda: None, flush=True)

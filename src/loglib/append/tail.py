@@ -56,6 +56,9 @@ from .producers import Producers
 
 __all__ = ["NewBatch", "TailWriter"]
 
+_MOST_PARTS = 1000  # of one write: the system takes 1,024
+
+
 class NewBatch(NamedTuple):
     """A batch to write: the facts for its header, and its bytes."""
 
@@ -157,7 +160,7 @@ class TailWriter(Unique):
     # --- write -------------------------------------------------------------------------------------
 
     def write(self, tail: Tail, batches: Sequence[NewBatch], now: Moment) -> tuple[Tail, list[range]]:
-        """Write batches at the tail, after a roll if one is due. Returns the tail after them, and their offsets.
+        """Write batches together at the tail, after a roll if one is due; returns the tail behind, and their offsets.
 
         Raises `LogMovedError` and `OSError`; the caller then cuts back. The append time never falls. The records'
         default times follow the clock even when it falls: records from a wrong clock must not date later ones.
@@ -168,13 +171,18 @@ class TailWriter(Unique):
         if self._must_roll(tail.end, length, now):
             self.roll(tail, now)
         active = self.active
+        at, parts = tail.end, list[Buffer]()
         for batch in batches:
+            if parts and len(parts) + len(batch.parts) >= _MOST_PARTS:
+                active.write(parts, at)
+                at, parts = tail.end, []
             header, following = self._stamp(tail, active, batch, now)
-            active.write([header, *batch.parts], tail.end)
+            parts += [header, *batch.parts]
             ranges.append(range(tail.end, tail.end + batch.body.record_count))
             if batch.producer != NO_PRODUCER and not batch.section:
                 produced.append((batch.producer, ranges[-1]))
             tail = following
+        active.write(parts, at)
         if before.produced:
             self.note_producers(before)
         if active.began is None:

@@ -310,13 +310,19 @@ class Writer(Unique):
         return len(batch.values) + 1 < batch.limit and size_bytes < batch.bytes_left()
 
     def append_body(self, body: Body, *, producer: Producer = NO_PRODUCER) -> range:
-        """Write encoded records as a separate batch; returns their offsets.
+        """Write encoded records as a separate batch, as `append_bodies` does; returns their offsets."""
+        (offsets,) = self.append_bodies([body], producer=producer)
+        return offsets
 
-        With a producer, a batch that it has appended before is not written again: the call returns the
-        offsets of the first time. `LogError` if the sequence is older than the producer's last one. If the
+    def append_bodies(self, bodies: Sequence[Body], *, producer: Producer = NO_PRODUCER) -> list[range]:
+        """Write encoded records as separate batches; returns the offsets of each.
+
+        Batches that share a segment are written together: after an error either all or none of them are in the log.
+        With a producer there is one batch. If the producer has appended it before, it is not written again: the call
+        returns the offsets of the first time. `LogError` if the sequence is older than the producer's last one. If
         records were appended although the call raises an error, its `appended` has their offsets.
         """
-        offsets: range | None = None
+        ranges: list[range] = []
         try:
             with self.lock:
                 self.check_usable()
@@ -324,19 +330,34 @@ class Writer(Unique):
                     self.disk.note_producers(self.batch.tail)
                     seen = self.disk.producers.seen(producer)
                     if seen is not None:
-                        return seen
-                if body.length > MAX_BATCH_BYTES:
-                    raise RecordTooLargeError("the batch", body.length, MAX_BATCH_BYTES)
+                        return [seen]
+                for body in bodies:
+                    if body.length > MAX_BATCH_BYTES:
+                        raise RecordTooLargeError("the batch", body.length, MAX_BATCH_BYTES)
                 self._seal()
                 if self.timer is not None:
                     self.timer.touch()
-                (offsets,) = self._write([NewBatch(body, body.parts, producer)], self._clock.moment())
+                for part in self._by_segment([NewBatch(body, body.parts, producer) for body in bodies]):
+                    ranges += self._write(part, self._clock.moment())
                 due = self._ask_if_due()
-            self._after_append(offsets[-1], due=due)
+            self._after_append(ranges[-1][-1], due=due)
         except BaseException as error:
-            self._tell(error, offsets)
+            self._tell(error)
+            tell_appended(error, [OffsetRange(self.partition, each) for each in ranges])
             raise
-        return offsets
+        return ranges
+
+    def _by_segment(self, batches: Sequence[NewBatch]) -> Iterator[list[NewBatch]]:
+        """The batches that fit the active segment together, and then those of each following segment."""
+        part: list[NewBatch] = []
+        size = self.batch.tail.end - self.disk.active.base_offset
+        for batch in batches:
+            if part and size + batch.body.length > self.disk.segment_bytes():
+                yield part
+                part, size = [], 0
+            part.append(batch)
+            size += batch.body.length
+        yield part
 
     def adopt(self, batches: Sequence[tuple[Header, Buffer]], *, preserve_offsets: bool) -> range:
         """Append batches that were encoded elsewhere and checked by the caller; returns the range that they fill.

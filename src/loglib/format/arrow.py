@@ -20,11 +20,11 @@ from .batch import Header
 from .bundle import Bundled, Items
 from .columns import BadColumns, BinaryColumn, HeadersColumn, Layout, bitmap_bytes, header_columns, offsets_bytes
 
-__all__ = ["SCHEMA", "bundle_batch", "join", "record_batch", "schema_of"]
+__all__ = ["HEADERS_TYPE", "SCHEMA", "bundle_batch", "join", "record_batch", "schema_of"]
 
 _BINARY, _STRING, _TIMESTAMP = pa.binary(), pa.string(), pa.timestamp("us", tz="UTC")
 _HEADER_TYPE = pa.struct([pa.field("key", _STRING), pa.field("value", _BINARY)])
-_HEADERS_TYPE = pa.list_(_HEADER_TYPE)
+HEADERS_TYPE = pa.list_(_HEADER_TYPE)
 SCHEMA = pa.schema(
     [
         pa.field("key", _BINARY),
@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("timestamp", _TIMESTAMP),
-        pa.field("headers", _HEADERS_TYPE),  # null for a record without headers, as in Spark's Kafka source
+        pa.field("headers", HEADERS_TYPE),  # null for a record without headers, as in Spark's Kafka source
     ]
 )
 _NAMES = tuple(SCHEMA.names)
@@ -109,7 +109,7 @@ class _View:
             case "timestamp":
                 return self._timestamps(at.timestamps)
             case _:
-                return _nulls(_HEADERS_TYPE, count) if at.headers is None else self._headers(at.headers)
+                return _nulls(HEADERS_TYPE, count) if at.headers is None else self._headers(at.headers)
 
     def _binary(self, type_: pa.DataType, at: BinaryColumn) -> pa.Array:
         count, offsets_at, items_at, size, validity_at = at
@@ -149,7 +149,7 @@ class _View:
         except pa.ArrowInvalid as error:
             raise BadColumns(names_at.items, "a header name that is not UTF-8", "UTF-8") from error
         pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER_TYPE))
-        return pa.Array.from_buffers(_HEADERS_TYPE, self._count, [present, counts], children=[pairs])
+        return pa.Array.from_buffers(HEADERS_TYPE, self._count, [present, counts], children=[pairs])
 
 
 def _bundle_column(name: str, partition: int, facts: Bundled, block: bytes) -> pa.Array:
@@ -166,7 +166,7 @@ def _bundle_column(name: str, partition: int, facts: Bundled, block: bytes) -> p
         case "timestamp":
             return _numbers(_TIMESTAMP, facts.timestamps)
         case _:
-            return _nulls(_HEADERS_TYPE, count)
+            return _nulls(HEADERS_TYPE, count)
 
 
 def _gathered(block: bytes, items: Items, present: np.ndarray[Any, Any] | None) -> pa.Array:

@@ -17,16 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..append.spreading import can_hash, deal, partitions_of
 from ..arguments import check_names
-from .hashing import can_hash, partitions_of
+from ..format.arrow import HEADERS_TYPE
 from .stage import TaskStage
 from .target import Place, Target, find_place, no_function
 
 __all__ = ["Dealer"]
 
 Numbers = np.ndarray[Any, Any]
-
-_HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
 class Dealer:
@@ -69,19 +68,11 @@ class Dealer:
 
     def _deal(self, place: Place, rows: pa.RecordBatch) -> None:
         records = self._records(rows)
-        partitions = self._partitions(place, rows, records)
-        first = int(partitions[0])
-        if (partitions == first).all():
-            self._stage.add(place, first, records)
-            return
-        order = np.argsort(partitions, kind="stable")
-        records, partitions = _taken(records, order), partitions[order]
-        starts = np.flatnonzero(np.diff(partitions, prepend=-1))
-        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
-            self._stage.add(place, int(partitions[start]), records.slice(start, stop - start))
+        for share in deal(records, self._partitions(place, rows, records)):
+            self._stage.add(place, share.partition, share.records)
 
     def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns that are written, in the types that `encoding` knows."""
+        """The columns that are written, in the types that `Rows` knows."""
         columns = {}
         for name in ("value", "key"):
             if name in self._target.columns:
@@ -91,7 +82,7 @@ class Dealer:
             times = times.cast(pa.timestamp("us", tz=times.type.tz)).view(pa.int64())
             columns["timestamp"] = pc.fill_null(times, self._now())
         if "headers" in self._target.columns:
-            columns["headers"] = rows.column(self._target.columns["headers"]).cast(_HEADERS)
+            columns["headers"] = rows.column(self._target.columns["headers"]).cast(HEADERS_TYPE)
         return pa.RecordBatch.from_pydict(columns)
 
     def _partitions(self, place: Place, rows: pa.RecordBatch, records: pa.RecordBatch) -> Numbers:
@@ -103,7 +94,7 @@ class Dealer:
                 return _checked(place, chosen.to_numpy())
         keyless = self._keyless % count
         if "key" not in records.schema.names or records.column("key").null_count == len(records):
-            found = np.full(len(records), keyless, np.int64)
+            found = np.full(len(records), keyless, np.uint16)
         elif can_hash(place.config.partitioner):
             found = partitions_of(records.column("key"), place.config.partitioner, count, keyless=keyless)
         else:
@@ -123,4 +114,4 @@ def _checked(place: Place, partitions: Numbers) -> Numbers:
     if wrong.any():
         first = int(partitions[np.argmax(wrong)])
         raise ValueError(f"a row for partition {first}, and {place.path} has {place.config.partitions} partitions")
-    return partitions.astype(np.int64)
+    return partitions.astype(np.uint16)

@@ -22,10 +22,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from ..append.arrow_bodies import Rows
+from ..append.pieces import joined
+from ..format.codec import codec_id
 from ..segment import Identity
 from ..system.files import Files
 from ..transactions.staging import STAGING, Portion, Staged, remove_attempt
-from .encoding import bodies
 from .target import Place
 
 __all__ = ["NAME", "StagedSection", "TaskStage"]
@@ -82,7 +84,7 @@ class TaskStage:
         self._waiting_bytes = 0
 
     def add(self, place: Place, partition: int, records: pa.RecordBatch) -> None:
-        """Add records of the columns that `encoding` knows, all of the same types."""
+        """Add records of the columns that `Rows` knows, all of the same types."""
         one = self._partitions.get((place.path, partition))
         if one is None:
             staged = Staged(place.path, Identity.of(place.log_id, partition), place.config, self._now)
@@ -138,7 +140,9 @@ class TaskStage:
 
     def _encode(self, one: _Partition) -> None:
         if one.waiting:
-            for body in bodies(pa.Table.from_batches(one.waiting), one.place.config):
+            config, rows = one.place.config, Rows(joined(one.waiting))
+            rows.check(limit_bytes=config.max_record_bytes)
+            for body in rows.bodies(config, codec_id(config.compression)):
                 one.staged.add_body(body)
             self._waiting_bytes -= one.waiting_bytes
             one.waiting, one.waiting_bytes, one.waiting_records = [], 0, 0

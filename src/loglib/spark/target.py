@@ -35,10 +35,10 @@ from pyspark.sql.types import (
 )
 
 from .. import description
+from ..append.spreading import can_hash
 from ..arguments import check_names
 from ..config import TopicConfig
 from ..system.files import REAL
-from .hashing import can_hash
 from .options import refuse_consumers, refuse_remote
 from .storage import local_path
 

@@ -1,6 +1,5 @@
-"""Arrow columns as batches, and the partitions of columns of keys: the same as the core's, record by record."""
+"""arrow_bodies.py: Arrow columns as batches, the same bytes as those of the same records in lists."""
 
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -9,31 +8,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loglib import RecordTooLargeError
-from loglib.append.partitioner import BUILT_IN
+from loglib import RecordTooLargeError, arguments
+from loglib.append import arrow_bodies
+from loglib.append.arrow_bodies import Rows
 from loglib.config import TopicConfig
+from loglib.format.arrow import HEADERS_TYPE as HEADERS
 from loglib.format.batch import Body, encode_body
 from loglib.format.codec import codec_id
 from loglib.format.columns import Columns
-from loglib.spark import encoding
-from loglib.spark.encoding import bodies, record_sizes
-from loglib.spark.hashing import can_hash, partitions_of
 
-HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+BINARY = pa.binary()
 SMALL = TopicConfig(batch_bytes=1 << 20, max_record_bytes=1 << 20)
 
 
-def table(columns: Columns) -> pa.Table:
+def table(columns: Columns, kind: pa.DataType = BINARY) -> pa.RecordBatch:
     """The records in Arrow's columns."""
-    arrays = {"value": pa.array(columns.values, pa.binary())}
+    arrays = {"value": pa.array(columns.values, kind)}
     if columns.keys is not None:
-        arrays["key"] = pa.array(columns.keys, pa.binary())
+        arrays["key"] = pa.array(columns.keys, kind)
     if columns.timestamps is not None:
         arrays["timestamp"] = pa.array(columns.timestamps, pa.int64())
     if columns.headers is not None:
         pairs = [[{"key": name, "value": value} for name, value in each] or None for each in columns.headers]
         arrays["headers"] = pa.array(pairs, HEADERS)
-    return pa.table(arrays)
+    return pa.record_batch(arrays)
+
+
+def bodies(records: pa.RecordBatch, config: TopicConfig) -> list[Body]:
+    rows = Rows(records)
+    rows.check(limit_bytes=config.max_record_bytes)
+    return list(rows.bodies(config, codec_id(config.compression)))
 
 
 def plain(body: Body) -> tuple[Any, ...]:
@@ -61,10 +65,13 @@ def records(draw: st.DrawFn) -> Columns:
 
 
 @settings(max_examples=200, deadline=None)
-@given(records(), st.integers(0, 3), st.sampled_from(["none", "zlib"]))
-def test_batch_has_the_bytes_that_the_core_writes(columns: Columns, before: int, compression: str) -> None:
+@given(records(), st.integers(0, 3), st.sampled_from(["none", "zlib"]), st.sampled_from([BINARY, pa.large_binary()]))
+def test_batch_has_the_bytes_that_the_core_writes(
+    columns: Columns, before: int, compression: str, kind: pa.DataType
+) -> None:
     config = TopicConfig(compression=compression)
-    whole = pa.concat_tables([table(columns.part(slice(0, 1)))] * before + [table(columns)])
+    parts = [table(columns.part(slice(0, 1)), kind)] * before + [table(columns, kind)]
+    whole = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
     found = list(bodies(whole.slice(before), config))
     expected = columns
     if columns.keys is not None and set(columns.keys) == {None}:
@@ -76,7 +83,7 @@ def test_null_of_arrow_that_has_bytes_takes_none() -> None:
     offsets, items = pa.py_buffer(np.array([0, 2, 4], "<i4")), pa.py_buffer(b"abcd")
     values = pa.Array.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\x02"), offsets, items])
     assert values.to_pylist() == [None, b"cd"]
-    (body,) = bodies(pa.table({"value": values}), SMALL)
+    (body,) = bodies(pa.record_batch({"value": values}), SMALL)
     assert plain(body) == plain(encode_body(Columns([None, b"cd"]), codec=0))
 
 
@@ -89,15 +96,18 @@ def test_records_are_cut_by_size_and_by_number() -> None:
 
 def test_sizes_are_those_that_limits_count() -> None:
     columns = Columns([b"abc", None], [None, b"k"], None, [(("h", b"vv"), ("é", b"")), ()])
-    assert record_sizes(table(columns).to_batches()[0]).tolist() == [3 + 1 + 2 + 2, 1]
-    with pytest.raises(RecordTooLargeError, match="a record"):
-        list(bodies(table(columns), TopicConfig(max_record_bytes=7)))
+    sizes = [3 + (8 + 1 + 2) + (8 + 2), 1]
+    assert arguments.record_sizes(columns) == sizes
+    assert Rows(table(columns)).size_bytes == sum(sizes)
+    bodies(table(columns), TopicConfig(max_record_bytes=max(sizes)))
+    with pytest.raises(RecordTooLargeError, match="record 7 is 24 bytes, the limit is 23"):
+        Rows(table(columns)).check(limit_bytes=max(sizes) - 1, first=7)
 
 
 def test_batch_has_a_limit_that_counts_the_places_of_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     records = table(Columns([b"v"], None, None, [(("", b""),) * 10]))
     assert len(list(bodies(records, SMALL))) == 1
-    monkeypatch.setattr(encoding, "MAX_BATCH_BYTES", 50)
+    monkeypatch.setattr(arrow_bodies, "MAX_BATCH_BYTES", 50)
     with pytest.raises(RecordTooLargeError, match="the batch"):
         list(bodies(records, SMALL))
 
@@ -105,24 +115,32 @@ def test_batch_has_a_limit_that_counts_the_places_of_headers(monkeypatch: pytest
 @pytest.mark.parametrize("pair", [{"key": None, "value": b"v"}, {"key": "h", "value": None}, None])
 def test_header_with_a_null_is_refused(pair: Any) -> None:
     with pytest.raises(ValueError, match="a header whose key or value is null"):
-        list(bodies(pa.table({"value": [b"v"], "headers": pa.array([[pair]], HEADERS)}), SMALL))
+        list(bodies(pa.record_batch({"value": pa.array([b"v"]), "headers": pa.array([[pair]], HEADERS)}), SMALL))
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
-@pytest.mark.parametrize("partitions", [1, 3, 16])
-def test_partitions_of_a_column_are_those_of_its_keys(name: str, partitions: int) -> None:
-    random = Random(partitions)
-    sizes = [random.choice((None, 0, 1, 2, 3, 4, 5, 7, 8, 40, 300)) for _ in range(500)]
-    keys = [None if size is None else random.randbytes(size) for size in sizes]
-    expected = [9 if key is None else BUILT_IN[name](key, partitions) for key in keys]
-    column = pa.array([b"first", *keys], pa.binary()).slice(1)
-    assert partitions_of(column, name, partitions, keyless=9).tolist() == expected
+def test_column_larger_than_a_batch_is_refused_before_its_offsets_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_bodies, "MAX_BATCH_BYTES", 50)
+    with pytest.raises(RecordTooLargeError, match="the batch"):
+        bodies(table(Columns([b"x" * 51]), pa.large_binary()), SMALL)
 
 
-def test_column_without_keys_and_of_empty_keys() -> None:
-    assert partitions_of(pa.array([None, None], pa.binary()), "crc32", 4, keyless=2).tolist() == [2, 2]
-    assert partitions_of(pa.array([], pa.binary()), "murmur2", 4, keyless=2).tolist() == []
-    for name, one in BUILT_IN.items():
-        assert partitions_of(pa.array([b"", b""]), name, 7, keyless=2).tolist() == [one(b"", 7)] * 2
-        assert can_hash(name)
-    assert not can_hash("by_region")
+def test_last_two_batches_are_of_about_equal_size() -> None:
+    found = bodies(table(Columns([b"x" * 100] * 24)), TopicConfig(batch_bytes=1000))
+    assert [each.record_count for each in found] == [10, 7, 7]
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 2, 4], [-1, 1, 2, 4], [0, 1, 2, 5]], ids=["fall", "negative", "beyond"])
+@pytest.mark.parametrize("name", ["value", "key"])
+def test_columns_of_another_program_with_broken_offsets_are_refused(name: str, offsets: list[int]) -> None:
+    memory = np.array([0, 1, 2, 4], "<i4")
+    broken = pa.Array.from_buffers(BINARY, 3, [None, pa.py_buffer(memory), pa.py_buffer(b"abcd")])
+    batch = pa.record_batch({"value": pa.array([b"", b"", b""]), name: broken})
+    memory[:] = offsets  # behind the back of pyarrow, which has looked at the ends
+    with pytest.raises(ValueError, match="offsets do not rise"):
+        bodies(batch, SMALL)
+
+
+def test_rows_without_content_are_records() -> None:
+    assert [each.record_count for each in bodies(table(Columns([b""] * 3, [None] * 3)), SMALL)] == [3]
+    (body,) = bodies(pa.record_batch({"value": pa.nulls(2, BINARY)}), SMALL)
+    assert plain(body) == plain(encode_body(Columns([None, None]), codec=0))

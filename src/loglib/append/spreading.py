@@ -1,0 +1,176 @@
+"""Spreading: the records of Arrow columns, dealt to the partitions of their keys without a Python object for each.
+
+Invariant: a key has the same partition as in partitioner.py, bit for bit, and records of one partition keep their
+order. All keys of one length are hashed at once. A few keys of a length, and long keys, are hashed one by one.
+
+    crc32     is linear: the checksum of a key is that of as many zeros, XOR a number for each pair of its bytes. The
+              number depends on the pair and its place, so a table of 65,536 numbers for each place is enough.
+    murmur2   takes a word of 4 bytes of all keys at a time.
+
+Needs the extra [arrow]. Threads: safe for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+
+from .arrow_bodies import BinaryView, Numbers
+from .partitioner import BUILT_IN, Partitioner
+
+__all__ = ["Share", "can_hash", "deal", "partitions_by", "partitions_of"]
+
+_FEW = 48  # so many keys of a length take as long as one pass over columns
+_SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)  # of murmur2, as in partitioner.py
+
+
+class Share(NamedTuple):
+    """The records of one partition, and their indexes among all that were dealt."""
+
+    partition: int
+    records: pa.RecordBatch
+    indexes: Numbers | range
+
+
+def deal(records: pa.RecordBatch, partitions: Numbers) -> Iterator[Share]:
+    """The records of each partition, in their order; `partitions` has the partition of each record."""
+    first = int(partitions[0])
+    if (partitions == partitions[0]).all():
+        yield Share(first, records, range(len(partitions)))
+        return
+    order = np.argsort(partitions, kind="stable")  # by the digits, because the numbers have 16 bits
+    sorted_records = records.take(pa.array(order))
+    bounds = np.flatnonzero(np.diff(partitions[order])) + 1
+    for start, stop in zip([0, *bounds.tolist()], [*bounds.tolist(), len(order)], strict=True):
+        yield Share(int(partitions[order[start]]), sorted_records.slice(start, stop - start), order[start:stop])
+
+
+# --- the partitions of keys ------------------------------------------------------------------------------
+
+
+def can_hash(partitioner: str) -> bool:
+    """Whether the partitioner is one that this module knows; a function of the application is not."""
+    return partitioner in _HASHES
+
+
+def partitions_of(keys: pa.Array, partitioner: str, partitions: int, *, keyless: int) -> Numbers:
+    """The partition of each key of a binary column, as uint16; `keyless` for nulls."""
+    if not keys.null_count:
+        return _modulo(_hash(keys, partitioner), partitions)
+    found = np.full(len(keys), keyless, np.uint16)
+    if keys.null_count < len(keys):
+        there = keys.is_valid().to_numpy(zero_copy_only=False)
+        found[there] = _modulo(_hash(keys.drop_null(), partitioner), partitions)
+    return found
+
+
+def partitions_by(function: Partitioner, keys: pa.Array, partitions: int, *, keyless: int) -> Numbers:
+    """The same by a function of the application, which is called once for each different key.
+
+    `ValueError` if it chooses a partition that there is not.
+    """
+    coded = keys.dictionary_encode()
+    chosen = [function(key, partitions) for key in coded.dictionary.to_pylist()]
+    for each in chosen:
+        if not 0 <= each < partitions:
+            raise ValueError(f"the partitioner chose partition {each} of {partitions}")
+    numbers = coded.indices.fill_null(len(chosen)).to_numpy()
+    found: Numbers = np.array([*chosen, keyless], np.uint16)[numbers]
+    return found
+
+
+def _modulo(hashes: Numbers, partitions: int) -> Numbers:
+    """The remainders, as uint16. numpy divides by one number at once, and takes remainders one by one."""
+    count = np.uint32(partitions)
+    found: Numbers = (hashes - hashes // count * count).astype(np.uint16)
+    return found
+
+
+def _hash(keys: pa.Array, partitioner: str) -> Numbers:
+    """The hash of each key as uint32, before the modulo. There are no nulls."""
+    view = BinaryView(keys)
+    starts, lengths = view.offsets[:-1], np.diff(view.offsets)
+    content = np.frombuffer(view.content, np.uint8)
+    longest, at_once = _HASHES[partitioner]
+    if len(keys) >= _FEW and lengths[0] <= longest and (lengths == lengths[0]).all():
+        size = int(lengths[0])
+        return at_once(content[int(starts[0]) : int(starts[0]) + size * len(keys)].reshape(len(keys), size))
+    found = np.empty(len(keys), np.uint32)
+    one_by_one = BUILT_IN[partitioner]
+    order = np.argsort(lengths, kind="stable")
+    bounds = [0, *(np.flatnonzero(np.diff(lengths[order])) + 1).tolist(), len(keys)]
+    for start, stop in pairwise(bounds):
+        same = order[start:stop]
+        size = int(lengths[same[0]]) if len(same) else 0
+        if len(same) < _FEW or size > longest:
+            found[same] = [one_by_one(key, 1 << 32) for key in keys.take(pa.array(same)).to_pylist()]
+        else:
+            windows = np.lib.stride_tricks.sliding_window_view(content, size) if size else np.empty((1, 0), np.uint8)
+            found[same] = at_once(windows[starts[same] if size else np.zeros(len(same), np.intp)])
+    return found
+
+
+_CRC_LONGEST = 64  # bytes; the tables for so many take 8 MiB
+
+
+def _crc32(keys: Numbers) -> Numbers:
+    """The CRC-32 of each row of bytes."""
+    count, size = keys.shape
+    found = np.full(count, crc32(bytes(size)), np.uint32)
+    if size & 1:  # a zero in front changes nothing
+        padded = np.zeros((count, size + 1), np.uint8)
+        padded[:, 1:] = keys
+        keys = padded
+    pairs = keys.view("<u2")
+    for column in range(pairs.shape[1]):
+        found ^= _crc_table(pairs.shape[1] - 1 - column).take(pairs[:, column], mode="wrap")  # half the time of []
+    return found
+
+
+@lru_cache(maxsize=_CRC_LONGEST // 2)
+def _crc_table(behind: int) -> Numbers:
+    """What a pair of bytes adds to the CRC-32 of a key with so many pairs behind it; by the pair as a number."""
+    if behind:
+        before = _crc_table(behind - 1)
+        found: Numbers = _crc_table(0)[before & 0xFFFF] ^ before >> np.uint32(16)
+        return found
+    of_byte = np.arange(256, dtype=np.uint32)
+    for _ in range(8):  # polynomial EDB88320, reflected
+        of_byte = np.where(of_byte & 1, of_byte >> 1 ^ np.uint32(0xEDB88320), of_byte >> 1)
+    pairs = np.arange(1 << 16)
+    first = of_byte[pairs & 0xFF]
+    both: Numbers = of_byte[(first ^ pairs >> 8) & 0xFF] ^ first >> np.uint32(8)
+    return both
+
+
+_MURMUR_LONGEST = 256
+
+
+def _murmur2(keys: Numbers) -> Numbers:
+    """Kafka's hash of each row of bytes, without its sign bit."""
+    count, size = keys.shape
+    whole = size & ~3
+    found = np.full(count, _SEED ^ np.uint32(size), np.uint32)
+    words = np.ascontiguousarray(keys[:, :whole]).view("<u4")
+    for column in range(whole // 4):
+        word = words[:, column] * _FACTOR
+        found = found * _FACTOR ^ (word ^ word >> np.uint32(24)) * _FACTOR
+    if whole < size:
+        for place in range(whole, size):
+            found ^= keys[:, place].astype(np.uint32) << np.uint32(8 * (place - whole))
+        found *= _FACTOR
+    found = (found ^ found >> np.uint32(13)) * _FACTOR
+    positive: Numbers = (found ^ found >> np.uint32(15)) & np.uint32(0x7FFFFFFF)
+    return positive
+
+
+_HASHES: dict[str, tuple[int, Callable[[Numbers], Numbers]]] = {
+    "crc32": (_CRC_LONGEST, _crc32), "murmur2": (_MURMUR_LONGEST, _murmur2),
+}  # fmt: skip
+assert _HASHES.keys() == BUILT_IN.keys()
