@@ -287,6 +287,15 @@ def test_large_table_is_written_in_pieces_that_end_with_its_helper(open_topic: O
     assert [len(rows) for rows in contents(topic)] == [4 * count for _, count in sorted(spread_of(expected).items())]
 
 
+def test_batches_of_one_write_fill_segments_and_do_not_leave_them(open_topic: Open) -> None:
+    topic = open_topic(segment_bytes=20_000, batch_bytes=1000)
+    table = numbered(MANY).select(["value"])
+    topic.append_arrow(table)
+    segments = topic.partition(0).segments
+    assert all(18_000 < segment.size_bytes <= 20_000 + 4096 for segment in segments[:-1])
+    assert [row[0] for row in rows_of(topic, 0)] == table.column("value").to_pylist()
+
+
 def test_stream_is_read_and_keys_are_placed_in_the_thread_of_the_caller(open_topic: Open, small_pieces: None) -> None:
     here: set[int] = set()
 
