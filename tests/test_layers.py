@@ -42,6 +42,7 @@ LAYERS = [
     },
     {"access", "groups", "repair", "transactions/staging", "append/columnar"},
     {"transactions/applying"},
+    {"transactions/serving"},
     {"partition", "stats"},
     {"store"},
     {"topic"},

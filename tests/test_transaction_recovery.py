@@ -90,7 +90,7 @@ def test_publication_of_an_owner_in_another_process_is_synced_for_it(monkeypatch
         with monkeypatch.context() as patched:
             patched.setattr(TailWriter, "sync_watermark", lambda _: None)
             for owner in owners:
-                owner._serve_transactions()
+                owner._serving.serve()
 
     monkeypatch.setattr(transaction_module, "knock", lambda *_, **__: [])
     monkeypatch.setattr(applying, "ring", serve)

@@ -836,7 +836,7 @@ def test_owner_waits_with_a_transaction_until_the_one_before_it_is_done(
         where, step = (Store, "finish") if name == "first" else (applying.Applier, "run")
         with dying(monkeypatch, where, step), transaction("etl") as tx:
             tx.append(bills, name.encode())
-    assert bills._serve_transactions()  # as when a bell rings
+    assert bills._serving.serve()  # as when a bell rings
     assert values_of(bills) == []
     with transaction("etl") as tx:
         tx.append(bills, b"third")
@@ -1064,14 +1064,14 @@ def test_topic_whose_store_is_gone_opens_with_a_warning(
     again = open_topic(Path(bills.path))
     assert "transactions were not applied" in caplog.text
     caplog.clear()
-    assert not again._serve_transactions()
+    assert not again._serving.serve()
     assert "transactions were not applied" in caplog.text
     again.append(b"y", sync=True)
     assert values_of(again) == [b"x", b"y"]
 
 
 def test_inbox_of_a_topic_without_transactions_is_quiet(pair: tuple[Topic, Topic]) -> None:
-    assert not pair[1]._serve_transactions()
+    assert not pair[1]._serving.serve()
 
 
 def test_topic_finishes_what_is_held_for_long(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1080,19 +1080,13 @@ def test_topic_finishes_what_is_held_for_long(pair: tuple[Topic, Topic], monkeyp
         tx.append(bills, b"x")
     with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
         tx.append(orders, b"y", partition=0)  # of which the other topic has nothing
-    assert bills._serve_transactions()
-    assert bills._serve_transactions()  # not for long yet
-    monkeypatch.setattr("loglib.topic._PATIENCE_S", 0.01)
+    assert bills._serving.serve()
+    assert bills._serving.serve()  # not for long yet
+    monkeypatch.setattr("loglib.transactions.serving._PATIENCE_S", 0.01)
     time.sleep(0.02)
-    bills._serve_transactions()
+    bills._serving.serve()
     assert values_of(bills) == [b"x"]
-    assert not bills._serve_transactions()
-
-
-def test_hold_found_for_a_topic_that_is_gone_is_left() -> None:
-    from loglib.topic import _apply_transactions_of
-
-    _apply_transactions_of(lambda: None)  # type: ignore[arg-type]
+    assert not bills._serving.serve()
 
 
 @pytest.mark.usefixtures("attentive")
@@ -1179,7 +1173,7 @@ def test_topic_that_is_closed_meanwhile_serves_nothing(
         raise LogClosedError("closed")
 
     monkeypatch.setattr(applying.Applier, "apply_own", closed)
-    assert not bills._serve_transactions()
+    assert not bills._serving.serve()
 
 
 def test_log_without_transactions_recovers_where_its_first_segment_is_gone(tmp_path: Path, open_topic: Open) -> None:

@@ -51,7 +51,6 @@ from .columnar import Columnar
 from .config import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
 from .display import Shown, sized
 from .errors import (
-    CommitPendingError,
     ConfigConflictError,
     ForkedHandleError,
     GroupNotFoundError,
@@ -83,18 +82,13 @@ from .system.clock import SYSTEM, clock_of
 from .system.directory import Directory
 from .system.files import REAL, Files
 from .system.mounts import network_file_system
-from .transactions import inbox
-from .transactions.applying import Applier
-from .transactions.home import Home, read_home
-from .transactions.store import Store, open_store
+from .transactions.serving import Serving
 from .verify import Progress, VerifyReport, size_of, verify_description, verify_log
 
 __all__ = ["Topic", "open_topic"]
 
 logger = logging.getLogger("loglib")
 
-_PATIENCE_S = 1.0  # for the process that applies a transaction
-_APPLY_S = 2.0  # at most for the transactions of a dead process, when a topic is opened
 _HOUSEKEEPING_S = 60.0  # once a minute is often enough, because retention and rolling by age work in hours
 
 _in_child = in_child()
@@ -130,9 +124,9 @@ class Topic(Shown, Columnar):
         self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
         self._oldest: dict[int, tuple[int, int]] = {}  # of each partition: its log start, and the append time there
-        self._held_since: float | None = None  # when a transaction was first seen that is not done
         self._unended: list[Exception] = []  # errors of readers and groups when the topic was closed
         self._failed: list[tuple[Access, Exception]] = []  # partitions whose closing raised, with the errors
+        self._serving = Serving(files, path, self._handles, clock)
         self._keeper = Keeper(
             files, path, config, clock_of(clock),
             shared=shared and mode == "a", committed=partial(_committed_of, weakref.ref(self)),
@@ -142,7 +136,7 @@ class Topic(Shown, Columnar):
                 files, description.partition_directory(path, number), Identity.of(log_id, number), config,
                 writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
                 check=partial(_check_not_grown, files, path, config.partitions) if shared else None,
-                on_hold=partial(_apply_transactions_of, weakref.ref(self)) if shared else None,
+                on_hold=self._serving.apply if shared else None,
             )
             for number in range(config.partitions)
         )  # fmt: skip
@@ -718,7 +712,7 @@ class Topic(Shown, Columnar):
                 f"{self.path} is closed; open the topic again"
             )
         self._sticky = None
-        inbox.leave(self)
+        self._serving.leave()
         if self._flusher is not None:
             self._flusher.stop()
         self._unended += self._handles.end_readers()
@@ -763,65 +757,15 @@ class Topic(Shown, Columnar):
             if not self._shared:
                 self._own_all()
                 _check_not_grown(self._files, self.path, self.config.partitions)  # before the locks were taken
-            self._apply_transactions()
+            self._serving.apply()
             self._go_by_the_clock()
         except BaseException:
             self.close()
             raise
         if self._flusher is not None and self._files.real:
-            inbox.attend(self.path, self, Topic._serve_transactions)
+            self._serving.attend()
         _in_child.add(self._abandon_in_child)
         at_exit.add(self.close)
-
-    # --- transactions --------------------------------------------------------------------------------
-
-    def _transactions(self, home: Home) -> tuple[Store, Applier]:
-        """The store of the topic's transactions, with what applies them."""
-        store = open_store(self._files, os.path.normpath(home.path))
-        return store, Applier(self._files, store, list(self._handles.writers), clock=self._clock)
-
-    def _apply_transactions(self) -> None:
-        """Apply what a dead process has committed. Records of this topic may wait for it."""
-        home = read_home(self._files, self.path)
-        if home is None:
-            return
-        try:
-            store, applier = self._transactions(home)
-            if store.pending():
-                applier.run(_APPLY_S)
-            applier.release_own()
-        except (LogError, OSError) as error:
-            logger.warning("%s: transactions were not applied: %s", self.path, error)
-
-    def _serve_transactions(self) -> bool:
-        """Apply what other processes commit to the partitions of this one. True while something is held.
-
-        If it is held for a second, the process that applies it may have died: then this one goes on.
-        """
-        writers = list(self._handles.writers)
-        inbox.answer(self._files, self.path, [each.partition for each in writers])
-        try:
-            home = read_home(self._files, self.path)
-            if home is None:
-                return False
-            store, applier = self._transactions(home)
-            for manifest in store.pending():
-                applier.apply_own(manifest)
-            applier.release_own()
-            held = any(each.disk.mark.held_txn for each in writers)
-            if not held:
-                self._held_since = None
-            elif self._held_since is None:
-                self._held_since = time.monotonic()
-            elif time.monotonic() - self._held_since >= _PATIENCE_S:
-                applier.run(_PATIENCE_S)
-        except LogClosedError:
-            return False
-        except CommitPendingError:  # the transaction before it is not done yet: its end rings again
-            return True
-        except (LogError, OSError) as error:
-            logger.warning("%s: transactions were not applied: %s", self.path, error)
-        return any(each.disk.mark.held_txn for each in writers)
 
     def _use(self, config: TopicConfig) -> None:
         """Use these policies from now on."""
@@ -1010,12 +954,6 @@ def _committed_of(reference: weakref.ref[Topic], group: str) -> dict[int, int]:
         return {}
     found = administration.committed(topic._place(group))  # noqa: SLF001
     return {each.partition: offset for each, offset in found.items() if each.topic == topic.name}
-
-
-def _apply_transactions_of(reference: weakref.ref[Topic]) -> None:
-    topic = reference()
-    if topic is not None:
-        topic._apply_transactions()  # noqa: SLF001
 
 
 def _what_is_here(files: Files, path: str, mode: str) -> str:
