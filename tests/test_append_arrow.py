@@ -144,7 +144,7 @@ def test_same_records_as_append_many(
         assert contents(ours) == contents(theirs)
 
 
-@pytest.mark.parametrize("partitioner", ["crc32", "murmur2", by_first], ids=str)
+@pytest.mark.parametrize("partitioner", ["crc32", "murmur2", by_first], ids=["crc32", "murmur2", "a function"])
 def test_null_keys_of_a_call_go_to_one_partition_and_keys_to_their_own(partitioner: Any, open_topic: Open) -> None:
     topic = open_topic(partitions=8, partitioner=partitioner)
     keys = [None if number % 3 == 0 else b"%d" % number for number in range(MANY)]
