@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from ..unique import Unique
+
 __all__ = ["Helper"]
 
 Given = TypeVar("Given")
@@ -23,7 +25,7 @@ class _End(Exception):
     """Stands behind the results of one piece."""
 
 
-class Helper(Generic[Given, Made]):
+class Helper(Unique, Generic[Given, Made]):
     """Makes several results of each piece that it is given, in a thread of its own."""
 
     def __init__(self, work: Callable[[Given], Iterator[Made]]) -> None:
