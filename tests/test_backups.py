@@ -1,8 +1,9 @@
-"""docs/operations.md: a copy that is made file by file, beside a writer, has all that was flushed before."""
+"""docs/operations.md: a copy that is made file by file, beside a writer, opens as a prefix or says why not."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from counts import need
 
 from loglib import CorruptLogError, Topic
 
@@ -23,11 +25,20 @@ with Topic.open(path, partitions=2, segment_bytes=segment_bytes, retention=Reten
     for number in range(10_000_000):
         topic.append(b"%d" % number * 20, partition=number % 2, sync=number % 50 == 0)
 """
+NUMBERS = """
+import sys
+from loglib import Topic
+
+with Topic.open(sys.argv[1], partitions=2, segment_bytes=int(sys.argv[2])) as topic:
+    for number in range(10_000_000):
+        topic.append(b"%d" % number, partition=number % 2, sync=number % 10 > 1)
+"""
 
 
 def back_up() -> Callable[[Path, Path], None]:
     """The function on the page."""
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[0]
+    blocks: list[str] = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (code,) = (each for each in blocks if "def back_up" in each)
     found: dict[str, Callable[[Path, Path], None]] = {}
     exec(code, found)
     return found["back_up"]
@@ -70,3 +81,67 @@ def test_copy_beside_a_writer_is_whole_or_is_refused(path: Path, tmp_path: Path,
         writer.kill()
         writer.wait()
     assert whole >= 6
+
+
+TOOLS = {
+    "cp": ["cp", "-a", "{source}", "{to}"],
+    "rsync": ["rsync", "-a", "{source}/", "{to}"],
+    "tar": ["sh", "-c", "mkdir {to}; tar -C {source} -cf - . 2>{to}.errors | tar -C {to} -xf -"],
+}
+
+
+def values_of_each(path: Path) -> list[list[int]]:
+    with Topic.open(path) as topic:
+        assert topic.verify().damage == ()
+        return [[int(record.value or b"") for record in each.read()] for each in topic.partitions]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("segment_bytes", [1 << 30, 1 << 14], ids=["grows", "rolls"])
+def test_copy_by_a_plain_tool_opens_as_a_prefix_or_says_why_not(
+    path: Path, tmp_path: Path, tool: str, segment_bytes: int
+) -> None:
+    """Where the watermark is newer than the segments, the page says: remove it. Then it opens."""
+    need(shutil.which(tool), tool)
+    writer = subprocess.Popen([sys.executable, "-c", NUMBERS, str(path), str(segment_bytes)])
+    try:
+        deadline = time.monotonic() + 60
+        while not all(flushed_ends(path)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for number in range(8):
+            time.sleep(0.02)
+            to = tmp_path / f"copy-{number}"
+            command = [part.format(source=path, to=to) for part in TOOLS[tool]]
+            with Topic.open(path, mode="r") as topic:
+                known = [each.high_watermark for each in topic.partitions]
+            subprocess.run(command, check=False, capture_output=True)  # some complain that a file has changed
+            try:
+                found = values_of_each(to)
+            except CorruptLogError as error:
+                assert "nothing was changed" in str(error)
+                for watermark in to.glob("*/watermark"):
+                    watermark.unlink()
+                found = values_of_each(to)
+            for partition, values in enumerate(found):
+                assert values == list(range(partition, 2 * len(values), 2)), "it is a prefix"
+            with Topic.open(to, mode="r") as copy:
+                ends = [each.high_watermark for each in copy.partitions]
+            assert all(end >= before for end, before in zip(ends, known, strict=True)), "with all from before the copy"
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+def test_watermark_newer_than_the_segments_is_refused_and_removing_it_gives_a_prefix(
+    path: Path, tmp_path: Path
+) -> None:
+    with Topic.open(path, partitions=1) as topic:
+        topic.append(b"0", sync=True)
+        shutil.copytree(path, tmp_path / "copy")
+        topic.append(b"1", sync=True)
+        shutil.copy(path / "0000" / "watermark", tmp_path / "copy" / "0000")
+        with pytest.raises(CorruptLogError, match=r"the end of the file, expected data up to offset \d+"):
+            Topic.open(tmp_path / "copy")
+        (tmp_path / "copy" / "0000" / "watermark").unlink()
+        assert values_of_each(tmp_path / "copy") == [[0]]

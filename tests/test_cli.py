@@ -441,6 +441,21 @@ def test_bench_measures_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
 # --- the program -------------------------------------------------------------------------------------------
 
 
+def test_snapshot_says_what_it_has_copied(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    done = cli("snapshot", clicks, tmp_path / "one")
+    assert (done.code, done.errors) == (0, "") and "in 2 partitions" in done.output
+    (facts,) = cli("snapshot", clicks, tmp_path / "two", "--no-links", "--json").objects
+    assert facts["copied_bytes"] == facts["size_bytes"] > 0
+    assert len(cli("cat", tmp_path / "two").output.splitlines()) == 6
+    (tmp_path / "line").write_text("one more")
+    refused = cli("append", tmp_path / "two", tmp_path / "line")
+    assert refused.code != 0 and "is a snapshot of" in refused.errors
+    assert cli("promote", tmp_path / "two").code == 0
+    assert cli("append", tmp_path / "two", tmp_path / "line").code == 0
+    assert len(cli("cat", tmp_path / "two").output.splitlines()) == 7
+    assert cli("snapshot", clicks, tmp_path / "two").code == 3
+
+
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
     listed = cli("--help").output
     for verb in ("create", "ls", "info", "append", "cat", "tail", "groups", "lag", "reset", "retain", "alter", "delete",

@@ -25,7 +25,7 @@ LAYERS = [
     {"bundle", "search", "sealed"},
     {
         "gaps", "recovery", "timeline", "description", "append/producers", "append/partitioner", "transactions/done",
-        "transactions/manifest",
+        "transactions/manifest", "role",
     },
     {
         "append/open_batch", "append/active", "append/bulk", "append/arrow_bodies", "append/arrow_columns",
@@ -46,7 +46,7 @@ LAYERS = [
     {"partition", "stats"},
     {"store"},
     {"topic"},
-    {"consumer_groups", "transactions/transaction", "spool"},
+    {"consumer_groups", "transactions/transaction", "spool", "replication"},
     {"logging", "metrics", "aio", "audit"},
     {"spark", "testing"},
     {"__init__"},

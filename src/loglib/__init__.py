@@ -38,6 +38,7 @@ from .errors import (
     LogMovedError,
     LogReplacedError,
     MissingCodecError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     ReadOnlyError,
     RecordTooLargeError,
@@ -55,6 +56,8 @@ from .reader import OnGap, Reader, StartLike
 from .records import Damage, OffsetRange, Position, Record
 from .recovery import Recovery
 from .repair import Repair, RepairReport, repair
+from .replication.promotion import promote
+from .replication.snapshot import Snapshot, snapshot
 from .retention import Decision
 from .segment import SegmentInfo
 from .stats import FlushTimes, PartitionStats, Rates, TopicStats
@@ -95,6 +98,7 @@ __all__ = [
     "Member",
     "MissingCodecError",
     "Move",
+    "NotLeaderError",
     "OffsetOutOfRangeError",
     "OffsetRange",
     "OnGap",
@@ -112,6 +116,7 @@ __all__ = [
     "RepairReport",
     "Retention",
     "SegmentInfo",
+    "Snapshot",
     "SourceMismatchError",
     "StaleGenerationError",
     "StartLike",
@@ -135,9 +140,11 @@ __all__ = [
     "group",
     "group_info",
     "last_version",
+    "promote",
     "recover_transactions",
     "repair",
     "reset_group",
+    "snapshot",
     "topics",
     "transaction",
 ]

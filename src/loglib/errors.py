@@ -42,6 +42,7 @@ __all__ = [
     "LogMovedError",
     "LogReplacedError",
     "MissingCodecError",
+    "NotLeaderError",
     "OffsetOutOfRangeError",
     "OffsetRange",
     "ReadOnlyError",
@@ -385,6 +386,20 @@ class ReadOnlyError(LogError):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         super().__init__(f"{self.path} is open with mode='r'; open it with mode='a' to write")
+
+
+class NotLeaderError(LogError):
+    """The directory is a copy of a topic. Only a topic of its own is written.
+
+    Attributes: `path`; its `role` ("snapshot"); `of`, the topic that it is a copy of.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], role: str, of: str) -> None:
+        self.path = os.fspath(path)
+        self.role = role
+        self.of = of
+        advice = "open it with mode='r', or make it a topic of its own with loglib.promote"
+        super().__init__(f"{self.path} is a {role} of {of}; {advice}")
 
 
 class RecordTooLargeError(LogError, ValueError):

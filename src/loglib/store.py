@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from . import description
+from . import description, role
 from .arguments import check_count, topic_path
 from .config import TopicConfig
 from .errors import GroupBusyError, LogError
@@ -100,6 +100,7 @@ def add_partitions(
     absolute = _unused_topic(files, path)
     check_count("partitions", partitions)
     with _locked(files, absolute) as topic:
+        role.check_leader(files, absolute)
         described = description.read(files, absolute)
         assert described is not None
         log_id, config = described

@@ -30,7 +30,7 @@ from itertools import product
 from types import EllipsisType
 from typing import Any, Literal, Unpack, cast
 
-from . import description, store
+from . import description, role, store
 from .access import Access
 from .append.flusher import Flusher
 from .append.partitioner import BUILT_IN, Partitioner, name_of, spread
@@ -205,8 +205,9 @@ class Topic(Shown, Columnar):
 
         Raises `FileNotFoundError` if there is no topic, for mode="r" or create=False; `LockedError` if another
         writer has it; `CorruptLogError` if promised data is damaged; `UnsupportedFormatError` if a newer loglib
-        made it; `ConfigConflictError` for another number of partitions or partitioner, and with mode="r" for any
-        other policy that differs; `ValueError` and `TypeError` for invalid arguments.
+        made it; `NotLeaderError` with mode="a" for a copy; `ConfigConflictError` for another number of partitions or
+        partitioner, and with mode="r" for any other policy that differs; `ValueError` and `TypeError` for invalid
+        arguments.
         """
         given: dict[str, Any] = {
             "flush": flush, "retention": retention, "segment_bytes": segment_bytes, "compression": compression,
@@ -920,6 +921,8 @@ def open_topic(
             raise FileNotFoundError(errno.ENOENT, _what_is_here(files, absolute, mode), absolute)
         description.create(files, absolute, TopicConfig(**given), now=clock())
         described = description.read(files, absolute)
+    if mode == "a":
+        role.check_leader(files, absolute)
     if described is None:
         raise FileNotFoundError(errno.ENOENT, "the topic was removed while it was opened", absolute)
     log_id, config = described

@@ -23,7 +23,7 @@ ORDINARY = (
     "watermark", "batch", "segment", "search", "recovery", "writer", "lock", "description", "producers", "files",
     "verify", "log", "payloads", "topic", "partition", "fork", "moved", "timeline", "retention", "keeper", "hold",
     "abandoned", "accounts", "transfer", "reader", "columns", "transactions", "transaction_store",
-    "transaction_recovery", "transaction_segments", "repair", "lone", "spin", "bundle",
+    "transaction_recovery", "transaction_segments", "repair", "lone", "spin", "bundle", "snapshot",
     "append_arrow", "arrow_bodies",
 )  # fmt: skip
 

@@ -35,9 +35,11 @@ _VERBS = {
     "info": "topics",
     "lag": "groups",
     "ls": "topics",
+    "promote": "copies",
     "repair": "upkeep",
     "reset": "groups",
     "retain": "upkeep",
+    "snapshot": "copies",
     "tail": "reading",
     "verify": "upkeep",
 }

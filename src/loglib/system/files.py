@@ -40,7 +40,7 @@ _COPY_BYTES = 1 << 20
 SYSTEM_CALLS = (
     "open", "close", "pread", "pwritev", "ftruncate", "datasync", "drop_cached", "fsync", "rename", "link", "unlink",
     "mkdir", "rmdir", "chmod", "fchmod", "fstat", "stat", "lstat", "listdir", "flock", "statvfs", "sendfile", "read",
-    "write", "poll",
+    "write", "poll", "copy_file_range",
 )  # fmt: skip
 
 
@@ -68,6 +68,9 @@ if sys.platform == "darwin":  # no pwritev, no fdatasync, and sendfile to socket
     def _sendfile(to: int, source: int, start: int, size_bytes: int) -> int:
         return os.write(to, os.pread(source, min(size_bytes, _COPY_BYTES), start))
 
+    def _copy_file_range(source: int, to: int, size_bytes: int, start: int, at: int) -> int:
+        return _pwritev(to, [os.pread(source, min(size_bytes, _COPY_BYTES), start)], at)
+
 else:
     _pwritev = os.pwritev
     _datasync: Callable[[int], None] = os.fdatasync
@@ -76,6 +79,7 @@ else:
         os.posix_fadvise(fd, start, size_bytes, os.POSIX_FADV_DONTNEED)
 
     _sendfile: Callable[[int, int, int, int], int] = os.sendfile
+    _copy_file_range: Callable[[int, int, int, int, int], int] = os.copy_file_range
 
 # Here files are numbers. The functions of the system also take objects; other implementations need not.
 _fsync: Callable[[int], None] = os.fsync
@@ -117,6 +121,7 @@ class Files:
     sendfile = staticmethod(_sendfile)  # (to, source, start, size_bytes)
     read = staticmethod(os.read)  # from a stream, at its own position; so does `write`
     write = staticmethod(os.write)
+    copy_file_range = staticmethod(_copy_file_range)  # (source, to, size_bytes, start, at): shares blocks if it can
     poll = staticmethod(_poll)  # (a stream, event, most seconds to wait); False if they passed without the event
 
     # --- chance -------------------------------------------------------------------------------------
@@ -260,6 +265,17 @@ class Files:
             self.write_all(target, [block], at)
             start += len(block)
             at += len(block)
+
+    def share_range(self, source: int, target: int, *, start: int, end: int, at: int) -> None:
+        """The same as `copy_range`; the files share the disk's blocks (a reflink) where the file system can do that.
+
+        Otherwise the system copies without passing the bytes through this process, if it can. Handed to the system.
+        """
+        with suppress(OSError):  # it cannot between these files; a full disk is found again below
+            while start < end and (count := self.copy_file_range(source, target, end - start, start, at)):
+                start += count
+                at += count
+        self.copy_range(source, target, start=start, end=end, at=at)
 
     def try_lock(self, fd: int, *, shared: bool = False) -> bool:
         """Take the exclusive flock of the open file if it is free; never waits.

@@ -310,6 +310,9 @@ class MemoryFiles(Files):
     def sendfile(self, to: int, source: int, start: int, size_bytes: int) -> int:
         return self.write(to, self.pread(source, size_bytes, start))
 
+    def copy_file_range(self, source: int, to: int, size_bytes: int, start: int, at: int) -> int:
+        return self.pwritev(to, [self.pread(source, size_bytes, start)], at)
+
     def read(self, fd: int, size: int) -> bytes:
         if fd < _FIRST_FD:
             return REAL.read(fd, size)

@@ -33,7 +33,10 @@ __all__ = [
 ]
 
 # The calls that change the disk or make changes durable.
-CHANGES = ("create", "pwritev", "ftruncate", "datasync", "fsync", "rename", "link", "unlink", "mkdir", "rmdir")
+CHANGES = (
+    "create", "pwritev", "copy_file_range", "ftruncate", "datasync", "fsync", "rename", "link", "unlink", "mkdir",
+    "rmdir",
+)  # fmt: skip
 _TWO_PATHS = ("rename", "link")
 
 
@@ -194,6 +197,9 @@ class FullDisk(WatchedFiles):
         written = self.inner.pwritev(fd, [fits], position)
         self.room -= written
         return written
+
+    def copy_file_range(self, source: int, to: int, size_bytes: int, start: int, at: int) -> int:
+        return self.pwritev(to, [self.inner.pread(source, size_bytes, start)], at)
 
 
 class Killed(BaseException):

@@ -19,7 +19,7 @@ from ..system.directory import Directory
 from ..system.files import Files
 from .done import is_done
 
-__all__ = ["NAME", "Home", "is_done_here", "read_home", "settle"]
+__all__ = ["NAME", "Home", "is_done_here", "read_home", "sealed", "settle"]
 
 NAME = "transactions.json"
 FORMAT = 1
@@ -67,9 +67,12 @@ def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, p
 
 
 def _write(directory: Directory, store_path: str, store_id: bytes, permissions: int) -> None:
-    relative = os.path.relpath(store_path, directory.path)
-    content = seal({"format": FORMAT, "store": relative, "id": store_id.hex()})
-    directory.replace(NAME, content, permissions)
+    directory.replace(NAME, sealed(os.path.relpath(store_path, directory.path), store_id), permissions)
+
+
+def sealed(relative: str, store_id: bytes) -> bytes:
+    """The content of the file for a store at this path, as seen from the topic's directory."""
+    return seal({"format": FORMAT, "store": relative, "id": store_id.hex()})
 
 
 def is_done_here(files: Files, topic_path: str, txn: int) -> bool:

@@ -1,0 +1,1 @@
+"""Replication: copies of a topic, byte for byte: snapshots, mirrors, promotion, and the same over streams."""
