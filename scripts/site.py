@@ -33,7 +33,8 @@ API_NAMES = (
     "loglib.Topic", "loglib.Partition", "loglib.Reader", "loglib.Record", "loglib.Batch", "loglib.Group",
     "loglib.transaction", "loglib.Transaction", "loglib.Retention", "loglib.FlushPolicy", "loglib.TopicStats",
     "loglib.PartitionStats", "loglib.topics", "loglib.group", "loglib.repair", "loglib.RepairReport",
-    "loglib.snapshot", "loglib.Snapshot", "loglib.promote", "loglib.audit", "loglib.aio.open", "loglib.aio.AsyncTopic",
+    "loglib.snapshot", "loglib.Snapshot", "loglib.promote", "loglib.archive", "loglib.Archived",
+    "loglib.read_archive", "loglib.audit", "loglib.aio.open", "loglib.aio.AsyncTopic",
     "loglib.aio.AsyncReader", "loglib.aio.AsyncGroup", "loglib.logging.LogHandler", "loglib.metrics.prometheus",
     "loglib.metrics.opentelemetry", "loglib.spark", "loglib.testing",
 )  # fmt: skip

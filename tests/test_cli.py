@@ -336,6 +336,22 @@ def test_retention_is_explained_tried_and_done(cli: Cli, clicks: Path) -> None:
     assert cli("cat", clicks, "-p", 0).output == ""
 
 
+def test_topic_is_archived_and_archived_again(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    to = tmp_path / "archive"
+    first = cli("archive", clicks, to)
+    assert first.code == 0 and "version 1" in first.errors and "0 records, empty" in first.errors
+    rolled = cli("archive", clicks, to, "--roll")
+    assert rolled.code == 0 and "6 records" in rolled.errors and "% of the log" in rolled.errors
+    with Topic.open(clicks) as topic:
+        topic.append(b"more", partition=1, sync=True)
+        refused = cli("archive", clicks, to, "--roll")
+        assert refused.code == 3 and "Traceback" not in refused.errors
+        topic.partition(1).roll()
+        one, other = cli("archive", clicks, to, "--json", "--file-bytes", "1MiB", "--skip-gaps").objects
+    assert (one["version"], len(one["files"]), [each["rows"] for each in other["files"]]) == (3, 1, [3, 1])
+    assert cli("archive", tmp_path / "nothing", to).code == 2
+
+
 def test_damage_is_found_by_verify_dump_and_cat(cli: Cli, clicks: Path) -> None:
     assert cli("verify", clicks.parent).code == 0
     segment = last_segment(clicks, 0)
@@ -458,8 +474,8 @@ def test_snapshot_says_what_it_has_copied(cli: Cli, clicks: Path, tmp_path: Path
 
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
     listed = cli("--help").output
-    for verb in ("create", "ls", "info", "append", "cat", "tail", "groups", "lag", "reset", "retain", "alter", "delete",
-                 "verify", "repair", "audit", "bench", "dump", "completion"):  # fmt: skip
+    for verb in ("create", "ls", "info", "append", "archive", "cat", "tail", "groups", "lag", "reset", "retain",
+                 "alter", "delete", "verify", "repair", "audit", "bench", "dump", "completion"):  # fmt: skip
         assert f"  {verb} " in listed
         assert cli(verb, "--help").code == 0
     assert cli("--version").output.startswith("loglib, version ")

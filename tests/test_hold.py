@@ -109,7 +109,7 @@ def test_ceiling_of_age(path: Path, clock: Clock) -> None:
 
 
 def test_free_space_is_worth_more_than_what_waits_but_takes_it_last(clock: Clock) -> None:
-    class Tight(testing.UnsyncedFiles):
+    class Tight(testing.MemoryFiles):
         free = 1000
 
         def free_space(self, path: str) -> tuple[int, int]:

@@ -16,6 +16,8 @@ except ImportError as _error:
 
 import logging
 
+from .archiving.archiver import archive, archived, read_archive
+from .archiving.manifest import Archived, ArchivedFile, ArchivedPartition
 from .arguments import HeadersLike
 from .batch import Batch
 from .config import FlushPolicy, Policies, Retention, TopicConfig
@@ -69,6 +71,9 @@ from .verify import VerifyReport
 __version__ = "0.1.0"
 
 __all__ = [
+    "Archived",
+    "ArchivedFile",
+    "ArchivedPartition",
     "Batch",
     "BrokenStreamError",
     "Commit",
@@ -134,6 +139,8 @@ __all__ = [
     "VerifyReport",
     "WriterFailedError",
     "__version__",
+    "archive",
+    "archived",
     "delete_group",
     "evict_member",
     "expire_apps",
@@ -141,6 +148,7 @@ __all__ = [
     "group_info",
     "last_version",
     "promote",
+    "read_archive",
     "recover_transactions",
     "repair",
     "reset_group",

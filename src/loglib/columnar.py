@@ -5,11 +5,13 @@ Invariant: a stream reads while it is read, in constant memory. A table that is 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from .cursor import BLOCK_BYTES
+from .log import Log
 from .reader import OnGap, Reader, StartLike
 
 if TYPE_CHECKING:
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Columnar"]
+
+
+class Part(Protocol):
+    """A partition: its log, and the clock by which ages count."""
+
+    log: Log
+    clock: Callable[[], int]
 
 
 class Columnar(ABC):
@@ -35,13 +44,40 @@ class Columnar(ABC):
         columns: Sequence[str] | None = None,
         batch_bytes: int = BLOCK_BYTES,
         on_gap: OnGap = "raise",
+        archive: str | os.PathLike[str] | None = None,
     ) -> pa.RecordBatchReader:
         """The records from `start` to `end` as a `pyarrow.RecordBatchReader`, which reads while it is read.
 
         `start` and `end` are as in `read`: a time is found by bisection, and nothing before it is read. `columns` and
         `batch_bytes` are as in `Reader.arrow`. For a stream that does not end: `follow(...).arrow()`.
+
+        With `archive`, a directory of `loglib.archive`, the records up to the end of the archive come from its files,
+        partition after partition, and then the rest from the log, from exactly there. So the stream goes back to what
+        retention has dropped. Raises `LogError` if it is another topic's archive, and `OffsetOutOfRangeError` if
+        retention has dropped records that are not in the archive.
         """
+        if archive is not None:
+            return self._with_past(archive, start, end, columns, batch_bytes, on_gap)
         return self.read(start, end, on_gap=on_gap).arrow(columns, batch_bytes=batch_bytes)
+
+    @abstractmethod
+    def _parts(self) -> Sequence[Part]:
+        """What is read: the logs of the partitions."""
+
+    def _with_past(
+        self, archive: str | os.PathLike[str], start: StartLike, end: StartLike | None,
+        columns: Sequence[str] | None, batch_bytes: int, on_gap: OnGap,
+    ) -> pa.RecordBatchReader:  # fmt: skip
+        from .archiving.past import Past, with_tail
+
+        parts = self._parts()
+        log = parts[0].log
+        past = Past.load(log.files, archive)
+        past.check_log(log.identity.log_id, log.directory)
+        return with_tail(
+            past, lambda start, end: self.read(start, end, on_gap=on_gap), [each.log.partition for each in parts],
+            start, end, columns=columns, batch_bytes=batch_bytes, now_us=parts[0].clock(),
+        )  # fmt: skip
 
     def to_pandas(
         self,

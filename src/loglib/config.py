@@ -7,6 +7,7 @@ a clock or a disk. An interval is in seconds; an age is a `timedelta`.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -104,6 +105,10 @@ class Retention:
     the segment is older than `hold_age`, or the partition larger than `hold_bytes`. At least one of these two ceilings
     must be given, because a group that nobody runs any more would fill the disk. A group without a commit holds
     everything. `keep_free` drops what is held last.
+
+    `archive` is the directory of an archive that `loglib.archive` fills, as a path from the topic's directory or an
+    absolute one. No limit then drops a segment that is not in the archive, or that came to it less than
+    `archive_grace` ago: not even `keep_free`, so somebody must run `loglib.archive`.
     """
 
     age: timedelta | None = timedelta(days=7)
@@ -112,6 +117,8 @@ class Retention:
     hold_for: Sequence[str] = ()
     hold_age: timedelta | None = None
     hold_bytes: int | None = None
+    archive: str | os.PathLike[str] | None = None
+    archive_grace: timedelta = timedelta(hours=1)
 
     def __post_init__(self) -> None:
         _require_whole(self, "bytes", "hold_bytes")
@@ -125,6 +132,7 @@ class Retention:
         _require(_is_number(self.keep_free), "Retention.keep_free", self.keep_free, "a part from 0 up to 1")
         _require(0 <= self.keep_free < 1, "Retention.keep_free", self.keep_free, "a part from 0 up to 1")
         self._check_hold()
+        self._check_archive()
 
     def _check_hold(self) -> None:
         groups: object = self.hold_for
@@ -138,6 +146,16 @@ class Retention:
         if self.hold_bytes is not None and self.bytes is not None:
             rule = f"at least the bytes, {self.bytes}"
             _require(self.hold_bytes >= self.bytes, "Retention.hold_bytes", self.hold_bytes, rule)
+
+    def _check_archive(self) -> None:
+        named: object = self.archive
+        if named is not None:
+            path = os.fspath(named) if isinstance(named, str | os.PathLike) else b""
+            known = isinstance(path, str) and path != "" and "\0" not in path
+            _require(known, "Retention.archive", named, "the path of a directory")
+            object.__setattr__(self, "archive", path)
+        _require_duration("Retention.archive_grace", self.archive_grace)
+        _require(self.archive_grace >= timedelta(0), "Retention.archive_grace", self.archive_grace, "at least zero")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +232,9 @@ class TopicConfig:
         for name in ("hold_for", "hold_age", "hold_bytes"):  # in the files of those who use it
             if not self.retention.hold_for or retention[name] is None:
                 del retention[name]
+        retention["archive_grace"] = _seconds(self.retention.archive_grace)
+        if self.retention.archive is None:
+            del retention["archive"], retention["archive_grace"]
         return values
 
     @classmethod
@@ -224,7 +245,7 @@ class TopicConfig:
             known["flush"] = FlushPolicy(**_known(FlushPolicy, known["flush"]))
         if "retention" in known:
             retention = _known(Retention, known["retention"])
-            for name in {"age", "hold_age"} & retention.keys():
+            for name in {"age", "hold_age", "archive_grace"} & retention.keys():
                 retention[name] = _duration(retention[name])
             known["retention"] = Retention(**retention)
         for name in ("segment_age", "producer_expiry"):

@@ -27,12 +27,13 @@ from functools import cache, partial
 
 from . import description
 from .append.writer import Writer
+from .archiving.floor import Floors
 from .config import LEAST_SEALED_BYTES, MAX_OFFSET, TopicConfig, microseconds
 from .errors import LockedError, LogError, StorageFullError, together
 from .index import SegmentIndex
 from .kept import Kept
 from .log import Log
-from .retention import Candidate, Decision, Hold, Space, Verdict, due, segment_limit
+from .retention import ArchiveHold, Candidate, Decision, Hold, Space, Verdict, due, segment_limit
 from .system import lock
 from .system.clock import Clock
 from .system.files import Files
@@ -224,14 +225,14 @@ class Keeper(Unique):
 
     def _candidates(self, partitions: Iterable[int]) -> list[Candidate]:
         candidates: list[Candidate] = []
-        hold = self._holds()
+        hold, archived = self._holds(), self._archived()
         for number in partitions:
             kept = self._kept[number]
             if kept.writer is not None:
-                candidates.append(kept.candidate(hold))
+                candidates.append(kept.candidate(hold, archived))
                 continue
             with self._telling_once(number):
-                found = kept.candidate(hold)
+                found = kept.candidate(hold, archived)
                 candidates.append(found._replace(sealed=list(found.sealed)))
         return candidates
 
@@ -244,6 +245,21 @@ class Keeper(Unique):
             return min(holds, key=lambda each: -1 if each.offset is None else each.offset, default=None)
 
         return hold
+
+    def _archived(self) -> Callable[[int, int], ArchiveHold | None]:
+        """Tells how far the archive holds a partition. It reads the archive's manifest once, and only when asked."""
+        policy, archive = self._config.retention, self._config.retention.archive
+
+        @cache
+        def floors() -> Floors:
+            log_id = self._kept[0].log.identity.log_id
+            before_us = self._clock.moment().wall_us - microseconds(policy.archive_grace)
+            return Floors(self._files, self._path, str(archive), log_id, before_us=before_us)
+
+        def archived(partition: int, start: int) -> ArchiveHold | None:
+            return None if archive is None else floors().hold(partition, start)
+
+        return archived
 
     def _commits_of(self, group: str) -> Mapping[int, int]:
         """A group's committed offsets. What cannot be read holds everything: nothing may be lost by mistake."""
@@ -304,8 +320,8 @@ class Keeper(Unique):
         """The decisions for these partitions. To free space, it looks at all, because the oldest segments go first."""
         policy, space = self._config.retention, self._space()
         looked_at = list(kept) if space.is_short(policy) else partitions
-        hold = self._holds()
-        found = due([kept[number].candidate(hold) for number in looked_at], policy, space)
+        hold, archived = self._holds(), self._archived()
+        found = due([kept[number].candidate(hold, archived) for number in looked_at], policy, space)
         return self._decisions(kept, found, partitions)
 
     def _decisions(

@@ -22,7 +22,7 @@ from .append.writer import Writer
 from .config import TopicConfig
 from .errors import CorruptLogError
 from .log import Log
-from .retention import Candidate, Decision, Hold, Sealed, Verdict, reason_to_keep
+from .retention import ArchiveHold, Candidate, Decision, Hold, Sealed, Verdict, reason_to_keep
 from .segment import SegmentReader, read_segment_header, segment_name
 from .system.clock import Clock, Moment
 from .system.files import Files
@@ -78,8 +78,13 @@ class Kept:
         self.writer = writer
         writer.disk.believes = self._believes
 
-    def candidate(self, hold: Callable[[int], Hold | None]) -> Candidate:
-        """The partition as it is now. Also reads the clock. `hold` tells what groups hold in a partition."""
+    def candidate(
+        self, hold: Callable[[int], Hold | None], archived: Callable[[int, int], ArchiveHold | None]
+    ) -> Candidate:
+        """The partition as it is now. Also reads the clock.
+
+        `hold` tells what groups hold in a partition, and `archived` how far an archive holds it from its start on.
+        """
         if self.writer is not None:
             self.writer.check_place()
         timeline = self._load()
@@ -93,8 +98,10 @@ class Kept:
             self._looks.add(look)
             self._looks.forget_before(mark.log_start_offset)
         kept_bytes = mark.flushed_end - mark.log_start_offset
-        number = self.log.partition
-        return Candidate(number, kept_bytes, self._sealed(mark.log_start_offset), lambda: hold(number))
+        number, start = self.log.partition, mark.log_start_offset
+        return Candidate(
+            number, kept_bytes, self._sealed(start), lambda: hold(number), lambda: archived(number, start)
+        )
 
     def decisions(self, verdict: Verdict) -> list[Decision]:
         """A decision for each segment, oldest first."""
@@ -105,7 +112,7 @@ class Kept:
         for segment in self.log.segments():
             age = self._age(segment.end_offset) if segment.sealed else None
             drop = segment.base_offset in dropped
-            held_by = None if drop or keeping or blocker is None else blocker.group
+            held_by = None if drop or keeping or blocker is None else blocker[0]
             reason = dropped.get(segment.base_offset) or keeping
             if held_by is not None:
                 reason = f"{verdict.held_against}, but {blocker}"

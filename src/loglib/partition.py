@@ -65,6 +65,11 @@ class Partition(Shown, Columnar, Unique):
         return self._access.log.mark().flushed_end
 
     @property
+    def durable_end(self) -> int:
+        """Records below this survive a power cut: the high watermark, or less with `durability="os"`."""
+        return self._access.log.mark().durable_end
+
+    @property
     def log_end_offset(self) -> int:
         """The offset that the next record will get; without a writer here, the high watermark."""
         return self.high_watermark if (writer := self._access.open_writer) is None else writer.next_offset
@@ -198,6 +203,9 @@ class Partition(Shown, Columnar, Unique):
         return Reader(
             [access.log], start, end=end, on_gap=on_gap, clock=access.clock, track=access.handles.track,
         )  # fmt: skip
+
+    def _parts(self) -> tuple[Access]:
+        return (self._access,)
 
     def follow(
         self,

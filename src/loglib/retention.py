@@ -2,7 +2,8 @@
 
 Invariant: retention drops a partition's oldest segments, without gaps, and never the open one. By age it drops
 only segments that are proved to be older than the limit (timeline.py). What a group of `hold_for` has not read is
-dropped beyond a ceiling only, or when nothing else can free the space that must be free.
+dropped beyond a ceiling only, or when nothing else can free the space that must be free. What an archive must have
+first, and has not, is never dropped.
 
 Age counts from the moment when a segment was sealed, so its newest record is at least as old. A backfill of
 old events is not dropped on arrival, and an event dated in the future keeps nothing. File times are not used,
@@ -20,7 +21,10 @@ from typing import NamedTuple
 from .config import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Retention, microseconds
 from .timeline import BELIEVED_AFTER_US, Age
 
-__all__ = ["Candidate", "Decision", "Hold", "Sealed", "Space", "Verdict", "due", "reason_to_keep", "segment_limit"]
+__all__ = [
+    "ArchiveHold", "Candidate", "Decision", "Hold", "Sealed", "Space", "Verdict", "due", "reason_to_keep",
+    "segment_limit",
+]  # fmt: skip
 
 
 class Space(NamedTuple):
@@ -60,6 +64,20 @@ class Hold(NamedTuple):
         return f"group {self.group} {done}"
 
 
+class ArchiveHold(NamedTuple):
+    """How far an archive holds a partition safely. Segments that end above it stay."""
+
+    archive: str  # path of its directory
+    offset: int | None  # None: it has nothing of the partition, or cannot be read
+
+    def keeps(self, segment: Sealed) -> bool:
+        return segment.end_offset > (self.offset or 0)
+
+    def __str__(self) -> str:
+        done = "nothing" if self.offset is None else f"offsets below {self.offset}"
+        return f"the archive {self.archive} has held {done} for its grace time"
+
+
 class Candidate(NamedTuple):
     """A partition whose segments may be dropped."""
 
@@ -67,13 +85,14 @@ class Candidate(NamedTuple):
     kept_bytes: int  # of all its segments, including the open one
     sealed: Iterable[Sealed]  # oldest first; read only as far as needed
     hold: Callable[[], Hold | None] = lambda: None  # called at most once, and only if a segment is due
+    archived: Callable[[], ArchiveHold | None] = lambda: None  # likewise
 
 
 class Verdict(NamedTuple):
     """What goes from a partition: one reason per segment, oldest first; and what holds the next one, if it is due."""
 
     reasons: list[str]
-    blocker: Hold | None = None
+    blocker: Hold | ArchiveHold | None = None
     held_against: str = ""  # the reason to drop the segment that is held
 
 
@@ -87,7 +106,7 @@ class Decision(NamedTuple):
     drop: bool
     reason: str
     path: str
-    held_by: str | None = None  # the group that it waits for, if it would be dropped otherwise
+    held_by: str | None = None  # the group, or the archive's directory, that it waits for; else it would be dropped
 
 
 def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dict[int, Verdict]:
@@ -156,6 +175,7 @@ class _Front:
         self.reasons: list[str] = []
         self._policy = policy
         self._hold = cache(candidate.hold)
+        self._archived = cache(candidate.archived)
         self._sealed: Iterator[Sealed] = iter(candidate.sealed)
         self.oldest = next(self._sealed, None)
 
@@ -163,15 +183,19 @@ class _Front:
         """The reason to drop the oldest segment by age or bytes; empty if there is none."""
         return "" if self.oldest is None else self._beyond(self.oldest, self._policy.age, self._policy.bytes)
 
-    def blocker(self) -> Hold | None:
-        """What holds the oldest segment; None beyond a ceiling."""
+    def blocker(self) -> Hold | ArchiveHold | None:
+        """What holds the oldest segment; for groups, None beyond a ceiling."""
+        if self.oldest is not None and (unarchived := self._unarchived(self.oldest)) is not None:
+            return unarchived
         if self.oldest is None or self._beyond(self.oldest, self._policy.hold_age, self._policy.hold_bytes):
             return None
         return self._hold_on(self.oldest)
 
     def in_order(self, *, held: bool) -> list[tuple[tuple[int, int], int, _Front]]:
         """The oldest segment's place among those of all, if it may go; with `held` also if a group holds it."""
-        if self.oldest is None or (not held and self.blocker() is not None):
+        if self.oldest is None or self._unarchived(self.oldest) is not None:
+            return []
+        if not held and self.blocker() is not None:
             return []
         return [(self.oldest.age.order, self.partition, self)]
 
@@ -193,6 +217,10 @@ class _Front:
         self.freed_bytes += size_bytes
         self.oldest = next(self._sealed, None)
         return size_bytes
+
+    def _unarchived(self, segment: Sealed) -> ArchiveHold | None:
+        archived = self._archived()
+        return archived if archived is not None and archived.keeps(segment) else None
 
     def _hold_on(self, segment: Sealed) -> Hold | None:
         hold = self._hold() if self._policy.hold_for else None

@@ -535,6 +535,9 @@ class Topic(Shown, Columnar):
         logs = [each.log for each in self._accesses]
         return Reader(logs, start, end=end, on_gap=on_gap, clock=self._clock, track=self._handles.track)
 
+    def _parts(self) -> tuple[Access, ...]:
+        return self._accesses
+
     def follow(
         self,
         start: StartLike = "end",

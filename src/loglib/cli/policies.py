@@ -48,6 +48,8 @@ _POLICIES = (
     _Policy("--hold-for", "retention", "hold_for", NAMES, "Groups to wait for, with commas between them."),
     _Policy("--hold-age", "retention", "hold_age", _OrNone(DURATION), "Do not wait for groups beyond that age."),
     _Policy("--hold-bytes", "retention", "hold_bytes", _OrNone(SIZE), "Nor beyond that much in a partition."),
+    _Policy("--archive", "retention", "archive", _OrNone(click.STRING), "Drop only what this archive has."),
+    _Policy("--archive-grace", "retention", "archive_grace", DURATION, "And has had for so long."),
     _Policy("--flush-records", "flush", "records", _OrNone(click.IntRange(1)), "Flush after that many records."),
     _Policy("--flush-interval", "flush", "interval", _OrNone(DURATION), "Flush after that time."),
     _Policy("--flush-bytes", "flush", "bytes", _OrNone(SIZE), "Flush after that many bytes."),

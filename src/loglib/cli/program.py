@@ -24,6 +24,7 @@ _INTERRUPTED, _NO_READER = 130, 141  # 128 and the number of the signal, as a sh
 _VERBS = {
     "alter": "topics",
     "append": "writing",
+    "archive": "archiving",
     "audit": "audit",
     "bench": "bench",
     "cat": "reading",

@@ -6,6 +6,6 @@ does not import it.
 """
 
 from .direct import counts, map_batches
-from .session import configure, read
+from .session import backfill, configure, read
 
-__all__ = ["configure", "counts", "map_batches", "read"]
+__all__ = ["backfill", "configure", "counts", "map_batches", "read"]

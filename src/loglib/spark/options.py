@@ -161,6 +161,11 @@ def _refuse_name(name: str) -> NoReturn:
     refuse_consumers(name)
     if name in _TABLES:
         raise ValueError("no catalog table can be USING loglib: PySpark forgets its options; make a temporary view")
+    if name == "archive":
+        raise ValueError(
+            "format('loglib') reads the log alone, because Parquet through Python workers takes twice as long; "
+            "loglib.spark.read(spark, topic, archive=...) gives the archive and the log as one table"
+        )
     nearest = get_close_matches(name, _CANONICAL, n=1)
     hint = f"did you mean {_CANONICAL[nearest[0]]}?" if nearest else f"there are {', '.join(_KNOWN)}"
     raise ValueError(f"unknown option {name}; {hint}")

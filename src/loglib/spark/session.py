@@ -23,10 +23,14 @@ from .storage import is_remote, local_path
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["as_option", "configure", "path_of", "read"]
+    from .past import Backfill
+
+__all__ = ["as_option", "backfill", "configure", "path_of", "read"]
 
 _PACKAGE = __name__.partition(".")[0]
 _UNPACKED = "loglib-archive"  # a directory in the working directory of each executor
+# Above this number of files Spark lists them by a job: 33 files took 0.95 s, and 32 took 0.1 s.
+_LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _DAEMON = "loglib_spark_daemon"  # in the archive: a copy of daemon.py, which imports nothing of loglib
 _LAUNCHER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python.sh")
 
@@ -38,16 +42,44 @@ def read(
     start: StartLike = "begin",
     end: StartLike = "end",
     columns: Iterable[str] | None = None,
+    archive: str | os.PathLike[str] | None = None,
 ) -> DataFrame:
     """The records of a topic as a DataFrame, with only the requested columns.
 
     `start` and `end` are as in `Topic.read`. Spark reads all columns of the DataFrame for any query, so a
     query with few `columns` is faster; see docs/spark.md.
+
+    With `archive`, a directory of `loglib.archive`, the records up to the end of the archive come from its Parquet
+    files, by Spark's own reader, and the rest from the log, from exactly there. What the table has is fixed by this
+    call. Raises `FileNotFoundError` if there is no archive, `LogError` if it is another topic's, and
+    `OffsetOutOfRangeError` if retention has dropped records that are not in the archive.
     """
+    if archive is not None:
+        from .past import past_and_tail
+
+        return past_and_tail(spark, path_of(topic), archive, start=start, end=end, columns=columns).table
     reader = spark.read.format("loglib").option("start", as_option(start)).option("end", as_option(end))
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
     return reader.load(path_of(topic))
+
+
+def backfill(
+    spark: SparkSession,
+    topic: str | os.PathLike[str] | Topic,
+    *,
+    archive: str | os.PathLike[str],
+    start: StartLike = "begin",
+    columns: Iterable[str] | None = None,
+) -> Backfill:
+    """All records of a topic and its archive up to now, and the offsets where what comes later begins.
+
+    `.table` is a DataFrame as `read` gives it. A stream that begins at `.ends` goes on without a gap and without a
+    repetition: `spark.readStream.format("loglib").option("start", json.dumps(ends))`. Raises the errors of `read`.
+    """
+    from .past import past_and_tail
+
+    return past_and_tail(spark, path_of(topic), archive, start=start, end="end", columns=columns)
 
 
 def configure(builder: SparkSession.Builder, *, archive: str | os.PathLike[str] | None = None) -> SparkSession.Builder:
@@ -82,6 +114,8 @@ def configure(builder: SparkSession.Builder, *, archive: str | os.PathLike[str] 
         os.environ.setdefault("PYSPARK_PYTHON", interpreter)
     if archive is not None and (not master.startswith("local") or master.startswith("local-cluster")):
         _send(builder, os.path.abspath(archive), options)
+    if _LISTING not in options:
+        builder.config(_LISTING, "10000")
     return builder.config("spark.python.unix.domain.socket.enabled", "true")
 
 

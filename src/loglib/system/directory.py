@@ -58,13 +58,13 @@ class Directory(Unique):
             self.files.unlock(self.fd)
         self.files.close(self.fd)
 
-    def lock_for_a_moment(self, holder: str, *, advice: str) -> None:
-        """Wait for the directory's flock, which `close` releases.
+    def lock_for_a_moment(self, holder: str, *, advice: str, shared: bool = False) -> None:
+        """Wait for the directory's flock, which `close` releases; with `shared` others may share it.
 
         `LockedError` if another process holds it for 30 s. Its message has `holder` (the possible holder) and `advice`.
         """
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        while not self.files.try_lock(self.fd):
+        while not self.files.try_lock(self.fd, shared=shared):
             if time.monotonic() > deadline:
                 raise LockedError(self.path, holder, advice=advice)
             time.sleep(_NAP_S)

@@ -1,0 +1,1 @@
+"""Archiving: sealed segments as Parquet, and reading them back beside the log."""
