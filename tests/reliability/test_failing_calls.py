@@ -157,7 +157,7 @@ SYSTEM_CALLS = (*AGAIN, "newfstatat", "rename", "unlink", "mkdir", "getdents64",
 
 
 class Progress(ctypes.Structure):
-    _fields_ = (("traced", ctypes.c_uint64), ("steps", ctypes.c_uint64), ("done", ctypes.c_uint64))
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("ready", "traced", "steps", "done"))
 
 
 class Strace:
@@ -197,6 +197,8 @@ class Strace:
         work, progress = Reference(self.made("traced"), REAL, leave_torn_copy_elsewhere), shared(Progress)
         child = fork(lambda: work_when_traced(work, progress, judging=judging))
         report = self.root / "report"
+        while not progress.ready and os.path.exists(f"/proc/{child}/fd"):  # a call before that is not the work's
+            time.sleep(0.001)
         with subprocess.Popen(["strace", "-qq", "-o", report, "-p", str(child), *options]) as tracer:
             while "TracerPid:\t0\n" in Path(f"/proc/{child}/status").read_text() and tracer.poll() is None:
                 time.sleep(0.001)
@@ -224,6 +226,7 @@ class Strace:
 
 def work_when_traced(work: Reference, progress: Progress, *, judging: bool) -> None:
     before = open_files()
+    progress.ready = 1
     while not progress.traced:  # this wait makes no system call that is counted
         time.sleep(0.001)
     try:
