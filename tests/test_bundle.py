@@ -65,7 +65,7 @@ def arrow_of(pieces: list[Batch] | list[Bundle]) -> pa.Table:
 # --- one bundle ----------------------------------------------------------------------------------
 
 
-@settings(calm, max_examples=150)
+@settings(calm, max_examples=80)
 @given(seed=st.integers(0, 1 << 40))
 def test_bundle_shows_what_its_batches_show(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = write_segment(tmp_path_factory.mktemp("segment"), chained(many(seed)))
@@ -84,7 +84,7 @@ def test_bundle_shows_what_its_batches_show(seed: int, tmp_path_factory: pytest.
     assert found.content_bytes == sum(batch.content_bytes for batch in batches)
 
 
-@settings(calm, max_examples=100)
+@settings(calm, max_examples=60)
 @given(seed=st.integers(0, 1 << 40), data=st.data())
 def test_part_of_a_bundle_shows_the_same_part(
     seed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -113,7 +113,7 @@ def test_part_of_a_bundle_shows_the_same_part(
     assert found.between(start, end).records() == between
 
 
-@settings(calm, max_examples=60)
+@settings(calm, max_examples=40)
 @given(seed=st.integers(0, 1 << 40), data=st.data())
 def test_bundle_ends_before_the_batch_that_begins_at_an_offset(
     seed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -126,7 +126,7 @@ def test_bundle_ends_before_the_batch_that_begins_at_an_offset(
     assert found.beginning_before(offset).records() == records_of(wanted)
 
 
-@settings(calm, max_examples=150)
+@settings(calm, max_examples=60)
 @given(parts=st.lists(columns(), min_size=1, max_size=5), codec=st.sampled_from([0, 0, 0, 1]))
 def test_bundle_ends_where_a_batch_is_rare(
     parts: list[Columns], codec: int, tmp_path_factory: pytest.TempPathFactory
@@ -142,7 +142,7 @@ def test_bundle_ends_where_a_batch_is_rare(
     assert ([] if found is None else found.records()) == records_of(plain_ones)
 
 
-@settings(calm, max_examples=300)
+@settings(calm, max_examples=150)
 @given(seed=st.integers(0, 1 << 40), data=st.data())
 def test_bundle_ends_before_a_batch_that_is_forged(
     seed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -249,7 +249,7 @@ def outcome(made: Iterator[Any] | Callable[[], Any]) -> list[Any]:
     return given_so_far
 
 
-@settings(calm, max_examples=60)
+@settings(calm, max_examples=24)
 @given(seed=st.integers(0, 1 << 40))
 def test_readers_do_the_same_with_bundles_and_without(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = filled(tmp_path_factory.mktemp("topic") / "t", seed)
@@ -285,7 +285,7 @@ def step(reader: Any, topic: Topic, random: Random) -> Any:
     return found, reader.tell()
 
 
-@settings(calm, max_examples=120)
+@settings(calm, max_examples=40)
 @given(seed=st.integers(0, 1 << 40), on_gap=st.sampled_from(["raise", "skip"]))
 def test_damage_is_told_the_same_with_bundles_and_without(
     seed: int, on_gap: Any, tmp_path_factory: pytest.TempPathFactory

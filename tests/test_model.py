@@ -621,7 +621,7 @@ class TopicMachine(RuleBasedStateMachine):
 
 
 def test_topic_behaves_like_lists() -> None:
-    run_state_machine_as_test(TopicMachine, settings=settings(calm, max_examples=40, stateful_step_count=30))
+    run_state_machine_as_test(TopicMachine, settings=settings(calm, max_examples=25, stateful_step_count=30))
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ from loglib.recovery import Tail
 from loglib.testing import CrashFS, Image
 
 SHARDS = 28
-STATES = 18_500  # per shard; another shard has about one in twenty of them too
+STATES = 11_000  # per shard; another shard has about one in twenty of them too
 NESTED_EVERY = 110  # so that a tenth of all states are inside a recovery
 SHORT_SHARDS = 4
 

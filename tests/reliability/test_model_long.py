@@ -16,7 +16,7 @@ from test_model import TopicMachine
 pytestmark = pytest.mark.reliability
 
 SHARDS = 32
-SEQUENCES = 2000
+SEQUENCES = 1200
 COUNTED = 0.93  # part of the sequences; Hypothesis begins the others and gives them up
 STEPS = 62  # at most; 50 on average, because Hypothesis ends some earlier
 
