@@ -19,6 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+import loglib
 import loglib.spark
 from cases import OURS
 from loglib import Topic
@@ -29,6 +30,7 @@ from spark_inputs import VALUE_BYTES, Inputs, whole_calls, write_topic
 from spark_sources import lengths
 
 SCAN, COUNT, PLAN, TASKS, STREAM, SINK, MEMORY = "scan", "count", "plan", "tasks", "stream", "sink", "memory"
+PAST, PAST_COUNT, PAST_FIRST, PAST_NARROW = "past", "past-count", "past-first", "past-narrow"
 
 ONE_COLUMN = f"{OURS}, columns=value"
 MAP_BATCHES = f"{OURS}, map_batches"
@@ -44,6 +46,9 @@ FLOOR_STREAM = "floor: a record from memory"
 DROPPED = "floor: batches dropped"
 READ = "floor: only read"
 OF_JVM = "spark.range"
+LOG_ALONE = "the log alone"
+EVERYTHING = "Parquet of everything"
+ARCHIVING = "loglib.archive, all of it"
 
 _TASKS = 200
 _BATCHES = 40
@@ -81,6 +86,10 @@ def spark_cases(spark: SparkSession, inputs: Inputs, repeats: int, *, full: bool
         TASKS: partial(_tasks, spark, inputs, repeats),
         STREAM: partial(_stream, spark, inputs),
         SINK: partial(_sink, spark, inputs, repeats),
+        PAST: partial(_past, spark, inputs, repeats),
+        PAST_COUNT: partial(_past_count, spark, inputs, repeats),
+        PAST_FIRST: partial(_past_first, spark, inputs, repeats),
+        PAST_NARROW: partial(_past_narrow, spark, inputs, repeats),
         MEMORY: partial(_memory, spark, inputs, (1, 4, 10) if full else (1, 4)),
     }
 
@@ -256,6 +265,73 @@ def _sink(spark: SparkSession, inputs: Inputs, repeats: int) -> SparkCase:
         SparkRun(READ, messages, noop.save, clear),
     )
     title = f"write {messages / 1e6:g} M rows of a key and {VALUE_BYTES} B, read from Parquet, uncompressed"
+    return SparkCase(title, runs, repeats)
+
+
+# --- an archive and the live log ------------------------------------------------------------------------------
+
+
+def _past(spark: SparkSession, inputs: Inputs, repeats: int) -> SparkCase:
+    messages, past, fresh = inputs.messages, inputs.past, inputs.directory / "archived-again"
+
+    def summed(label: str, frame: DataFrame) -> SparkRun:
+        work = partial(_check_answer, frame, f.sum(f.length("value")), messages * VALUE_BYTES)
+        return SparkRun(label, messages, work)
+
+    def archive() -> None:
+        _check(loglib.archive(past.topic, fresh).rows, messages)
+
+    runs = (
+        summed(OURS, loglib.spark.read(spark, past.topic, archive=past.archive)),
+        summed(LOG_ALONE, _load(spark, past.topic)),
+        summed(EVERYTHING, spark.read.parquet(f"{past.everything}/[0-9]*")),
+        SparkRun(ARCHIVING, messages, archive, partial(shutil.rmtree, fresh, ignore_errors=True)),
+    )
+    title = f"95 % archived, {messages / 1e6:g} M values of {VALUE_BYTES} B: sum(length(value))"
+    return SparkCase(title, runs, repeats)
+
+
+def _past_count(spark: SparkSession, inputs: Inputs, repeats: int) -> SparkCase:
+    messages, past = inputs.messages, inputs.past
+    ours = loglib.spark.read(spark, past.topic, archive=past.archive)
+    plain = spark.read.parquet(f"{past.everything}/[0-9]*")
+    runs = tuple(
+        SparkRun(label, messages, partial(_check_answer, frame, f.count("*"), messages))
+        for label, frame in ((OURS, ours), (EVERYTHING, plain))
+    )
+    return SparkCase("95 % archived: count()", runs, repeats)
+
+
+def _past_first(spark: SparkSession, inputs: Inputs, repeats: int) -> SparkCase:
+    past = inputs.past
+    ours = loglib.spark.read(spark, past.topic, archive=past.archive)
+    plain = spark.read.parquet(f"{past.everything}/[0-9]*")
+
+    def first(frame: DataFrame) -> None:
+        _check(frame.select("value").first() is None, False)
+
+    runs = tuple(SparkRun(label, 0, partial(first, frame)) for label, frame in ((OURS, ours), (EVERYTHING, plain)))
+    return SparkCase("95 % archived: first()", runs, repeats)
+
+
+def _past_narrow(spark: SparkSession, inputs: Inputs, repeats: int) -> SparkCase:
+    """Some ten thousand messages by time, each time planned anew."""
+    past = inputs.past
+    start, end = past.narrow
+
+    def found() -> int:
+        return loglib.spark.read(spark, past.topic, start=start, end=end, archive=past.archive).count()
+
+    def filtered() -> int:
+        plain = spark.read.parquet(f"{past.everything}/[0-9]*")
+        return plain.where((f.col("timestamp") >= f.lit(start)) & (f.col("timestamp") < f.lit(end))).count()
+
+    expected = found()
+    runs = tuple(
+        SparkRun(label, 0, lambda work=work: _check(work(), expected))  # type: ignore[misc]
+        for label, work in ((OURS, found), (EVERYTHING, filtered))
+    )
+    title = f"95 % archived: the {expected:,} messages of {(end - start).microseconds // 1000} ms"
     return SparkCase(title, runs, repeats)
 
 

@@ -7,18 +7,34 @@ the same records and columns.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
+import loglib
 from inputs import values_of
+from loglib import Topic
+from loglib.records import to_datetime
 from ours import open_topic
 
 VALUE_BYTES = 200
 _CALL_MESSAGES = 10_000
 _MADE_MESSAGES = 200_000  # made once, and appended again and again; Parquet finds no repetition at this distance
 _TUPLES_SHARE = 20
+_ARCHIVED_SHARE = 0.95
+_NARROW = timedelta(milliseconds=20)  # as the messages of the benchmark come: some ten thousand
+
+
+class Past(NamedTuple):
+    """A topic that is archived up to its last part, and another archive that has all of it."""
+
+    topic: str
+    archive: str
+    everything: str
+    narrow: tuple[datetime, datetime]  # times in the middle of the archive
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,20 @@ class Inputs:
     @cached_property
     def uncompressed(self) -> str:
         return self._parquet("none")
+
+    @cached_property
+    def past(self) -> Past:
+        path, archive, everything = (str(self.directory / name) for name in ("topics/past", "archive", "everything"))
+        archived = whole_calls(round(self.messages * _ARCHIVED_SHARE))
+        for messages, to in ((archived, archive), (self.messages - archived, everything)):
+            write_topic(Path(path), messages)
+            with Topic.open(path) as topic:
+                for partition in topic.partitions:
+                    partition.roll()
+            made = loglib.archive(path, to)
+        files = made.partitions[0].files
+        middle = to_datetime((files[0].first_time + files[0].last_time) // 2)
+        return Past(path, archive, everything, (middle, middle + _NARROW))
 
     def _parquet(self, compression: str) -> str:
         path = str(self.directory / compression)

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING
 
 from cases import OURS
 from spark_cases import (
+    ARCHIVING,
     COUNT,
     COUNTS,
+    EVERYTHING,
+    LOG_ALONE,
     MAP_BATCHES,
     MEMORY,
     OFFSET,
     ONE_COLUMN,
+    PAST,
+    PAST_COUNT,
+    PAST_FIRST,
+    PAST_NARROW,
     SCAN,
     SINK,
     SNAPPY,
@@ -36,8 +43,11 @@ _SPEEDS = (
     (SCAN, OURS, TUPLES, 15.0, "x a source of tuples"),
     (COUNT, OFFSET, OURS, 3.0, "x as fast with columns=offset as with all"),
     (SINK, OURS, SNAPPY, 1 / 1.2, "of the speed of Parquet's writer, snappy"),
+    (PAST, OURS, EVERYTHING, 0.9, "of the speed of Parquet of everything"),
+    (PAST, OURS, LOG_ALONE, 2.0, "x the log alone"),
 )
 _LARGEST_GROWTH = 1.1
+LOG_BYTES = 204  # of a message with its part of a batch
 
 
 def spark_checks(results: Results) -> list[Check]:
@@ -49,7 +59,8 @@ def spark_checks(results: Results) -> list[Check]:
             best = _best(results, key, run, other)
             figure = f"{wall:.2f} {words} (best rounds {best:.2f}, by CPU {cpu:.2f})"
             found.append(Check(f"Spark {key}", figure, f">= {least:.2g}", wall >= least))
-    return [*found, *_map_batches(results), *_counts(results), *_stream(results), *_tasks(results), *_memory(results)]
+    others = (_map_batches, _counts, _stream, _tasks, _memory, _archiving, _later)
+    return [*found, *(check for each in others for check in each(results))]
 
 
 def _best(results: Results, key: str, run: str, other: str) -> float:
@@ -89,3 +100,21 @@ def _memory(results: Results) -> list[Check]:
     figure = ", ".join(f"{label}: {peak:.0f} MB" for label, peak in peaks)
     flat = peaks[-1][1] / peaks[0][1] <= _LARGEST_GROWTH
     return [Check("Spark memory of a worker", figure, f"flat (<= {_LARGEST_GROWTH} x)", flat)]
+
+
+def _archiving(results: Results) -> list[Check]:
+    rate = results.median(PAST, ARCHIVING, lambda one: one.messages * LOG_BYTES / one.cpu_seconds / 1e6)
+    if rate is None:
+        return []
+    return [Check("loglib.archive", f"{rate:.0f} MB of log in a second of one core", ">= 150", rate >= 150)]
+
+
+def _later(results: Results) -> list[Check]:
+    """How much later a query of archive and log ends than one of Parquet files."""
+    found = []
+    for key in (PAST_COUNT, PAST_FIRST, PAST_NARROW):
+        ours, plain = (results.median(key, label, lambda one: one.seconds) for label in (OURS, EVERYTHING))
+        if ours is not None and plain is not None:
+            figure = f"{ours - plain:+.2f} s beside Parquet of everything"
+            found.append(Check(f"Spark {key}", figure, "<= 0.25 s", ours - plain <= 0.25))
+    return found
