@@ -31,6 +31,11 @@ PROGRAM = """
         for batch in batches:
             yield batch.select(["offset"])
     print(loglib.spark.map_batches(spark, path, lengths, "offset long", columns=["offset"]).count())
+    written = path + "-written"
+    loglib.Topic.open(written, partitions=2).close()
+    rows = loglib.spark.read(spark, path, columns=["key", "value"])
+    rows.write.format("loglib").mode("append").save(written)
+    print(loglib.spark.read(spark, written, columns=["offset"]).count())
     spark.stop()
 """
 
@@ -44,17 +49,19 @@ def run(how: str, path: Path) -> list[str]:
 
 def check(how: str, module: str, tmp_path: Path) -> None:
     path = random_topic(tmp_path / "topic", seed=1)
-    of_session, rows, count = run(how, path)
+    of_session, rows, count, written = run(how, path)
     assert of_session == module
     records = all_records(path)
     assert rows == str(sorted((each.partition, each.offset) for each in records))
-    assert count == str(len(records))
+    assert count == written == str(len(records))
+    copied = sorted((each.key or b"", each.value or b"") for each in all_records(tmp_path / "topic-written"))
+    assert copied == sorted((each.key or b"", each.value or b"") for each in records)
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_session_of_spark_connect_reads_topics(tmp_path: Path) -> None:
+def test_session_of_spark_connect_reads_and_writes_topics(tmp_path: Path) -> None:
     need(find_spec("grpc_status"), "the packages of pyspark[connect]")
     check("connect", "pyspark.sql.connect.session", tmp_path)
 
@@ -62,6 +69,6 @@ def test_session_of_spark_connect_reads_topics(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_local_cluster_reads_topics(tmp_path: Path) -> None:
+def test_local_cluster_reads_and_writes_topics(tmp_path: Path) -> None:
     """Each executor is a JVM of its own, with Python workers of its own."""
     check("local-cluster[2,1,1024]", "pyspark.sql.session", tmp_path)

@@ -14,20 +14,23 @@ from mutants import MUTANTS, PACKAGE, Mutant
 HUNT = Path(__file__).with_name("hunt.py")
 
 
-def hunt(package: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+def hunt(package: Path, *tests: str, timeout_s: float = 500) -> subprocess.CompletedProcess[str]:
     """Judge the package in a separate process; these tests run before others."""
     environment = os.environ | {
         "PYTHONPATH": str(package), "CI": "hunt", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"
     }  # fmt: skip
     return subprocess.run(
-        [sys.executable, str(HUNT), *tests], env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
+        [sys.executable, str(HUNT), *tests],
+        env=environment, capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
 
 
 @pytest.mark.reliability
+@pytest.mark.timeout(650)  # all tests that a mutant names, and no mutant ends them early
 @pytest.mark.parametrize("part", ["--tests", "--states"])
 def test_library_as_it_is_survives_the_hunt(part: str) -> None:
-    found = hunt(PACKAGE.parent, part, *{test for mutant in MUTANTS for test in mutant.tests})
+    tests = {test for mutant in MUTANTS for test in mutant.tests}
+    found = hunt(PACKAGE.parent, part, *tests, timeout_s=620)
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-4000:]
 
 
