@@ -8,6 +8,7 @@
 #                 45 minutes; LOGLIB_SOAK=20 make proof goes on for hours
 #   make bench    the benchmarks; writes bench/RESULTS.md
 #   make bench-spark   those of the connector for Spark, about ten minutes; writes the last section of that file
+#   make paper    the experiment of the Kafka paper, beside other systems; writes docs/paper.md and its charts
 #   make docs     the documentation as a site, in site/; needs no network
 #   make spark-archive   one file with all that the executors of a Spark cluster need, in dist/
 #   make clean    remove the environment and what the tools left
@@ -23,7 +24,7 @@ SPARK = JAVA_HOME="$$(scripts/java-home.sh)" SPARK_SUBMIT_OPTS="$(SHORT_LIVED)" 
 # The proof makes and deletes files by the million: in memory where there is room, since a disk would be busy with that alone.
 PROOF_FILES := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "TMPDIR=/dev/shm" }')
 
-.PHONY: help demo test check coverage lint types tools proof bench bench-spark docs spark-archive clean venv java
+.PHONY: help demo test check coverage lint types tools proof bench bench-spark paper docs spark-archive clean venv java
 
 help:
 	@sed -n 's/^#  //p' Makefile
@@ -98,6 +99,10 @@ bench: venv
 
 bench-spark: venv java
 	@JAVA_HOME="$$(scripts/java-home.sh)" $(VENV_PYTHON) bench/spark.py --write
+
+paper: venv
+	@$(VENV_PYTHON) -m pip install --quiet --editable '.[paper]'
+	@$(VENV_PYTHON) bench/paper.py --write
 
 docs: venv
 	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build -q && echo "site/index.html"

@@ -1,4 +1,4 @@
-"""Process tree: CPU seconds and memory of this process and of everything that it started, from /proc.
+"""Process tree: CPU seconds and memory of a process and of everything that it started, from /proc.
 
 Invariant: the CPU seconds of a tree only grow. A process that ended counts through its parent, which has waited for it.
 Spark's JVM is a child of the driver's Python, and the Python daemons with their workers are children of the JVM.
@@ -34,7 +34,7 @@ class Process(NamedTuple):
 
 def usage() -> Usage:
     """What the tree of this process has used so far."""
-    tree = _tree()
+    tree = _tree(os.getpid())
     jvm = sum(each.cpu_seconds for each in tree if each.name == "java")
     return Usage(jvm, sum(each.cpu_seconds for each in tree) - jvm)
 
@@ -50,17 +50,33 @@ def peak_of_workers() -> int:
     return max(_high_water(process.pid) for process in _workers())
 
 
+def cpu_seconds(root: int) -> float:
+    """What a process and everything that it started have used so far."""
+    return sum(each.cpu_seconds for each in _tree(root))
+
+
+def reset_peak(root: int) -> None:
+    """Let the peaks of a process and of everything that it started begin at what they use now."""
+    for process in _tree(root):
+        (_PROC / str(process.pid) / "clear_refs").write_text("5")  # 5 resets VmHWM
+
+
+def peak_bytes(root: int) -> int:
+    """The highest resident memory of each process of a tree since `reset_peak`, summed up."""
+    return sum(_high_water(process.pid) for process in _tree(root))
+
+
 def _workers() -> list[Process]:
     own = os.getpid()
-    return [each for each in _tree() if each.name != "java" and each.pid != own]
+    return [each for each in _tree(own) if each.name != "java" and each.pid != own]
 
 
-def _tree() -> list[Process]:
+def _tree(root: int) -> list[Process]:
     children: dict[int, list[Process]] = {}
     own = []
     for process in _all():
         children.setdefault(process.parent, []).append(process)
-        if process.pid == os.getpid():
+        if process.pid == root:
             own.append(process)
     for process in own:  # grows while it is iterated over
         own += children.get(process.pid, [])
