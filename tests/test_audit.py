@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from random import Random
-from threading import Timer
+from threading import Event, Thread, Timer
 from typing import Any
 
 import pytest
@@ -337,6 +337,49 @@ def test_an_auditor_that_is_killed_counts_each_record_once(place: Path) -> None:
     count_log(place)
     assert counted(place)["log"][START].records == number
     assert not balance(place, to=place).differences
+
+
+def test_auditor_that_is_closed_in_mid_run_is_done_with_its_topics(place: Path) -> None:
+    """It is closed while it reads, publishes or waits. The trail closes as soon as the run has returned."""
+    ended = Event()
+
+    def keep_writing(topic: Topic) -> None:
+        while not ended.wait(0.0005):
+            topic.append_many([b"more"] * 50, timestamps=[START] * 50)
+            topic.flush()
+
+    with Topic.open(place / "orders") as topic:
+        writing = Thread(target=keep_writing, args=[topic])
+        writing.start()
+        try:
+            for after in (0.0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.2):
+                with Topic.open(place / audit.TRAIL) as trail:
+                    auditor = audit.Auditor(topic, trail, window=MINUTE)
+                    closing = Timer(after, auditor.close)
+                    closing.start()
+                    auditor.run(every=0.001)
+                closing.join()
+        finally:
+            ended.set()
+            writing.join()
+    count_log(place)
+    assert not balance(place, to=place).differences
+
+
+def test_auditor_closed_by_a_signal_handler_finishes_what_it_is_at(place: Path) -> None:
+    write(place, 5)
+    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL) as trail:
+
+        def clock() -> int:
+            auditor.close()
+            return LATER
+
+        auditor = audit.Auditor(topic, trail, window=MINUTE, clock=clock)
+        auditor.run(every=60.0)  # the clock is asked in the middle of a pass, in this thread
+        assert not topic.group_info("audit").members
+    assert counted(place)["log"][START].records >= 1
+    count_log(place)  # the next one counts the rest
+    assert counted(place)["log"][START].records == 5
 
 
 def test_run_ends_when_the_auditor_is_closed(place: Path) -> None:

@@ -107,6 +107,11 @@ CASES = [
         "member a no longer owns clicks-3",
     ),
     (errors.StaleGenerationError("etl", "a"), {"partition": ""}, "member a was evicted"),
+    (
+        errors.NotLeaderError(Path("t"), "snapshot", "orders"),
+        {"path": "t", "role": "snapshot", "of": "orders"},
+        "t is a snapshot of orders; open it with mode='r', or make it a topic of its own with loglib.promote",
+    ),
     (errors.ReadOnlyError("t"), {"path": "t"}, "open it with mode='a' to write"),
     (
         errors.RecordTooLargeError("the record", 11, 10),

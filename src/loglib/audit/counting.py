@@ -10,7 +10,8 @@ Threads: a counter belongs to one thread, an auditor as well; `close` may be cal
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -133,34 +134,60 @@ class Auditor(Unique):
         )
         self._open_until = 0  # the end of the last window that is not over yet, microseconds
         self._ended = threading.Event()
+        self._working = threading.RLock()
+        self._depth = 0  # of uses within each other, by a signal handler for one
 
     def publish(self) -> int:
         """Count everything that is flushed and publish it. Returns the number of records read."""
-        began, found = self._clock(), 0
-        for batch in self._member.batches(timeout=0.0):
-            self._counter.add(self._topic, batch)
-            found += len(batch)
-            self._open_until = max(self._open_until, max(batch.timestamps) + 2 * self._counter.window_us)
-        alone = len(self._member.assignment) == len(self._topic.partitions)
-        is_over = 0 < self._open_until < began  # all windows so far are over: say so once
-        if found or (alone and is_over):
-            self._counter.publish((self._topic, began) if alone else None)
-            self._member.commit()
-        if is_over:
-            self._open_until = 0
-        return found
+        with self._at_work():
+            began, found = self._clock(), 0
+            for batch in self._member.batches(timeout=0.0):
+                self._counter.add(self._topic, batch)
+                found += len(batch)
+                self._open_until = max(self._open_until, max(batch.timestamps) + 2 * self._counter.window_us)
+                if self._ended.is_set():
+                    break
+            alone = len(self._member.assignment) == len(self._topic.partitions)
+            is_over = 0 < self._open_until < began  # all windows so far are over: say so once
+            if found or (alone and is_over):
+                caught_up = alone and not self._ended.is_set()
+                self._counter.publish((self._topic, began) if caught_up else None)
+                self._member.commit()
+            if is_over:
+                self._open_until = 0
+            return found
 
     def run(self, *, every: float = 60.0) -> None:
         """Publish every so many seconds, until `close` is called from another thread or in a signal handler."""
         check_timeout(every)
         while not self._ended.is_set():
-            self.publish()
+            with self._at_work():
+                if not self._ended.is_set():
+                    self.publish()
             self._ended.wait(every)
+        self.close()
 
     def close(self) -> None:
-        """Leave the group. What was flushed since the last `publish` is counted by the next auditor."""
+        """Leave the group. What was flushed since the last `publish` is counted by the next auditor.
+
+        It waits for a `publish` in another thread, which ends with the batch that it has. In a signal handler it does
+        not wait: the interrupted call leaves the group at its end. After both the topic and the trail may be closed.
+        """
         self._ended.set()
-        self._member.close()
+        with self._at_work():
+            pass
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Use the member alone. The outermost use ends with leaving the group, if that was asked for meanwhile."""
+        with self._working:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if not self._depth and self._ended.is_set():
+                    self._member.close()
 
     def __enter__(self) -> Auditor:
         return self
