@@ -122,6 +122,30 @@ def test_snapshot_of_a_topic_that_has_just_rolled_does_not_share_its_last_segmen
         assert len(values_of(copy)) == 3
 
 
+def test_segment_that_is_sealed_while_it_is_copied_is_not_shared(open_topic: OpenTopic, tmp_path: Path) -> None:
+    topic = open_topic(partitions=1)
+    fill(topic, 3)
+
+    class Rolling(testing.UnsyncedFiles):
+        """The writer goes on and rolls between the look at the mark and the look at the directory."""
+
+        rolled = False
+
+        def make_directory(self, path: str, permissions: int) -> None:
+            if path.endswith("0000") and not self.rolled:
+                self.rolled = True
+                fill(topic, 3)
+                topic.partition(0).roll()
+            super().make_directory(path, permissions)
+
+    made = take_snapshot(Rolling(), topic.path, str(tmp_path / "copy"), links=True, now=0)
+    assert len(topic.partition(0).segments) == 2
+    (only,) = Path(made.path, "0000").glob("*.log")
+    assert only.stat().st_nlink == 1 and made.copied_bytes == made.ends[0]
+    with Topic.open(made.path, mode="r") as copy:
+        assert len(values_of(copy)) == 3
+
+
 def test_writer_goes_on_beside_its_snapshot_which_stays_as_it_is(rolled: Topic, tmp_path: Path) -> None:
     made = snapshot(rolled.path, tmp_path / "copy")
     before = tree(Path(made.path))
