@@ -23,6 +23,7 @@ from loglib import (
     TopicConfig,
     UnsupportedFormatError,
     description,
+    testing,
 )
 from loglib.segment import HEADER_BYTES
 from loglib.system.files import REAL, Files
@@ -315,3 +316,25 @@ def test_topic_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Read-only"):
         description.create(ReadOnly(), str(tmp_path / "topic"), TopicConfig(), now=NOW)
     assert os.listdir(tmp_path) == []
+
+
+def test_description_that_is_read_while_partitions_are_added(tmp_path: Path) -> None:
+    """The new partition may have records when its directory is looked at, and the text was read before."""
+    path = tmp_path / "grows"
+    with Topic.open(path, partitions=1) as topic:
+        topic.append(b"x", sync=True)
+
+    class Adding(testing.UnsyncedFiles):
+        added = False
+
+        def read_whole(self, name: str, limit_bytes: int) -> bytes:
+            content = super().read_whole(name, limit_bytes)
+            if not self.added:
+                self.added = True
+                Topic.add_partitions(path, 2)
+                with Topic.open(path) as grown:
+                    grown.append(b"y", partition=1, sync=True)
+            return content
+
+    described = description.read(Adding(), str(path))
+    assert described is not None and described[1].partitions == 2

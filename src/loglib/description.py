@@ -65,6 +65,8 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
         raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
     beyond = partition_directory(path, config.partitions)
     if "partitions" not in values or _has_records(files, beyond):  # with too small a number, records would be hidden
+        if files.read_whole(name, _MOST_BYTES) != content:  # partitions were added meanwhile
+            return read(files, path)
         raise CorruptLogError(name, 0, f"{config.partitions} partitions", f"the number of those in {path}")
     return log_id, config
 
