@@ -100,6 +100,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def to(tmp_path: Path, path: Path) -> Path:
+    """Where a copy may be made: a directory of the same name, since groups know a topic by its name."""
+    return tmp_path / "mirror" / path.name
+
+
+@pytest.fixture
 def open_topic(path: Path, clock: Clock) -> Iterator[Callable[..., Topic]]:
     """Opens the topic at `path`, quiet and with the test's clock; closes it when the test is over."""
     opened: list[Topic] = []

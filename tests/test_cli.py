@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -470,6 +471,33 @@ def test_snapshot_says_what_it_has_copied(cli: Cli, clicks: Path, tmp_path: Path
     assert cli("append", tmp_path / "two", tmp_path / "line").code == 0
     assert len(cli("cat", tmp_path / "two").output.splitlines()) == 7
     assert cli("snapshot", clicks, tmp_path / "two").code == 3
+
+
+def test_mirror_says_what_it_has_copied(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    done = cli("mirror", clicks, tmp_path / "copy")
+    assert (done.code, done.errors) == (0, "") and "in 2 partitions" in done.output
+    (facts,) = cli("mirror", clicks, tmp_path / "copy", "--json", "--limit", "100").objects
+    assert facts["copied_bytes"] == 0 < sum(facts["ends"]) and facts["set_aside"] == []
+    assert cli("cat", tmp_path / "copy").output == cli("cat", clicks).output
+    assert cli("promote", tmp_path / "copy").code == 0
+    assert "is superseded" in cli("promote", clicks).errors or "was superseded" in cli("promote", clicks).errors
+    (tmp_path / "line").write_text("one more")
+    assert cli("append", tmp_path / "copy", tmp_path / "line").code == 0
+    assert cli("promote", clicks, "--force").code == 0
+    assert cli("append", clicks, tmp_path / "line").code == 0
+    refused = cli("mirror", tmp_path / "copy", clicks)
+    assert refused.code != 0 and "is a topic of its own" in refused.errors
+    split = cli("mirror", tmp_path / "copy", clicks, "--demote")
+    assert split.code == 0 and "does not have what is now in" in split.errors
+
+
+def test_mirror_follows_until_it_is_interrupted(clicks: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "loglib", "mirror", str(clicks), str(tmp_path / "copy"), "--follow"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None and "following" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0 and "in 2 partitions" in output and not errors
 
 
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:

@@ -112,6 +112,11 @@ CASES = [
         {"path": "t", "role": "snapshot", "of": "orders"},
         "t is a snapshot of orders; open it with mode='r', or make it a topic of its own with loglib.promote",
     ),
+    (
+        errors.NotLeaderError(Path("t"), "superseded", "copy"),
+        {"path": "t", "role": "superseded", "of": "copy"},
+        "t was superseded by copy; open it with mode='r'",
+    ),
     (errors.ReadOnlyError("t"), {"path": "t"}, "open it with mode='a' to write"),
     (
         errors.RecordTooLargeError("the record", 11, 10),

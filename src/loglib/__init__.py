@@ -58,6 +58,7 @@ from .reader import OnGap, Reader, StartLike
 from .records import Damage, OffsetRange, Position, Record
 from .recovery import Recovery
 from .repair import Repair, RepairReport, repair
+from .replication.mirror import Mirror, Mirrored, MirrorLag, mirror
 from .replication.promotion import promote
 from .replication.snapshot import Snapshot, snapshot
 from .retention import Decision
@@ -101,6 +102,9 @@ __all__ = [
     "LogMovedError",
     "LogReplacedError",
     "Member",
+    "Mirror",
+    "MirrorLag",
+    "Mirrored",
     "MissingCodecError",
     "Move",
     "NotLeaderError",
@@ -147,6 +151,7 @@ __all__ = [
     "group",
     "group_info",
     "last_version",
+    "mirror",
     "promote",
     "read_archive",
     "recover_transactions",

@@ -93,6 +93,16 @@ class Bundle:
         return self._facts.last_crc
 
     @property
+    def last_batch(self) -> int:
+        """Base offset of the last batch."""
+        return self._facts.begin + int(self._facts.positions[-1])
+
+    @property
+    def stored(self) -> bytes:
+        """The whole batches as they are stored, also those that are not shown."""
+        return self._block[: self._facts.end]
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of the log that the bundle keeps in memory."""
         return len(self._block)

@@ -389,17 +389,19 @@ class ReadOnlyError(LogError):
 
 
 class NotLeaderError(LogError):
-    """The directory is a copy of a topic. Only a topic of its own is written.
+    """The directory is a copy of a topic, or a copy has taken its place. Only a topic of its own is written.
 
-    Attributes: `path`; its `role` ("snapshot"); `of`, the topic that it is a copy of.
+    Attributes: `path`; its `role` ("snapshot", "mirror", "superseded"); `of`, the topic that it is a copy of, or the
+    copy that has taken its place.
     """
 
     def __init__(self, path: str | os.PathLike[str], role: str, of: str) -> None:
         self.path = os.fspath(path)
         self.role = role
         self.of = of
+        what = f"was superseded by {of}" if role == "superseded" else f"is a {role} of {of}"
         advice = "open it with mode='r', or make it a topic of its own with loglib.promote"
-        super().__init__(f"{self.path} is a {role} of {of}; {advice}")
+        super().__init__(f"{self.path} {what}; {advice}")
 
 
 class RecordTooLargeError(LogError, ValueError):

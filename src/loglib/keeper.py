@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 
-from . import description
+from . import description, role
 from .append.writer import Writer
 from .archiving.floor import Floors
 from .config import LEAST_SEALED_BYTES, MAX_OFFSET, TopicConfig, microseconds
@@ -170,6 +170,7 @@ class Keeper(Unique):
     def _is_current(self) -> bool:
         """Whether the path still leads to this topic, with the policies that this process uses."""
         with suppress(LogError, OSError):
+            role.check_leader(self._files, self._path)
             return description.read(self._files, self._path) == (self._kept[0].log.identity.log_id, self._config)
         return False
 

@@ -21,11 +21,12 @@ from .sealed import seal, unseal
 from .system.directory import Directory
 from .system.files import Files
 
-__all__ = ["LEADER", "NAME", "SNAPSHOT", "Role", "check_leader", "read"]
+__all__ = ["LEADER", "MIRROR", "NAME", "SNAPSHOT", "SUPERSEDED", "Role", "check_leader", "read"]
 
 NAME = "copy.json"
 FORMAT = 1
-LEADER, SNAPSHOT = "leader", "snapshot"
+LEADER, SNAPSHOT, MIRROR = "leader", "snapshot", "mirror"
+SUPERSEDED = "superseded"  # it was a leader; a copy has taken its place
 _MOST_BYTES = 1 << 20
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 

@@ -135,7 +135,7 @@ class Topic(Shown, Columnar):
             Access(
                 files, description.partition_directory(path, number), Identity.of(log_id, number), config,
                 writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
-                check=partial(_check_not_grown, files, path, config.partitions) if shared else None,
+                check=partial(_check_still, files, path, config.partitions) if shared else None,
                 on_hold=self._serving.apply if shared else None,
             )
             for number in range(config.partitions)
@@ -760,7 +760,7 @@ class Topic(Shown, Columnar):
             codec_id(self.config.compression)  # so that a missing package is found now, not at the first flush
             if not self._shared:
                 self._own_all()
-                _check_not_grown(self._files, self.path, self.config.partitions)  # before the locks were taken
+                _check_still(self._files, self.path, self.config.partitions)  # before the locks were taken
             self._serving.apply()
             self._go_by_the_clock()
         except BaseException:
@@ -947,8 +947,12 @@ def open_topic(
     return topic
 
 
-def _check_not_grown(files: Files, path: str, partitions: int) -> None:
-    """Refuse to write with an old number of partitions: keys would go to other partitions than with other writers."""
+def _check_still(files: Files, path: str, partitions: int) -> None:
+    """Refuse to write if a copy has taken the topic's place since it was opened, or with an old number of partitions.
+
+    Keys would go to other partitions than with other writers.
+    """
+    role.check_leader(files, path)
     described = description.read(files, path)
     if described is not None and described[1].partitions != partitions:
         raise LogMovedError(path, f"has other than the {partitions} partitions that it was opened with")

@@ -43,6 +43,7 @@ GOALS = {
     "G17": "hostile payloads",
     "G18": "transactions",
     "G19": "repairs",
+    "G20": "mirrors",
 }
 
 

@@ -1,15 +1,18 @@
-"""Copies: snapshots of a topic."""
+"""Copies: snapshots and mirrors of a topic."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
+from ..replication.mirror import Mirror
 from ..replication.promotion import promote as make_leader
 from ..replication.snapshot import snapshot as take_snapshot
 from .given import DIRECTORY, TOPIC, as_json
 from .shown import note, print_json, sized
 
-__all__ = ["promote", "snapshot"]
+__all__ = ["mirror", "promote", "snapshot"]
 
 
 @click.command()
@@ -33,10 +36,46 @@ def snapshot(topic: str, to: str, no_links: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("copy", type=TOPIC)
-def promote(copy: str) -> None:
-    """Make a snapshot a topic of its own, which can be written.
+@click.argument("topic", type=TOPIC)
+@click.argument("to", type=DIRECTORY)
+@click.option("--follow", is_flag=True, help="Go on, and keep the copy up to the topic, until Ctrl-C.")
+@click.option("--restart", is_flag=True, help="Begin anew if retention has dropped what the copy does not have yet.")
+@click.option("--demote", is_flag=True, help="Let a topic that a forced promotion has split from this one follow it.")
+@click.option("--limit", type=float, metavar="MB/S", help="Copy at most so many megabytes a second.")
+@as_json
+def mirror(topic: str, to: str, follow: bool, restart: bool, demote: bool, limit: float | None, as_json: bool) -> None:
+    """Copy a topic, or bring an earlier copy up to it: the same bytes at the same offsets, and the groups' commits.
 
-    The topic that it was copied from stays what it is: stop its writers first if this one takes its place.
+    Damage is not copied: it stops the mirror. `loglib promote` lets the copy take the topic's place.
     """
-    make_leader(copy)
+    speed = None if limit is None else limit * 1e6
+    on_gap: Literal["error", "restart"] = "restart" if restart else "error"
+    with Mirror(topic, to, on_gap=on_gap, bytes_per_second=speed, demote=demote) as made:
+        try:
+            made.copy()
+            if follow:
+                note(f"{to}: up to {topic}; following")
+                made.follow()
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+        report = made.report()
+    if as_json:
+        print_json(report._asdict())
+        return
+    click.echo(f"{report.path}: {sized(sum(report.ends))} in {len(report.ends)} partitions, "
+               f"{sized(report.copied_bytes)} copied")  # fmt: skip
+    for each in report.set_aside:
+        note(f"the topic does not have what is now in {each}")
+
+
+@click.command()
+@click.argument("copy", type=TOPIC)
+@click.option("--force", is_flag=True, help="Also if the source of a mirror cannot be reached, or is being written.")
+def promote(copy: str, force: bool) -> None:
+    """Make a copy a topic of its own, which can be written.
+
+    A mirror takes the place of its source, which is not written any more. The topic that a snapshot was copied from
+    stays what it is: stop its writers first if the copy takes its place.
+    """
+    make_leader(copy, force=force)

@@ -36,6 +36,7 @@ _VERBS = {
     "info": "topics",
     "lag": "groups",
     "ls": "topics",
+    "mirror": "copies",
     "promote": "copies",
     "repair": "upkeep",
     "reset": "groups",

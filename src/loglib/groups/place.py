@@ -6,6 +6,7 @@ has one directory, in one of its topics. Each of its other topics has a file tha
     groups/<name>/members/     the live members: members.py
     groups/<name>/owners/      the owner of each partition: owners.py
     groups/<name>/offsets/     the committed offsets: offsets.py
+    groups/<name>/mirrored     an empty file, if a mirror has copied the group
 
     groups/<name>              in the directories of the other topics: {"topic": "<the first>"}
 """
@@ -20,10 +21,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from .. import role
 from ..arguments import Start, check_names, parse_start
 from ..config import NAME, Durability
 from ..description import put_in_place, read
-from ..errors import GroupElsewhereError, GroupNotFoundError, LogMovedError
+from ..errors import GroupElsewhereError, GroupNotFoundError, LogMovedError, NotLeaderError
 from ..log import Log
 from ..starts import resolve
 from ..system.files import Files
@@ -31,12 +33,13 @@ from .assignment import TopicPartition
 from .held import readable_by_all
 from .offsets import Offsets, make_offsets
 
-__all__ = ["GROUPS", "Place", "group_names"]
+__all__ = ["GROUPS", "MIRRORED", "Place", "group_names"]
 
 logger = logging.getLogger("loglib")
 
 _MOST_BYTES = 4096  # of a file that names a group's topic
 GROUPS = "groups"  # the subdirectory in a topic's directory
+MIRRORED = "mirrored"  # an empty file in the directory of a group that a mirror has copied
 
 
 def group_names(files: Files, topic_path: str) -> list[str]:
@@ -127,8 +130,15 @@ class Place(NamedTuple):
         return self._replace(topic_path=path, log_id=described[0])
 
     def make(self) -> None:
-        """Make the group's directory if there is none. It and its name are synced, whichever process made it."""
+        """Make the group's directory if there is none. It and its name are synced, whichever process made it.
+
+        `NotLeaderError` for a group that a mirror copies: its members are at the source.
+        """
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
+        if files.exists(os.path.join(self.path, MIRRORED)):
+            found = role.read(files, self.topic_path)
+            if found is not None and found.role == role.MIRROR:
+                raise NotLeaderError(self.path, found.role, found.of)
         if not self.exists():
             self._make_parent(parent)
             aside = self._aside(parent)

@@ -27,7 +27,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
-from .. import description
+from .. import description, role
 from ..append.section import Piece, apply_section
 from ..append.writer import Writer
 from ..config import TopicConfig
@@ -235,6 +235,7 @@ class Applier(Unique):
             except LockedError:
                 return None
             self._made[target] = writer
+            role.check_leader(self._files, target.topic_path)
         return writer
 
     def _find_own(self, target: Target) -> Writer | None:

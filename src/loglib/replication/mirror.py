@@ -1,0 +1,362 @@
+"""Mirror: a copy of a topic that follows it, byte for byte, so that offsets and committed offsets hold on the copy.
+
+Invariant: what the copy shows was flushed at the source, in the same order, at the same offsets. One pass brings all
+partitions to one moment of the source. A pass can be cut at any point, and the next one goes on where it was.
+
+The order of a pass: note where the groups' commits end, then where the data ends; copy the data, and sync it; publish
+the data's marks; copy and publish the commits. So a commit of the copy is never behind its data. If the pass brings a
+transaction to several partitions, the marks are written into one file before they are published: either that file is
+there, and the next opening publishes all of them, or none was.
+
+Threads: `close` and `lag` from any thread; the rest from one at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Literal, NamedTuple
+
+from .. import description, gaps, role
+from ..arguments import topic_path
+from ..errors import LogClosedError, LogError, LogMovedError, NotLeaderError, OffsetOutOfRangeError
+from ..format.watermark import Mark
+from ..log import marks_at_once
+from ..segment import Identity
+from ..system.clock import SYSTEM
+from ..system.directory import Directory
+from ..system.files import REAL, Files
+from ..system.wait import Observer
+from ..timeline import NAME as CLOCK
+from ..transactions import home
+from ..unique import Unique
+from .commits import CopiedCommits
+from .marks import forget_marks, read_marks, write_marks
+from .pair import Pair
+
+__all__ = ["Mirror", "MirrorLag", "Mirrored", "mirror"]
+
+logger = logging.getLogger("loglib")
+
+_LOOK_S = 1.0  # how often to look for news of groups and policies, and for what the system has not reported
+_MANY = 64  # partitions: with more, files are closed after each pass
+_MOST_BYTES = 1 << 20
+
+
+class MirrorLag(NamedTuple):
+    """How far a mirror is behind its source."""
+
+    bytes: int  # of the log: what readers of the source see and those of the copy do not
+    seconds: float  # since the copy was last up to the source
+
+
+class Mirrored(NamedTuple):
+    """What a mirror has done."""
+
+    path: str
+    ends: tuple[int, ...]  # of each partition: what readers of the copy see offsets below
+    copied_bytes: int  # of the log
+    set_aside: tuple[str, ...]  # files that keep what the copy had and the source has not
+
+
+def mirror(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    follow: bool = False,
+    on_gap: Literal["error", "restart"] = "error",
+    bytes_per_second: float | None = None,
+    demote: bool = False,
+) -> Mirrored:
+    """Copy the topic in the directory `source` to the directory `to`, or bring an earlier copy up to it.
+
+    With `follow` it goes on until the program is interrupted (`KeyboardInterrupt`). See `Mirror` for the rest.
+    """
+    with Mirror(source, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote) as made:
+        if follow:
+            made.follow()
+        else:
+            made.copy()
+        return made.report()
+
+
+class Mirror(Unique):
+    """A copy of a topic, which follows it: `copy` brings it up to the topic once, and `follow` keeps it there.
+
+    The copy has the same segments, byte for byte, so offsets are the same, and so are the groups' committed offsets. It
+    opens with mode="r". `loglib.promote` makes it a topic that is written. Each batch is checked before it is copied:
+    damage at the source stops the mirror with `CorruptLogError`, and does not get into the copy. What the source drops
+    by its retention, the copy drops, too.
+
+    `on_gap`: what to do if the source has dropped records that the copy does not have yet: "error" raises
+    `OffsetOutOfRangeError`, and "restart" lets the copy begin anew where the source begins. `bytes_per_second` limits
+    how fast it copies.
+
+    After a forced promotion there are two topics of one history. With `demote`, the one at `to` gives up: it becomes a
+    mirror of `source`, and what it has alone is set aside. No process may have it open for writing.
+
+    If the source has lost records that the copy has (its power failed, or a backup took its place), these records are
+    set aside into files `*.diverged-*` of the copy, with a warning, and are in `report().set_aside`.
+
+    Raises `FileNotFoundError` if there is no topic at `source`, `NotLeaderError` if at `to` there is a topic that is
+    not a copy of it, `LockedError` if another process has the copy, and `CorruptLogError` if the copy is damaged.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        to: str | os.PathLike[str],
+        *,
+        on_gap: Literal["error", "restart"] = "error",
+        bytes_per_second: float | None = None,
+        demote: bool = False,
+        files: Files = REAL,
+    ) -> None:
+        if on_gap not in ("error", "restart"):
+            raise ValueError(f"on_gap is 'error' or 'restart', not {on_gap!r}")
+        if bytes_per_second is not None and not bytes_per_second > 0:
+            raise ValueError(f"bytes_per_second is a number above 0, not {bytes_per_second!r}")
+        self._files = files
+        self.source, self.path = topic_path(source), topic_path(to)
+        self._restart = on_gap == "restart"
+        self._bytes_per_second = bytes_per_second
+        self._copied_bytes = 0
+        self._caught_up_at = time.monotonic()
+        self._closing = threading.Event()
+        self._in_pass = threading.Lock()
+        self._observer: Observer | None = None
+        self._described = b""
+        self._pairs: list[Pair] = []
+        described = description.read(files, self.source)
+        if described is None:
+            raise FileNotFoundError(errno.ENOENT, "no topic here", self.source)
+        self._log_id, self._config = described
+        while not files.exists(self.path):
+            self._make()
+        self._commits = CopiedCommits(files, self.source, self.path, self._log_id, self._config.permissions)
+        demoted = self._check_copy(demote=demote)
+        with ExitStack() as opened:
+            promised = read_marks(files, self.path, self._log_id)
+            for number in range(self._config.partitions):
+                opened.callback(self._open(number, promised.get(number)).close)
+            forget_marks(files, self.path)
+            if demoted is not None:  # nobody writes it now
+                self._commits.adopt()
+                self._take_role(demoted)
+            opened.pop_all()
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Mirror of {self.source!r} in {self.path!r}>"
+
+    # --- the copy as a directory -----------------------------------------------------------------------
+
+    def _make(self) -> None:
+        """Make the copy's directory, without partitions. Synced, with its name."""
+        files, permissions = self._files, self._config.permissions
+        parent, name = os.path.split(self.path)
+        files.make_directories(parent, permissions)
+        aside = os.path.join(parent, f".{name[:200]}.{files.random_bytes(8).hex()}.tmp")
+
+        def build() -> None:
+            files.make_directory(aside, permissions)
+            with Directory.open(files, aside) as made:
+                self._as_mirror().write(made, permissions)
+
+        if description.put_in_place(files, aside, self.path, build):
+            files.sync_directory(parent)
+
+    def _check_copy(self, *, demote: bool) -> role.Role | None:
+        """Refuse what is not a mirror of the source. The role to take for what was a topic of its own."""
+        files, path = self._files, self.path
+        found = role.read(files, path)
+        if found is not None and found.role in (role.MIRROR, role.SUPERSEDED) and found.log_id == self._log_id:
+            return None if found.role == role.MIRROR else self._as_mirror()
+        if found is not None and found.role != role.LEADER:
+            what = f"a {found.role} of {found.of}"
+            raise LogError(f"{path} is {what}, and not a mirror of {self.source}; mirror to a new directory")
+        described = description.read(files, path)
+        if described is None:
+            raise LogError(f"{path} holds files but no copy; a mirror is made in a new directory")
+        if not demote or described[0] != self._log_id or path == self.source:
+            raise NotLeaderError(path, "topic of its own, and no mirror", self.source)
+        return self._as_mirror()
+
+    def _as_mirror(self) -> role.Role:
+        return role.Role(role.MIRROR, self._log_id, self._files.random_bytes(8).hex(), self.source, SYSTEM())
+
+    def _take_role(self, new: role.Role) -> None:
+        with Directory.open(self._files, self.path) as directory:
+            directory.lock_for_a_moment("a process that changes the topic", advice="try again")
+            new.write(directory, self._config.permissions)
+
+    def _open(self, number: int, promised: Mark | None = None) -> Pair:
+        pair = Pair(
+            self._files,
+            description.partition_directory(self.source, number),
+            description.partition_directory(self.path, number),
+            Identity.of(self._log_id, number),
+            self._config.permissions,
+            promised=promised,
+        )
+        self._pairs.append(pair)
+        return pair
+
+    def _carry_description(self) -> None:
+        """Copy the policies, the name of the transactions' store, and new partitions."""
+        files = self._files
+        content = files.read_whole(os.path.join(self.source, description.NAME), _MOST_BYTES)
+        if content == self._described:
+            return
+        described = description.read(files, self.source)
+        if described is None or described[0] != self._log_id:
+            raise LogMovedError(self.source, "was moved or removed, or holds another topic now")
+        self._config = described[1]
+        for number in range(len(self._pairs), self._config.partitions):
+            self._open(number)
+        with Directory.open(files, self.path) as directory:
+            directory.sync()  # the names of the partitions
+            for pair in self._pairs:
+                pair.carry(CLOCK)
+                pair.carry(gaps.NAME)
+            directory.replace(description.NAME, content, self._config.permissions)
+        self._described = content
+
+    def _carry_home(self) -> None:
+        found = home.read_home(self._files, self.source)
+        if found is not None and home.read_home(self._files, self.path) is None:
+            with Directory.open(self._files, self.path) as directory:
+                content = home.sealed(os.path.relpath(os.path.normpath(found.path), self.path), found.id)
+                directory.replace(home.NAME, content, self._config.permissions)
+
+    # --- a pass ------------------------------------------------------------------------------------------
+
+    def copy(self) -> int:
+        """Bring the copy up to the source as it is now; returns the bytes of log that were copied.
+
+        Raises what `Mirror` says, and `LogMovedError` if the source was moved or removed, or the copy was.
+        """
+        with self._in_pass:
+            self._check_open()
+            self._carry_description()
+            commits = self._commits.note()
+            copied = self._copy(self._pairs)
+            self._commits.copy(commits)
+            return copied
+
+    def _copy(self, pairs: Iterable[Pair]) -> int:
+        while True:
+            try:
+                return self._pass(pairs)
+            except OffsetOutOfRangeError:
+                if not self._restart:
+                    raise
+
+    def _pass(self, pairs: Iterable[Pair]) -> int:
+        marks = marks_at_once([pair.source.log for pair in pairs])
+        if any(mark.applied_txn > self._pairs[number].copied.mark.applied_txn for number, mark in marks.items()):
+            self._carry_home()
+            pairs = self._pairs  # a transaction may be in partitions of which nothing is known yet
+            marks = marks_at_once([pair.source.log for pair in pairs])
+        wanted = {pair: marks[pair.copied.identity.partition] for pair in pairs}
+        wanted = {pair: mark for pair, mark in wanted.items() if not pair.is_ahead_of(mark)}
+        copied = sum([pair.advance(mark, self._pace, restart=self._restart) for pair, mark in wanted.items()])
+        self._copied_bytes += copied
+        together = self._promise(wanted)
+        for pair, mark in wanted.items():
+            pair.publish(mark)
+        if together:
+            for pair in wanted:
+                pair.copied.sync_mark()
+            forget_marks(self._files, self.path)
+        for pair, mark in wanted.items():
+            pair.retire(mark)
+        self._caught_up_at = time.monotonic()
+        if len(self._pairs) > _MANY:
+            for pair in pairs:
+                pair.rest()
+        return copied
+
+    def _pace(self, size: int) -> None:
+        """Wait as long as the limit says for so many bytes."""
+        if self._bytes_per_second is not None:
+            self._closing.wait(size / self._bytes_per_second)
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise LogClosedError(f"the mirror {self.path} is closed; make another one")
+
+    def _promise(self, wanted: dict[Pair, Mark]) -> bool:
+        """Write down what will be published, if it brings a transaction to more than one partition. Synced."""
+        news = [pair for pair, mark in wanted.items() if mark.applied_txn > pair.copied.mark.applied_txn]
+        if len(news) < 2:
+            return False
+        marks = {pair.copied.identity.partition: pair.next_mark(wanted[pair]) for pair in news}
+        write_marks(self._files, self.path, self._log_id, marks, self._config.permissions)
+        return True
+
+    # --- following ---------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Keep the copy up to the source until `close` is called in another thread, or an interrupt.
+
+        Waits without work while the source is idle. Raises what `copy` does.
+        """
+        observer = self._observer = Observer(use_inotify=self._files.real)
+        try:
+            observed, full_at = 0, 0.0
+            while not self._closing.is_set():
+                now = time.monotonic()
+                if now >= full_at:
+                    self.copy()
+                    full_at = now + _LOOK_S * max(1, len(self._pairs) // _MANY)  # idle, a pass costs 50 us a partition
+                else:
+                    numbers = [number for number in observer.changed() if isinstance(number, int)]
+                    if numbers:
+                        with self._in_pass:
+                            self._check_open()
+                            self._copy([self._pairs[number] for number in sorted(numbers)])
+                for number in range(observed, len(self._pairs)):
+                    observer.observe_file(number, self._pairs[number].source.log.watermark_path)
+                    observed, full_at = number + 1, 0.0  # look once more, since the file is observed
+                if full_at:
+                    observer.wait(full_at - time.monotonic())
+        except LogClosedError:  # by `close`, in mid-pass
+            pass
+        finally:
+            self._observer = None
+            observer.close()
+
+    def lag(self) -> MirrorLag:
+        """How far the copy is behind its source now."""
+        bytes_behind = sum(pair.lag_bytes for pair in self._pairs)
+        return MirrorLag(bytes_behind, time.monotonic() - self._caught_up_at if bytes_behind else 0.0)
+
+    def report(self) -> Mirrored:
+        """What was done so far."""
+        ends = tuple(pair.copied.mark.flushed_end for pair in self._pairs)
+        aside = [each for pair in self._pairs for each in pair.set_aside]
+        return Mirrored(self.path, ends, self._copied_bytes, tuple(aside))
+
+    def close(self) -> None:
+        """End `follow`, and release the copy. Further calls do nothing."""
+        self._closing.set()
+        observer = self._observer
+        if observer is not None:
+            observer.wake()
+        with self._in_pass:
+            pairs, self._pairs = self._pairs, []
+            with ExitStack() as closing:
+                for pair in pairs:
+                    closing.callback(pair.close)

@@ -1,0 +1,205 @@
+"""Pair: a log and its copy, and how the copy is brought up to the log.
+
+Invariant: the copy is a prefix of the log, byte for byte. If the source turns out to have another history (a power cut
+has taken its end, or a backup was put in place), the copy goes back to the last batch that both have.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from .. import gaps
+from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.watermark import Mark
+from ..segment import Identity
+from ..system.files import Files
+from ..timeline import NAME as CLOCK
+from ..unique import Unique
+from .copied import CopiedLog, make_copied
+from .source import Begun, SourceLog, own_mark
+
+__all__ = ["SYNC_BYTES", "Pair"]
+
+logger = logging.getLogger("loglib")
+
+SYNC_BYTES = 32 << 20  # of the log: a long copy is synced and shown in such parts
+_MOST_BYTES = 16 << 20  # of the small files beside the segments
+
+
+class Pair(Unique):
+    """One log, and its copy in another directory. The copy is made if there is none."""
+
+    def __init__(
+        self, files: Files, source: str, to: str, identity: Identity, permissions: int, *, promised: Mark | None = None
+    ) -> None:
+        self._files = files
+        self._permissions = permissions
+        self._seen = (-1, -1)  # the writer of the source's mark at the last look for a common history
+        self._carried: dict[str, bytes] = {}
+        self.set_aside: list[str] = []  # files that keep what the source does not have
+        self.source = SourceLog(files, source, identity)
+        try:
+            if not files.exists(to):
+                self._make(to, identity)
+            self.copied = CopiedLog(files, to, identity, permissions, promised=promised)
+        except BaseException:
+            self.source.close()
+            raise
+
+    def _make(self, to: str, identity: Identity) -> None:
+        begun: Begun | None = None
+        while begun is None:
+            with suppress(OffsetOutOfRangeError):  # retention has dropped it meanwhile
+                begun = self.source.begun(self.source.log.published().log_start_offset)
+        make_copied(self._files, to, *begun, identity, self._permissions)
+
+    def close(self) -> None:
+        self.source.close()
+        self.copied.close()
+
+    def rest(self) -> None:
+        """Close files until their next use."""
+        self.source.rest()
+        self.copied.rest()
+
+    @property
+    def lag_bytes(self) -> int:
+        """How much of what readers of the source see is not yet published in the copy."""
+        return max(0, self.source.log.published().flushed_end - self.copied.mark.flushed_end)
+
+    def is_ahead_of(self, target: Mark) -> bool:
+        """Whether the copy has more than `target`, and the source has that, too.
+
+        So it is if the store of the transactions could not be read: then a transaction that was done does not count.
+        """
+        shown = self.copied.mark.flushed_end
+        return target.flushed_end < shown <= self.source.log.published().flushed_end
+
+    def advance(self, target: Mark, pace: Callable[[int], object], *, restart: bool = False) -> int:
+        """Copy up to the source's mark `target`; returns the bytes that were written. They are synced, not published.
+
+        `pace` is called with the size of each piece that was copied. If retention at the source has overtaken the
+        copy, it raises `OffsetOutOfRangeError`; with `restart` the copy begins anew at the source's log start.
+        """
+        before, unsynced = self.copied.end.end, 0
+        writer = target.writer_epoch, target.writer_nonce
+        if writer != self._seen or not target.log_start_offset <= before <= target.flushed_end:
+            before = self._join(target, restart=restart)
+            self._seen = writer
+        written = -before
+        while self.copied.end.end < target.flushed_end:
+            try:
+                size = self._step(target)
+            except CorruptLogError:
+                end = self.copied.end.end
+                written += end
+                self._join(target, restart=restart)
+                if self.copied.end.end == end:  # the source is damaged: it has the same history
+                    raise
+                written -= self.copied.end.end
+                continue
+            pace(size)
+            unsynced += size
+            if unsynced >= SYNC_BYTES and self.copied.end.crc is not None:
+                self.copied.sync_soon()
+                self._publish_part(target)
+                unsynced = 0
+        self.copied.sync()
+        return written + self.copied.end.end
+
+    def _step(self, target: Mark) -> int:
+        """Copy the next piece; returns its size."""
+        copied, source = self.copied, self.source
+        end = copied.end
+        if source.base_of(end.end) == end.end and copied.bases[-1] != end.end:
+            begun = source.begun(end.end)
+            source.check_joins(end, begun.header)
+            self.carry(CLOCK)
+            copied.begin(*begun)
+        content, after = source.block(copied.end, target.flushed_end)
+        if after.crc is None:
+            self.carry(gaps.NAME)
+        copied.append(content, after)
+        return len(content)
+
+    def carry(self, name: str) -> None:
+        """Copy a small file of the log, if the source has another one than at the last time. Synced."""
+        with suppress(FileNotFoundError):
+            content = self._files.read_whole(f"{self.source.log.directory}/{name}", _MOST_BYTES)
+            if self._carried.get(name) != content:
+                self.copied.place.replace(name, content, self._permissions)
+                self._carried[name] = content
+
+    def _publish_part(self, target: Mark) -> None:
+        """Publish what is synced, on the way to `target`."""
+        end, mark = self.copied.synced, self.copied.mark
+        self.copied.publish(mark._replace(
+            flushed_end=end.end, flushed_tail=end.last_batch, durable_end=end.end, durable_tail=end.last_batch,
+            writer_epoch=target.writer_epoch, writer_nonce=target.writer_nonce,
+        ))  # fmt: skip
+
+    def next_mark(self, target: Mark) -> Mark:
+        """What the copy promises when it has come to `target`; its sequence is that of the next publication."""
+        own = self.copied.mark
+        return own_mark(target)._replace(sequence=own.sequence + 1, log_start_offset=own.log_start_offset)
+
+    def publish(self, target: Mark) -> None:
+        """Let readers of the copy see up to the source's mark `target`, to which it was advanced."""
+        self.copied.publish(self.next_mark(target))
+
+    def retire(self, target: Mark) -> None:
+        """Drop the segments that the source has dropped."""
+        if target.log_start_offset > self.copied.mark.log_start_offset:
+            self.copied.drop_before(target.log_start_offset)
+
+    # --- another history ---------------------------------------------------------------------------------
+
+    def _join(self, target: Mark, *, restart: bool) -> int:
+        """Let the copy end where both logs are the same; returns that end."""
+        copied = self.copied
+        if copied.end.end < target.log_start_offset:
+            if not restart:
+                raise OffsetOutOfRangeError(
+                    copied.identity.partition, copied.end.end, target.log_start_offset, target.flushed_end
+                )
+            return self._begin_anew(target)
+        common = self.source.common_end(copied, target)
+        if common == copied.end and common.end not in copied.bases[1:]:
+            self._join_first()
+            return common.end
+        if common is None or common.end < copied.mark.log_start_offset:
+            raise CorruptLogError(
+                copied.path, 0, "no batch that the source has", f"a copy of {self.source.log.directory}"
+            )
+        mark = copied.mark
+        facts = {"flushed_end": common.end, "flushed_tail": common.last_batch, "durable_end": common.end}
+        kept = copied.cut(common, mark._replace(**facts, durable_tail=common.last_batch))
+        self._join_first()
+        self.set_aside += kept
+        if not kept:  # only a segment without batches went
+            return common.end
+        logger.warning(
+            "%s: its source %s does not have the offsets from %d on; they are set aside in %s",
+            copied.path, self.source.log.directory, common.end, ", ".join(kept),
+        )  # fmt: skip
+        return common.end
+
+    def _join_first(self) -> None:
+        """If the copy has no batches, let it begin as the source does."""
+        copied = self.copied
+        if copied.end.end == copied.bases[0]:
+            copied.begin_first(self.source.begun(copied.end.end).header)
+
+    def _begin_anew(self, target: Mark) -> int:
+        """Let the copy begin where the source begins now: what was between is lost."""
+        copied, start = self.copied, target.log_start_offset
+        logger.warning(
+            "%s: retention at its source has overtaken it; it begins anew at offset %d, without [%d, %d)",
+            copied.path, start, copied.end.end, start,
+        )  # fmt: skip
+        copied.begin_anew(*self.source.begun(start))
+        return start
