@@ -13,6 +13,7 @@ from job import Job, Option
 OURS = "loglib"
 RAW = "raw, 1 MiB blocks"
 MACHINE = "machine: write, fdatasync"
+CP = "cp, sync"
 SPINNING = f"{OURS}, spin=timedelta(milliseconds=20)"
 INOTIFY = "file and inotify"
 OBVIOUS = "obvious log"
@@ -78,6 +79,7 @@ def all_cases(sizes: Sizes) -> list[Case]:
         *_logging_cases(sizes),
         *_seek_cases(sizes),
         *_memory_cases(sizes),
+        *_copy_cases(sizes),
         *_open_cases(sizes),
         _import_case(sizes),
     ]
@@ -423,6 +425,18 @@ def _memory_cases(sizes: Sizes) -> list[Case]:
             needs_bytes=megabytes * 1_200_000,
         )
         for megabytes in sizes.log_megabytes[1:]
+    ]
+
+
+def _copy_cases(sizes: Sizes) -> list[Case]:
+    megabytes = sizes.messages // 250  # 2 GB, or a tenth of it
+    fill = Job("fill_large", {"megabytes": megabytes})
+    systems = ((OURS, "loglib"), (CP, "cp"))
+    copies = [Run(label, Job("mirror_cold", {"system": system}), fill) for label, system in systems]
+    behind = Run(OURS, Job("mirror_behind", {"messages": sizes.messages // 5}))
+    return [
+        Case(f"mirror[{megabytes / 1000:g} GB, cold, synced]", tuple(copies), sizes.few_repeats, megabytes * 3_000_000),
+        Case("mirror[how far behind, 100,000 messages/s in batches of 100]", (behind,), sizes.few_repeats),
     ]
 
 

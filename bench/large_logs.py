@@ -59,7 +59,7 @@ def seek(directory: Path, options: Options) -> Measurement:
     read = _raw_read(segments[0]) if options.text("system") == "raw" else _loglib_read(directory / "log")
     _timed_seeks(read, places[:_SEEKS])  # The system may have dropped pages that nobody has read for a while.
     warm = sorted(_timed_seeks(read, places[:_SEEKS]))
-    cold = sorted(_timed_seeks(read, places[: _SEEKS // 4], before=lambda: _drop_pages(segments)))
+    cold = sorted(_timed_seeks(read, places[: _SEEKS // 4], before=lambda: drop_pages(segments)))
     return Measurement(
         messages=len(warm),
         seconds=sum(warm) / 1e6,
@@ -163,7 +163,7 @@ def _timed_seeks(
     return latencies
 
 
-def _drop_pages(paths: list[Path]) -> None:
+def drop_pages(paths: list[Path]) -> None:
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         if hasattr(os, "posix_fadvise"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cases import ARROW, FILE_HANDLER, FLOOR, INOTIFY, LMDB, MACHINE, OBVIOUS, OURS, RAW, SPINNING, SQLITE
+from cases import ARROW, CP, FILE_HANDLER, FLOOR, INOTIFY, LMDB, MACHINE, OBVIOUS, OURS, RAW, SPINNING, SQLITE
 
 if TYPE_CHECKING:
     from results import Results
@@ -54,6 +54,7 @@ _RATIOS = (
     ("arrow[200B, batches of 50]", OURS, f"{OURS}, batch by batch", 4.5, "x batch by batch"),
     (_GROUP, f"{OURS}, topic.group().follow", f"{OURS}, topic.follow", 0.9, "of following without a group"),
     ("append[200B, one a call, fsync each call]", OURS, MACHINE, 1 / 1.25, "of write and fdatasync"),
+    ("mirror[2 GB, cold, synced]", OURS, CP, 0.7, "of cp and sync"),
     (_THREADS, OURS, SQLITE, 5.0, "x sqlite3, synchronous=FULL"),
     ("logging[text]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),
     ("logging[JSON]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),

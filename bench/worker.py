@@ -42,6 +42,8 @@ _KINDS = {
     "group_commit": ("groups", "commit"),
     "group_takeover": ("groups", "takeover"),
     "log": ("logging_calls", "log"),
+    "mirror_cold": ("copying", "mirror_cold"),
+    "mirror_behind": ("copying", "mirror_behind"),
     "fill_segments": ("opening", "fill_segments"),
     "open": ("opening", "open_log"),
     "open_after_kill": ("opening", "open_after_kill"),

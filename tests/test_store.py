@@ -279,7 +279,7 @@ def test_no_power_cut_while_partitions_are_added_costs_a_record() -> None:
     begun = len(files.operations)
     store.add_partitions("/clicks", 4, files=files, clock=Clock())
     seen = set()
-    for state in files.crash_states(since=begun):
+    for state in files.crash_states(since=begun, random=0):
         left = state.files
         with testing.open_topic("/clicks", files=left, clock=Clock()) as topic:
             assert sorted(values_of(topic)) == [b"%d" % number for number in range(9)]

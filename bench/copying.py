@@ -1,0 +1,96 @@
+"""Copying: a mirror of a topic that nobody has read for long, beside `cp` and `sync`, and how far a mirror is behind.
+
+Invariant: before each measurement the pages of the source are dropped from the cache, and each copy is compared.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import loglib
+from inputs import values_of
+from large_logs import drop_pages
+from loglib import Topic
+from measure import Measurement, percentile
+from ours import open_topic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from job import Options
+
+_PER_CALL = 100  # messages; a thousand calls a second are 100,000 messages a second
+
+
+def mirror_cold(directory: Path, options: Options) -> Measurement:
+    """Copy the log, and make the copy durable."""
+    source, to = directory / "log", directory / "copy"
+    shutil.rmtree(to, ignore_errors=True)
+    segments = sorted(source.rglob("*.log"))
+    os.sync()
+    drop_pages(segments)
+    size = sum(each.stat().st_size for each in segments)
+    began, cpu = time.perf_counter(), time.process_time()
+    if options.text("system") == "cp":
+        subprocess.run(["cp", "-r", source, to], check=True)
+        os.sync()
+    else:
+        loglib.mirror(source, to)
+    seconds, used = time.perf_counter() - began, time.process_time() - cpu
+    assert sum(each.stat().st_size for each in to.rglob("*.log")) == size
+    shutil.rmtree(to)
+    return Measurement(messages=size // 200, payload_bytes=size, seconds=seconds, cpu_seconds=used)
+
+
+def mirror_behind(directory: Path, options: Options) -> Measurement:
+    """How long after its publication at the source a message is seen in the copy, while many are written."""
+    messages = options.number("messages")
+    values = values_of("200", _PER_CALL)
+    lags: list[float] = []
+    with open_topic(directory / "log", flush="no fsync") as topic:
+        topic.append_many(values)
+        topic.flush()
+        copier = subprocess.Popen(
+            [sys.executable, "-m", "loglib", "mirror", directory / "log", directory / "copy" / "log", "--follow"],
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert copier.stderr is not None and b"following" in copier.stderr.readline()
+            published: list[tuple[int, float]] = []
+            done = threading.Event()
+            watcher = threading.Thread(target=_watch, args=(directory / "copy" / "log", published, lags, done))
+            watcher.start()
+            began = time.perf_counter()
+            for call in range(messages // _PER_CALL):
+                while time.perf_counter() - began < call / 1000:
+                    time.sleep(0.0002)
+                topic.append_many(values)
+                topic.flush()
+                published.append((topic.partition(0).high_watermark, time.perf_counter()))
+            done.set()
+            watcher.join()
+            seconds = time.perf_counter() - began
+        finally:
+            copier.terminate()
+            copier.communicate()
+    lags.sort()
+    return Measurement(messages=messages, seconds=seconds, p50_us=percentile(lags, 50), p99_us=percentile(lags, 99))
+
+
+def _watch(path: Path, published: list[tuple[int, float]], lags: list[float], done: threading.Event) -> None:
+    """For each end that was published, note how long the copy took to show it."""
+    seen = 0
+    with Topic.open(path, mode="r") as copy:
+        partition = copy.partition(0)
+        while not done.is_set() or seen < len(published):
+            end, now = partition.high_watermark, time.perf_counter()
+            while seen < len(published) and published[seen][0] <= end:
+                lags.append((now - published[seen][1]) * 1e6)
+                seen += 1
+            time.sleep(0.0002)
