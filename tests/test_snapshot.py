@@ -18,7 +18,8 @@ from loglib import CorruptLogError, LogError, NotLeaderError, Retention, Topic, 
 from loglib.replication.promotion import promote_on
 from loglib.replication.snapshot import take_snapshot
 from loglib.segment import segment_name
-from loglib.testing import CrashFS, FaultyFiles, Image, MemoryFiles, WatchedFiles
+from loglib.testing import CrashFS, FaultyFiles, Image, MemoryFiles
+from mirrored import Meanwhile
 
 WRITER = """
     import sys
@@ -390,20 +391,6 @@ def test_full_disk_leaves_nothing(rolled: Topic, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         take_snapshot(testing.FullDisk(9000), rolled.path, str(tmp_path / "copy"), links=False, now=0)
     assert sorted(tmp_path.iterdir()) == before
-
-
-class Meanwhile(WatchedFiles):
-    """Something happens, once, just before the first call that is chosen."""
-
-    def __init__(self, chosen: Callable[[testing.Call], bool], happens: Callable[[], object]) -> None:
-        super().__init__(testing.UnsyncedFiles())
-        self._chosen = chosen
-        self._happens: Callable[[], object] | None = happens
-
-    def before(self, call: testing.Call) -> None:
-        if self._happens is not None and self._chosen(call):
-            happens, self._happens = self._happens, None
-            happens()
 
 
 def test_snapshot_begins_where_retention_has_come_meanwhile(rolled: Topic, tmp_path: Path) -> None:
