@@ -26,7 +26,8 @@ class Mutant(NamedTuple):
     def plant(self, directory: Path) -> None:
         """Put a copy of the package with the mutant into a directory for PYTHONPATH."""
         target = directory / "loglib"
-        shutil.copytree(PACKAGE, target)  # with the byte code of the modules that are not changed
+        # With the byte code of the modules that are not changed, but for what another process is just writing.
+        shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("*.pyc.*"))
         path = target / self.module
         source = "\n" + path.read_text("utf-8")
         assert source.count(self.old) == 1, f"{self.name}: {source.count(self.old)} times in {self.module}:{self.old}"
