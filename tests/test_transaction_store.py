@@ -679,8 +679,7 @@ def test_processes_commit_each_version_once(tmp_path: Path) -> None:
             for version in range(30):
                 intent = Intent("shared", version, "one", sections=(Section("t", bytes(16), 0, "", 0, 0, 0),))
                 found = store.commit(intent, now=os.getpid())
-                if not found.repeated:
-                    print(found.number, found.version)
+                print(found.number, found.version, found.repeated)
                 for each in store.pending():
                     store.finish(each.number, now=0)
     """
@@ -690,15 +689,20 @@ def test_processes_commit_each_version_once(tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write("x")
         process.stdin.flush()
-    committed: list[tuple[int, ...]] = []
+    committed: list[tuple[int, int]] = []
     for process in processes:
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors[-4000:]
-        committed += [tuple(map(int, line.split())) for line in output.splitlines()]
-    assert sorted(committed) == [(version + 1, version) for version in range(30)]
+        told = [line.split() for line in output.splitlines()]
+        assert [int(version) for _, version, _ in told] == list(range(30))
+        committed += [(int(number), int(version)) for number, version, repeated in told if repeated == "False"]
+    # A process that stands still behind its link, until others have folded the entry and four more, is told that the
+    # version is a repetition: it may have been another process's. So a version may have nobody who calls it its own.
+    assert len(set(committed)) == len(committed), "no two processes have the same commit"
+    assert all(number == version + 1 for number, version in committed)
     with Store(REAL, str(path)) as store:
         assert store.last_version("shared") == 29
-        assert store.commit(transaction("shared"), now=0).number == 31
+        assert store.commit(transaction("shared"), now=0).number == 31, "thirty entries for thirty versions"
 
 
 # --- power cuts ----------------------------------------------------------------------------------------------
