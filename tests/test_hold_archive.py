@@ -61,9 +61,12 @@ def test_retention_at_a_roll_waits_as_well(path: Path, to: Path) -> None:
         sealed = len(topic.partition(0).segments) - 1
         assert sealed >= 4 and topic.partition(0).log_start_offset == 0
         made = archive(topic, to)
-        while len(topic.partition(0).segments) > 2:
+        # One pass may drop nothing: when the wall clock steps back, the archive is too young for a moment.
+        while topic.partition(0).log_start_offset < made.ends[0]:
             topic.append(b"x" * 1000, sync=True)
-        assert topic.partition(0).log_start_offset == made.ends[0]
+        for _ in range(12):
+            topic.append(b"x" * 1000, sync=True)
+        assert topic.partition(0).log_start_offset == made.ends[0] and len(topic.partition(0).segments) > 3
 
 
 def test_decisions_name_the_archive_that_is_waited_for(topic: Topic, to: Path) -> None:
