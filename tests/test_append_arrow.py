@@ -155,7 +155,7 @@ def test_null_keys_of_a_call_go_to_one_partition_and_keys_to_their_own(partition
             if key is None:
                 keyless.add(number)
             else:
-                assert topic._partition_of(key) == number
+                assert topic._placement.of_key(key) == number
     assert len(keyless) == 1
 
 
@@ -163,7 +163,7 @@ def test_column_says_the_partition_and_where_it_is_null_the_key(open_topic: Open
     topic = open_topic(partitions=4)
     table = pa.table({"value": [b"0", b"1", b"2", b"3"], "key": [b"k", b"k", b"k", None], "to": [3, None, 0, None]})
     topic.append_arrow(table.slice(0, 3), partition="to")
-    own = topic._partition_of(b"k")
+    own = topic._placement.of_key(b"k")
     found = [(number, value) for number, rows in enumerate(contents(topic)) for value, *_ in rows]
     assert sorted(found) == sorted([(3, b"0"), (own, b"1"), (0, b"2")])
     topic.append_arrow(table.slice(3), partition="to")
@@ -465,7 +465,7 @@ def test_large_data_frame_of_polars_is_appended_in_pieces(open_topic: Open, smal
     topic = open_topic(partitions=3)
     frame = pl.DataFrame({"value": [f"value {number}" for number in range(MANY)], "key": ["k", "l"] * (MANY // 2)})
     topic.append_arrow(pl.concat([frame, frame]))
-    values = [row[0] for row in contents(topic)[topic._partition_of(b"k")] if row[1] == b"k"]
+    values = [row[0] for row in contents(topic)[topic._placement.of_key(b"k")] if row[1] == b"k"]
     assert values == [b"value %d" % number for number in range(0, MANY, 2)] * 2
 
 

@@ -44,7 +44,7 @@ LAYERS = [
     {"access", "groups", "repair", "transactions/staging", "append/columnar"},
     {"transactions/applying"},
     {"transactions/serving"},
-    {"partition", "stats"},
+    {"partition", "placement", "stats"},
     {"store"},
     {"topic"},
     {"consumer_groups", "transactions/transaction", "spool", "archiving/archiver"},

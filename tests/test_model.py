@@ -242,7 +242,7 @@ class TopicMachine(RuleBasedStateMachine):
     def make(self, *, partitions: int, policy: dict[str, Any], seed: int, **arguments: Any) -> None:
         # The partition of keyless records must be the same when an example is run again.
         below = random.Random(seed).randrange
-        self.chance = mock.patch("loglib.topic._random_below", below)
+        self.chance = mock.patch("loglib.placement._random_below", below)
         self.chance.start()
         self.ledgers = [Ledger() for _ in range(partitions)]
         self.live(

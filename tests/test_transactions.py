@@ -129,7 +129,7 @@ def test_records_keep_their_columns(pair: tuple[Topic, Topic]) -> None:
     assert (first.value, first.key, first.timestamp, first.headers) == (b"1", b"key", 7, (("h", b"v"),))
     assert (second.value, second.key, second.headers) == (None, None, ())
     assert [(each.value, each.timestamp) for each in rest] == [(b"%d" % number, number) for number in range(5000)]
-    of_key = orders._partition_of(b"k")
+    of_key = orders._placement.of_key(b"k")
     assert [each.value for each in orders.partition(of_key).read()][:1] == [b"a"]
     assert sorted(values_of(orders)) == [b"a", b"b", b"c"]
 
@@ -224,7 +224,7 @@ def test_many_other_producers_make_no_version_forgotten(pair: tuple[Topic, Topic
     for number in range(500):
         bills.append_many([b"other"], partition=0, producer=(f"producer {number}", 1))
     bills.flush()
-    bills._writer_of(0).roll()
+    bills._placement.writer_of(0).roll()
     with transaction("etl", version=1) as tx:
         tx.append(bills, b"once")
     assert values_of(bills).count(b"once") == 1
@@ -703,7 +703,7 @@ def test_full_disk_stops_a_transaction_until_there_is_room(
     tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch, of: str, name: str
 ) -> None:
     topic = open_topic(tmp_path / "data" / "topic")
-    writer = topic._writer_of(0)
+    writer = topic._placement.writer_of(0)
     with monkeypatch.context() as patched:
         patched.setattr(writer if of == "writer" else writer.disk, name, _raise_full)
         with pytest.raises(CommitPendingError, match="No space left on device"), transaction("etl") as tx:
@@ -733,7 +733,7 @@ def test_topic_moved_while_its_transaction_is_applied_keeps_it(
         topic.close()
     again = open_topic(Path(topic.path))
     assert values_of(again) == [b"x"]
-    writer = again._writer_of(0)
+    writer = again._placement.writer_of(0)
     before = writer.disk.mark
     writer.release(99)  # which it does not hold
     assert writer.disk.mark == before
@@ -758,7 +758,7 @@ def test_hold_in_a_segments_header_may_lie_below_the_log_start(
     topic.append(b"1", sync=True)
     with dying(monkeypatch, Store, "finish"), transaction("etl", version=1) as tx:
         tx.append(topic, b"x")
-    topic._writer_of(0).roll()
+    topic._placement.writer_of(0).roll()
     with transaction("etl", version=1) as tx:
         tx.append(topic, b"x")
     topic.append(b"2", sync=True)
@@ -1180,7 +1180,7 @@ def test_log_without_transactions_recovers_where_its_first_segment_is_gone(tmp_p
     """The watermark is lost, and retention has dropped the beginning: nothing was ever held."""
     topic = open_topic(tmp_path / "data" / "topic")
     topic.append(b"1", sync=True)
-    topic._writer_of(0).roll()
+    topic._placement.writer_of(0).roll()
     topic.append(b"2", sync=True)
     topic.partitions[0].delete_before(topic.partitions[0].segments[-1].base_offset)
     copy = crash_copy(tmp_path / "data", tmp_path / "copy")
@@ -1192,7 +1192,7 @@ def test_log_without_transactions_recovers_where_its_first_segment_is_gone(tmp_p
 def test_hold_is_found_where_the_watermark_is_lost(steps: str, tmp_path: Path, open_topic: Open) -> None:
     """The last segment has no batch: its header says from where on records are held."""
     topic = open_topic(tmp_path / "data" / "topic")
-    writer = topic._writer_of(0)
+    writer = topic._placement.writer_of(0)
     actions: dict[str, Callable[[], object]] = {
         "append": lambda: topic.append(b"x", sync=True), "roll": writer.roll, "hold": lambda: writer.begin_section(5),
     }  # fmt: skip
@@ -1202,7 +1202,7 @@ def test_hold_is_found_where_the_watermark_is_lost(steps: str, tmp_path: Path, o
     copy = crash_copy(tmp_path / "data", tmp_path / "copy")
     (copy / "topic" / "0000" / "watermark").unlink()
     recovered = open_topic(copy / "topic")
-    assert recovered._writer_of(0).disk.mark._replace(sequence=0, writer_epoch=0, writer_nonce=0) == mark._replace(
-        sequence=0, writer_epoch=0, writer_nonce=0
-    )
+    again = recovered._placement.writer_of(0).disk.mark
+    anonymous = {"sequence": 0, "writer_epoch": 0, "writer_nonce": 0}
+    assert again._replace(**anonymous) == mark._replace(**anonymous)
     assert values_of(recovered) == [b"x"]

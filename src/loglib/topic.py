@@ -1,4 +1,4 @@
-"""Topic: N partitions in one directory, and the choice of the partition for each record.
+"""Topic: N partitions in one directory.
 
 Invariant: the directory describes itself. `topic.json` has the format version, the log id that salts every
 checksum, and the policies. A topic is built aside and renamed, so a directory with a `topic.json` is whole.
@@ -26,14 +26,13 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache, partial
-from itertools import product
 from types import EllipsisType
 from typing import Any, Literal, Unpack, cast
 
 from . import description, role, store
 from .access import Access
 from .append.flusher import Flusher
-from .append.partitioner import BUILT_IN, Partitioner, name_of, spread
+from .append.partitioner import BUILT_IN, Partitioner, name_of
 from .append.producers import parse_producer
 from .append.router import Load, append_loads, append_numbered, weigh
 from .append.writer import WRITER_DESCRIPTORS, Writer
@@ -42,7 +41,6 @@ from .arguments import (
     Start,
     check_names,
     gather_columns,
-    partition_number,
     record_columns,
     topic_path,
 )
@@ -54,11 +52,9 @@ from .errors import (
     ConfigConflictError,
     ForkedHandleError,
     GroupNotFoundError,
-    LockedError,
     LogClosedError,
     LogError,
     LogMovedError,
-    ReadOnlyError,
     TooManyFilesError,
     tell_not_appended,
     together,
@@ -73,6 +69,7 @@ from .handles import Handles
 from .keeper import Keeper
 from .lifetime import at_exit, in_child, is_interrupting, try_each
 from .partition import Partition
+from .placement import Placement
 from .reader import OnGap, Reader, StartLike
 from .records import OffsetRange, Position, new_tuple
 from .retention import Decision
@@ -116,12 +113,10 @@ class Topic(Shown, Columnar):
         self.mode = mode
         self._shared = shared
         self._files = files
-        self._partitioner = partitioner
         self._clock = clock
         self._handles = Handles()
         self._handles.topic = weakref.ref(self)
         self._flusher: Flusher | None = None
-        self._sticky: Writer | None = None  # where keyless records go until a batch is full
         self._released = False
         self._oldest: dict[int, tuple[int, int]] = {}  # of each partition: its log start, and the append time there
         self._unended: list[Exception] = []  # errors of readers and groups when the topic was closed
@@ -140,6 +135,9 @@ class Topic(Shown, Columnar):
             )
             for number in range(config.partitions)
         )  # fmt: skip
+        self._placement = Placement(
+            path, self._accesses, self._handles, partitioner, named=config.partitioner, writable=mode == "a"
+        )
         self.partitions = tuple(map(Partition, self._accesses))
         if mode == "a":
             self._start_writing()
@@ -288,10 +286,7 @@ class Topic(Shown, Columnar):
 
     def partition(self, number: int) -> Partition:
         """The partition with this number; `ValueError` if there is none."""
-        number = partition_number(number)
-        if not 0 <= number < len(self.partitions):
-            raise ValueError(f"{self.path} has partitions 0 to {len(self.partitions) - 1}, not {number}")
-        return self.partitions[number]
+        return self.partitions[self._placement.number(number)]
 
     def alter(self, **policies: Unpack[Policies]) -> None:
         """Change policies, such as `retention=Retention(...)`, now and for later openings of the topic.
@@ -300,7 +295,7 @@ class Topic(Shown, Columnar):
         reading) use the old policies until they open it again. The number of partitions and the partitioner cannot
         change, because keys would move: `ValueError`. Each change is logged.
         """
-        self._check_writable()
+        self._placement.check_writable()
         for name in FIXED:
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
@@ -344,7 +339,7 @@ class Topic(Shown, Columnar):
         flush, and `LockedError` if another writer has the partition.
         """
         # The common case is written out without a call: half the time of the general way (bench/RESULTS.md).
-        writer = self._sticky
+        writer = self._placement.sticky
         if (
             key is None and partition is None and timestamp is None and headers is None
             and not sync and producer is None and type(value) is bytes and writer is not None
@@ -367,7 +362,7 @@ class Topic(Shown, Columnar):
             and timestamp is None and headers is None and producer is None
         ):  # fmt: skip
             if writer is None or len(self._handles.writers) > 1:
-                writer = self._choose(1, len(value))
+                writer = self._placement.choose(1, len(value))
             offset = writer.append_lone(value, sync=sync)
             if offset is not None:
                 return new_tuple(Position, (writer.partition, offset))
@@ -375,19 +370,19 @@ class Topic(Shown, Columnar):
         if producer is not None:
             return self._append_numbered(Load(columns, size), parse_producer(producer), partition, sync=sync)
         if partition is not None:
-            writer = self._writer_of(partition)
+            writer = self._placement.writer_of(partition)
         elif columns.keys is not None and columns.keys[0] is not None:  # converted to bytes by now
-            writer = self._writer_of(self._partition_of(columns.keys[0]))
+            writer = self._placement.writer_of(self._placement.of_key(columns.keys[0]))
         else:
-            writer = self._choose(1, size)
+            writer = self._placement.choose(1, size)
         return new_tuple(Position, (writer.partition, writer.append(columns, size, sync=sync).start))
 
     def _append_numbered(self, load: Load, by: Producer, partition: int | None, *, sync: bool) -> Position:
         """Append one record of a producer. A repeated call must come to the same partition."""
         key = None if load.columns.keys is None else load.columns.keys[0]
         if partition is None:
-            partition = self._place_of_null_keys(by) if key is None else self._partition_of(key)
-        writer = self._writer_of(partition)
+            partition = self._placement.of_no_key(by) if key is None else self._placement.of_key(key)
+        writer = self._placement.writer_of(partition)
         return Position(writer.partition, append_numbered(writer, load, self.config, by, sync=sync))
 
     def _append_at_once(
@@ -402,9 +397,9 @@ class Topic(Shown, Columnar):
         """`append`, for event loops: None if the call would wait for a disk or for a lock. Then nothing is appended."""
         columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self.config.max_record_bytes)
         if partition is None and columns.keys is not None and columns.keys[0] is not None:
-            partition = self._partition_of(columns.keys[0])
+            partition = self._placement.of_key(columns.keys[0])
         if partition is None:
-            writer: Writer | None = self._choose(1, size) if self._handles.writers else None
+            writer: Writer | None = self._placement.choose(1, size) if self._handles.writers else None
         else:
             writer = self._accesses[self.partition(partition).id].open_writer
         offset = None if writer is None else writer.append_at_once(columns, size)
@@ -444,20 +439,21 @@ class Topic(Shown, Columnar):
                         "an idempotent append without keys must say partition=, to meet its first try again"
                     )
                 load = weigh(columns, self.config)
-                writer = self._choose(count, self.config.batch_bytes if load.size_bytes is None else load.size_bytes)
+                size = self.config.batch_bytes if load.size_bytes is None else load.size_bytes
+                writer = self._placement.choose(count, size)
                 loads[writer] = load
                 groups = {writer.partition: columns}
             else:
-                keyless = cache(lambda: self._place_of_null_keys(by))
-                groups = self._spread(columns, partition, keyless)
+                keyless = cache(lambda: self._placement.of_no_key(by))
+                groups = self._placement.spread(columns, partition, keyless)
                 for number, group in groups.items():
-                    loads[self._writer_of(number)] = weigh(group, self.config, by)
+                    loads[self._placement.writer_of(number)] = weigh(group, self.config, by)
             return append_loads(loads, self.config, by)
         except BaseException as error:
             indexes: dict[int, Sequence[int]] = {number: range(count) for number in groups}
             if len(groups) > 1:  # the partition of each record is not kept, but can be computed again
                 numbered = Columns(range(count), columns.keys)  # type: ignore[arg-type]
-                again = self._spread(numbered, None, keyless)
+                again = self._placement.spread(numbered, None, keyless)
                 indexes = {number: group.values for number, group in again.items()}  # type: ignore[misc]
             tell_not_appended(error, indexes)
             raise
@@ -497,8 +493,8 @@ class Topic(Shown, Columnar):
         number = None if partition is None or isinstance(partition, str) else self.partition(partition).id
         names = Names(value, key, timestamp, headers, partition if isinstance(partition, str) else None)
         route = Route(
-            self._writer_of, number, len(self.partitions), self.config.partitioner, self._require_partitioner,
-            partial(self._place_of_no_key, by),
+            self._placement.writer_of, number, len(self.partitions), self.config.partitioner,
+            self._placement.partitioner, partial(self._placement.of_no_key, by),
         )  # fmt: skip
         return append_table(data, names, route, self.config, by, self._clock)
 
@@ -508,7 +504,7 @@ class Topic(Shown, Columnar):
         All partitions are flushed before an error is raised. If several fail, the most important error is raised.
         It names the lost records of all partitions, and its `errors` has the other errors.
         """
-        self._check_writable()
+        self._placement.check_writable()
         failed: list[tuple[Writer, Exception]] = []
         try:
             try_each(list(self._handles.writers), Writer.flush, failed)
@@ -693,7 +689,7 @@ class Topic(Shown, Columnar):
         if dry_run:
             self._handles.check_open()
             return self._keeper.explain(range(len(self.partitions)))
-        self._check_writable()
+        self._placement.check_writable()
         return self._keeper.retain()
 
     def close(self) -> None:
@@ -715,7 +711,7 @@ class Topic(Shown, Columnar):
             self._handles.closed = self._handles.closed or LogClosedError(
                 f"{self.path} is closed; open the topic again"
             )
-        self._sticky = None
+        self._placement.sticky = None
         self._serving.leave()
         if self._flusher is not None:
             self._flusher.stop()
@@ -820,77 +816,6 @@ class Topic(Shown, Columnar):
         clocked = (self.config.flush.interval, self.config.segment_age, policy.age, policy.bytes)
         return any(each is not None for each in clocked) or policy.keep_free > 0
 
-    def _check_writable(self) -> None:
-        if self._handles.closed is not None:
-            self._handles.check_open()
-        if self.mode != "a":
-            raise ReadOnlyError(self.path)
-
-    def _require_partitioner(self) -> Partitioner:
-        if self._partitioner is None:
-            name = self.config.partitioner
-            raise ValueError(f"{self.path} spreads keys by your function {name}: open it with partitioner={name}")
-        return self._partitioner
-
-    def _partition_of(self, key: bytes) -> int:
-        number = self._require_partitioner()(key, len(self.partitions))
-        if not 0 <= number < len(self.partitions):
-            raise ValueError(f"the partitioner chose partition {number} of {len(self.partitions)}")
-        return number
-
-    def _writer_of(self, number: int) -> Writer:
-        """The writer of a partition; raises if this process cannot own the partition."""
-        self._check_writable()
-        return self._accesses[self.partition(number).id].writer()
-
-    def _choose(self, records: int = 1, size_bytes: int = 0) -> Writer:
-        """The writer for keyless records: the last one until its batch is full, then one at random."""
-        self._check_writable()
-        sticky = self._sticky
-        if sticky is None or not sticky.batch.values or not sticky.batch.has_room(records, size_bytes):
-            writers = self._handles.writers or [self._own_any()]
-            sticky = self._sticky = writers[_random_below(len(writers)) if len(writers) > 1 else 0]
-        return sticky
-
-    def _spread(self, columns: Columns, partition: int | None, keyless: Callable[[], int]) -> dict[int, Columns]:
-        """The records by partition: the given partition, or the partitions of their keys."""
-        if partition is None and len(self.partitions) == 1:
-            partition = 0
-        if partition is not None:
-            return {partition: columns}
-        return spread(columns, len(self.partitions), self._require_partitioner(), keyless)
-
-    def _place_of_null_keys(self, producer: Producer) -> int:
-        """The partition for a call's records with null keys; with a producer it is the same at each try."""
-        return self._place_of_no_key(producer, 1, 0)
-
-    def _place_of_no_key(self, producer: Producer, records: int, size_bytes: int) -> int:
-        """The same for so many records, that are so large."""
-        if producer == NO_PRODUCER:
-            return self._choose(records, size_bytes).partition
-        return (producer.id + producer.sequence) % len(self.partitions)
-
-    def _own_any(self) -> Writer:
-        """In shared mode, take one partition that no other process has.
-
-        If none is free, it waits for a process that has a partition only to run retention.
-        """
-        refused: LockedError | None = None
-        accesses = sorted(self._accesses, key=lambda _: os.urandom(8))
-        for wait, access in product((False, True), accesses):
-            try:
-                return access.writer(wait=wait)
-            except LockedError as error:
-                refused = error
-                if error.path == self.path:  # the wait timed out, and would time out for each partition
-                    break
-        assert refused is not None
-        count = len(self.partitions)
-        raise LockedError(
-            self.path, f"others: all {count} partitions are taken, the last by {refused.holder}",
-            advice="append again when one of them has closed it, or use a topic with more partitions",
-        )  # fmt: skip
-
 
 def open_topic(
     path: str | os.PathLike[str],
@@ -971,10 +896,6 @@ def _what_is_here(files: Files, path: str, mode: str) -> str:
     if names := store.names(files, path):
         return f"no topic but a directory of topics: open one of {', '.join(names)}"
     return "no topic here; mode='a' makes one" if mode == "r" else "no topic here; create=True makes one"
-
-
-def _random_below(count: int) -> int:
-    return int.from_bytes(os.urandom(4), "little") % count if count > 1 else 0
 
 
 def _housekeeper(accesses: tuple[Access, ...], keeper: Keeper) -> Callable[[], None]:

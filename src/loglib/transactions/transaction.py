@@ -138,7 +138,9 @@ class Transaction(Unique):
             self._topics[topic.path] = topic
         if partition is None and columns.keys is None:
             partition = self._keyless_partition(topic)
-        spread = topic._spread(columns, partition, cache(lambda: self._keyless_partition(topic)))  # noqa: SLF001
+        spread = topic._placement.spread(  # noqa: SLF001
+            columns, partition, cache(lambda: self._keyless_partition(topic))
+        )
         loads = {number: weigh(each, topic.config) for number, each in spread.items()}
         for number, load in loads.items():
             identity = _log(topic, number).identity
