@@ -18,7 +18,8 @@ from ..format.watermark import Mark
 from ..reader import StartLike
 from ..system.clock import SYSTEM
 from ..topic import Topic
-from .session import as_option, path_of
+from .options import as_option, parse
+from .session import path_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +42,6 @@ def counts(
     `start` and `end` are as in `Topic.read`. This needs no Spark session. Bodies are not read, so their damage is not
     noticed; a damaged header raises `CorruptLogError`. `ValueError` if the path is a directory of several topics.
     """
-    from .options import parse
     from .ranges import find_ranges
 
     path = path_of(topic)

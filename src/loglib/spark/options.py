@@ -14,10 +14,13 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import NoReturn
 
-from ..arguments import Time, check_names, parse_start
+from ..arguments import Start, Time, check_names, parse_start
+from ..config import microseconds
+from ..reader import StartLike
 from ..records import to_datetime
 from .storage import is_remote, local_path, storage_of
 
@@ -28,6 +31,7 @@ __all__ = [
     "Place",
     "Places",
     "Trigger",
+    "as_option",
     "for_streams",
     "parse",
     "refuse_consumers",
@@ -470,3 +474,16 @@ def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
         _wrong(name, text, "a time like 500ms, 30s, 15m or 1h")
     unit = duration[2].lower()
     return int(duration[1]) * _SECONDS["ms" if unit == "ms" else unit[0]]
+
+
+def as_option(start: StartLike) -> str:
+    """A start as the options `start` and `end` have it."""
+    if isinstance(start, Mapping):
+        return json.dumps({str(partition): _start_text(each) for partition, each in start.items()})
+    return _start_text(start)
+
+
+def _start_text(start: Start) -> str:
+    if isinstance(start, timedelta):
+        return f"-{abs(microseconds(start))}us"
+    return start.isoformat() if isinstance(start, datetime) else str(start)

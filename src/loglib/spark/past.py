@@ -23,8 +23,7 @@ from ..system.clock import SYSTEM
 from ..system.files import REAL
 from ..topic import Topic
 from .columns import default_schema, known_name
-from .options import parse
-from .session import as_option
+from .options import as_option, parse
 from .storage import is_remote
 
 if TYPE_CHECKING:

@@ -6,18 +6,15 @@ Processes: the user's driver.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ..arguments import Start
-from ..config import microseconds
 from ..reader import StartLike
 from ..topic import Topic
+from .options import as_option
 from .storage import is_remote, local_path
 
 if TYPE_CHECKING:
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
     from .past import Backfill
 
-__all__ = ["as_option", "backfill", "configure", "path_of", "read"]
+__all__ = ["backfill", "configure", "path_of", "read"]
 
 _PACKAGE = __name__.partition(".")[0]
 _UNPACKED = "loglib-archive"  # a directory in the working directory of each executor
@@ -176,16 +173,3 @@ def path_of(topic: str | os.PathLike[str] | Topic) -> str:
         return topic.path
     path = os.fspath(topic)
     return path if is_remote(path) else os.path.abspath(local_path(path))
-
-
-def as_option(start: StartLike) -> str:
-    """A start as the options `start` and `end` have it."""
-    if isinstance(start, Mapping):
-        return json.dumps({str(partition): _start_text(each) for partition, each in start.items()})
-    return _start_text(start)
-
-
-def _start_text(start: Start) -> str:
-    if isinstance(start, timedelta):
-        return f"-{abs(microseconds(start))}us"
-    return start.isoformat() if isinstance(start, datetime) else str(start)
