@@ -2,8 +2,11 @@
 
     python hunt.py [--tests | --states] [TESTS ...]      with the package to be judged on PYTHONPATH
 
-The order: the crash states of single calls, the ordinary tests that are named, the crash states of transactions (if
-their tests are named) and of longer workloads, and last the other ordinary tests of writing and recovery.
+A test is named as "writer", for test_writer.py and each test_writer_*.py, or as "writer_flush::test_name", for one test.
+
+The order: the crash states of single calls, the single tests that are named, the modules that are named, the crash
+states of transactions (if their tests are named) and of longer workloads, and last the other ordinary tests of writing
+and recovery.
 """
 
 from __future__ import annotations
@@ -33,11 +36,12 @@ def main(named: list[str]) -> int:
     from crash_engine import SHORT, run_workloads, workloads  # what they import may have the fault
 
     tests, states = "--states" not in named, "--tests" not in named
+    single = [name for name in named if "::" in name]
     first = [name for name in ORDINARY if name in named]
     kinds = workloads(long=40)
     if states:
         run_workloads(islice(kinds, len(SHORT)))  # each call alone
-    if tests and fail(first):
+    if tests and (fail(single) or fail(first)):
         return 1
     if states:
         if "transaction_recovery" in named:
@@ -56,15 +60,22 @@ def programs(count: int) -> None:
 
 
 def fail(names: Iterable[str]) -> bool:
-    """Whether a fast test of these fails; "writer" is test_writer.py and each test_writer_*.py."""
-    modules = [(TESTS / f"test_{name}.py", *sorted(TESTS.glob(f"test_{name}_*.py"))) for name in names]
-    files = [str(path) for each in modules for path in each]
+    """Whether a fast test of these fails."""
+    found = [each for name in names for each in files_of(name)]
     plain = ["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout=30"]
     fast = ["-m", "not slow and not spark and not reliability"]
-    code = pytest.main([*plain, *fast, *files]) if files else pytest.ExitCode.OK
+    code = pytest.main([*plain, *fast, *found]) if found else pytest.ExitCode.OK
     if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
         sys.exit(NOTHING_RAN)
     return code != pytest.ExitCode.OK
+
+
+def files_of(name: str) -> list[str]:
+    """What pytest calls the tests of this name."""
+    module, colons, test = name.partition("::")
+    if colons:
+        return [f"{TESTS / f'test_{module}.py'}::{test}"]
+    return list(map(str, (TESTS / f"test_{module}.py", *sorted(TESTS.glob(f"test_{module}_*.py")))))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,14 @@ class Mutant(NamedTuple):
 
     name: str
     module: str
-    tests: tuple[str, ...]  # which find it soonest: "writer" for test_writer.py and test_writer_*.py
+    tests: tuple[str, ...]  # which find it soonest, as hunt.py names them
     old: str
     new: str
+
+    @property
+    def found_by(self) -> tuple[str, ...]:
+        """The single tests that find it; if none is named, the modules."""
+        return tuple(each for each in self.tests if "::" in each) or self.tests
 
     def plant(self, directory: Path) -> None:
         """Put a copy of the package with the mutant into a directory for PYTHONPATH."""
@@ -39,8 +44,9 @@ def _parse(text: str) -> Mutant:
     module, *tests = where.split()
     old = [line[1:] for line in lines if line[0] in " -"]
     new = [line[1:] for line in lines if line[0] in " +"]
-    found_by = tuple(tests) or (Path(module).stem,)
-    return Mutant(name, module, found_by, "\n".join(["", *old, ""]), "\n".join(["", *new, ""]))
+    if all("::" in each for each in tests):
+        tests = [*tests, Path(module).stem]
+    return Mutant(name, module, tuple(tests), "\n".join(["", *old, ""]), "\n".join(["", *new, ""]))
 
 
 _TEXT = "\n" + Path(__file__).with_suffix(".diff").read_text("utf-8")
