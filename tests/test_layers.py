@@ -32,6 +32,7 @@ LAYERS = [
         "append/helper", "retention", "transactions/home", "transactions/state", "archiving/place", "archiving/parquet",
     },
     {"log", "transactions/store", "archiving/floor", "append/spreading", "append/pieces"},
+    {"donors"},
     {"cursor", "append/tail"},
     {"starts", "append/flush_times"},
     {"append/writer", "reader", "transfer", "verify"},

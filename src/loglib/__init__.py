@@ -22,6 +22,7 @@ from .arguments import HeadersLike
 from .batch import Batch
 from .config import FlushPolicy, Policies, Retention, TopicConfig
 from .consumer_groups import delete_group, evict_member, group, group_info, reset_group
+from .cursor import Lent
 from .errors import (
     BrokenStreamError,
     CommitPendingError,
@@ -96,6 +97,7 @@ __all__ = [
     "HeadersLike",
     "InvalidOffsetError",
     "Lag",
+    "Lent",
     "LockedError",
     "LogClosedError",
     "LogError",

@@ -31,6 +31,7 @@ __all__ = [
     "check_count",
     "check_names",
     "check_timeout",
+    "donor_paths",
     "gather_columns",
     "look_at_unit",
     "parse_start",
@@ -109,6 +110,16 @@ def topic_path(path: str | os.PathLike[str]) -> str:
     absolute = os.path.abspath(given)
     check_names(os.path.basename(absolute))
     return absolute
+
+
+def donor_paths(donors: Iterable[str | os.PathLike[str]], path: str) -> tuple[str, ...]:
+    """The absolute paths of other copies of the topic in the directory `path`."""
+    if isinstance(donors, str | bytes | os.PathLike):
+        raise TypeError(f"donors is a list of directories, not {donors!r}")
+    paths = tuple(map(topic_path, donors))
+    if path in paths:
+        raise ValueError(f"{path} cannot be a donor of itself; give other copies of it")
+    return paths
 
 
 def check_count(name: str, value: Any) -> None:

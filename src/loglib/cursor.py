@@ -5,7 +5,8 @@ batch returned before it, or comes after damage that was reported.
 
 If the files are replaced while a cursor reads, it continues in the same log, or raises `LogMovedError`. Damage is an
 error, or with `on_damage` a gap: offsets are places, so reading continues at the next place that a batch names as its
-own. A gap that a repair has declared is passed over in any case.
+own. A gap that a repair has declared is passed over in any case. With `donors`, other copies are asked before that for
+the batches that are damaged or declared as lost (donors.py).
 
 Threads: a cursor belongs to one thread.
 """
@@ -15,10 +16,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from .batch import Batch, stored_header
 from .bundle import Bundle
+from .donors import Donors
 from .errors import CorruptLogError, InvalidOffsetError, LogError, LogMovedError, OffsetOutOfRangeError
 from .format.watermark import Mark
 from .gaps import Gap
@@ -27,7 +29,7 @@ from .records import Damage
 from .segment import SegmentReader
 from .unique import Unique
 
-__all__ = ["BLOCK_BYTES", "Cursor", "Piece"]
+__all__ = ["BLOCK_BYTES", "Cursor", "Lent", "Piece"]
 
 logger = logging.getLogger("loglib")
 
@@ -42,6 +44,20 @@ P = TypeVar("P", bound=Piece)
 _NEWS_BYTES = 1 << 16  # reading more takes longer than the short way saves
 
 
+class Lent(NamedTuple):
+    """Damaged or lost offsets, whose batches a reader got from another copy of the topic."""
+
+    partition: int
+    offsets: range
+    path: str  # of the damaged file
+    found: str  # in words: the damage
+    donor: str  # the directory of the partition in the other copy
+
+    def __str__(self) -> str:
+        offsets = f"offsets [{self.offsets.start}, {self.offsets.stop})"
+        return f"{self.path}: {offsets} are read from {self.donor}: found {self.found}"
+
+
 class Cursor(Unique):
     """A place in a log, and reading on from it, block by block."""
 
@@ -53,12 +69,15 @@ class Cursor(Unique):
         skip_before: int = 0,
         on_damage: Callable[[Damage], object] | None = None,
         on_gap: Callable[[Damage], object] | None = None,
+        on_lent: Callable[[Lent], object] | None = None,
     ) -> None:
         self.log = log
         self.position = position  # base offset of the next batch to read
         self._skip_before = skip_before  # the first wanted record in that batch
         self._on_damage = on_damage  # gets damage, and reading continues after it; None: damage is an error
         self._on_gap = on_gap or on_damage  # gets the declared gaps
+        self._on_lent = on_lent  # gets what was read from a donor; None: donors are not asked
+        self._donors = Donors(log.files, log.donors, log.identity) if on_lent is not None and log.donors else None
         # The end and the CRC of the batch read last. After an interrupt the end may differ from the position.
         self._last_read: tuple[int, int] | None = None
         self._segment: SegmentReader | None = None
@@ -76,10 +95,12 @@ class Cursor(Unique):
         mark: Mark | None = None,
         on_damage: Callable[[Damage], object] | None = None,
         on_gap: Callable[[Damage], object] | None = None,
+        on_lent: Callable[[Lent], object] | None = None,
     ) -> Cursor:
         """A cursor at a record's offset, or at the flushed end. With `on_damage` it reads past damage."""
-        base = log.batch_base(offset, mark or log.mark(), past_damage=on_damage is not None)
-        return cls(log, base, skip_before=offset, on_damage=on_damage, on_gap=on_gap)
+        past_damage = on_damage is not None or (on_lent is not None and bool(log.donors))
+        base = log.batch_base(offset, mark or log.mark(), past_damage=past_damage)
+        return cls(log, base, skip_before=offset, on_damage=on_damage, on_gap=on_gap, on_lent=on_lent)
 
     @property
     def offset(self) -> int:
@@ -87,6 +108,12 @@ class Cursor(Unique):
         return max(self.position, self._skip_before)
 
     def close(self) -> None:
+        self._leave()
+        if self._donors is not None:
+            self._donors.close()
+
+    def _leave(self) -> None:
+        """Close the segment."""
         if self._segment is not None:
             self._segment.close()
             self._segment = None
@@ -114,6 +141,10 @@ class Cursor(Unique):
             except CorruptLogError as error:
                 self.log.look(patient=False)  # files that were replaced look like damage
                 if self._restored != self.log.restored:
+                    continue
+                if self._donors is not None and (lent := self._borrow(self._donors, error, limit)) is not None:
+                    if lent:
+                        return cast(list[P], lent)
                     continue
                 gap = self.log.gap_at(self.position)
                 if gap is not None:
@@ -173,7 +204,7 @@ class Cursor(Unique):
                 segment = self._segment = self._open()
             end = self.log.index.after(segment.base_offset)
             if end is not None and self.position >= end:
-                self.close()
+                self._leave()
                 continue
             stop = limit if end is None else min(limit, end)
             if pieces := read(segment, stop, limit):
@@ -230,7 +261,8 @@ class Cursor(Unique):
 
     def seek(self, offset: int) -> None:
         """Go to a record's offset or the flushed end. Raises the same errors as `Cursor.at`."""
-        position = self.log.batch_base(offset, self.log.mark(), past_damage=self._on_damage is not None)
+        past_damage = self._on_damage is not None or self._donors is not None
+        position = self.log.batch_base(offset, self.log.mark(), past_damage=past_damage)
         self.place = position, offset
         self._restored = self.log.restored
 
@@ -307,6 +339,24 @@ class Cursor(Unique):
         self.position = self.log.behind_damage(start, limit)
         self._last_read = None
         self._tell(error, range(start, self.position))
+
+    def _borrow(self, donors: Donors, error: CorruptLogError, limit: int) -> list[Batch] | None:
+        """The batches of a donor, for some of those that are damaged here; None if no donor has them all.
+
+        An empty list: all of these are before the first wanted record.
+        """
+        start, last_read = self.position, self._last_read
+        before = last_read[1] if last_read is not None and last_read[0] == start else None
+        lent = donors.lend(self.log, range(start, self.log.behind_damage(start, limit)), before=before)
+        if lent is None:
+            return None
+        batches, donor = lent
+        last = stored_header(batches[-1])
+        self.position, self._last_read = last.next_offset, (last.next_offset, last.header_crc)
+        assert self._on_lent is not None
+        self._on_lent(Lent(self.log.partition, range(start, self.position), error.path, error.found, donor))
+        batches = [each for each in batches if each.next_offset > self._skip_before]
+        return [each.between(self._skip_before, self.position) for each in batches[:1]] + batches[1:]
 
     def _go_behind(self, gap: Gap) -> None:
         """Continue behind a declared gap. Its first batches may be whole again."""

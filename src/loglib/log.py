@@ -140,6 +140,7 @@ class Log(Unique):
         self.watermark_path = os.path.join(directory, WATERMARK)
         self.writer: LiveWriter | None = None  # the partition's writer, if it is in this process
         self._watermark: WatermarkReader | None = None
+        self.donors: tuple[str, ...] = ()  # directories of other copies, for readers that meet damage here
         self.restored = 0  # how often the log was found replaced by an older or newer state of itself
         self._look_at = time.monotonic() + LOOK_S
         self._missing = False  # whether the files were missing at the last look

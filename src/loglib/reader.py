@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Literal
 from .arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers, spin_seconds
 from .batch import Batch
 from .bundle import Bundle
-from .cursor import BLOCK_BYTES, Cursor, Piece
+from .cursor import BLOCK_BYTES, Cursor, Lent, Piece
 from .display import Shown, sized
 from .errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
 from .log import LOOK_S, Log, marks_at_once
@@ -64,6 +64,10 @@ class Reader(Shown, Unique):
 
     Damage raises `CorruptLogError`. With `on_gap="skip"` the reader logs a warning, adds the damage to
     `gaps`, and continues at the next whole batch. It always does so with a gap that `repair` has declared.
+
+    If the topic was opened with `donors`, damage and gaps are first looked for there. What another copy has, proven to
+    be the same, is handed out; the reader logs a warning and adds it to `healed`. A start that is a time may then begin
+    with some earlier records, of the damage that may hold the first one.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Reader(Shown, Unique):
             raise ValueError(f'on_gap must be "raise" or "skip", not {on_gap!r}')
         check_timeout(timeout)
         self.gaps: list[Damage] = []  # the damage skipped so far, in reading order
+        self.healed: list[Lent] = []  # what other copies have given for damaged bytes so far, in reading order
         self._skip = on_gap == "skip"
         self._logs = {log.partition: log for log in logs}
         self._clock = clock
@@ -106,7 +111,8 @@ class Reader(Shown, Unique):
             ends = self._starts("end" if end is None else end, others="end")
             marks = marks_at_once(logs)  # a transaction is in all partitions before the end, or in none
             self._ends = {
-                each: resolve(self._logs[each], ends[each], mark=marks[each], past_damage=self._skip) for each in ends
+                each: resolve(log, ends[each], mark=marks[each], past_damage=self._passes(log))
+                for each, log in self._logs.items()
             }
         starts = self._starts(start, others="begin")
         self._cursors = {partition: self._cursor(partition, each) for partition, each in starts.items()}
@@ -332,15 +338,20 @@ class Reader(Shown, Unique):
             raise ValueError(f"offset {parsed} means another record in each partition; give {{partition: offset}}")
         return dict.fromkeys(self._logs, parsed)
 
+    def _passes(self, log: Log) -> bool:
+        """Whether a start or an end may lie in damage. A time then gives the damage that may hold its record."""
+        return self._skip or bool(log.donors)
+
     def _cursor(self, partition: int, start: str | int | Time) -> Cursor:
         """A cursor at the start. If retention drops a start that the caller gave without an offset, look again."""
         log = self._logs[partition]
         on_gap = partial(_note, self.gaps)
         on_damage = on_gap if self._skip else None
+        on_lent = partial(_note_lent, self.healed)
         while True:
-            offset = start if isinstance(start, int) else resolve(log, start, past_damage=self._skip)
+            offset = start if isinstance(start, int) else resolve(log, start, past_damage=self._passes(log))
             try:
-                return Cursor.at(log, offset, on_damage=on_damage, on_gap=on_gap)
+                return Cursor.at(log, offset, on_damage=on_damage, on_gap=on_gap, on_lent=on_lent)
             except OffsetOutOfRangeError:
                 if isinstance(start, int):
                     raise
@@ -547,3 +558,20 @@ def _note(gaps: list[Damage], gap: Damage) -> None:
     if gap not in gaps:  # after a seek back the reader meets it again
         logger.warning("%s", gap)
         gaps.append(gap)
+
+
+def _note_lent(healed: list[Lent], lent: Lent) -> None:
+    """The same for what another copy has given. Neighbouring pieces become one."""
+    if any(_has(each, lent) for each in healed):  # after a seek back
+        return
+    last = healed[-1] if healed else lent
+    if last.offsets.stop == lent.offsets.start and last._replace(offsets=lent.offsets) == lent:
+        healed[-1] = lent._replace(offsets=range(last.offsets.start, lent.offsets.stop))
+        return
+    logger.warning("%s", lent)
+    healed.append(lent)
+
+
+def _has(known: Lent, lent: Lent) -> bool:
+    within = known.offsets.start <= lent.offsets.start and lent.offsets.stop <= known.offsets.stop
+    return within and known._replace(offsets=lent.offsets) == lent

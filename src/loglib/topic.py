@@ -40,6 +40,7 @@ from .arguments import (
     HeadersLike,
     Start,
     check_names,
+    donor_paths,
     gather_columns,
     record_columns,
     topic_path,
@@ -105,6 +106,7 @@ class Topic(Shown, Columnar):
         partitioner: Partitioner | None,
         files: Files,
         clock: Callable[[], int],
+        donors: tuple[str, ...] = (),
     ) -> None:
         self.path = path
         self.name = os.path.basename(path)
@@ -139,6 +141,9 @@ class Topic(Shown, Columnar):
             path, self._accesses, self._handles, partitioner, named=config.partitioner, writable=mode == "a"
         )
         self.partitions = tuple(map(Partition, self._accesses))
+        self._donors = donors
+        for number, access in enumerate(self._accesses):
+            access.log.donors = tuple([description.partition_directory(each, number) for each in donors])
         if mode == "a":
             self._start_writing()
 
@@ -163,6 +168,7 @@ class Topic(Shown, Columnar):
         shared: bool = False,
         mode: Literal["a", "r"] = "a",
         create: bool = True,
+        donors: Iterable[str | os.PathLike[str]] = (),
     ) -> Topic:
         """Open the topic in the directory `path`. The name of the directory is the name of the topic.
 
@@ -199,6 +205,10 @@ class Topic(Shown, Columnar):
         - `producer_expiry`: timedelta, by default 7 days. A producer's last number is forgotten when the producer
           has been silent for that long. None: never.
 
+        - `donors`: with mode="r", directories of other copies of the topic. A reader that meets damage, or a declared
+          gap, hands out what one of them has, if this log names these bytes; see `Reader.healed`. A donor that cannot
+          be read is passed over.
+
         `loglib.testing.open_topic` opens a topic on simulated files, or by a simulated clock.
 
         Raises `FileNotFoundError` if there is no topic, for mode="r" or create=False; `LockedError` if another
@@ -218,7 +228,7 @@ class Topic(Shown, Columnar):
             given["producer_expiry"] = producer_expiry
         return open_topic(
             path, mode=mode, shared=shared, create=create, partitions=partitions, partitioner=partitioner,
-            **cast(Policies, given),
+            donors=donors, **cast(Policies, given),
         )  # fmt: skip
 
     @classmethod
@@ -277,7 +287,7 @@ class Topic(Shown, Columnar):
         if self.mode == "a":
             said = "holds locks and cannot be pickled; pickle its path, or a topic with mode='r'"
             raise TypeError(f"topic {self.path} {said}")
-        return _open_for_reading, (self.path,)
+        return _open_for_reading, (self.path, self._donors)
 
     @property
     def closed(self) -> bool:
@@ -827,6 +837,7 @@ def open_topic(
     create: bool = True,
     partitions: int | None = None,
     partitioner: Literal["crc32", "murmur2"] | Partitioner | None = None,
+    donors: Iterable[str | os.PathLike[str]] = (),
     **policies: Unpack[Policies],
 ) -> Topic:
     """`Topic.open` on simulated files, or by a simulated clock: for simulations and tests.
@@ -843,6 +854,9 @@ def open_topic(
     if partitioner is not None:
         given["partitioner"] = name_of(partitioner)
     absolute = topic_path(path)
+    copies = donor_paths(donors, absolute)
+    if copies and mode != "r":
+        raise ValueError("donors are for mode='r'; loglib.heal makes a damaged topic whole")
     described = description.read(files, absolute)
     if described is None:
         if mode == "r" or not create:
@@ -861,7 +875,7 @@ def open_topic(
     function = partitioner if callable(partitioner) else BUILT_IN.get(config.partitioner)
     topic = Topic(
         absolute, log_id, config,
-        mode=mode, shared=shared, partitioner=function, files=files, clock=clock,
+        mode=mode, shared=shared, partitioner=function, files=files, clock=clock, donors=copies,
     )  # fmt: skip
     if changed:
         try:
@@ -907,5 +921,5 @@ def _housekeeper(accesses: tuple[Access, ...], keeper: Keeper) -> Callable[[], N
     return keep_house
 
 
-def _open_for_reading(path: str) -> Topic:
-    return Topic.open(path, mode="r")
+def _open_for_reading(path: str, donors: tuple[str, ...] = ()) -> Topic:
+    return Topic.open(path, mode="r", donors=donors)

@@ -11,11 +11,12 @@ idle partitions cost nothing. Only the few partitions that were read last have o
 from __future__ import annotations
 
 import errno
+import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from ..batch import Batch, stored_header
-from ..cursor import Cursor
+from ..cursor import Cursor, Lent
 from ..errors import StorageIOError
 from ..format.batch import Header
 from ..log import LiveWriter
@@ -27,6 +28,8 @@ from .place import Place
 from .run import RUN_S, Run, Way
 
 __all__ = ["Progress"]
+
+logger = logging.getLogger("loglib")
 
 _LONGEST_RUN = 8192  # records
 _MOST_OPEN = 32  # partitions whose segment and watermark are open: two files each
@@ -257,7 +260,7 @@ class Progress(Unique):
             if cursor is None and self._positions[partition] == end:
                 return []  # only the watermark was opened
             if cursor is None:
-                cursor = Cursor.at(log, self._positions[partition])
+                cursor = Cursor.at(log, self._positions[partition], on_lent=_note_lent)
                 self._cursors[partition] = cursor
             return cursor.read(end)
         except OSError as error:
@@ -299,3 +302,7 @@ class Progress(Unique):
             self._run_length = max(1, self._run_length // 8)
         elif took < RUN_S:
             self._run_length = min(2 * self._run_length, _LONGEST_RUN)
+
+
+def _note_lent(lent: Lent) -> None:
+    logger.warning("%s", lent)
