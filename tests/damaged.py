@@ -28,20 +28,25 @@ def whole_log(random: Random) -> WholeLog:
     """A partition of a few segments, with batches of many sizes and idempotent producers."""
     files = MemoryFiles()
     with _open(files, segment_bytes=random.choice((4096, 6000, 20_000))) as topic:
-        for number in range(random.randrange(1, 40)):
-            producer = (f"app {number % 5}", number) if random.random() < 0.3 else None
-            if random.random() < 0.5:
-                values = [b"%d.%d" % (number, each) for each in range(random.randrange(1, 30))]
-                topic.append_many(values, partition=0, producer=producer)
-            else:
-                topic.append(b"%d" % number + b"." * random.randrange(500), partition=0, producer=producer)
-            if random.random() < 0.5:
-                topic.flush()
-        topic.flush()
-        end = topic.partition(0).high_watermark
+        end = append_some(topic, random)
     rows = rows_of(files)
     assert rows is not None
     return WholeLog(files.tree(), rows, end)
+
+
+def append_some(topic: Topic, random: Random, first: int = 0) -> int:
+    """Append and flush up to 40 batches; returns the end of the log. Their numbers begin at `first`."""
+    for number in range(first, first + random.randrange(1, 40)):
+        producer = (f"app {number % 5}", number) if random.random() < 0.3 else None
+        if random.random() < 0.5:
+            values = [b"%d.%d" % (number, each) for each in range(random.randrange(1, 30))]
+            topic.append_many(values, partition=0, producer=producer)
+        else:
+            topic.append(b"%d" % number + b"." * random.randrange(500), partition=0, producer=producer)
+        if random.random() < 0.5:
+            topic.flush()
+    topic.flush()
+    return topic.partition(0).high_watermark
 
 
 def damage(tree: Tree, random: Random) -> tuple[Tree, list[str]]:

@@ -568,3 +568,28 @@ def test_commands_of_the_page_run(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert b"10.0.0.1 - - [17/May/2015" in done.stdout
+
+
+# --- healing -----------------------------------------------------------------------------------------------
+
+
+def test_heal_and_scrub_say_what_they_do(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    copy, older = tmp_path / "copies" / "clicks", tmp_path / "old" / "clicks"
+    shutil.copytree(clicks, copy)
+    shutil.copytree(clicks, older)
+    assert cli("heal", clicks, "--from", copy).output == f"{clicks}: nothing to heal\n"
+    assert cli("scrub", clicks, "--donor", copy, "--rate", 1000).code == 0
+    spoil(last_segment(clicks), 4096 + 140)
+    tried = cli("heal", clicks, "--from", copy, "--dry-run")
+    assert tried.code == 0 and "1 batch from" in tried.output and "nothing was changed" in tried.errors
+    spoil(last_segment(older), 4096 + 140)
+    left = cli("heal", clicks, "--from", older, "--json")
+    assert left.code == 1 and left.objects[0]["unhealed"][0]["partition"] == 0
+    found = cli("scrub", clicks, "--json")
+    assert found.code == 1 and found.objects[0]["healing"] is None and len(found.objects[0]["found"]["damage"]) == 1
+    healed = cli("scrub", clicks, "--donor", older, "--donor", copy)
+    assert healed.code == 0 and "1 damage" in healed.output and f"from {copy}" in healed.output
+    spoil(last_segment(clicks), 4096 + 140)
+    (done,) = cli("scrub", clicks, "--donor", copy, "--json").objects
+    assert done["healing"]["healed"][0]["offsets"] and not done["healing"]["verified"]["damage"]
+    assert cli("heal", clicks).code == 2 and cli("heal", clicks, "--from", clicks).code == 3

@@ -59,8 +59,11 @@ from .reader import OnGap, Reader, StartLike
 from .records import Damage, OffsetRange, Position, Record
 from .recovery import Recovery
 from .repair import Repair, RepairReport, repair
+from .replication.healing import Healed, Unhealed
+from .replication.health import HealReport, heal
 from .replication.mirror import Mirror, Mirrored, MirrorLag, mirror
 from .replication.promotion import promote
+from .replication.scrubbing import Scrub, ScrubReport
 from .replication.snapshot import Snapshot, snapshot
 from .retention import Decision
 from .segment import SegmentInfo
@@ -95,6 +98,8 @@ __all__ = [
     "GroupMismatchError",
     "GroupNotFoundError",
     "HeadersLike",
+    "HealReport",
+    "Healed",
     "InvalidOffsetError",
     "Lag",
     "Lent",
@@ -126,6 +131,8 @@ __all__ = [
     "Repair",
     "RepairReport",
     "Retention",
+    "Scrub",
+    "ScrubReport",
     "SegmentInfo",
     "Snapshot",
     "SourceMismatchError",
@@ -141,6 +148,7 @@ __all__ = [
     "TopicStats",
     "TopicsGroup",
     "Transaction",
+    "Unhealed",
     "UnsupportedFormatError",
     "VerifyReport",
     "WriterFailedError",
@@ -152,6 +160,7 @@ __all__ = [
     "expire_apps",
     "group",
     "group_info",
+    "heal",
     "last_version",
     "mirror",
     "promote",

@@ -37,7 +37,7 @@ from .system.directory import Directory
 from .system.files import REAL, Files
 from .verify import Progress, VerifyReport, verify_description, verify_log
 
-__all__ = ["Repair", "RepairReport", "repair", "repair_topic"]
+__all__ = ["Repair", "RepairReport", "repair", "repair_topic", "stated_log_id"]
 
 
 class RepairReport(NamedTuple):
@@ -126,10 +126,7 @@ def _description(files: Files, path: str, repairs: list[Repair], *, dry_run: boo
         described, what = None, f"found {error.found}"
     if described is not None:
         return described
-    numbers = _partitions(files, path)
-    if not numbers:
-        raise LogError(f"{path} holds no topic: it has neither {description.NAME} nor a partition")
-    log_id, config = _log_id(files, path, numbers), TopicConfig(partitions=max(numbers) + 1)
+    log_id, config = stated_log_id(files, path), TopicConfig(partitions=max(_partitions(files, path)) + 1)
     kept = None
     if not dry_run:
         with Directory.open(files, path) as directory:
@@ -150,10 +147,13 @@ def _partitions(files: Files, path: str) -> list[int]:
     return [int(name) for name in names if len(name) == 4 and name.isascii() and name.isdigit()]
 
 
-def _log_id(files: Files, path: str, partitions: list[int]) -> bytes:
-    """The log id that most headers of segments state."""
+def stated_log_id(files: Files, path: str) -> bytes:
+    """The log id that most headers of segments state. `LogError` if there is no partition."""
     stated: Counter[bytes] = Counter()
-    for number in partitions:
+    numbers = _partitions(files, path)
+    if not numbers:
+        raise LogError(f"{path} holds no topic: it has neither {description.NAME} nor a partition")
+    for number in numbers:
         directory = description.partition_directory(path, number)
         for name in files.sizes(directory):
             if name.endswith(".log"):

@@ -44,6 +44,7 @@ GOALS = {
     "G18": "transactions",
     "G19": "repairs",
     "G20": "mirrors",
+    "G21": "healing",
 }
 
 

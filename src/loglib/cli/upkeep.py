@@ -16,7 +16,7 @@ from .bar import bar
 from .given import DIRECTORY, TOPIC, as_json, confirmed, topic_paths
 from .shown import age, note, print_json, print_table, sized
 
-__all__ = ["repair", "retain", "verify"]
+__all__ = ["facts_of", "print_report", "repair", "retain", "verify"]
 
 _DAMAGED = 1
 
@@ -65,14 +65,15 @@ def verify(topics: tuple[str, ...], as_json: bool) -> int:
         with Topic.open(path, mode="r") as topic, bar(path) as progress:
             report = topic.verify(progress=progress)
         damaged |= bool(report.damage or report.gaps)
-        _print_report(path, report, as_json=as_json)
+        if as_json:
+            print_json({"topic": path, **facts_of(report)})
+        else:
+            print_report(path, report)
     return _DAMAGED if damaged else 0
 
 
-def _print_report(path: str, report: VerifyReport, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"topic": path, **_facts(report)})
-        return
+def print_report(path: str, report: VerifyReport) -> None:
+    """What was verified, and the damage and gaps, for a person."""
     whole = f"{report.records:,} records in {report.batches:,} batches, {sized(report.bytes)}"
     gaps = f", {len(report.gaps)} declared gap{'s' * (len(report.gaps) > 1)}" if report.gaps else ""
     click.echo(f"{path}: {whole} in {report.segments:,} segments: {len(report.damage) or 'no'} damage{gaps}")
@@ -80,7 +81,8 @@ def _print_report(path: str, report: VerifyReport, *, as_json: bool) -> None:
         click.echo(f"  {each}")
 
 
-def _facts(report: VerifyReport) -> dict[str, Any]:
+def facts_of(report: VerifyReport) -> dict[str, Any]:
+    """The same, for a program."""
     return report._asdict() | {"damage": _listed(report.damage), "gaps": _listed(report.gaps)}
 
 
@@ -122,7 +124,7 @@ def repair(topic: str, dry_run: bool, yes: bool, as_json: bool) -> int:
 def _print_repairs(path: str, report: RepairReport, *, as_json: bool) -> None:
     if as_json:
         repairs = [each._asdict() | {"offsets": _ends(each.offsets)} for each in report.repairs]
-        print_json({"topic": path, "repairs": repairs, "verified": _facts(report.verified)})
+        print_json({"topic": path, "repairs": repairs, "verified": facts_of(report.verified)})
         return
     for each in report.repairs:
         click.echo(str(each))

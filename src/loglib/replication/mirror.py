@@ -37,6 +37,7 @@ from ..transactions import home
 from ..unique import Unique
 from .commits import CopiedCommits
 from .marks import forget_marks, read_marks, write_marks
+from .pace import Pace
 from .pair import Pair
 
 __all__ = ["Mirror", "MirrorLag", "Mirrored", "mirror"]
@@ -119,15 +120,13 @@ class Mirror(Unique):
     ) -> None:
         if on_gap not in ("error", "restart"):
             raise ValueError(f"on_gap is 'error' or 'restart', not {on_gap!r}")
-        if bytes_per_second is not None and not bytes_per_second > 0:
-            raise ValueError(f"bytes_per_second is a number above 0, not {bytes_per_second!r}")
         self._files = files
         self.source, self.path = topic_path(source), topic_path(to)
         self._restart = on_gap == "restart"
-        self._bytes_per_second = bytes_per_second
         self._copied_bytes = 0
         self._caught_up_at = time.monotonic()
         self._closing = threading.Event()
+        self._limit = Pace(bytes_per_second, self._closing)
         self._in_pass = threading.Lock()
         self._observer: Observer | None = None
         self._described = b""
@@ -289,8 +288,7 @@ class Mirror(Unique):
 
     def _pace(self, size: int) -> None:
         """Wait as long as the limit says for so many bytes."""
-        if self._bytes_per_second is not None:
-            self._closing.wait(size / self._bytes_per_second)
+        self._limit.wait(size)
         self._check_open()
 
     def _check_open(self) -> None:

@@ -1,0 +1,25 @@
+"""Pace: a limit on the speed of work that reads or copies a log.
+
+Threads: one waits; another may end the wait.
+"""
+
+from __future__ import annotations
+
+import threading
+
+__all__ = ["Pace"]
+
+
+class Pace:
+    """So many bytes per second, or no limit. Setting `ended` ends a wait."""
+
+    def __init__(self, bytes_per_second: float | None, ended: threading.Event) -> None:
+        if bytes_per_second is not None and not bytes_per_second > 0:
+            raise ValueError(f"bytes_per_second is a number above 0, not {bytes_per_second!r}")
+        self._bytes_per_second = bytes_per_second
+        self._ended = ended
+
+    def wait(self, size_bytes: int) -> None:
+        """Wait as long as the limit says for so many bytes."""
+        if self._bytes_per_second is not None:
+            self._ended.wait(size_bytes / self._bytes_per_second)
