@@ -2,7 +2,7 @@
 
     python hunt.py [--tests | --states] [TESTS ...]      with the package to be judged on PYTHONPATH
 
-A test is named as "writer", for test_writer.py and each test_writer_*.py, or as "writer_flush::test_name", for one test.
+A test is named as "writer", for test_writer.py and each test_writer_*.py, or as "writer_flush::test_name", for one.
 
 The order: the crash states of single calls, the single tests that are named, the modules that are named, the crash
 states of transactions (if their tests are named) and of longer workloads, and last the other ordinary tests of writing
