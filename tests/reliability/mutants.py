@@ -30,13 +30,19 @@ class Mutant(NamedTuple):
 
     def plant(self, directory: Path) -> None:
         """Put a copy of the package with the mutant into a directory for PYTHONPATH."""
+        source = self.source()
         target = directory / "loglib"
         # With the byte code of the modules that are not changed, but for what another process is just writing.
         shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("*.pyc.*"))
-        path = target / self.module
-        source = "\n" + path.read_text("utf-8")
+        (target / self.module).write_text(source, "utf-8")
+
+    def source(self) -> str:
+        """The module with the mutant. It must still be Python: anything would kill one that is not."""
+        source = "\n" + (PACKAGE / self.module).read_text("utf-8")
         assert source.count(self.old) == 1, f"{self.name}: {source.count(self.old)} times in {self.module}:{self.old}"
-        path.write_text(source.replace(self.old, self.new).removeprefix("\n"), "utf-8")
+        changed = source.replace(self.old, self.new).removeprefix("\n")
+        compile(changed, self.module, "exec")
+        return changed
 
 
 def _parse(text: str) -> Mutant:
