@@ -35,7 +35,7 @@ LAYERS = [
     {"donors"},
     {"cursor", "append/tail"},
     {"starts", "append/flush_times"},
-    {"append/writer", "reader", "transfer", "verify"},
+    {"append/writer", "reader", "transfer", "verify", "archiving/delta"},
     {"archiving/past"},
     {"columnar", "kept", "examination"},
     {

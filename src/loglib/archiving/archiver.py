@@ -27,6 +27,7 @@ from ..reader import OnGap, Reader, StartLike
 from ..system.clock import SYSTEM
 from ..system.files import REAL
 from ..topic import Topic
+from . import delta as delta_table
 from . import parquet
 from .manifest import Archived, ArchivedFile, ArchivedPartition, file_name
 from .past import Past, stream
@@ -56,6 +57,7 @@ def archive(
     row_group_bytes: int = ROW_GROUP_BYTES,
     on_gap: OnGap = "raise",
     progress: Progress | None = None,
+    delta: bool = False,
 ) -> Archived:
     """Write the sealed segments of a topic that are not yet archived to Parquet files in the directory `to`.
 
@@ -70,20 +72,29 @@ def archive(
       archived. The manifest lists them as gaps, like those that `repair` has declared.
     - `progress`: called with two numbers of bytes of log: those that are archived by this call, and all that it
       found at first.
+    - `delta`: also make the directory a Delta table of the same files, for engines that read such tables. Needs the
+      extra [delta]. The table is brought up to the archive at the end of each call that asks for it.
 
     Returns what the archive holds then. Raises `CorruptLogError` if the log is damaged, or if a file differs from it
     when it is read back; `OffsetOutOfRangeError` if the log does not have the offset where the archive ends;
-    `LogError` if the archive is another topic's; `FileNotFoundError` if there is no topic. Needs the extra [arrow].
+    `LogError` if the archive is another topic's, or if the Delta table cannot be written; `FileNotFoundError` if there is no topic. Needs the extra [arrow].
     """
     check_count("file_bytes", file_bytes)
     check_count("row_group_bytes", row_group_bytes)
     if not isinstance(topic, Topic):
         with Topic.open(topic, mode="r") as opened:
             return archive(
-                opened, to, file_bytes=file_bytes, row_group_bytes=row_group_bytes, on_gap=on_gap, progress=progress
-            )
-    with Place(topic._files, os.path.abspath(os.fsdecode(to)), topic.config.permissions) as place:  # noqa: SLF001
-        return _Archiver(topic, place, file_bytes, row_group_bytes, on_gap, progress).run()
+                opened, to, file_bytes=file_bytes, row_group_bytes=row_group_bytes, on_gap=on_gap, progress=progress,
+                delta=delta,
+            )  # fmt: skip
+    files, path = topic._files, os.path.abspath(os.fsdecode(to))  # noqa: SLF001
+    if delta:
+        delta_table.check_delta(files)
+    with Place(files, path, topic.config.permissions) as place:
+        made = _Archiver(topic, place, file_bytes, row_group_bytes, on_gap, progress).run()
+        if delta:
+            delta_table.publish(files, path, made)
+        return made
 
 
 def archived(to: str | os.PathLike[str]) -> Archived:

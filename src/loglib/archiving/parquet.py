@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["Written", "batches", "compare", "footer_crc", "largest", "opened", "schema", "sound", "write"]
+__all__ = ["Written", "batches", "bounds", "compare", "footer_crc", "largest", "opened", "schema", "sound", "write"]
 
 _ENDING_BYTES = 8  # the length of the metadata, and four letters
 _WRITE_BYTES = 1 << 20
@@ -136,9 +136,19 @@ def opened(files: Files, fd: int) -> pq.ParquetFile:
 
 def largest(file: pq.ParquetFile, group: int, column: str) -> int:
     """The largest number of a column in a row group, by its statistics."""
+    return int(_statistics(file, group, column).max_raw)
+
+
+def bounds(file: pq.ParquetFile, column: str) -> tuple[int, int]:
+    """The smallest and the largest number of a column in the whole file, by its statistics."""
+    found = [_statistics(file, group, column) for group in range(file.num_row_groups)]
+    return min(int(each.min_raw) for each in found), max(int(each.max_raw) for each in found)
+
+
+def _statistics(file: pq.ParquetFile, group: int, column: str) -> pq.Statistics:
     facts = file.metadata.row_group(group)
     places = {facts.column(number).path_in_schema: number for number in range(facts.num_columns)}
-    return int(facts.column(places[column]).statistics.max_raw)
+    return facts.column(places[column]).statistics
 
 
 def batches(

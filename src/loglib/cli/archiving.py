@@ -20,8 +20,9 @@ __all__ = ["archive"]
 @click.option("--roll", is_flag=True, help="Seal the open segments first, so that every record is archived.")
 @click.option("--file-bytes", type=SIZE, default="512MiB", show_default=True, help="Of log, at least, for each file.")
 @click.option("--skip-gaps", is_flag=True, help="Pass over damage, and over what retention dropped too soon.")
+@click.option("--delta", is_flag=True, help="Also make TO a Delta table of the same files; needs the extra [delta].")
 @as_json
-def archive(topic: str, to: str, roll: bool, file_bytes: int, skip_gaps: bool, as_json: bool) -> None:
+def archive(topic: str, to: str, roll: bool, file_bytes: int, skip_gaps: bool, delta: bool, as_json: bool) -> None:
     """Write the sealed segments of a topic to Parquet files in the directory TO.
 
     Goes on where the last call ended, and may run beside a writer. Each file is read back and compared with the log
@@ -33,7 +34,7 @@ def archive(topic: str, to: str, roll: bool, file_bytes: int, skip_gaps: bool, a
                 each.roll()
     with bar(topic) as progress:
         made = archive_topic(
-            topic, to, file_bytes=file_bytes, on_gap="skip" if skip_gaps else "raise", progress=progress
+            topic, to, file_bytes=file_bytes, on_gap="skip" if skip_gaps else "raise", progress=progress, delta=delta
         )
     if as_json:
         for partition in made.partitions:
