@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Literal
 
@@ -132,8 +132,11 @@ class Reader(Shown, Unique):
         self.close()
 
     def __iter__(self) -> Iterator[Record]:
+        return chain.from_iterable(self._runs())  # a loop in C: a generator of records costs a tenth more
+
+    def _runs(self) -> Iterator[Iterator[Record]]:
         while self._have_records(self._timeout):
-            yield from self._rest
+            yield self._rest
         self._check_not_cut_short()
 
     def batches(self) -> Iterator[Batch]:
