@@ -15,6 +15,8 @@ RAW = "raw, 1 MiB blocks"
 MACHINE = "machine: write, fdatasync"
 CP = "cp, sync"
 SPINNING = f"{OURS}, spin=timedelta(milliseconds=20)"
+GENERAL = f"{OURS}, general ways"  # without the short ways for one record (decision 28)
+IMPORTED = f"{OURS}, pyarrow imported"  # by which loglib slices then
 INOTIFY = "file and inotify"
 OBVIOUS = "obvious log"
 SQLITE = "sqlite3"
@@ -79,6 +81,7 @@ def all_cases(sizes: Sizes) -> list[Case]:
         *_logging_cases(sizes),
         *_seek_cases(sizes),
         *_memory_cases(sizes),
+        *_archive_cases(sizes),
         *_copy_cases(sizes),
         *_open_cases(sizes),
         _import_case(sizes),
@@ -234,7 +237,7 @@ def _table_cases(sizes: Sizes) -> list[Case]:
 def _read_cases(sizes: Sizes) -> list[Case]:
     columns = (
         (OURS, "loglib"),
-        (f"{OURS}, pyarrow imported", "loglib, with Arrow"),
+        (IMPORTED, "loglib, with Arrow"),
         ("slices of one buffer", "slices"),
         (OBVIOUS, "obvious"),
         (SQLITE, "sqlite3"),
@@ -243,6 +246,8 @@ def _read_cases(sizes: Sizes) -> list[Case]:
     )
     records = (
         (OURS, "loglib"),
+        (IMPORTED, "loglib, with Arrow"),
+        (GENERAL, "loglib, general"),
         (f"{FLOOR}: the objects alone", "floor"),
         (OBVIOUS, "obvious"),
         (SQLITE, "sqlite3"),
@@ -262,7 +267,7 @@ def _read_cases(sizes: Sizes) -> list[Case]:
         ),
         *(
             _read_case(f"read records[{shape_title(shape)}]", "read_records", shape, records, sizes, repeats)
-            for shape, repeats in (("200", sizes.repeats), ("16+200", sizes.few_repeats))
+            for shape, repeats in (("200", sizes.repeats), ("50-350", sizes.repeats), ("16+200", sizes.few_repeats))
         ),
         *(
             _read_case(f"to_arrow[{shape_title(shape)}]", "read_arrow", shape, arrow, sizes, repeats)
@@ -276,6 +281,8 @@ _FILES = {
     ("read_columns", "slices"): None,
     ("read_columns", "loglib, with Arrow"): "loglib",
     ("read_records", "floor"): None,
+    ("read_records", "loglib, with Arrow"): "loglib",
+    ("read_records", "loglib, general"): "loglib",
     ("read_arrow", "floor"): "raw",
     ("read_arrow", "loglib, value"): "loglib",
 }
@@ -336,6 +343,7 @@ def _follow_cases(sizes: Sizes) -> list[Case]:
     systems = (
         (OURS, "loglib"),
         (SPINNING, "loglib, spinning"),
+        (GENERAL, "loglib, general"),
         (INOTIFY, "inotify"),
         ("file, polled each millisecond", "poll"),
     )
@@ -418,13 +426,33 @@ def _memory_cases(sizes: Sizes) -> list[Case]:
             (
                 Run(f"{OURS}, append_many of 10,000", Job("memory_append_many", {"megabytes": megabytes})),
                 Run(f"{OURS}, append", Job("memory_append", {"megabytes": megabytes})),
+                Run(f"{OURS}, append_arrow of a stream", Job("memory_append_arrow", {"megabytes": megabytes})),
                 Run(f"{OURS}, read values", Job("memory_values"), Job("fill_large", {"megabytes": megabytes})),
                 Run(f"{OURS}, read records", Job("memory_records"), Job("fill_large", {"megabytes": megabytes})),
+                Run(f"{OURS}, arrow", Job("memory_arrow"), Job("fill_large", {"megabytes": megabytes})),
             ),
             1,
             needs_bytes=megabytes * 1_200_000,
         )
         for megabytes in sizes.log_megabytes[1:]
+    ]
+
+
+def _archive_cases(sizes: Sizes) -> list[Case]:
+    """Access-log lines, which shrink. The values of the other cases are noise."""
+    filled = Job("fill_for_archive", {"shape": "text", "messages": sizes.messages})
+    ranges = ((f"{OURS}, archive and tail", "archive"), (f"{OURS}, the log alone", "log"))
+    return [
+        Case(
+            "archive[access log lines]",
+            (Run(OURS, Job("archive", {"messages": sizes.messages}), filled),),
+            sizes.few_repeats,
+        ),
+        Case(
+            "DuckDB[a filter by time over archive and tail, 95 % archived]",
+            tuple(Run(label, Job("filter_by_time", {"system": system}), filled) for label, system in ranges),
+            sizes.few_repeats,
+        ),
     ]
 
 

@@ -4,7 +4,8 @@ Invariant: the writer stamps a message right before it appends the message. The 
 clock right after it has the message. Both read the same clock (CLOCK_MONOTONIC, one per system).
 
 The follower is a process of its own: `python following.py SYSTEM DIRECTORY MESSAGES`. SYSTEM "loglib, spinning" reads
-the watermark again and again while it waits, which takes a whole core; the others sleep. It
+the watermark again and again while it waits, which takes a whole core; the others sleep. "loglib, general" appends and
+follows without the short ways for one record. It
 prints "ready" and, when it has all messages, its latencies and CPU seconds.
 """
 
@@ -80,8 +81,10 @@ def follow_idle(directory: Path, options: Options) -> Measurement:
 
 def _open_sender(system: str, directory: Path) -> tuple[Callable[[bytes], object], Callable[[], None]]:
     if system.startswith("loglib"):
-        from ours import open_topic
+        from ours import general_ways, open_topic
 
+        if system == "loglib, general":
+            general_ways()
         topic: FlushingWriter = open_topic(directory / "log", flush="each call, no fsync")
         topic.append(bytes(MESSAGE_BYTES))  # Now there is a log to follow.
         return topic.append, topic.close
@@ -126,6 +129,7 @@ def _line_of(stdout: IO[str]) -> str:
 def _follower_main(system: str, directory: Path, messages: int) -> None:
     sources: dict[str, Callable[[Path], Iterator[bytes]]] = {
         "loglib": _loglib_values,
+        "loglib, general": _generally,
         "loglib, spinning": partial(_loglib_values, spin=_SPIN),
         "inotify": _inotify_values,
         "poll": _polled_values,
@@ -150,6 +154,13 @@ def _loglib_values(directory: Path, spin: timedelta | None = None) -> Iterator[b
         yield b""
         for record in reader:
             yield record.value or b""
+
+
+def _generally(directory: Path) -> Iterator[bytes]:
+    from ours import general_ways
+
+    general_ways()
+    return _loglib_values(directory)
 
 
 def _inotify_values(directory: Path) -> Iterator[bytes]:

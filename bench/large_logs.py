@@ -102,6 +102,25 @@ def memory_append(directory: Path, options: Options) -> Measurement:
     return _peak_of(work)
 
 
+def memory_append_arrow(directory: Path, options: Options) -> Measurement:
+    """Write a stream of Arrow batches, each of which exists only while it is taken."""
+    import pyarrow as pa
+
+    megabytes = options.number("megabytes")
+    batch = pa.record_batch({"value": pa.array(next(_calls(megabytes)), pa.binary())})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for values in _calls(megabytes):
+            yield pa.record_batch({"value": pa.array(values, pa.binary())})
+
+    def work() -> int:
+        with open_topic(directory / "log", flush="no fsync") as topic:
+            topic.append_arrow(pa.RecordBatchReader.from_batches(batch.schema, batches()))
+        return megabytes * 1_000_000
+
+    return _peak_of(work)
+
+
 def memory_values(directory: Path, options: Options) -> Measurement:
     """Read whole columns."""
 
@@ -118,6 +137,18 @@ def memory_records(directory: Path, options: Options) -> Measurement:
     def work() -> int:
         with Topic.open(directory / "log", mode="r") as topic:
             return sum(1 for _ in topic.read()) * _MESSAGE_BYTES
+
+    return _peak_of(work)
+
+
+def memory_arrow(directory: Path, options: Options) -> Measurement:
+    """Read as a stream of Arrow batches."""
+    import loglib.format.arrow  # noqa: F401 - loaded before memory is measured
+
+    def work() -> int:
+        with Topic.open(directory / "log", mode="r") as topic:
+            messages: int = sum(batch.num_rows for batch in topic.arrow())
+            return messages * _MESSAGE_BYTES
 
     return _peak_of(work)
 

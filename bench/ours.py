@@ -1,17 +1,21 @@
 """Ours: loglib with the same few calls as the alternatives.
 
-Invariant: only the public API is used, but by `batch_by_batch`. Settings that a case does not name have their defaults,
-so a user gets the same figures.
+Invariant: only the public API is used, but by `batch_by_batch` and `general_ways`, which turn off what is measured.
+Settings that a case does not name have their defaults, so a user gets the same figures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import loglib
 from loglib import Batch, FlushPolicy, Record, Topic
+from loglib.append.tail import TailWriter
+from loglib.cursor import Cursor
+from loglib.system.turn import Turn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +68,28 @@ def arrow(directory: Path, columns: list[str] | None = None) -> Iterator[pa.Reco
 def batch_by_batch() -> None:
     """Read small batches one by one from now on, as a program without NumPy does."""
     vars(loglib.cursor)["_MANY"] = 1 << 60
+
+
+def general_ways() -> None:
+    """Append, follow and make records from now on as for any batch: without the short ways of decision 28."""
+
+    def nothing(*_: object) -> None:
+        """Nothing is done in a short way."""
+
+    for owner, name, way in (
+        (TailWriter, "write_one", nothing), (Turn, "take_at_once", nothing), (Cursor, "read_news", nothing),
+        (Batch, "records", _of_lists),
+    ):  # fmt: skip
+        setattr(owner, name, way)
+
+
+def _of_lists(batch: Batch) -> list[Record]:
+    """A batch's records from a list for each column, also for one that all records share."""
+    following = chain(range(batch.offsets.start + 1, batch.offsets.stop), (batch.next_offset,))
+    fields = zip(
+        repeat(batch.partition), batch.offsets, batch.timestamps, batch.keys, batch.values, batch.headers, following
+    )
+    return list(map(tuple.__new__, repeat(Record), fields))
 
 
 def records(directory: Path) -> Iterator[Record]:

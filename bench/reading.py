@@ -100,10 +100,14 @@ def _record_reader(directory: Path, options: Options) -> Callable[[], Iterable[o
     if system.startswith("loglib"):
         import numpy  # noqa: F401 - a reader of small batches would import it in the first round
 
-        from ours import records
+        from ours import general_ways, records
 
         if system == "loglib, alone":
             _batch_by_batch()
+        elif system == "loglib, general":
+            general_ways()
+        elif system == "loglib, with Arrow":
+            import pyarrow  # noqa: F401 - so that loglib slices by it
         return lambda: records(directory)
     if system == "floor":
         from floors import records_of

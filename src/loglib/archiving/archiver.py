@@ -77,7 +77,8 @@ def archive(
 
     Returns what the archive holds then. Raises `CorruptLogError` if the log is damaged, or if a file differs from it
     when it is read back; `OffsetOutOfRangeError` if the log does not have the offset where the archive ends;
-    `LogError` if the archive is another topic's, or if the Delta table cannot be written; `FileNotFoundError` if there is no topic. Needs the extra [arrow].
+    `LogError` if the archive is another topic's, or if the Delta table cannot be written (the archive is complete
+    then); `FileNotFoundError` if there is no topic. Needs the extra [arrow].
     """
     check_count("file_bytes", file_bytes)
     check_count("row_group_bytes", row_group_bytes)

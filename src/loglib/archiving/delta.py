@@ -82,7 +82,8 @@ def _commit(files: Files, path: str, archived: Archived) -> None:
     table = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
     if table is not None and table.schema() != schema:  # the package adds any files to any table
         raise DeltaError("there is a table with other columns")
-    added, transactions = [], []
+    added: list[AddAction] = []
+    transactions = []
     for each in archived.partitions:
         app = f"loglib:{archived.log_id.hex()}:{each.partition}"
         known = None if table is None else table.transaction_version(app)
@@ -99,7 +100,7 @@ def _commit(files: Files, path: str, archived: Archived) -> None:
     if table is None:
         create_table_with_add_actions(path, schema, added, name=archived.topic, configuration=_CONFIGURATION, **facts)
     elif transactions:
-        table.create_write_transaction(added, "append", schema, **facts)
+        table.create_write_transaction(list(added), "append", schema, **facts)
 
 
 def _additions(files: Files, path: str, partition: ArchivedPartition, known: int) -> Iterator[AddAction]:
