@@ -46,8 +46,8 @@ def fill(directory: Path, options: Options) -> None:
 def archive(directory: Path, options: Options) -> Measurement:
     """Archive the whole log: write, read back, compare."""
     path, to = directory / "log", directory / "archived-again"
-    timing = timed_rounds(lambda: loglib.archive(path, to), after=lambda: shutil.rmtree(to))
-    made = loglib.archive(path, to)
+    made = loglib.archive(path, to)  # the first call imports what it needs
+    timing = timed_rounds(lambda: loglib.archive(path, to), before=lambda: shutil.rmtree(to))
     shutil.rmtree(to)
     messages = options.number("messages")
     return Measurement(
@@ -78,6 +78,7 @@ def filter_by_time(directory: Path, options: Options) -> Measurement:
         if found != (10 * _RECORDS_A_SECOND,):
             raise AssertionError(f"the answer is {found}")
 
+    count()
     timing = timed_rounds(count)
     return Measurement(
         seconds=timing.seconds, best_seconds=timing.best_seconds, cpu_seconds=timing.cpu_seconds,

@@ -461,6 +461,14 @@ def test_data_frame_of_polars_is_appended(open_topic: Open) -> None:
     assert [row[0] for row in rows_of(topic, 0)][3:] == [None, EXPECTED[2][0], b"x", b"y", b"x", b'{"a":1,"b":"x"}']
 
 
+def test_addresses_of_python_objects_in_polars_are_not_appended(open_topic: Open) -> None:
+    """They came as eight bytes of memory each."""
+    topic = open_topic()
+    with pytest.raises(TypeError, match="a column of Python objects"):
+        topic.append_arrow(pl.DataFrame({"value": [object()]}, schema={"value": pl.Object}))
+    assert contents(topic) == [[]]
+
+
 def test_large_data_frame_of_polars_is_appended_in_pieces(open_topic: Open, small_pieces: None) -> None:
     topic = open_topic(partitions=3)
     frame = pl.DataFrame({"value": [f"value {number}" for number in range(MANY)], "key": ["k", "l"] * (MANY // 2)})
@@ -474,7 +482,7 @@ def test_data_frame_of_pandas_is_appended(open_topic: Open) -> None:
     frame = pd.DataFrame({"value": ["a", None, "\N{SNOWMAN}"], "key": [b"1", None, b"3"], "timestamp": TIMES})
     topic.append_arrow(frame)
     assert rows_of(topic, 0) == EXPECTED
-    with pytest.raises(ValueError, match="column '__index_level_0__' is none of"):
+    with pytest.raises(ValueError, match=r"column '__index_level_0__' is none of .*reset_index\(drop=True\)"):
         topic.append_arrow(frame.iloc[[2, 0]])
     topic.append_arrow(frame.iloc[[2, 0]].reset_index(drop=True))
     assert rows_of(topic, 0)[3:] == [EXPECTED[2], EXPECTED[0]]

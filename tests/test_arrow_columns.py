@@ -62,6 +62,34 @@ def test_fixed_size_and_null_columns_are_taken() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("coded", [False, True], ids=["plain", "dictionary"])
+@pytest.mark.parametrize("name", ["value", "key"])
+def test_extension_types_give_what_they_are_stored_as(name: str, coded: bool) -> None:
+    stored = pa.array(['{"a": 1}', None, "[]"])
+    column = named(stored.dictionary_encode()) if coded else pa.ExtensionArray.from_storage(pa.json_(), stored)
+    assert columns_of(pa.table({"value": column, name: column}))[name] == [b'{"a": 1}', None, b"[]"]
+    with pytest.raises(TypeError, match="is int64, and a value is bytes"):
+        columns_of(pa.table({"value": named(pa.array([1]))}))
+
+
+class Named(pa.ExtensionType):  # type: ignore[misc]
+    """Another type under a name."""
+
+    def __init__(self, stored: pa.DataType) -> None:
+        super().__init__(stored, "tests.named")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Named:
+        return cls(storage_type)
+
+
+def named(stored: pa.Array) -> pa.Array:
+    return pa.ExtensionArray.from_storage(Named(stored.type), stored)
+
+
 def test_large_views_are_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_columns, "_PIECE_BYTES", 1000)
     values = [b"%d" % number * 10 for number in range(500)]

@@ -16,6 +16,7 @@ Needs the extra [arrow]. Threads: a source belongs to one thread.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ _PACKING = (
     "pack what belongs to the value into one column (as JSON, or rows together as an Arrow IPC stream; docs/arrow.md "
     "shows both), or leave it out with select()"
 )
+_INDEX = "it is the index of the data frame: give frame.reset_index(drop=True)"
 
 
 class Names(NamedTuple):
@@ -94,6 +96,10 @@ def open_source(data: Any, names: Names) -> Source:
 
 
 def _imported(data: Any) -> pa.RecordBatchReader:
+    polars = sys.modules.get("polars")
+    if polars is not None and isinstance(data, polars.DataFrame) and polars.Object in data.dtypes:
+        # Polars would give their addresses in memory, as bytes.
+        raise TypeError("the data frame has a column of Python objects; a value is bytes or text")
     if hasattr(data, "__arrow_c_stream__") and not isinstance(data, pa.ChunkedArray):
         try:
             return pa.RecordBatchReader.from_stream(data)
@@ -135,8 +141,14 @@ def _places(schema: pa.Schema, names: Names) -> dict[str, int]:
             continue
         if field.name == "partition":
             raise ValueError("column 'partition' is not used unless you name it: give partition='partition'")
-        raise ValueError(f"column {field.name!r} is none of value, key, timestamp, headers, partition; {_PACKING}")
+        advice = _INDEX if field.name in _index_of(schema) else _PACKING
+        raise ValueError(f"column {field.name!r} is none of value, key, timestamp, headers, partition; {advice}")
     return places
+
+
+def _index_of(schema: pa.Schema) -> list[object]:
+    """The names of the columns that are the index of a data frame of pandas."""
+    return list((schema.pandas_metadata or {}).get("index_columns", ()))
 
 
 # --- one column ---------------------------------------------------------------------------------------------
@@ -161,6 +173,9 @@ def _converter(name: str, field: pa.Field) -> _Converter:
 
 def _binary_converter(name: str, field: pa.Field) -> _Converter:
     kind, types = field.type, pa.types
+    if isinstance(kind, pa.BaseExtensionType):  # for example JSON and UUID: what they are stored as
+        stored = _binary_converter(name, field.with_type(kind.storage_type))
+        return stored._replace(convert=lambda column: stored.convert(column.storage))
     if types.is_binary(kind) or types.is_large_binary(kind):
         return _Converter(lambda column: column)
     if types.is_string(kind):

@@ -144,6 +144,8 @@ class Past:
                 part = batch if whole else _cut(batch, wanted)
                 if part.num_rows:
                     yield part.select(list(columns))
+                if not whole and batch.column("offset")[-1].as_py() >= wanted.end - 1:
+                    break  # the rest of the row group need not be decoded
 
     @contextmanager
     def _open(self, file: ArchivedFile) -> Iterator[tuple[int, pq.ParquetFile]]:
