@@ -534,6 +534,40 @@ def test_a_file_that_another_process_archived_first_is_thrown_away(open_topic: O
     assert made.version == 1 and made.rows == 30 and len(parquet_files(to)) == 1
 
 
+def test_what_another_process_archived_and_retention_dropped_meanwhile_is_no_error(
+    open_topic: Open, path: Path, to: Path
+) -> None:
+    topic = open_topic()
+    sealed(topic)
+
+    class Overtaken(RecordingFiles):
+        """While the first file is written, another process archives all, and retention drops it."""
+
+        done = False
+
+        def before(self, call: testing.Call) -> None:
+            super().before(call)
+            if call.name == "create" and call.path.endswith(".parquet.tmp") and not self.done:
+                self.done = True
+                archive(topic, to)
+                topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
+
+    with testing.open_topic(path, files=Overtaken(), mode="r") as reader:
+        made = archive(reader, to, file_bytes=1)
+    assert made.version == 1 and made.rows == 30 and len(parquet_files(to)) == 1
+
+
+@pytest.mark.parametrize("given", ["a topic", "another topic", "nothing"])
+def test_an_archive_is_a_directory_of_its_own(open_topic: Open, path: Path, tmp_path: Path, given: str) -> None:
+    Topic.open(tmp_path / "other").close()
+    topic = open_topic()
+    sealed(topic)
+    places = {"a topic": path, "another topic": tmp_path / "other", "nothing": ""}
+    with pytest.raises(ValueError, match="is a topic; an archive" if given != "nothing" else "is empty"):
+        archive(topic, places[given])
+    assert not list(tmp_path.rglob("_loglib"))
+
+
 # --- failing disks ------------------------------------------------------------------------------------------------
 
 

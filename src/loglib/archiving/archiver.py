@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from ..arguments import check_count
 from ..cursor import BLOCK_BYTES
+from ..description import NAME
 from ..errors import LogError, OffsetOutOfRangeError
 from ..reader import OnGap, Reader, StartLike
 from ..system.clock import SYSTEM
@@ -67,7 +68,7 @@ def archive(
     elsewhere. Only what is durable is archived. `Partition.roll` seals a segment at once.
 
     - `file_bytes`: int, by default 512 MiB. A file gets whole segments, until it has that many bytes of log.
-    - `row_group_bytes`: int, by default 32 MiB, of keys and values. About twice as much is in memory.
+    - `row_group_bytes`: int, by default 32 MiB, of keys and values. Memory grows with it, and not with the log.
     - `on_gap`: "raise", or "skip": pass over damage, and over offsets that retention has dropped before they were
       archived. The manifest lists them as gaps, like those that `repair` has declared.
     - `progress`: called with two numbers of bytes of log: those that are archived by this call, and all that it
@@ -88,7 +89,9 @@ def archive(
                 opened, to, file_bytes=file_bytes, row_group_bytes=row_group_bytes, on_gap=on_gap, progress=progress,
                 delta=delta,
             )  # fmt: skip
-    files, path = topic._files, os.path.abspath(os.fsdecode(to))  # noqa: SLF001
+    files, path = topic._files, _path(to)  # noqa: SLF001
+    if files.exists(os.path.join(path, NAME)):
+        raise ValueError(f"{path} is a topic; an archive is a directory of its own")
     if delta:
         delta_table.check_delta(files)
     with Place(files, path, topic.config.permissions) as place:
@@ -103,7 +106,14 @@ def archived(to: str | os.PathLike[str]) -> Archived:
 
     Raises `FileNotFoundError` if there is no archive, and `CorruptLogError` if its manifest is damaged.
     """
-    return load(REAL, os.path.abspath(os.fsdecode(to)))
+    return load(REAL, _path(to))
+
+
+def _path(to: str | os.PathLike[str]) -> str:
+    given = os.fsdecode(to)
+    if not given:
+        raise ValueError("the path of an archive is empty; give its directory")
+    return os.path.abspath(given)
 
 
 class _Archiver:
@@ -130,8 +140,15 @@ class _Archiver:
             base = self._place.newest()
             self._check_same(base)
             version = 1 if base is None else base.version + 1
-            partitions = [self._begin(base, each) for each in self._topic.partitions]
-            added = self._add(partitions)
+            added: list[ArchivedFile] = []
+            try:
+                partitions = [self._begin(base, each) for each in self._topic.partitions]
+                self._add(partitions, added)
+            except OffsetOutOfRangeError:
+                if self._place.newest() == base:
+                    raise
+                self._give_up(added)  # another process has archived it meanwhile, and retention has dropped it
+                continue
             if base is not None and partitions == list(base.partitions):
                 return base
             made = Archived(version, self._topic.log_id, self._topic.name, self._clock(), tuple(partitions))
@@ -158,9 +175,8 @@ class _Archiver:
             raise OffsetOutOfRangeError(partition.id, each.end, start, partition.high_watermark)
         return each
 
-    def _add(self, partitions: list[ArchivedPartition]) -> list[ArchivedFile]:
-        """Write some files, and note them in the list of partitions."""
-        added: list[ArchivedFile] = []
+    def _add(self, partitions: list[ArchivedPartition], added: list[ArchivedFile]) -> None:
+        """Write some files, and note them in both lists."""
         runs = {each.partition: list(self._runs(each)) for each in partitions}
         self._tell(partitions, runs)
         for number, ranges in runs.items():
@@ -168,7 +184,6 @@ class _Archiver:
                 partitions[number], new = self._write(partitions[number], start, end)
                 added += new
                 self._tell(partitions, runs)
-        return added
 
     def _runs(self, archived: ArchivedPartition) -> Iterator[tuple[int, int]]:
         """Ranges of offsets, each for one file: durable sealed segments behind those that are archived."""
