@@ -562,7 +562,7 @@ def test_an_archive_is_a_directory_of_its_own(open_topic: Open, path: Path, tmp_
     Topic.open(tmp_path / "other").close()
     topic = open_topic()
     sealed(topic)
-    places = {"a topic": path, "another topic": tmp_path / "other", "nothing": ""}
+    places: dict[str, str | Path] = {"a topic": path, "another topic": tmp_path / "other", "nothing": ""}
     with pytest.raises(ValueError, match="is a topic; an archive" if given != "nothing" else "is empty"):
         archive(topic, places[given])
     assert not list(tmp_path.rglob("_loglib"))
