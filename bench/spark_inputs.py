@@ -82,7 +82,9 @@ class Inputs:
             made = loglib.archive(path, to)
         files = made.partitions[0].files
         middle = to_datetime((files[0].first_time + files[0].last_time) // 2)
-        return Past(path, archive, everything, (middle, middle + _NARROW))
+        with Topic.open(path, mode="r") as topic:  # between calls there are times without a message
+            start = next(iter(topic.partition(0).read(middle))).time
+        return Past(path, archive, everything, (start, start + _NARROW))
 
     def _parquet(self, compression: str) -> str:
         path = str(self.directory / compression)

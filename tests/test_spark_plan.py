@@ -728,6 +728,8 @@ def test_options_are_known_in_any_case_and_have_defaults() -> None:
         ({"startingOffset": "earliest"}, "unknown option startingoffset; did you mean startingOffsets"),
         ({"minpartition": 3}, "did you mean minPartitions"),
         ({"zzz": 3}, "unknown option zzz; there are path, "),
+        ({"archive": "/a"}, "gives the archive and the log as one table"),
+        ({"archive": "/a", "failOnDataLoss": "false"}, "gives the archive and the log as one table"),
         ({"kafka.bootstrap.servers": "a:9092"}, "kafka.bootstrap.servers sets up a Kafka consumer"),
         ({"kafka.group.id": "a"}, "sets up a Kafka consumer"),
         ({"groupidprefix": "a"}, "option groupIdPrefix sets up a Kafka consumer"),
