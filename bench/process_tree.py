@@ -1,7 +1,8 @@
 """Process tree: CPU seconds and memory of a process and of everything that it started, from /proc.
 
 Invariant: the CPU seconds of a tree only grow. A process that ended counts through its parent, which has waited for it.
-Spark's JVM is a child of the driver's Python, and the Python daemons with their workers are children of the JVM.
+Spark's JVM is a child of the driver's Python, and the Python daemons with their workers are children of the JVM. One
+gap: a Spark worker that has ended counts no more, because PySpark's daemon ignores SIGCHLD and waits for none.
 """
 
 from __future__ import annotations

@@ -79,6 +79,7 @@ def _session(directory: Path) -> SparkSession:
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = f"{_BENCH}{os.pathsep}{path}" if path else str(_BENCH)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has byte code, and workers import it often
     settings: dict[str, bool | float | int | str | None] = {
         "spark.driver.memory": _HEAP,
         "spark.ui.enabled": "false",

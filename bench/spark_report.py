@@ -21,9 +21,10 @@ The systems of a case run in one session and take turns. Each has run once befor
 median over the repetitions; "best" is the fastest one. "loglib is" divides the system's wall time for a message by that
 of the line "loglib" in the same repetition, and is the median of those; "its CPU" divides CPU seconds in the same way.
 Both are above 1 where loglib is better. Seconds are of the action alone: schema and plan of each DataFrame exist. CPU
-seconds are of all processes, user and system, with the JVM's compiler and garbage collector. When the machine is busy,
-wall times say little and CPU seconds still count. Everything is read from the page cache. A floor is a Python data
-source that does nothing of its own, so it shows what Spark takes.
+seconds are of all processes, user and system, with the JVM's compiler and garbage collector. Those of workers that
+Spark ends early, as for `isEmpty`, are missing, since nobody waits for these. When the machine is busy, wall times say
+little and CPU seconds still count. Everything is read from the page cache. A floor is a Python data source that does
+nothing of its own, so it shows what Spark takes: more than a figure "at the floor" no such source can reach.
 """
 
 

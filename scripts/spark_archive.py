@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 DISTRIBUTION = "loglib-segments"
 CODECS = ("lz4", "zstandard")
-DAEMON = "loglib_spark_daemon.py"  # not in the package: a daemon must not import loglib, for its workers inherit that
+DAEMON = "loglib_spark_daemon.py"  # not in the package: it puts the path right before it imports anything
 
 
 def main() -> None:

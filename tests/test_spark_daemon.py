@@ -6,8 +6,10 @@ import socket
 import subprocess
 import sys
 import textwrap
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pyspark
 import pytest
@@ -129,8 +131,11 @@ def test_installed_pyspark_is_preferred_to_its_zip_file() -> None:
     others = ["", "/somewhere", str(INSTALLED.parent)]
     jar = str(INSTALLED / "jars" / "spark-core_2.13-4.3.0.jar")  # Spark puts it there, and it has no Python
     path = ["", *ZIPS, jar, "/somewhere", str(INSTALLED.parent)]
+    assert PathFinder.find_spec("no_such_module", path) is None  # and now Python knows the path
+    assert jar in sys.path_importer_cache
     prefer_installed_pyspark(path)
-    assert path == [*others, *ZIPS]
+    assert path == others
+    assert not sys.path_importer_cache.keys() & {*ZIPS, jar}  # each worker would read their directories again
 
 
 @needs_proc
@@ -143,12 +148,34 @@ def test_packages_of_workers_are_imported_before_the_fork_and_start_no_thread_of
         preload("no.such.module")
         preload("pyspark.worker")
         threads = {open(f"/proc/self/task/{each}/comm").read().strip() for each in os.listdir("/proc/self/task")}
-        print(threads - {"jemalloc_bg_thd"}, *sorted({"numpy", "pyarrow", "fastcrc", "loglib"} & set(sys.modules)))
+        modules = {"numpy", "pyarrow", "pandas", "loglib.spark.sink"} & set(sys.modules)
+        print(threads - {"jemalloc_bg_thd"}, *sorted(modules))
         """,
         SOURCE / "loglib" / "spark" / "daemon.py",
     )
     threads, *modules = output.split()
-    assert "," not in threads and modules == ["fastcrc", "numpy", "pyarrow"]
+    assert "," not in threads and modules == ["loglib.spark.sink", "numpy", "pyarrow"]
+
+
+def test_job_that_brings_another_loglib_has_it_in_its_workers(tmp_path: Path) -> None:
+    """Each worker is forked with the modules of the daemon, which has one."""
+    (tmp_path / "loglib").mkdir()
+    (tmp_path / "loglib" / "__init__.py").write_text("mine = True")
+    output = run_python(
+        """
+        import importlib, runpy, sys
+        import loglib.spark.daemon
+        sys.meta_path.append(loglib.spark.daemon.Preloaded())
+        (tmp_path,) = sys.argv[1:]
+        for path in ("/elsewhere", tmp_path):  # what PySpark does with the files of a job
+            sys.path.insert(1, path)
+            importlib.invalidate_caches()
+            import loglib
+            print(hasattr(loglib, "mine"), "loglib.spark" in sys.modules)
+        """,
+        tmp_path,
+    )
+    assert output.splitlines() == ["False True", "True False"]
 
 
 @pytest.mark.parametrize("case", ["another Spark's", "not installed", "no zip"])
@@ -278,6 +305,8 @@ PROGRAM = """
     while os.path.exists(f"/proc/{daemon}"):
         time.sleep(0.01)
     saw["replaced"] = run(lambda _: os.getppid()) != daemon
+    spark.sparkContext.addPyFile(sys.argv[2])
+    saw["brought"] = run(lambda _: __import__("loglib").mine)
     spark.stop()
     print(json.dumps(saw))
 """
@@ -286,10 +315,13 @@ PROGRAM = """
 @pytest.fixture(scope="module")
 def in_spark(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     """What the program saw in a Spark of its own, and what that Spark wrote to its standard error."""
-    path = random_topic(tmp_path_factory.mktemp("logs") / "topic", seed=1, batches=300)
+    directory = tmp_path_factory.mktemp("logs")
+    path = random_topic(directory / "topic", seed=1, batches=300)
+    with ZipFile(directory / "mine.zip", "w") as brought:
+        brought.writestr("loglib/__init__.py", "mine = 7")
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment |= {"PYTHONPATH": str(SOURCE), "SPARK_LOCAL_IP": "127.0.0.1"}
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(path)]
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(path), str(directory / "mine.zip")]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
     assert ran.returncode == 0, ran.stderr[-4000:]
     return json.loads(ran.stdout) | {"records": len(all_records(path))}, ran.stderr
@@ -317,9 +349,13 @@ def test_workers_are_forked_by_our_daemon_and_have_the_installed_pyspark(in_spar
 @pytest.mark.spark
 @pytest.mark.slow
 def test_daemon_does_what_pysparks_own_does(in_spark: tuple[dict[str, Any], str]) -> None:
-    """Its workers are used again, their errors come through, and it survives them. One that ended is replaced."""
+    """Its workers are used again, their errors come through, and it survives them. One that ended is replaced.
+
+    A job's own files come before what the daemon has imported.
+    """
     saw, _ = in_spark
     assert saw["reused"] and saw["survived"] and saw["replaced"]
+    assert saw["brought"] == 7
     assert "BrokenPipeError: of the user" in saw["pipe"]
     assert "ZeroDivisionError" in saw["division"]
     assert "Python worker exited unexpectedly" in saw["killed"]

@@ -3,9 +3,11 @@
 The changes:
 
 - PySpark is imported from the installed package. Spark puts `pyspark.zip` first on the path, and Python keeps no byte
-  code for a zip file: each daemon and each worker would compile PySpark again.
-- The packages that each worker of loglib needs are imported before the fork. PySpark forks a worker anew after each
-  task that is cut short, as by `show`, `first` and `isEmpty`, and each worker would import them again: 0.2 s.
+  code for a zip file: each daemon and each worker would compile PySpark again. Each new worker would also read the
+  directories of the zip files again, and that of a jar, because PySpark lets Python forget what it knows of the path.
+- loglib and the packages that it needs are imported before the fork. PySpark forks a worker anew after each task that
+  is cut short, as by `show`, `first` and `isEmpty`, and each worker would import them again: 0.25 s. If a job brings
+  another loglib (`--py-files`), its workers forget this one; see `Preloaded`.
 - A worker ends without a traceback when the JVM has closed its socket. The JVM closes the socket of a worker that was
   idle for a minute, or whose rows are no longer needed. With Unix domain sockets PySpark's worker then fails to write
   its last message, and prints a traceback.
@@ -13,8 +15,8 @@ The changes:
 Invariant: everything else works as without this module. The path is changed only if the zip file is a part of the
 installed package. Every other error of a worker is raised.
 
-Processes: a separate program, started by the script `python.sh` in this directory. It imports nothing of loglib,
-because workers inherit its imports and a job may bring another loglib.
+Processes: a separate program, started by the script `python.sh` in this directory, or on a cluster a module of the
+archive. It works without loglib as well: then workers import it, and say what is missing.
 """
 
 from __future__ import annotations
@@ -27,11 +29,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 
-__all__ = ["calm", "main", "prefer_installed_pyspark", "preload"]
+__all__ = ["Preloaded", "calm", "main", "prefer_installed_pyspark", "preload"]
 
-_NEEDED = ("numpy", "pyarrow", "fastcrc", "sortedcontainers", "pyspark.sql.datasource")
+_PACKAGE = "loglib"
+_NEEDED = (
+    "numpy",
+    "pyarrow",
+    "pyspark.sql.datasource",
+    "loglib.spark.source",
+    "loglib.spark.stream",
+    "loglib.spark.sink",
+)
 Worker = Callable[[socket.socket, bool], int]
 
 
@@ -42,6 +53,7 @@ def main() -> None:
     from pyspark import daemon
 
     preload(sys.argv[1] if len(sys.argv) > 1 else "pyspark.worker")
+    sys.meta_path.append(Preloaded())
     daemon.worker = calm(daemon.worker)  # type: ignore[assignment]  # without the names of the parameters
     daemon.manager()
 
@@ -57,11 +69,25 @@ def preload(worker_module: str) -> None:
             import_module(name)
 
 
-def prefer_installed_pyspark(path: list[str]) -> None:
-    """Move the zip files of an installed PySpark to the end of the path, in place, and leave out its jars.
+class Preloaded(MetaPathFinder):
+    """Forgets the preloaded loglib in a worker whose path has another one.
 
-    Spark puts a jar on the path that has no Python in it. Python reads the jar's directory in each worker: 0.15 s.
+    It finds no module. Python calls `invalidate_caches` of each finder when `importlib.invalidate_caches` is called,
+    and PySpark does this in a worker that has added the files of a job to its path.
     """
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:  # noqa: ARG002
+        return None
+
+    def invalidate_caches(self) -> None:
+        loaded, found = sys.modules.get(_PACKAGE), PathFinder.find_spec(_PACKAGE)
+        if loaded is not None and found is not None and found.origin != loaded.__file__:
+            for name in [each for each in sys.modules if each.partition(".")[0] == _PACKAGE]:
+                del sys.modules[name]
+
+
+def prefer_installed_pyspark(path: list[str]) -> None:
+    """Leave out the zip files of an installed PySpark and its jars, in place. All Python in them is installed."""
     for entry in path:
         if os.path.basename(entry) == "pyspark.zip":
             directory = os.path.dirname(entry)
@@ -69,7 +95,9 @@ def prefer_installed_pyspark(path: list[str]) -> None:
             jars = os.path.join(os.path.dirname(os.path.dirname(directory)), "jars")
             others = [each for each in path if each not in zips and os.path.dirname(each) != jars]
             if _comes_with_zips(directory, others) and PathFinder.find_spec("py4j", others):
-                path[:] = others + zips
+                for left_out in set(path) - set(others):
+                    sys.path_importer_cache.pop(left_out, None)
+                path[:] = others
             return
 
 
