@@ -150,6 +150,24 @@ def test_task_that_gives_up_leaves_no_file(path: Path, monkeypatch: pytest.Monke
     assert staged_in(path) == []
 
 
+def test_records_of_a_rare_partition_do_not_keep_the_batches_of_spark_in_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are parts of these, and wait for others of their partition."""
+    monkeypatch.setattr(stages, "_SECTIONS_BYTES", 1 << 20)
+    monkeypatch.setattr(stages, "_BORROWED_BYTES", 1 << 20)
+    task = TaskStage(REAL, lambda: NOW)
+    keys = pa.array([next(key for key in numbers(99) if by_crc32(key, 3) == each) for each in (0, 0, 0, 1)])
+    dealer = Dealer(parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int)
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in range(100):
+        values = pa.array([bytes(128 << 10)] * 2 + [b"", b"rare"])
+        dealer.deal(pa.RecordBatch.from_pydict({"key": keys, "value": values}))
+        most = max(most, pa.total_allocated_bytes() - before)
+    task.discard()
+    assert most < 10 << 20  # of 25 MiB
+
+
 # --- the commit ------------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ from loglib.spark.deal import Dealer
 from loglib.spark.sink import BatchWriter, Message, StreamWriter
 from loglib.spark.stage import TaskStage
 from loglib.spark.target import Place, Target, parse
+from loglib.system.files import REAL
 
 TEXT, BINARY = StringType(), BinaryType()
 HEADERS = ArrayType(StructType([StructField("key", TEXT), StructField("value", BINARY)]))
@@ -141,6 +142,7 @@ class Dealt(TaskStage):
     """Keeps the rows."""
 
     def __init__(self) -> None:
+        super().__init__(REAL, lambda: NOW)
         self.rows: list[tuple[str, int, list[dict[str, Any]]]] = []
 
     def add(self, place: Place, partition: int, records: pa.RecordBatch) -> None:

@@ -42,6 +42,10 @@ class Dealer:
         """Stage the rows of one Arrow batch."""
         if not rows.num_rows:
             return
+        self._deal_to_topics(rows)
+        self._stage.borrow(rows.nbytes)
+
+    def _deal_to_topics(self, rows: pa.RecordBatch) -> None:
         if self._target.topic is not None:
             self._deal(self._place(self._target.topic), rows)
             return

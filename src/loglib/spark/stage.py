@@ -36,6 +36,7 @@ NAME = "frames"
 _IN_MESSAGE_BYTES = 64 << 10  # Spark collects the messages of all tasks on the driver
 _SECTIONS_BYTES = 32 << 20
 _WAITING_BYTES = 64 << 20  # of all partitions, not encoded
+_BORROWED_BYTES = 64 << 20  # of Spark's batches that may be alive for a few records that wait
 _OWN_BYTES = 1 << 20  # of a piece for which a file of its own is made
 _OWN_FILES = 64  # open at the same time
 _BATCHES = 4  # wait for so many batches of a partition: what does not fill one is then small
@@ -82,6 +83,7 @@ class TaskStage:
         self._open: dict[str, _File] = {}  # by path of the topic
         self._own_files = 0  # of partitions
         self._waiting_bytes = 0
+        self._borrowed_bytes = 0
 
     def add(self, place: Place, partition: int, records: pa.RecordBatch) -> None:
         """Add records of the columns that `Rows` knows, all of the same types."""
@@ -100,6 +102,18 @@ class TaskStage:
             self._encode_all()
         if self._buffered_bytes() >= _SECTIONS_BYTES:
             self._write()
+
+    def borrow(self, size_bytes: int) -> None:
+        """Say how large the batch was whose records were added: those that wait are parts of it.
+
+        One record that waits keeps its whole batch in memory, so now and then those that wait are copied.
+        """
+        self._borrowed_bytes += size_bytes
+        if self._borrowed_bytes >= _BORROWED_BYTES:
+            for one in self._partitions.values():
+                if one.waiting:
+                    one.waiting = [_copied(one.waiting)]
+            self._borrowed_bytes = 0
 
     def finish(self) -> tuple[tuple[StagedSection, ...], bytes]:
         """The sections, and the frames of those that are in no file. Synced."""
@@ -187,3 +201,8 @@ class TaskStage:
             staged.topic_path, identity.log_id, identity.partition, file, at, portion.size_bytes, portion.batches,
             portion.is_segment,
         )  # fmt: skip
+
+
+def _copied(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The records of the batches in one, in memory of its own."""
+    return joined([*batches, batches[0].slice(0, 0)])  # a single one would not be copied
