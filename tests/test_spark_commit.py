@@ -168,6 +168,14 @@ def test_records_of_a_rare_partition_do_not_keep_the_batches_of_spark_in_memory(
     assert most < 10 << 20  # of 25 MiB
 
 
+def test_section_of_more_batches_than_one_write_takes_arrives(path: Path) -> None:
+    make(path.with_name("small"), batch_records=1)
+    staged = stage(path.with_name("small"), numbers(2_000, 100))
+    assert not staged.frames
+    commit(write(), [staged])
+    check(path.with_name("small"), numbers(2_000, 100))
+
+
 # --- the commit ------------------------------------------------------------------------------------------
 
 

@@ -89,7 +89,8 @@ class TaskStage:
         """Add records of the columns that `Rows` knows, all of the same types."""
         one = self._partitions.get((place.path, partition))
         if one is None:
-            staged = Staged(place.path, Identity.of(place.log_id, partition), place.config, self._now)
+            identity = Identity.of(place.log_id, partition)
+            staged = Staged(place.path, identity, place.config, self._now, copies=False)  # Arrow's memory stays
             one = self._partitions[place.path, partition] = _Partition(place, staged)
         one.waiting.append(records)
         one.waiting_bytes += records.nbytes
@@ -173,7 +174,7 @@ class TaskStage:
                 else:
                     portion.name, portion.at = NAME, file.size_bytes
                     file.size_bytes += portion.size_bytes
-                    self._files.write_all(file.fd, [portion.take()], portion.at)
+                    portion.drain(self._files, file.fd, portion.at)
                     if portion is one.staged.portions[-1]:
                         one.staged.cut()
 

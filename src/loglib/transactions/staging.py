@@ -46,7 +46,7 @@ from ..format.codec import codec_id
 from ..format.columns import Columns
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment import Identity
-from ..system.files import Files
+from ..system.files import Buffer, Files
 from ..unique import Unique
 
 __all__ = [
@@ -59,6 +59,7 @@ HEADERS = ".headers"  # added to the name of a staged file
 _SMALL_BYTES = 1 << 20  # staged in memory, of one transaction
 _LARGE_BYTES = 16 << 20  # of a piece: to copy it takes about 80 ms, to make a segment of it 15 ms
 _ORPHAN_S = 24 * 3600
+_MOST_PARTS = 1000  # of one write: the system takes 1,024
 
 
 class Portion(Unique):
@@ -68,7 +69,7 @@ class Portion(Unique):
         self.name = name  # of its file, if it gets one
         self.at = at  # first byte in that file
         self.size_bytes = 0  # of all its batches
-        self.parts: list[bytes] = []  # encoded batches that are not in the file
+        self.parts: list[Buffer] = []  # encoded batches that are not in the file
         self.buffered_bytes = 0  # of these
         self.headers: list[bytes] = []
         self.last = (0, 0)  # CRC and length of the last batch
@@ -85,6 +86,12 @@ class Portion(Unique):
         self.parts, self.buffered_bytes = [], 0
         return content
 
+    def drain(self, files: Files, fd: int, at: int) -> None:
+        """Write the batches in memory to byte `at` of an open file, and forget them. Handed to the system."""
+        parts, self.parts, self.buffered_bytes = self.parts, [], 0
+        for start in range(0, len(parts), _MOST_PARTS):
+            at += files.write_all(fd, parts[start : start + _MOST_PARTS], at)
+
     def write(self, files: Files, directory: str, permissions: int) -> None:
         """Write the batches in memory to the file, which is made if there is none. Handed to the system."""
         if self.fd < 0:
@@ -92,8 +99,7 @@ class Portion(Unique):
             self.fd = files.create(os.path.join(directory, self.name), permissions)
             if self.at:
                 files.write_all(self.fd, [bytes(self.at)], 0)
-        at = self.at + self.size_bytes - self.buffered_bytes
-        files.write_all(self.fd, [self.take()], at)
+        self.drain(files, self.fd, self.at + self.size_bytes - self.buffered_bytes)
 
     def sync(self, files: Files, directory: str, permissions: int, *, large_bytes: int) -> None:
         """Make the file durable, except its name. A large one gets its copy of the headers. Synced."""
@@ -110,15 +116,21 @@ class Portion(Unique):
 
 
 class Staged(Unique):
-    """The section of one partition, while records are added to it."""
+    """The section of one partition, while records are added to it.
 
-    def __init__(self, topic_path: str, identity: Identity, config: TopicConfig, now: Callable[[], int]) -> None:
+    Without `copies` the bodies that are added are not copied: their memory must stay as it is until they are written.
+    """
+
+    def __init__(
+        self, topic_path: str, identity: Identity, config: TopicConfig, now: Callable[[], int], *, copies: bool = True
+    ) -> None:
         self.topic_path = topic_path
         self.identity = identity
         self.portions = [Portion(f"{identity.partition:04d}", 0)]
         self._config = config
         self._codec = codec_id(config.compression)
         self._now = now
+        self._copies = copies
         self._open: list[Columns] = []  # records that are not encoded yet
         self._open_bytes = self._open_records = 0
 
@@ -190,7 +202,7 @@ class Staged(Unique):
             producers_in_segment=False,
             salt=self.identity.salt,
         )
-        portion.parts += [header, *map(bytes, body.parts)]
+        portion.parts += [header, *(map(bytes, body.parts) if self._copies else body.parts)]
         portion.headers.append(header)
         portion.last = crc, body.length
         portion.size_bytes += body.length

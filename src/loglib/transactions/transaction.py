@@ -26,7 +26,7 @@ from ..groups.offsets import Offsets
 from ..groups.transacted import Transacted, leave_mark, stored
 from ..log import Log
 from ..system.clock import SYSTEM
-from ..system.files import REAL, Files
+from ..system.files import REAL, Buffer, Files
 from ..system.lock import is_free, try_acquire
 from ..topic import Topic
 from ..unique import Unique
@@ -213,7 +213,7 @@ class Transaction(Unique):
             leave_mark(group.place)
             group.check()
         parent = os.path.dirname(self._store.path)
-        frames: list[bytes] = []
+        frames: list[Buffer] = []
         listed = []
         at = 0
         for section in sections:
