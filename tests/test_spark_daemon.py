@@ -124,6 +124,24 @@ def test_launcher_is_the_interpreter_itself_for_all_but_the_daemon() -> None:
     assert ran.stdout.strip() == f"{sys.executable} ['a b', '-m']"
 
 
+def test_other_processes_of_pyspark_have_the_installed_package_too(tmp_path: Path) -> None:
+    """Each stream that is read, and each batch that a stream writes, has one, which compiled PySpark again."""
+    variables = {
+        "LOGLIB_SPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(ZIPS),
+        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        "PYTHON_WORKER_FACTORY_SOCK_PATH": str(tmp_path / "no JVM listens here"),
+    }
+    ran = subprocess.run(
+        [LAUNCHER, "-m", "pyspark.sql.streaming.python_streaming_source_runner"],
+        env=os.environ | variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    where = ran.stderr.splitlines()
+    assert "no JVM listens here" in where[-1], ran.stderr
+    assert any(f'"{INSTALLED}/sql/streaming/' in line and "in <module>" in line for line in where)
+    assert not any(".zip" in line for line in where)
+
+
 # --- the path ------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,9 @@ The changes:
 Invariant: everything else works as without this module. The path is changed only if the zip file is a part of the
 installed package. Every other error of a worker is raised.
 
+Streams have Python processes that no daemon forks, one for each stream that is read and one for each batch that is
+written. They are run from here for the sake of the first change alone.
+
 Processes: a separate program, started by the script `python.sh` in this directory, or on a cluster a module of the
 archive. It works without loglib as well: then workers import it, and say what is missing.
 """
@@ -31,6 +34,7 @@ from functools import wraps
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
+from runpy import run_module
 
 __all__ = ["Preloaded", "calm", "main", "prefer_installed_pyspark", "preload"]
 
@@ -47,9 +51,14 @@ Worker = Callable[[socket.socket, bool], int]
 
 
 def main() -> None:
-    """Run PySpark's daemon until Spark closes its standard input."""
+    """Run PySpark's daemon until Spark closes its standard input, or with `-m` another module of PySpark."""
     sys.path[0] = os.getcwd()  # as with `python -m`; before, it is the directory of this file
     prefer_installed_pyspark(sys.path)
+    if sys.argv[1:2] == ["-m"]:
+        _, _, module, *arguments = sys.argv
+        sys.argv[1:] = arguments
+        run_module(module, run_name="__main__", alter_sys=True)
+        return
     from pyspark import daemon
 
     preload(sys.argv[1] if len(sys.argv) > 1 else "pyspark.worker")

@@ -1,8 +1,14 @@
 #!/bin/sh
-# The Python interpreter of loglib.spark.configure, for Spark's workers: `python -m pyspark.daemon` runs daemon.py, and
-# everything else runs as with the interpreter itself. Spark itself offers no such choice for all of its daemons.
-if [ "${1:-} ${2:-}" = "-m pyspark.daemon" ]; then
+# The Python interpreter of loglib.spark.configure, for Spark's workers: `python -m pyspark.daemon` and the other modules
+# of PySpark are run by daemon.py, and everything else runs as with the interpreter itself. Spark itself offers no such
+# choice for all of its Python processes.
+case "${1:-} ${2:-}" in
+"-m pyspark.daemon")
     shift 2
     exec "${LOGLIB_SPARK_PYTHON:-python3}" "${0%/*}/daemon.py" "$@"
-fi
+    ;;
+"-m pyspark."*)
+    exec "${LOGLIB_SPARK_PYTHON:-python3}" "${0%/*}/daemon.py" "$@"
+    ;;
+esac
 exec "${LOGLIB_SPARK_PYTHON:-python3}" "$@"
