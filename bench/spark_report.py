@@ -24,7 +24,8 @@ Both are above 1 where loglib is better. Seconds are of the action alone: schema
 seconds are of all processes, user and system, with the JVM's compiler and garbage collector. Those of workers that
 Spark ends early, as for `isEmpty`, are missing, since nobody waits for these. When the machine is busy, wall times say
 little and CPU seconds still count. Everything is read from the page cache. A floor is a Python data source that does
-nothing of its own, so it shows what Spark takes: more than a figure "at the floor" no such source can reach.
+nothing of its own, so it shows what Spark takes. Beside a target stands what the floor reaches of the same figure: a
+target above that is one that Spark leaves to no Python data source.
 """
 
 

@@ -12,7 +12,11 @@ from spark_cases import (
     ARCHIVING,
     COUNT,
     COUNTS,
+    DROPPED,
     EVERYTHING,
+    FLOOR,
+    FLOOR_OFFSET,
+    FLOOR_ONE,
     LOG_ALONE,
     MAP_BATCHES,
     MEMORY,
@@ -22,6 +26,7 @@ from spark_cases import (
     PAST_COUNT,
     PAST_FIRST,
     PAST_NARROW,
+    PLAN,
     SCAN,
     SINK,
     SNAPPY,
@@ -37,14 +42,14 @@ if TYPE_CHECKING:
     from results import Results
 
 _SPEEDS = (
-    # case, run, other run, at least, in which words
-    (SCAN, OURS, SNAPPY, 0.65, "of the speed of Parquet, snappy, with all columns"),
-    (SCAN, ONE_COLUMN, SNAPPY, 0.85, "of the speed of Parquet, snappy, with columns=value"),
-    (SCAN, OURS, TUPLES, 15.0, "x a source of tuples"),
-    (COUNT, OFFSET, OURS, 3.0, "x as fast with columns=offset as with all"),
-    (SINK, OURS, SNAPPY, 1 / 1.2, "of the speed of Parquet's writer, snappy"),
-    (PAST, OURS, EVERYTHING, 0.9, "of the speed of Parquet of everything"),
-    (PAST, OURS, LOG_ALONE, 2.0, "x the log alone"),
+    # case, run, other run, at least, in which words, the same two runs of Spark's floor
+    (SCAN, OURS, SNAPPY, 0.65, "of the speed of Parquet, snappy, with all columns", (FLOOR, SNAPPY)),
+    (SCAN, ONE_COLUMN, SNAPPY, 0.85, "of the speed of Parquet, snappy, with columns=value", (FLOOR_ONE, SNAPPY)),
+    (SCAN, OURS, TUPLES, 15.0, "x a source of tuples", (FLOOR, TUPLES)),
+    (COUNT, OFFSET, OURS, 3.0, "x as fast with columns=offset as with all", (FLOOR_OFFSET, FLOOR)),
+    (SINK, OURS, SNAPPY, 1 / 1.2, "of the speed of Parquet's writer, snappy", (DROPPED, SNAPPY)),
+    (PAST, OURS, EVERYTHING, 0.9, "of the speed of Parquet of everything", None),
+    (PAST, OURS, LOG_ALONE, 2.0, "x the log alone", None),
 )
 _LARGEST_GROWTH = 1.1
 LOG_BYTES = 204  # of a message with its part of a batch
@@ -53,14 +58,22 @@ LOG_BYTES = 204  # of a message with its part of a batch
 def spark_checks(results: Results) -> list[Check]:
     """Return every check whose cases were run."""
     found = []
-    for key, run, other, least, words in _SPEEDS:
+    for key, run, other, least, words, floor in _SPEEDS:
         wall, cpu = speed_ratio(results, key, run, other), cpu_ratio(results, key, other, run)
         if wall is not None and cpu is not None:
             best = _best(results, key, run, other)
             figure = f"{wall:.2f} {words} (best rounds {best:.2f}, by CPU {cpu:.2f})"
+            if floor is not None:
+                figure += _at_the_floor(results, key, *floor)
             found.append(Check(f"Spark {key}", figure, f">= {least:.2g}", wall >= least))
-    others = (_map_batches, _counts, _stream, _tasks, _memory, _archiving, _later)
+    others = (_map_batches, _counts, _plan, _tasks, _stream, _memory, _archiving, _later)
     return [*found, *(check for each in others for check in each(results))]
+
+
+def _at_the_floor(results: Results, key: str, run: str, other: str) -> str:
+    """The same figure of a source or sink that does nothing: more than that Spark leaves nobody."""
+    wall, cpu = speed_ratio(results, key, run, other), cpu_ratio(results, key, other, run)
+    return "" if wall is None or cpu is None else f"; Spark's floor: {wall:.2f} (by CPU {cpu:.2f})"
 
 
 def _best(results: Results, key: str, run: str, other: str) -> float:
@@ -88,8 +101,19 @@ def _stream(results: Results) -> list[Check]:
 
 
 def _tasks(results: Results) -> list[Check]:
-    slot = results.median(TASKS, OURS, lambda one: one.figures["slot ms a task"])
-    return [] if slot is None else [Check("Spark task, slot time", f"{slot:.1f} ms", "<= 15 ms", slot <= 15)]
+    slot, floor = (results.median(TASKS, run, lambda one: one.figures["slot ms a task"]) for run in (OURS, FLOOR))
+    if slot is None or floor is None:
+        return []
+    return [Check("Spark task, slot time", f"{slot:.1f} ms; Spark's floor: {floor:.1f} ms", "<= 15 ms", slot <= 15)]
+
+
+def _plan(results: Results) -> list[Check]:
+    found = (results.median(PLAN, run, lambda one: one.seconds) for run in (OURS, FLOOR, UNCOMPRESSED))
+    ours, floor, parquet = found
+    if ours is None or floor is None or parquet is None:
+        return []
+    figure = f"{ours:.2f} s; Spark's floor: {floor:.2f} s; Parquet: {parquet:.2f} s"
+    return [Check("Spark isEmpty(), the beginning of each task", figure, "<= 1.3 x the floor", ours <= 1.3 * floor)]
 
 
 def _memory(results: Results) -> list[Check]:
