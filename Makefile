@@ -20,6 +20,7 @@ PYTEST := $(VENV_PYTHON) -m pytest -q
 FAST := -n 2 -m "not slow and not spark and not reliability"
 # The JVMs of the tests live for seconds: the second compiler and threads for garbage would cost more than they bring.
 SHORT_LIVED := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+# PROOF_FILES, the variable below, makes their files cost no disk. A module's session lives in one process of the two.
 SPARK = JAVA_HOME="$$(scripts/java-home.sh)" SPARK_SUBMIT_OPTS="$(SHORT_LIVED)" SPARK_DAEMON_JAVA_OPTS="$(SHORT_LIVED)" $(PYTEST)
 # The proof makes and deletes files by the million: in memory where there is room, since a disk would be busy with that alone.
 PROOF_FILES := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "TMPDIR=/dev/shm" }')
@@ -60,7 +61,7 @@ check: lint types tools
 test: check java
 	@if [ -n "$$(scripts/java-home.sh)" ]; then \
 	    echo "== Spark tests"; \
-	    $(SPARK) -m "spark and not slow"; \
+	    $(PROOF_FILES) $(SPARK) -n 2 --dist loadfile -m "spark and not slow"; \
 	else \
 	    echo "== Spark tests left out: no Java"; \
 	fi
@@ -88,7 +89,7 @@ proof: venv tools java
 	$(PYTEST) -n 2 -m "slow and not spark" || status=$$?; \
 	if [ -n "$$(scripts/java-home.sh)" ]; then \
 	    echo "== Spark tests that take long: clusters, streams"; \
-	    $(SPARK) -n 2 --dist loadfile -m "spark and slow" || status=$$?; \
+	    $(PROOF_FILES) $(SPARK) -n 2 --dist loadfile -m "spark and slow" || status=$$?; \
 	else \
 	    echo "== Spark tests that take long are left out: no Java"; \
 	fi; \
