@@ -28,11 +28,11 @@ from loglib import (
     UnsupportedFormatError,
     archive,
     archived,
+    numbered,
     read_archive,
     repair,
     testing,
 )
-from loglib.archiving import place as place_module
 from loglib.archiving.manifest import ArchivedFile, ArchivedPartition, decode, encode
 from loglib.archiving.place import Place, newest
 from loglib.sealed import seal
@@ -417,7 +417,7 @@ def test_manifests_that_vanish_while_they_are_read_are_looked_for_again(to: Path
 
 
 def test_old_manifests_go_and_their_numbers_are_not_taken_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place_module, "VERSIONS_KEPT", 3)
+    monkeypatch.setattr(numbered, "VERSIONS_KEPT", 3)
     files = MemoryFiles()
     files.make_directories("/a")
     versions = [Archived(number, bytes(16), "t", 0, ()) for number in range(8)]

@@ -18,13 +18,13 @@ from loglib.format.watermark import Mark, encode_new
 from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES, Identity, read_segment_header
 from loglib.spark import counts
-from loglib.spark.ahead import Ahead
 from loglib.spark.options import parse
 from loglib.spark.ranges import find_ranges, find_topics
 from loglib.spark.session import path_of
-from loglib.spark.storage import storage_of
 from loglib.spark.target import parse as parse_target
 from loglib.system.files import REAL
+from loglib.tiering.ahead import Ahead
+from loglib.tiering.storage import storage_of
 from s3_server import S3Server, s3_server
 from spark_logs import (
     Row,

@@ -22,7 +22,7 @@ from ..arguments import Start, Time, check_names, parse_start
 from ..config import microseconds
 from ..reader import StartLike
 from ..records import to_datetime
-from .storage import is_remote, local_path, storage_of
+from ..tiering.storage import is_remote, local_path, storage_of
 
 __all__ = [
     "DEFAULT_ARROW_BATCH_BYTES",

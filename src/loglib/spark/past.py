@@ -21,10 +21,10 @@ from ..archiving.past import Past, Range
 from ..reader import StartLike
 from ..system.clock import SYSTEM
 from ..system.files import REAL
+from ..tiering.storage import is_remote
 from ..topic import Topic
 from .columns import default_schema, known_name
 from .options import as_option, parse
-from .storage import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,11 +27,11 @@ from ..recovery import list_segments
 from ..segment import HEADER_BYTES, Identity, segment_name
 from ..starts import resolve
 from ..system.files import Files
+from ..tiering.storage import LOCAL, Storage, storage_of
 from .archive import mark_of_archive
 from .options import Options, Places
 from .plan import Range, Split
 from .presence import made_on
-from .storage import LOCAL, Storage, storage_of
 
 __all__ = [
     "Part",

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..reader import StartLike
+from ..tiering.storage import is_remote, local_path
 from ..topic import Topic
 from .options import as_option
-from .storage import is_remote, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
