@@ -75,7 +75,7 @@ coverage: venv tools
 	@$(if $(MEASURED),,echo "== fast tests, measured")
 	@$(if $(MEASURED),,$(PYTEST) $(FAST) $(NOT_MEASURED) --cov --cov-report=)
 	@echo "== coverage of the log itself (adapters stand in packages of their own)"
-	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py,src/loglib/append/*.py,src/loglib/archiving/*.py,src/loglib/format/*.py,src/loglib/groups/*.py,src/loglib/replication/*.py,src/loglib/system/*.py,src/loglib/transactions/*.py" --fail-under=100
+	@$(VENV_PYTHON) -m coverage report --include="src/loglib/*.py,src/loglib/append/*.py,src/loglib/archiving/*.py,src/loglib/format/*.py,src/loglib/groups/*.py,src/loglib/replication/*.py,src/loglib/system/*.py,src/loglib/tiering/*.py,src/loglib/transactions/*.py" --fail-under=100
 
 proof: venv tools java
 	@rm -rf .reliability

@@ -34,7 +34,7 @@ API_NAMES = (
     "loglib.transaction", "loglib.Transaction", "loglib.Retention", "loglib.FlushPolicy", "loglib.TopicStats",
     "loglib.PartitionStats", "loglib.topics", "loglib.group", "loglib.repair", "loglib.RepairReport",
     "loglib.snapshot", "loglib.Snapshot", "loglib.mirror", "loglib.Mirror", "loglib.promote",
-    "loglib.archive", "loglib.Archived",
+    "loglib.archive", "loglib.Archived", "loglib.tier", "loglib.Tiered",
     "loglib.read_archive", "loglib.audit", "loglib.aio.open", "loglib.aio.AsyncTopic",
     "loglib.aio.AsyncReader", "loglib.aio.AsyncGroup", "loglib.logging.LogHandler", "loglib.metrics.prometheus",
     "loglib.metrics.opentelemetry", "loglib.spark", "loglib.testing",

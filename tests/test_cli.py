@@ -353,6 +353,20 @@ def test_topic_is_archived_and_archived_again(cli: Cli, clicks: Path, tmp_path: 
     assert cli("archive", tmp_path / "nothing", to).code == 2
 
 
+def test_topic_is_tiered_and_tiered_again(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    to = tmp_path / "place" / "clicks"
+    first = cli("tier", clicks, to)
+    assert first.code == 0 and "version 1: 0 bytes" in first.errors
+    rolled = cli("tier", clicks, to, "--roll", "--in-flight", "2")
+    assert rolled.code == 0 and "version 2" in rolled.errors
+    one, other = cli("tier", clicks, to, "--json").objects
+    assert (one["version"], one["end"] > 0, len(other["segments"])) == (2, True, 1)
+    assert cli("cat", to).output == cli("cat", clicks).output != ""
+    assert cli("verify", to).code == 0
+    assert cli("tier", clicks, "gs://bucket/x").code == 3
+    assert cli("tier", tmp_path / "nothing", to).code == 2
+
+
 def test_damage_is_found_by_verify_dump_and_cat(cli: Cli, clicks: Path) -> None:
     assert cli("verify", clicks.parent).code == 0
     segment = last_segment(clicks, 0)
@@ -503,7 +517,7 @@ def test_mirror_follows_until_it_is_interrupted(clicks: Path, tmp_path: Path) ->
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
     listed = cli("--help").output
     for verb in ("create", "ls", "info", "append", "archive", "cat", "tail", "groups", "lag", "reset", "retain",
-                 "alter", "delete", "verify", "repair", "audit", "bench", "dump", "completion"):  # fmt: skip
+                 "alter", "delete", "tier", "verify", "repair", "audit", "bench", "dump", "completion"):  # fmt: skip
         assert f"  {verb} " in listed
         assert cli(verb, "--help").code == 0
     assert cli("--version").output.startswith("loglib, version ")

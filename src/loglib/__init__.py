@@ -69,6 +69,8 @@ from .retention import Decision
 from .segment import SegmentInfo
 from .stats import FlushTimes, PartitionStats, Rates, TopicStats
 from .store import TopicInfo, topics
+from .tiering.manifest import Tiered, TieredPartition, TieredSegment
+from .tiering.uploader import tier, tiered
 from .topic import Topic
 from .transactions.transaction import Transaction, expire_apps, last_version, recover_transactions, transaction
 from .verify import VerifyReport
@@ -140,6 +142,9 @@ __all__ = [
     "StartLike",
     "StorageFullError",
     "StorageIOError",
+    "Tiered",
+    "TieredPartition",
+    "TieredSegment",
     "TooManyFilesError",
     "Topic",
     "TopicConfig",
@@ -169,6 +174,8 @@ __all__ = [
     "repair",
     "reset_group",
     "snapshot",
+    "tier",
+    "tiered",
     "topics",
     "transaction",
 ]

@@ -42,11 +42,12 @@ class Access(Unique):
         keeper: Keeper,
         check: Callable[[], None] | None = None,
         on_hold: Callable[[], None] | None = None,
+        make_log: Callable[[Files, str, Identity], Log] = Log,
     ) -> None:
         self.id = identity.partition
         self.directory = directory
         self.config = config
-        self.log = Log(files, directory, identity)
+        self.log = make_log(files, directory, identity)
         self.clock = clock
         self.handles = handles
         self.keeper = keeper

@@ -106,9 +106,9 @@ class Retention:
     must be given, because a group that nobody runs any more would fill the disk. A group without a commit holds
     everything. `keep_free` drops what is held last.
 
-    `archive` is the directory of an archive that `loglib.archive` fills, as a path from the topic's directory or an
-    absolute one. No limit then drops a segment that is not in the archive, or that came to it less than
-    `archive_grace` ago: not even `keep_free`, so somebody must run `loglib.archive`.
+    `archive` is the directory of an archive that `loglib.archive` fills, or a place that `loglib.tier` fills, as a path
+    from the topic's directory, an absolute one or a URI. No limit then drops a segment that is not there, or that came
+    to it less than `archive_grace` ago: not even `keep_free`, so somebody must run `loglib.archive` or `loglib.tier`.
     """
 
     age: timedelta | None = timedelta(days=7)

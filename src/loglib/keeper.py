@@ -37,6 +37,7 @@ from .retention import ArchiveHold, Candidate, Decision, Hold, Space, Verdict, d
 from .system import lock
 from .system.clock import Clock
 from .system.files import Files
+from .tiering.floor import TierFloors, place_of
 from .unique import Unique
 
 __all__ = ["Keeper"]
@@ -252,9 +253,12 @@ class Keeper(Unique):
         policy, archive = self._config.retention, self._config.retention.archive
 
         @cache
-        def floors() -> Floors:
+        def floors() -> Floors | TierFloors:
             log_id = self._kept[0].log.identity.log_id
             before_us = self._clock.moment().wall_us - microseconds(policy.archive_grace)
+            place = place_of(self._files, self._path, str(archive))
+            if place is not None:
+                return TierFloors(self._files, self._path, place, log_id, before_us=before_us)
             return Floors(self._files, self._path, str(archive), log_id, before_us=before_us)
 
         def archived(partition: int, start: int) -> ArchiveHold | None:

@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 from .errors import CorruptLogError
 from .system.directory import Directory
 
-__all__ = ["TEMPORARY", "DirectorySlots", "Slots", "commit", "name_of", "newest"]
+__all__ = ["TEMPORARY", "DirectorySlots", "OpenSlots", "Slots", "commit", "name_of", "newest"]
 
 VERSIONS_KEPT = 64
 TEMPORARY = re.compile(r"\.(.+)\.tmp")
@@ -32,7 +32,7 @@ _VERSION = re.compile(r"(\d{20})\.json")
 
 
 class Slots(Protocol):
-    """Where the files are."""
+    """Where the files are, for reading."""
 
     def path_of(self, name: str) -> str:
         """The whole path, for messages."""
@@ -42,6 +42,10 @@ class Slots(Protocol):
 
     def read(self, name: str) -> bytes:
         """The content of a file; `FileNotFoundError` if there is none."""
+
+
+class OpenSlots(Slots, Protocol):
+    """The same, for making more."""
 
     def put_new(self, name: str, content: bytes) -> bool:
         """Make a file, durable when `names` returns next; False if there is one of that name."""
@@ -76,7 +80,7 @@ def newest(slots: Slots, decode: Callable[[bytes, str], V]) -> V | None:
     raise CorruptLogError(slots.path_of(""), 0, "manifests that vanish", "manifests that can be read")
 
 
-def commit(slots: Slots, version: int, content: bytes) -> bool:
+def commit(slots: OpenSlots, version: int, content: bytes) -> bool:
     """Make the version, which builds on the one before it; False if another process was quicker."""
     if not slots.put_new(name_of(version), content):
         return False

@@ -36,7 +36,7 @@ from .bundle import Bundle
 from .cursor import BLOCK_BYTES, Cursor, Lent, Piece
 from .display import Shown, sized
 from .errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
-from .log import LOOK_S, Log, marks_at_once
+from .log import LOOK_S, Log, Still, marks_at_once
 from .records import Damage, Record
 from .starts import resolve
 from .system.wait import Waiter
@@ -92,7 +92,8 @@ class Reader(Shown, Unique):
         self._logs = {log.partition: log for log in logs}
         self._clock = clock
         self._follow = follow
-        self._timeout = timeout
+        still = [log for log in logs if isinstance(log.writer, Still)]
+        self._timeout = 0.0 if still and follow else timeout  # logs that do not grow are followed to their ends
         self._spin_s = spin_seconds(spin)  # how long a wait reads the watermarks again and again before it sleeps
         self._closed = False
         self._why = ""  # why the reader is closed, if its topic was closed

@@ -21,12 +21,13 @@ from .sealed import seal, unseal
 from .system.directory import Directory
 from .system.files import Files
 
-__all__ = ["LEADER", "MIRROR", "NAME", "SNAPSHOT", "SUPERSEDED", "Role", "check_leader", "read"]
+__all__ = ["LEADER", "MIRROR", "NAME", "SNAPSHOT", "SUPERSEDED", "TIER", "Role", "check_leader", "decode", "read"]
 
 NAME = "copy.json"
 FORMAT = 1
 LEADER, SNAPSHOT, MIRROR = "leader", "snapshot", "mirror"
 SUPERSEDED = "superseded"  # it was a leader; a copy has taken its place
+TIER = "tier"  # its sealed segments, as `loglib.tier` uploads them
 _MOST_BYTES = 1 << 20
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
@@ -42,8 +43,11 @@ class Role(NamedTuple):
 
     def write(self, directory: Directory, permissions: int) -> None:
         """Give the directory this role. Synced."""
-        facts = {"format": FORMAT, **self._asdict(), "log_id": self.log_id.hex()}
-        directory.replace(NAME, seal(facts), permissions)
+        directory.replace(NAME, self.encode(), permissions)
+
+    def encode(self) -> bytes:
+        """The content of the file."""
+        return seal({"format": FORMAT, **self._asdict(), "log_id": self.log_id.hex()})
 
 
 def read(files: Files, topic_path: str) -> Role | None:
@@ -53,6 +57,11 @@ def read(files: Files, topic_path: str) -> Role | None:
         content = files.read_whole(path, _MOST_BYTES)
     except FileNotFoundError:
         return None
+    return decode(content, path)
+
+
+def decode(content: bytes, path: str) -> Role:
+    """The role in a file with this content; the path is for messages."""
     try:
         facts = unseal(content)
         if facts["format"] != FORMAT:

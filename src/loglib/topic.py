@@ -69,6 +69,7 @@ from .groups.place import Place, group_names
 from .handles import Handles
 from .keeper import Keeper
 from .lifetime import at_exit, in_child, is_interrupting, try_each
+from .log import Log
 from .partition import Partition
 from .placement import Placement
 from .reader import OnGap, Reader, StartLike
@@ -80,6 +81,8 @@ from .system.clock import SYSTEM, clock_of
 from .system.directory import Directory
 from .system.files import REAL, Files
 from .system.mounts import network_file_system
+from .tiering.place import Joined, JoinedLog, TierPlace, is_place
+from .tiering.storage import is_remote, storage_of
 from .transactions.serving import Serving
 from .verify import Progress, VerifyReport, size_of, verify_description, verify_log
 
@@ -107,6 +110,8 @@ class Topic(Shown, Columnar):
         files: Files,
         clock: Callable[[], int],
         donors: tuple[str, ...] = (),
+        opened_by: tuple[str, str | None] | None = None,
+        make_log: Callable[[Files, str, Identity], Log] = Log,
     ) -> None:
         self.path = path
         self.name = os.path.basename(path)
@@ -116,6 +121,7 @@ class Topic(Shown, Columnar):
         self._shared = shared
         self._files = files
         self._clock = clock
+        self._opened_by = opened_by or (path, None)  # path or URI, and place: how another process opens it for reading
         self._handles = Handles()
         self._handles.topic = weakref.ref(self)
         self._flusher: Flusher | None = None
@@ -134,6 +140,7 @@ class Topic(Shown, Columnar):
                 writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
                 check=partial(_check_still, files, path, config.partitions) if shared else None,
                 on_hold=self._serving.apply if shared else None,
+                make_log=make_log,
             )
             for number in range(config.partitions)
         )  # fmt: skip
@@ -169,6 +176,7 @@ class Topic(Shown, Columnar):
         mode: Literal["a", "r"] = "a",
         create: bool = True,
         donors: Iterable[str | os.PathLike[str]] = (),
+        tier: str | os.PathLike[str] | None = None,
     ) -> Topic:
         """Open the topic in the directory `path`. The name of the directory is the name of the topic.
 
@@ -176,6 +184,11 @@ class Topic(Shown, Columnar):
         created, unless `create` is False. Opening recovers the log after a crash, and takes the locks of all
         partitions. With `shared`, several processes append to one topic: each takes the lock of a partition
         when it first appends there. With mode="r" nothing is locked, created or written.
+
+        With mode="r", `path` may also be a place that `loglib.tier` has filled: a directory, or a URI such as
+        "s3://bucket/logs/clicks". It is read as it is when it is opened, and `follow` ends at its end. With
+        `tier=place` the topic in the directory begins where that place begins: what retention has dropped is read from
+        the place, and the rest from the directory, as one range of offsets. Object stores need the extra [arrow].
 
         The policies are stored with the topic, and need not be given again. A policy that differs from the
         stored one replaces it, as `alter` does.
@@ -228,7 +241,7 @@ class Topic(Shown, Columnar):
             given["producer_expiry"] = producer_expiry
         return open_topic(
             path, mode=mode, shared=shared, create=create, partitions=partitions, partitioner=partitioner,
-            donors=donors, **cast(Policies, given),
+            donors=donors, tier=tier, **cast(Policies, given),
         )  # fmt: skip
 
     @classmethod
@@ -287,7 +300,7 @@ class Topic(Shown, Columnar):
         if self.mode == "a":
             said = "holds locks and cannot be pickled; pickle its path, or a topic with mode='r'"
             raise TypeError(f"topic {self.path} {said}")
-        return _open_for_reading, (self.path, self._donors)
+        return _open_for_reading, (*self._opened_by, self._donors)
 
     @property
     def closed(self) -> bool:
@@ -838,6 +851,7 @@ def open_topic(
     partitions: int | None = None,
     partitioner: Literal["crc32", "murmur2"] | Partitioner | None = None,
     donors: Iterable[str | os.PathLike[str]] = (),
+    tier: str | os.PathLike[str] | None = None,
     **policies: Unpack[Policies],
 ) -> Topic:
     """`Topic.open` on simulated files, or by a simulated clock: for simulations and tests.
@@ -853,7 +867,8 @@ def open_topic(
         given["partitions"] = partitions
     if partitioner is not None:
         given["partitioner"] = name_of(partitioner)
-    absolute = topic_path(path)
+    place = _place_at(files, os.fsdecode(path), mode, tier)
+    absolute, files = (topic_path(path), files) if place is None else (place.path, place.files)
     copies = donor_paths(donors, absolute)
     if copies and mode != "r":
         raise ValueError("donors are for mode='r'; loglib.heal makes a damaged topic whole")
@@ -873,9 +888,16 @@ def open_topic(
         if name in FIXED or mode == "r":
             raise ConfigConflictError(absolute, name, value, getattr(config, name), fixed=name in FIXED)
     function = partitioner if callable(partitioner) else BUILT_IN.get(config.partitioner)
+    make_log: Callable[[Any, str, Identity], Log] = Log
+    if place is not None:
+        make_log = place.make_log
+    elif tier is not None:
+        files, make_log = Joined(files, absolute, log_id, TierPlace(files, os.fsdecode(tier))), JoinedLog
     topic = Topic(
         absolute, log_id, config,
         mode=mode, shared=shared, partitioner=function, files=files, clock=clock, donors=copies,
+        opened_by=(absolute if place is None else place.given, None if tier is None else os.fsdecode(tier)),
+        make_log=make_log,
     )  # fmt: skip
     if changed:
         try:
@@ -884,6 +906,24 @@ def open_topic(
             topic.close()
             raise
     return topic
+
+
+def _place_at(files: Files, path: str, mode: str, tier: object) -> TierPlace | None:
+    """The place of uploaded segments at the path; None if that is a topic's directory."""
+    if tier is not None and mode != "r":
+        raise ValueError("tier= is for reading: open the topic with mode='r'")
+    if is_remote(path):
+        if mode != "r":
+            raise ValueError(f"{storage_of(path)[1]}: a topic in an object store is only read; open it with mode='r'")
+        place = TierPlace(files, path)
+        check_names(os.path.basename(place.path))
+    elif path and mode == "r" and is_place(files, os.path.abspath(path)):
+        place = TierPlace(files, topic_path(path))
+    else:
+        return None
+    if tier is not None:
+        raise ValueError(f"{place.path} has uploaded segments, and no live tail; name the topic's directory instead")
+    return place
 
 
 def _check_still(files: Files, path: str, partitions: int) -> None:
@@ -921,5 +961,5 @@ def _housekeeper(accesses: tuple[Access, ...], keeper: Keeper) -> Callable[[], N
     return keep_house
 
 
-def _open_for_reading(path: str, donors: tuple[str, ...] = ()) -> Topic:
-    return Topic.open(path, mode="r", donors=donors)
+def _open_for_reading(path: str, tier: str | None, donors: tuple[str, ...]) -> Topic:
+    return Topic.open(path, mode="r", donors=donors, tier=tier)

@@ -45,6 +45,7 @@ _VERBS = {
     "scrub": "healing",
     "snapshot": "copies",
     "tail": "reading",
+    "tier": "tiering",
     "verify": "upkeep",
 }
 

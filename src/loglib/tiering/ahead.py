@@ -1,19 +1,21 @@
 """Ahead: the bytes of one object in an object store, read by ranges, several of them at once.
 
 Invariant: each request names its range. Requests run ahead of the reader only while it reads on from where it was,
-and only up to `until`. What was read is kept only as long as the reader may need it: at most 36 MiB per object.
+and only up to `until`. What was read is kept only as long as the reader may need it: at most 36 MiB per object, or what
+the reader has room for, if it reads many objects in turn.
 
     a request takes some 30 ms wherever the object is, and a connection brings some 80 MB/s; so
     small reads    (headers of batches)  are of whole blocks of 64 KiB, of which the last are kept
     larger reads   (the log itself)      are of windows of 1, 2, 4 and then 8 MiB, four of them under way
 
-Threads: one reader; the windows are read in threads of a pool.
+Threads: one reader at a time; the windows are read in threads of a pool.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import NamedTuple, Protocol
@@ -25,6 +27,7 @@ _MOST_BLOCKS = 16
 _FIRST_WINDOW = 1 << 20
 _LARGEST_WINDOW = 8 << 20
 _UNDER_WAY = 4  # windows of one object
+_MOST_AHEAD = (_UNDER_WAY + 1) * _LARGEST_WINDOW
 _THREADS = 16
 
 
@@ -45,10 +48,19 @@ class _Window(NamedTuple):
 class Ahead:
     """An object that is read by position."""
 
-    def __init__(self, file: RangedFile, until: int | None) -> None:
+    def __init__(
+        self, file: RangedFile, until: int | None, *, eager: bool = True, room: Callable[[], int] | None = None
+    ) -> None:  # fmt: skip
+        """With `eager` windows are requested ahead from the first large read on, otherwise from the second on.
+
+        `room` tells how many bytes may be in windows that are ahead of the reader; by default 36 MiB.
+        """
         self._file = file
         self.size_bytes = file.size()
-        self._until = until  # the position up to which the caller is going to read; None: only what it asks for
+        # The position up to which the caller is going to read; None: only what it asks for.
+        self._until = None if until is None else min(until, self.size_bytes)
+        self._eager = eager
+        self._room = room or (lambda: _MOST_AHEAD)
         self._blocks: dict[int, bytes] = {}
         self._windows: deque[_Window] = deque()
         self._next = -1  # where the next window begins
@@ -59,7 +71,8 @@ class Ahead:
         end = min(position + size_bytes, self.size_bytes)
         if position >= end:
             return b""
-        if not self._reads_on(position):
+        reads_on = self._reads_on(position)
+        if not reads_on:
             if end - position <= _BLOCK_BYTES:
                 return self._of_blocks(position, end)
             self.forget()
@@ -68,7 +81,7 @@ class Ahead:
             self._windows.popleft()
         while self._next < end:
             self._request(end - self._next)
-        while self._until is not None and len(self._windows) < _UNDER_WAY and self._next < self._until:
+        while (reads_on or self._eager) and self._may_request(end):
             self._request(0)
         try:
             return b"".join(
@@ -90,9 +103,15 @@ class Ahead:
     def _reads_on(self, position: int) -> bool:
         return bool(self._windows) and self._windows[0].start <= position <= self._next
 
+    def _may_request(self, end: int) -> bool:
+        """Whether another window may be asked for, behind the bytes before `end` that the reader waits for."""
+        if self._until is None or len(self._windows) >= _UNDER_WAY or self._next >= self._until:
+            return False
+        return self._next - end < self._room()
+
     def _request(self, at_least: int) -> None:
         """Ask for the next window."""
-        wanted = 0 if self._until is None else min(self._window_bytes, self._until - self._next)
+        wanted = 0 if self._until is None else min(self._window_bytes, self._until - self._next, self._room())
         start, stop = self._next, min(self._next + max(at_least, wanted), self.size_bytes)
         self._windows.append(_Window(start, stop, _pool(os.getpid()).submit(self._file.read_at, stop - start, start)))
         self._next, self._window_bytes = stop, min(2 * self._window_bytes, _LARGEST_WINDOW)

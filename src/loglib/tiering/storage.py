@@ -1,4 +1,4 @@
-"""Storage: the file system that holds a query's topics, as a few words that Spark pickles with each split.
+"""Storage: the file system that holds topics, as a few words that Spark pickles with each split.
 
 Invariant: a storage is plain facts. Each process that reads makes its own `Files` of them. The URI may hold
 credentials, so no message shows it; paths in messages begin with `root`.
@@ -35,7 +35,11 @@ class Storage:
         return not self.uri
 
     def files(
-        self, *, listings: Mapping[str, Mapping[str, int]] | None = None, until_offset: int | None = None
+        self,
+        *,
+        listings: Mapping[str, Mapping[str, int]] | None = None,
+        until_offset: int | None = None,
+        eager: bool = True,
     ) -> Files:
         """The files, for one process. The arguments are for objects, as `ObjectFiles` takes them."""
         if self.is_local:
@@ -43,7 +47,7 @@ class Storage:
         from .objects import ObjectFiles, connect
 
         filesystem, inner_root = connect(self.uri, self.root)
-        return ObjectFiles(filesystem, self.root, inner_root, listings=listings, until_offset=until_offset)
+        return ObjectFiles(filesystem, self.root, inner_root, listings=listings, until_offset=until_offset, eager=eager)
 
 
 LOCAL = Storage()

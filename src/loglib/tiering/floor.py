@@ -1,0 +1,88 @@
+"""Floor: how far a place holds the segments of a log safely, so that retention may drop them from the log.
+
+Invariant: below a floor, every segment was compared with the log when it was uploaded, the newest manifest has named it
+for the grace time, and the store has an object of its size. The place ends there with the batch that the log goes on
+behind: it has the same history. What cannot be read is no floor: then nothing is dropped.
+
+Threads: immutable facts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from itertools import takewhile
+
+from .. import description
+from ..errors import LogError
+from ..retention import ArchiveHold
+from ..segment import Identity, read_segment_header, segment_name
+from ..system.files import Files
+from .manifest import TieredSegment
+from .place import TierPlace, is_place
+from .storage import is_remote, storage_of
+
+__all__ = ["TierFloors", "place_of"]
+
+logger = logging.getLogger("loglib")
+
+
+def place_of(files: Files, topic_path: str, archive: str) -> str | None:
+    """The path or URI of the place that a topic's policy names; None if that is an archive of another kind.
+
+    A path may be relative to the topic's directory.
+    """
+    if is_remote(archive):
+        return archive
+    path = os.path.normpath(os.path.join(topic_path, archive))
+    return path if is_place(files, path) else None
+
+
+class TierFloors:
+    """The floors of a topic's partitions. Reads the manifest once, and raises nothing."""
+
+    def __init__(self, files: Files, topic_path: str, place: str, log_id: bytes, *, before_us: int) -> None:
+        """What came to the place at `before_us` or later is too young."""
+        self._files = files
+        self._topic_path = topic_path
+        self._log_id = log_id
+        self._before_us = before_us
+        self._path = storage_of(place)[1]
+        self._place: TierPlace | None = None
+        try:
+            found = TierPlace(files, place)
+            if found.tiered.log_id != log_id:
+                raise LogError(f"it has the segments of another log, with the id {found.tiered.log_id.hex()}")
+            self._place = found
+        except (LogError, OSError, ValueError, ImportError) as error:
+            logger.warning("%s: retention drops nothing without its place %s: %s", topic_path, self._path, error)
+
+    def hold(self, partition: int, start: int) -> ArchiveHold:
+        """How far the place holds the partition without a break from the offset `start` on."""
+        try:
+            floor = None if self._place is None else self._floor(self._place, partition, start)
+        except (LogError, OSError) as error:
+            logger.warning("%s: retention drops nothing of partition %d: %s", self._topic_path, partition, error)
+            floor = None
+        return ArchiveHold(self._path, floor)
+
+    def _floor(self, place: TierPlace, partition: int, start: int) -> int | None:
+        segments = place.tiered.partition(partition).segments
+        if not segments or start < segments[0].start:
+            return None
+        sizes = place.sizes(partition)
+        wanted = (each for each in segments if each.end > start)
+        safe = list(takewhile(lambda each: self._is_safe(each, sizes.get(each.file_name)), wanted))
+        if not safe:
+            return start
+        last = safe[-1]
+        directory = description.partition_directory(self._topic_path, partition)
+        path = os.path.join(directory, segment_name(last.end))
+        following = read_segment_header(self._files, path, Identity.of(self._log_id, partition))
+        if following.previous_crc != last.last_crc:
+            raise LogError(f"the place {self._path} has another history up to offset {last.end}")
+        return last.end
+
+    def _is_safe(self, segment: TieredSegment, size_bytes: int | None) -> bool:
+        """Whether the place has had the segment for long enough, and has it still."""
+        return segment.added < self._before_us and size_bytes == segment.bytes
