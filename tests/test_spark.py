@@ -481,6 +481,35 @@ def test_archive_and_log_are_one_table_row_by_row(
     assert loglib.spark.read(spark, path, archive=to).columns == load(spark, path).columns
 
 
+def test_uploaded_segments_and_log_are_one_table(spark: SparkSession, tmp_path: Path) -> None:
+    path, place = random_topic(tmp_path / "topic", seed=6, batches=40), tmp_path / "place"
+    with Topic.open(path) as topic:
+        for each in topic.partitions:
+            each.roll()
+        made = loglib.tier(topic, place)
+        for number in range(20):
+            topic.append(b"tail", partition=number % len(topic.partitions), timestamp=NOW + number)
+        topic.flush()
+        rows = all_rows(path)
+        for each in topic.partitions:
+            each.delete_before(each.segments[-1].base_offset)
+            assert 0 < each.log_start_offset == made.ends[each.id]
+    table = loglib.spark.read(spark, path, archive=place, columns=COLUMNS)
+    assert in_order(collect(table)) == rows
+    assert loglib.spark.read(spark, path, archive=place).columns == load(spark, path).columns
+    middle = made.ends[0]
+    for first, last in ((0, middle), (middle, "end")):
+        table = loglib.spark.read(spark, path, archive=place, start={0: first}, end={0: last}, columns=COLUMNS)
+        wanted = range(first, 1 << 62 if last == "end" else int(last))
+        assert in_order(collect(table)) == [row for row in rows if row["partition"] or row["offset"] in wanted]
+    past = loglib.spark.read(spark, place, columns=COLUMNS)
+    below = [row for row in rows if row["offset"] < made.ends[row["partition"]]]
+    assert [row | {"topic": "topic"} for row in in_order(collect(past))] == below
+    with pytest.raises(Exception, match="which do not grow; stream the topic itself"):
+        spark.readStream.format("loglib").load(str(place)).writeStream.format("noop").trigger(availableNow=True).start(
+        ).processAllAvailable()
+
+
 def test_any_range_of_archive_and_log_is_that_range(
     spark: SparkSession, archived: tuple[Path, Path, list[Row]]
 ) -> None:

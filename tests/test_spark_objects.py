@@ -1,9 +1,6 @@
 """Copies of topics in an object store: the Spark source against an S3 API server, and its rows against the reader's."""
 
-import errno
-import os
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from conftest import NOW, QUIET, last_segment
-from loglib import CorruptLogError, OffsetOutOfRangeError, Topic, description, testing
+from loglib import CorruptLogError, OffsetOutOfRangeError, Topic, description, testing, tier
 from loglib.format.watermark import Mark, encode_new
 from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES, Identity, read_segment_header
@@ -23,7 +20,6 @@ from loglib.spark.ranges import find_ranges, find_topics
 from loglib.spark.session import path_of
 from loglib.spark.target import parse as parse_target
 from loglib.system.files import REAL
-from loglib.tiering.ahead import Ahead
 from loglib.tiering.storage import storage_of
 from s3_server import S3Server, s3_server
 from spark_logs import (
@@ -133,6 +129,16 @@ def _size(bytes_: str) -> int:
     return int(last) - int(first) + 1
 
 
+def test_uploaded_segments_are_read_up_to_the_newest_manifest(store: S3Server, topic: Path, tmp_path: Path) -> None:
+    made = tier(topic, store.uri("tiered/topic"))
+    tier(topic, tmp_path / "place" / "topic")
+    store.put(f"tiered/topic/0000/{made.ends[0]:020d}.log", b"not yet named by a manifest")
+    expected = in_order(below(topic, made.ends))
+    for place in (store.uri("tiered/topic"), store.uri("tiered"), tmp_path / "place" / "topic", tmp_path / "place"):
+        assert in_order(scan_rows(place, split_bytes=5000, includeHeaders=True)) == expected
+    assert sum(counts(store.uri("tiered/topic")).values()) == len(expected) > 0
+
+
 def test_directory_of_topics_is_read(store: S3Server, tmp_path: Path) -> None:
     for seed, name in enumerate(("clicks", "views")):
         store.sync(random_topic(tmp_path / name, seed, batches=5), f"many/{name}")
@@ -167,65 +173,6 @@ def test_planning_reads_headers_by_ranges(copy: str, store: S3Server) -> None:
     read = [each for each in store.requests if each.method == "GET" and not each.is_listing]
     assert read and all(each.range for each in read)
     assert not [each for each in read if each.path.endswith(".log")]
-
-
-class SlowFile:
-    """An object of which each range takes until the others were asked for, too."""
-
-    def __init__(self, content: bytes, parties: int) -> None:
-        self.content = content
-        self.asked: list[tuple[int, int]] = []
-        self.barrier = threading.Barrier(parties, timeout=10)
-
-    def size(self) -> int:
-        return len(self.content)
-
-    def close(self) -> None: ...
-
-    def read_at(self, size_bytes: int, position: int) -> bytes:
-        self.asked.append((position, size_bytes))
-        if len(self.asked) <= self.barrier.parties:
-            self.barrier.wait()
-        return self.content[position : position + size_bytes]
-
-
-def test_four_ranges_are_under_way_at_once() -> None:
-    file = SlowFile(os.urandom(16 << 20), parties=4)
-    ahead = Ahead(file, until=15 << 20)  # windows of 1, 2, 4 and 8 MiB
-    assert ahead.read(1 << 20, 0) == file.content[: 1 << 20]
-    assert sorted(file.asked) == [(0, 1 << 20), (1 << 20, 2 << 20), (3 << 20, 4 << 20), (7 << 20, 8 << 20)]
-    for start in range(1 << 20, 15 << 20, 700_001):
-        assert ahead.read(700_001, start)[:9] == file.content[start : start + 9]
-    assert len(file.asked) == 5  # the last one is for the bytes beyond `until`
-
-
-def test_any_order_of_reads_gives_the_bytes() -> None:
-    file = SlowFile(os.urandom(3 << 20), parties=1)
-    ahead = Ahead(file, until=2 << 20)
-    for position, size in ((0, 10), (70_000, 65_536), (5, 300_000), (200_000, 300_000), (1 << 20, 9), (100, 1 << 20)):
-        assert ahead.read(size, position) == file.content[position : position + size]
-    assert ahead.read(1 << 20, (3 << 20) - 5) == file.content[-5:]
-    assert ahead.read(5, 3 << 20) == b""
-    for position in range(0, 3 << 20, 100_000):
-        assert ahead.read(5, position) == file.content[position : position + 5]
-    assert len(ahead._blocks) <= 16
-
-
-def test_failed_request_is_made_again() -> None:
-    class Failing(SlowFile):
-        fails = True
-
-        def read_at(self, size_bytes: int, position: int) -> bytes:
-            if self.fails:
-                raise OSError(errno.EIO, "the connection was closed")
-            return super().read_at(size_bytes, position)
-
-    file = Failing(bytes(2 << 20), parties=1)
-    ahead = Ahead(file, until=2 << 20)
-    with pytest.raises(OSError, match="the connection was closed"):
-        ahead.read(1 << 20, 0)
-    file.fails = False
-    assert ahead.read(1 << 20, 0) == bytes(1 << 20)
 
 
 # --- what was copied -----------------------------------------------------------------------------------

@@ -98,6 +98,9 @@ class Live:
     def _found(self) -> dict[TopicPartition, Part]:
         try:
             parts = find_parts(self._options)
+            for part in parts:
+                if not part.storage.is_local:
+                    raise ValueError(f"{part.path} has uploaded segments, which do not grow; stream the topic itself")
         except (OSError, ValueError):
             if not self._has_looked:
                 raise

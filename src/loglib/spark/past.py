@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import DataFrame
+from pyspark.sql.functions import lit
 
 from ..archiving.past import Past, Range
+from ..arguments import partition_numbers
 from ..reader import StartLike
 from ..system.clock import SYSTEM
 from ..system.files import REAL
+from ..tiering.place import TierPlace, is_place
 from ..tiering.storage import is_remote
 from ..topic import Topic
 from .columns import default_schema, known_name
@@ -51,8 +54,11 @@ def past_and_tail(
     columns: Iterable[str] | None,
 ) -> Backfill:
     """The records from `start` to `end`, and the offsets where they end."""
-    if is_remote(topic_path) or is_remote(os.fspath(archive)):
-        raise ValueError("archive= needs a topic and an archive in directories that this host and the executors mount")
+    if is_remote(topic_path):
+        raise ValueError("archive= needs a topic in a directory that this host and the executors mount")
+    place = _place_of(archive)
+    if place is not None:
+        return _segments_and_tail(spark, topic_path, place, start=start, end=end, columns=columns)
     given = {"path": topic_path} | ({} if columns is None else {"columns": ",".join(columns)})
     schema = default_schema(parse(given, now_us=SYSTEM()))
     past = Past.load(REAL, archive)
@@ -76,6 +82,47 @@ def past_and_tail(
         if starts[each.partition] == ends[each.partition]:  # the end may be in the archive
             ends[each.partition] = each.end
     return Backfill(reduce(DataFrame.union, parts), ends)
+
+
+def _place_of(archive: str | os.PathLike[str]) -> str | None:
+    """The place of `loglib.tier` that is meant; None if it is an archive of Parquet files."""
+    path = os.fspath(archive)
+    return path if is_remote(path) or is_place(REAL, path) else None
+
+
+def _segments_and_tail(
+    spark: SparkSession, topic_path: str, place: str, *, start: StartLike, end: StartLike, columns: Iterable[str] | None
+) -> Backfill:
+    """The same with uploaded segments: all that the place has comes from there, and the rest from the directory."""
+    tiered = TierPlace(REAL, place).tiered
+    with Topic.open(topic_path, mode="r", tier=place) as topic:
+        if isinstance(end, Mapping):  # other partitions are read to their ends
+            end = dict.fromkeys(range(len(topic.partitions)), "end") | partition_numbers(end)
+        starts, ends = topic.read(start).tell(), topic.read(end).tell()
+        present = {each.id: each.high_watermark for each in topic.partitions}
+        name = topic.name
+    seams = {number: min(max(tiered.partition(number).end, at), ends[number]) for number, at in starts.items()}
+    past = {number: (starts[number], seams[number]) for number in range(len(tiered.partitions))}
+    tail = {number: (seam, ends[number]) for number, seam in seams.items()}
+    reader = spark.read.format("loglib")
+    if columns is not None:
+        reader = reader.option("columns", ",".join(columns))
+    parts = []
+    if any(first < last for first, last in past.values()):
+        nothing = {number: tiered.partition(number).end for number in past}
+        rows = reader.options(**_bounds(past, nothing)).load(place)
+        same = [each for each in rows.columns if each.lower() == "topic"]
+        parts.append(rows.withColumn(same[0], lit(name)) if same else rows)
+    if any(first < last for first, last in tail.values()) or not parts:
+        parts.append(reader.options(**_bounds(tail, present)).load(topic_path))
+    return Backfill(reduce(DataFrame.union, parts), ends)
+
+
+def _bounds(ranges: Mapping[int, tuple[int, int]], nothing: Mapping[int, int]) -> dict[str, str]:
+    """The options for these ranges. An empty one is at an offset that is there in any case."""
+    starts = {number: first if first < last else nothing[number] for number, (first, last) in ranges.items()}
+    ends = {number: last if first < last else nothing[number] for number, (first, last) in ranges.items()}
+    return {"start": as_option(starts), "end": as_option(ends)}
 
 
 def _as_path(path: str) -> str:

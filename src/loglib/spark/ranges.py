@@ -13,10 +13,11 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import groupby
 from typing import NamedTuple
+from urllib.parse import quote
 
 from .. import description
 from ..errors import CorruptLogError, OffsetOutOfRangeError
@@ -26,7 +27,8 @@ from ..records import Damage
 from ..recovery import list_segments
 from ..segment import HEADER_BYTES, Identity, segment_name
 from ..starts import resolve
-from ..system.files import Files
+from ..system.files import REAL, Files
+from ..tiering.place import is_place, newest
 from ..tiering.storage import LOCAL, Storage, storage_of
 from .archive import mark_of_archive
 from .options import Options, Places
@@ -42,6 +44,7 @@ __all__ = [
     "find_topics",
     "offset_of",
     "open_log",
+    "open_planned",
     "open_split",
     "range_between",
     "report_gap",
@@ -101,7 +104,12 @@ def open_split(split: Split) -> Log:
     wanted = split.range
     if wanted.storage.is_local:
         return open_log(wanted, files=_Planned(wanted.segments) if wanted.segments else None)
-    log = open_log(wanted, files=wanted.storage.files(listings=_listings(wanted), until_offset=split.end_position))
+    return open_planned(wanted, until_offset=split.end_position)
+
+
+def open_planned(wanted: Range, *, until_offset: int | None = None) -> Log:
+    """The log of a range in an object store, with the segments and the ends of the plan."""
+    log = open_log(wanted, files=wanted.storage.files(listings=_listings(wanted), until_offset=until_offset))
     log.writer = Still(Mark.at_rest(0, wanted.segments[0], wanted.flushed_end, wanted.flushed_tail))
     return log
 
@@ -142,9 +150,14 @@ def find_topics(paths: Iterable[str]) -> dict[str, Found]:
             raise FileNotFoundError(errno.ENOENT, f"no {description.NAME} here or one level below: no topic", path)
         for each in found:
             name = os.path.basename(each)
-            if topics.setdefault(name, Found(storage, each)).path != each:
+            if topics.setdefault(name, Found(_storage_at(storage, each), each)).path != each:
                 raise ValueError(f"{topics[name].path} and {each} have the same name; load them separately")
     return topics
+
+
+def _storage_at(storage: Storage, path: str) -> Storage:
+    """The storage of a topic. A place of `loglib.tier` in a directory has no watermarks: it is read like objects."""
+    return Storage(f"file://{quote(path)}", path) if storage.is_local and is_place(REAL, path) else storage
 
 
 def _is_topic(files: Files, path: str) -> bool:
@@ -212,15 +225,30 @@ def check_places(places: Places, parts: Sequence[Part]) -> None:
 def _ranges_of(parts: Iterable[Part], options: Options) -> list[Range]:
     """The ranges in one topic. They have all records of a transaction, or none."""
     with ExitStack() as opened:
-        logs = {part: opened.enter_context(closing(open_log(part))) for part in parts}
+        logs = {part: opened.enter_context(closing(log)) for part, log in _logs_of(list(parts))}
         for part, log in logs.items():
-            if not part.storage.is_local:
+            if not part.storage.is_local and log.writer is None:
                 mark = mark_of_archive(
                     log, skip_damage=options.skip_damage, fail_on_data_loss=options.fail_on_data_loss
                 )
                 log.writer = Still(mark)
         marks = marks_at_once(logs.values())
         return [_range_of(part, log, marks[part.partition], options) for part, log in logs.items()]
+
+
+def _logs_of(parts: Sequence[Part]) -> Iterator[tuple[Part, Log]]:
+    """The logs of a topic. What `loglib.tier` has uploaded ends where its newest manifest says."""
+    part = parts[0]
+    tiered = None if part.storage.is_local else newest(part.storage.files(), part.path)
+    for part in parts:
+        if tiered is None:
+            yield part, open_log(part)
+            continue
+        found = tiered.partition(part.partition)
+        listings = {description.partition_directory(part.path, part.partition): found.listing}
+        log = open_log(part, files=part.storage.files(listings=listings))
+        log.writer = Still(found.mark)
+        yield part, log
 
 
 def _range_of(part: Part, log: Log, mark: Mark, options: Options) -> Range:

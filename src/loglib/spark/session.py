@@ -47,9 +47,10 @@ def read(
     query with few `columns` is faster; see docs/spark.md.
 
     With `archive`, a directory of `loglib.archive`, the records up to the end of the archive come from its Parquet
-    files, by Spark's own reader, and the rest from the log, from exactly there. What the table has is fixed by this
-    call. Raises `FileNotFoundError` if there is no archive, `LogError` if it is another topic's, and
-    `OffsetOutOfRangeError` if retention has dropped records that are not in the archive.
+    files, by Spark's own reader, and the rest from the log, from exactly there. With a place of `loglib.tier`, a
+    directory or a URI, they come from its segments. What the table has is fixed by this call. Raises
+    `FileNotFoundError` if there is no archive, `LogError` if it is another topic's, and `OffsetOutOfRangeError` if
+    retention has dropped records that are not in the archive.
     """
     if archive is not None:
         from .past import past_and_tail
@@ -170,6 +171,6 @@ def _has_jvm() -> bool:
 def path_of(topic: str | os.PathLike[str] | Topic) -> str:
     """The absolute path, or the URI, of a topic that is given by it or by a handle."""
     if isinstance(topic, Topic):
-        return topic.path
+        return topic._opened_by[0]  # noqa: SLF001
     path = os.fspath(topic)
     return path if is_remote(path) else os.path.abspath(local_path(path))
