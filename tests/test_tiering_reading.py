@@ -121,6 +121,8 @@ def test_wrong_arguments_are_refused(open_topic: Open, path: Path, to: Path) -> 
         Topic.open(path, tier=to)
     with pytest.raises(ValueError, match="has uploaded segments, and no live tail"):
         Topic.open(to, mode="r", tier=to)
+    with pytest.raises(ValueError, match="donors are for a topic's directory"):
+        Topic.open(to, mode="r", donors=[path])
     with pytest.raises(ValueError, match="only read; open it with mode='r'"):
         Topic.open("s3://key:secret@bucket/topic")
     with pytest.raises(FileNotFoundError, match="no uploaded segments here"):

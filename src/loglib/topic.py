@@ -872,6 +872,8 @@ def open_topic(
     copies = donor_paths(donors, absolute)
     if copies and mode != "r":
         raise ValueError("donors are for mode='r'; loglib.heal makes a damaged topic whole")
+    if copies and place is not None:
+        raise ValueError(f"donors are for a topic's directory; {place.path} is a place of uploaded segments")
     described = description.read(files, absolute)
     if described is None:
         if mode == "r" or not create:
