@@ -144,7 +144,7 @@ CASES = [
         {"in_doubt": (OffsetRange(1, range(5, 9)),), "not_appended": (3,), "lost": ()},
         "records in [5, 9) of partition 1 are in doubt until it is reopened",
     ),
-    (errors.BrokenStreamError("sending", "timed out"), {"why": "timed out"}, "in mid-frame while sending (timed out)"),
+    (errors.BrokenStreamError("sending", "timed out"), {"why": "timed out"}, "broke while sending (timed out)"),
     (
         errors.ConfigConflictError("t", "partitions", 3, 2),
         {"path": "t", "name": "partitions", "given": 3, "stored": 2},

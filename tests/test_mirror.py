@@ -256,8 +256,7 @@ def test_waking_a_mirror_for_nothing_does_no_harm(open_topic: OpenTopic, to: Pat
     topic = open_topic(partitions=1)
     with following(topic.path, to) as made:
         for _ in range(20):
-            if made._observer is not None:
-                made._observer.wake()
+            made._origin.wake()
             time.sleep(0.01)
 
 

@@ -25,9 +25,12 @@ from loglib import (
     testing,
     transaction,
 )
-from loglib.replication import mirror as mirror_module
+from loglib.log import Log
+from loglib.replication import origin
 from loglib.replication.promotion import promote_on
 from loglib.sealed import seal
+from loglib.segment import Identity
+from loglib.system.files import REAL
 from loglib.testing import CrashFS, MemoryFiles
 from mirrored import Cut, Meanwhile, assert_same, mirror_end, source_gone
 
@@ -281,11 +284,10 @@ def test_store_that_cannot_be_read_takes_nothing_back(path: Path, to: Path, monk
         mirror(path, to)
         end = mirror_end(to)
         with Mirror(path, to) as made:
-            log = made._pairs[0].source.log
-            mark = log.published()
+            mark = Log(REAL, f"{path}/0000", Identity.of(topic.log_id, 0)).published()
             made._pairs[0].publish(mark)
             lower = mark._replace(flushed_end=mark.log_start_offset, held_txn=0)
-            monkeypatch.setattr(mirror_module, "marks_at_once", lambda logs: {each.partition: lower for each in logs})
+            monkeypatch.setattr(origin, "marks_at_once", lambda logs: {each.partition: lower for each in logs})
             made.copy()
             assert made.report().set_aside == ()
         assert mirror_end(to) == end

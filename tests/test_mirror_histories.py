@@ -206,11 +206,12 @@ def test_segment_that_does_not_follow(open_topic: OpenTopic) -> None:
     fill(topic, 2)
     topic.partition(0).roll()
     base = topic.partition(0).segments[-1].base_offset
+    fill(topic, 1)
     source = SourceLog(REAL, f"{topic.path}/0000", Identity.of(topic.log_id, 0))
     header = source.begun(base).header
-    source.check_joins(End(base, header.previous_batch, header.previous_crc), header)
+    assert source.piece(End(base, header.previous_batch, header.previous_crc), 0, 1 << 20) == source.begun(base)
     with pytest.raises(CorruptLogError, match="a segment that follows"):
-        source.check_joins(End(base, header.previous_batch, header.previous_crc ^ 1), header)
+        source.piece(End(base, header.previous_batch, header.previous_crc ^ 1), 0, 1 << 20)
     source.close()
 
 
@@ -335,7 +336,7 @@ def test_other_history_that_only_the_chain_shows(path: Path, to: Path, tmp_path:
         mirror(one.path, to)
         other.append(b"more" * size, sync=True)
         with Mirror(other.path, to) as made:
-            mark = made._pairs[0].source.log.published()
+            mark = made._origin.marks([0])[0]
             made._pairs[0]._seen = mark.writer_epoch, mark.writer_nonce
             made.copy()
             assert len(made.report().set_aside) == 1

@@ -61,9 +61,10 @@ from .recovery import Recovery
 from .repair import Repair, RepairReport, repair
 from .replication.healing import Healed, Unhealed
 from .replication.health import HealReport, heal
-from .replication.mirror import Mirror, Mirrored, MirrorLag, mirror
+from .replication.mirror import Mirror, Mirrored, MirrorLag, mirror, receive_mirror
 from .replication.promotion import promote
 from .replication.scrubbing import Scrub, ScrubReport
+from .replication.server import MirrorServer, serve_mirror
 from .replication.snapshot import Snapshot, snapshot
 from .retention import Decision
 from .segment import SegmentInfo
@@ -113,6 +114,7 @@ __all__ = [
     "Member",
     "Mirror",
     "MirrorLag",
+    "MirrorServer",
     "Mirrored",
     "MissingCodecError",
     "Move",
@@ -170,9 +172,11 @@ __all__ = [
     "mirror",
     "promote",
     "read_archive",
+    "receive_mirror",
     "recover_transactions",
     "repair",
     "reset_group",
+    "serve_mirror",
     "snapshot",
     "tier",
     "tiered",

@@ -62,12 +62,18 @@ class Bundle:
 
         None if NumPy is not installed, or if the first of them must be read by itself.
         """
-        parse = _parser()
-        if parse is None:
+        if _parser() is None:
             return None
         block = segment.read(offset, min(block_bytes, limit - offset))
-        facts = parse(block, offset, salt=segment.salt)
-        return facts and cls(segment.partition, facts, block, segment.path, segment.file_position(offset))
+        source = Source(segment.path, segment.file_position(offset))
+        return cls.of(block, offset, source, segment.partition, segment.salt)
+
+    @classmethod
+    def of(cls, block: bytes, offset: int, source: Source, partition: int, salt: int) -> Bundle | None:
+        """The same, in bytes that were read already, from this place on."""
+        parse = _parser()
+        facts = None if parse is None else parse(block, offset, salt=salt)
+        return facts and cls(partition, facts, block, source.path, source.file_position)
 
     def __len__(self) -> int:
         return self._stop - self._first

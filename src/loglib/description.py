@@ -17,6 +17,7 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 
 from .config import CODEC_NAMES, TopicConfig
 from .errors import CorruptLogError, LogError, UnsupportedFormatError
@@ -29,13 +30,13 @@ from .system.directory import Directory
 from .system.files import Files
 
 __all__ = [
-    "FORMAT", "NAME", "add_partitions", "create", "make_partition", "partition_directory", "put_in_place", "read",
-    "write",
+    "FORMAT", "MOST_BYTES", "NAME", "add_partitions", "create", "make_partition", "parse", "partition_directory",
+    "put_in_place", "read", "write",
 ]  # fmt: skip
 
 FORMAT = 2
 NAME = "topic.json"
-_MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 20
 
 
 def partition_directory(path: str, number: int) -> str:
@@ -46,9 +47,31 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
     """The log id and policies in `topic.json`, or None if there is no topic yet."""
     name = os.path.join(path, NAME)
     try:
-        content = files.read_whole(name, _MOST_BYTES)
+        content = files.read_whole(name, MOST_BYTES)
     except FileNotFoundError:
         return None
+    values, log_id, config = _parse(name, content)
+    beyond = partition_directory(path, config.partitions)
+    if "partitions" not in values or _has_records(files, beyond):  # with too small a number, records would be hidden
+        if files.read_whole(name, MOST_BYTES) != content:  # partitions were added meanwhile
+            return read(files, path)
+        _refuse_number(name, config, path)
+    return log_id, config
+
+
+def parse(name: str, content: bytes) -> tuple[bytes, TopicConfig]:
+    """The log id and policies in the content of a `topic.json` that came from elsewhere; `name` is for messages."""
+    values, log_id, config = _parse(name, content)
+    if "partitions" not in values:
+        _refuse_number(name, config, name)
+    return log_id, config
+
+
+def _refuse_number(name: str, config: TopicConfig, path: str) -> NoReturn:
+    raise CorruptLogError(name, 0, f"{config.partitions} partitions", f"the number of those in {path}")
+
+
+def _parse(name: str, content: bytes) -> tuple[dict[str, object], bytes, TopicConfig]:
     try:
         values = json.loads(content)
         if "crc" in values:
@@ -63,12 +86,7 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
         log_id, config = uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
-    beyond = partition_directory(path, config.partitions)
-    if "partitions" not in values or _has_records(files, beyond):  # with too small a number, records would be hidden
-        if files.read_whole(name, _MOST_BYTES) != content:  # partitions were added meanwhile
-            return read(files, path)
-        raise CorruptLogError(name, 0, f"{config.partitions} partitions", f"the number of those in {path}")
-    return log_id, config
+    return values, log_id, config
 
 
 def _has_records(files: Files, directory: str) -> bool:

@@ -482,15 +482,16 @@ class MissingCodecError(LogError, ImportError):
 
 
 class BrokenStreamError(LogError):
-    """A stream stopped in the middle of a frame, so the next frame cannot be found. Open a new stream.
+    """A stream has ended or fallen silent, or what comes is not what was sent. Open a new stream and go on.
 
-    Each `transfer` to this stream or `receive` from it raises this, after the call that was interrupted.
-    The error of that call says what it appended; the rest of the frame was not appended.
+    Each `transfer` to this stream or `receive` from it raises this, after the call that was interrupted in the middle
+    of a frame. The error of that call says what it appended; the rest of the frame was not appended. A mirror goes on
+    where it was. Attribute: `why`, in words.
     """
 
     def __init__(self, doing: str, why: str) -> None:
         self.why = why
-        super().__init__(f"the stream stopped in mid-frame while {doing} ({why}); open a new stream and send again")
+        super().__init__(f"the stream broke while {doing} ({why}); open a new stream and go on")
 
 
 # --- the records that an error names ---------------------------------------------------------------

@@ -27,7 +27,7 @@ from .segment import Identity
 from .system.directory import Directory
 from .system.files import Files
 
-__all__ = ["NAME", "Gap", "joined", "read_gaps", "write_gaps"]
+__all__ = ["NAME", "Gap", "joined", "parse_gaps", "read_gaps", "write_gaps"]
 
 NAME = "gaps.json"
 FORMAT = 1
@@ -57,6 +57,11 @@ def read_gaps(files: Files, directory: str, identity: Identity) -> tuple[Gap, ..
         content = files.read_whole(path, _MOST_BYTES)
     except FileNotFoundError:
         return ()
+    return parse_gaps(content, path, identity)
+
+
+def parse_gaps(content: bytes, path: str, identity: Identity) -> tuple[Gap, ...]:
+    """The declared gaps in the content of the file at `path`, in order."""
     try:
         facts = unseal(content)
         version = facts["format"]

@@ -6,7 +6,8 @@ bytes of a copy are those of its source until it is promoted.
     {"format": 1, "role": "snapshot", "log_id": "<32 digits>", "id": "<16 digits>", "of": "<path>", "time": <us>,
      "crc": "<8 digits>"}
 
-(in one line). `id` is drawn when the directory is made. `of` is the source; it is for messages.
+(in one line). `id` is drawn when the directory is made. `of` is the source: a path, or behind `stream:` a place on
+another host, which is for messages only.
 
 Threads: no state, safe for all.
 """
@@ -21,13 +22,16 @@ from .sealed import seal, unseal
 from .system.directory import Directory
 from .system.files import Files
 
-__all__ = ["LEADER", "MIRROR", "NAME", "SNAPSHOT", "SUPERSEDED", "TIER", "Role", "check_leader", "decode", "read"]
+__all__ = [
+    "ELSEWHERE", "LEADER", "MIRROR", "NAME", "SNAPSHOT", "SUPERSEDED", "TIER", "Role", "check_leader", "decode", "read",
+]  # fmt: skip
 
 NAME = "copy.json"
 FORMAT = 1
 LEADER, SNAPSHOT, MIRROR = "leader", "snapshot", "mirror"
 SUPERSEDED = "superseded"  # it was a leader; a copy has taken its place
 TIER = "tier"  # its sealed segments, as `loglib.tier` uploads them
+ELSEWHERE = "stream:"  # so `of` begins if the source is known through a stream only
 _MOST_BYTES = 1 << 20
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 

@@ -8,7 +8,7 @@ header is written again; its body stays as it is.
     byte size field        frame header, little-endian
        0   4  magic        89 4C 4C 54
        4   2  version      2
-       6   2  kind         0 BATCHES; others are reserved for copies
+       6   2  kind         0 BATCHES; others are those of a mirror's stream: replication/link.py
        8   4  partition    number of the sending partition
       12   4  salt         of that partition; needed to check its batch headers
       16   8  base_offset  of the first batch, in the sender's log
@@ -28,7 +28,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from .arguments import record_sizes
@@ -48,11 +48,11 @@ from .log import Log
 from .segment import Identity
 from .system.files import REAL
 
-__all__ = ["read_frame", "send"]
+__all__ = ["BATCHES", "FRAME_BYTES", "MAGIC", "VERSION", "FrameHeader", "read_frame", "send"]
 
 MAGIC = b"\x89LLT"
 VERSION = 2
-BATCHES = 0  # the only kind of frame so far
+BATCHES = 0  # the only kind of frame between partitions
 _FRAME = Struct("<4sHHIIQQI")
 FRAME_BYTES = _FRAME.size
 assert FRAME_BYTES == 36
@@ -65,6 +65,32 @@ _MOST_SKIPPED_BYTES = 1 << 30  # skipped of a refused frame, to reach the next o
 # descriptor cannot be remembered, and has no time-out.
 _half_sent: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _half_read: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+class FrameHeader(NamedTuple):
+    """The header of a frame; the table at the top of the module explains each field."""
+
+    kind: int
+    partition: int
+    salt: int
+    base_offset: int
+    size_bytes: int
+
+    def encode(self) -> bytes:
+        unsealed = _FRAME.pack(MAGIC, VERSION, *self, 0)[:-4]
+        return unsealed + crc32c(unsealed).to_bytes(4, "little")
+
+    @classmethod
+    def decode(cls, raw: bytes) -> FrameHeader:
+        """The header in these bytes; `CorruptLogError` or `UnsupportedFormatError` if they are no header."""
+        magic, version, *fields, crc = _FRAME.unpack(raw)
+        if magic != MAGIC or crc != crc32c(raw[:-4]):
+            raise CorruptLogError(_STREAM, 0, f"bytes {raw.hex()}", "a frame header")
+        if version > VERSION:
+            raise UnsupportedFormatError(_STREAM, "frame version", version, VERSION)
+        if version < VERSION:
+            raise CorruptLogError(_STREAM, 4, f"frame version {version}", f"at least {VERSION}")
+        return cls(*fields)
 
 
 def send(log: Log, to: Any, start: int, *, max_bytes: int) -> int:
@@ -157,13 +183,7 @@ def _read_frame(incoming: _Incoming, max_record_bytes: int) -> list[tuple[Header
     raw = incoming.read(FRAME_BYTES, may_end=True)
     if not raw:
         return []
-    magic, version, kind, _, salt, offset, size, crc = _FRAME.unpack(raw)
-    if magic != MAGIC or crc != crc32c(raw[:-4]):
-        raise CorruptLogError(_STREAM, 0, f"bytes {raw.hex()}", "a frame header")
-    if version > VERSION:
-        raise UnsupportedFormatError(_STREAM, "frame version", version, VERSION)
-    if version < VERSION:
-        raise CorruptLogError(_STREAM, 4, f"frame version {version}", f"at least {VERSION}")
+    kind, _, salt, offset, size = FrameHeader.decode(raw)
     incoming.end = FRAME_BYTES + size
     if kind != BATCHES:
         raise UnsupportedFormatError(_STREAM, "frame kind", kind, BATCHES)
@@ -237,8 +257,7 @@ def _descriptor(to: Any) -> int:
 
 
 def _frame(identity: Identity, offset: int, size: int) -> bytes:
-    unsealed = _FRAME.pack(MAGIC, VERSION, BATCHES, identity.partition, identity.salt, offset, size, 0)[:-4]
-    return unsealed + crc32c(unsealed).to_bytes(4, "little")
+    return FrameHeader(BATCHES, identity.partition, identity.salt, offset, size).encode()
 
 
 class _Incoming:

@@ -1,8 +1,7 @@
 """Commits: the committed offsets of a topic's groups, copied to a mirror.
 
-Invariant: the copy of a group has a log of commits for each one that the group had at one moment. A member may fold
-logs into another one and remove them; so the moment is one at which the list of logs was the same before and after
-their marks were read, and a log goes from the copy only when the others have been copied.
+Invariant: the copy of a group has a log of commits for each one that the group had at one moment (origin.py). A member
+may fold logs into another one and remove them; so a log goes from the copy only when the others have been copied.
 
 Threads: one.
 """
@@ -13,47 +12,44 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from typing import NamedTuple
+from typing import Protocol
 
-from ..errors import CorruptLogError, LogMovedError, OffsetOutOfRangeError
-from ..format.watermark import Mark
 from ..groups.held import readable_by_all
 from ..groups.offsets import offsets_identity
 from ..groups.place import GROUPS, MIRRORED
-from ..log import Log
 from ..system.files import Files
 from .copied import CopiedLog
-from .pair import Pair
+from .origin import FOLDED, Noted
+from .pair import Pair, Source
 
-__all__ = ["CopiedCommits", "Noted", "settle_commits"]
+__all__ = ["CopiedCommits", "Groups", "settle_commits"]
 
 logger = logging.getLogger("loglib")
 
-_TRIES = 10
-_MOST_BYTES = 1 << 20
-_FOLDED = (FileNotFoundError, LogMovedError, OffsetOutOfRangeError, CorruptLogError)
 
+class Groups(Protocol):
+    """The groups of the source; see `origin.TopicHere`."""
 
-class Noted(NamedTuple):
-    """A group at one moment."""
+    def groups(self) -> dict[str, Noted]: ...
 
-    marks: Mapping[str, Mark]  # of its logs of commits, by name
-    pointer: bytes | None  # the content of the file that stands for a group which another topic keeps
+    def has_group(self, name: str) -> bool: ...
+
+    def log_of_commits(self, group: str, name: str) -> Source: ...
 
 
 class CopiedCommits:
     """The groups of a topic, and their copies."""
 
-    def __init__(self, files: Files, source: str, to: str, log_id: bytes, permissions: int) -> None:
+    def __init__(self, files: Files, source: Groups, to: str, log_id: bytes, permissions: int) -> None:
         self._files = files
-        self._source, self._to = os.path.join(source, GROUPS), os.path.join(to, GROUPS)
+        self._source, self._to = source, os.path.join(to, GROUPS)
         self._log_id = log_id
         self._permissions = permissions
         self._copied: dict[str, Noted] = {}  # as they were copied last
 
     def note(self) -> dict[str, Noted]:
         """Where the commits of each group end now. To be called before the data's ends are noted."""
-        return {name: noted for name in self._names(self._source) if (noted := self._note(name)) is not None}
+        return self._source.groups()
 
     def _names(self, directory: str) -> list[str]:
         try:
@@ -61,38 +57,16 @@ class CopiedCommits:
         except FileNotFoundError:
             return []
 
-    def _note(self, group: str) -> Noted | None:
-        files, path = self._files, os.path.join(self._source, group)
-        for tries in range(1, _TRIES + 1):
-            try:
-                if not files.is_directory(path):
-                    return Noted({}, files.read_whole(path, _MOST_BYTES))
-                offsets = os.path.join(path, "offsets")
-                marks = {name: self._mark(group, name, os.path.join(offsets, name)) for name in self._names(offsets)}
-                if list(marks) == self._names(offsets):
-                    return Noted(marks, None)
-            except _FOLDED:
-                if not files.exists(path):
-                    return None
-                if tries == _TRIES:
-                    raise
-        return None  # its members never stop folding: the next pass looks again
-
-    def _mark(self, group: str, name: str, path: str) -> Mark:
-        with closing(Log(self._files, path, offsets_identity(self._log_id, group, name))) as log:
-            return log.mark()
-
     def copy(self, noted: Mapping[str, Noted]) -> None:
         """Copy the commits up to what was noted. To be called after the data was published."""
         for group, found in noted.items():
             if self._copied.get(group) == found:
                 continue
-            with suppress(*_FOLDED):  # folded since then: the next pass finds another list
+            with suppress(*FOLDED):  # folded since then: the next pass finds another list
                 self._copy(group, found)
                 self._copied[group] = found
         for group in self._names(self._to):
-            gone = group not in noted and not self._files.exists(os.path.join(self._source, group))
-            if gone and self._is_mirrored(group):
+            if group not in noted and self._is_mirrored(group) and not self._source.has_group(group):
                 self._remove(group)
 
     def _is_mirrored(self, group: str) -> bool:
@@ -139,9 +113,9 @@ class CopiedCommits:
         files, offsets = self._files, os.path.join(to, "offsets")
         for name, mark in noted.marks.items():
             identity = offsets_identity(self._log_id, group, name)
-            source, path = os.path.join(self._source, group, "offsets", name), os.path.join(offsets, name)
             permissions = readable_by_all(self._permissions)
-            with closing(Pair(files, source, path, identity, permissions)) as pair:
+            source = self._source.log_of_commits(group, name)
+            with closing(Pair(files, source, os.path.join(offsets, name), identity, permissions)) as pair:
                 pair.advance(mark, lambda _: None, restart=True)
                 pair.publish(mark)
                 pair.retire(mark)

@@ -13,47 +13,79 @@ Threads: `close` and `lag` from any thread; the rest from one at a time.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from .. import description, gaps, role
 from ..arguments import topic_path
-from ..errors import LogClosedError, LogError, LogMovedError, NotLeaderError, OffsetOutOfRangeError
+from ..config import TopicConfig
+from ..errors import LogClosedError, LogError, NotLeaderError, OffsetOutOfRangeError
 from ..format.watermark import Mark
-from ..log import marks_at_once
 from ..segment import Identity
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
-from ..system.wait import Observer
 from ..timeline import NAME as CLOCK
 from ..transactions import home
 from ..unique import Unique
-from .commits import CopiedCommits
+from .commits import CopiedCommits, Groups
 from .marks import forget_marks, read_marks, write_marks
+from .origin import TopicHere
 from .pace import Pace
-from .pair import Pair
+from .pair import Pair, Source
+from .remote import TIMEOUT_S, RemoteTopic
 
-__all__ = ["Mirror", "MirrorLag", "Mirrored", "mirror"]
+__all__ = ["Mirror", "MirrorLag", "Mirrored", "Origin", "mirror", "receive_mirror"]
 
 logger = logging.getLogger("loglib")
 
 _LOOK_S = 1.0  # how often to look for news of groups and policies, and for what the system has not reported
 _MANY = 64  # partitions: with more, files are closed after each pass
-_MOST_BYTES = 1 << 20
+
+
+class Origin(Groups, Protocol):
+    """What a mirror asks the topic for that it copies; see `origin.TopicHere`."""
+
+    @property
+    def place(self) -> str:
+        """Where the topic is, for messages."""
+
+    @property
+    def log_id(self) -> bytes: ...
+
+    def heard_at(self) -> float: ...
+
+    def beat(self) -> None: ...
+
+    def described(self) -> tuple[bytes, TopicConfig]: ...
+
+    def home(self, copy: str, /) -> bytes | None: ...
+
+    def log(self, number: int) -> Source: ...
+
+    def marks(self, numbers: Iterable[int]) -> dict[int, Mark]: ...
+
+    def watch(self) -> bool: ...
+
+    def news(self, timeout_s: float) -> list[int]: ...
+
+    def wake(self) -> None: ...
+
+    def unwatch(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class MirrorLag(NamedTuple):
     """How far a mirror is behind its source."""
 
     bytes: int  # of the log: what readers of the source see and those of the copy do not
-    seconds: float  # since the copy was last up to the source
+    seconds: float  # since the copy was last known to be up to the source
 
 
 class Mirrored(NamedTuple):
@@ -86,6 +118,30 @@ def mirror(
         return made.report()
 
 
+def receive_mirror(
+    stream: Any,
+    to: str | os.PathLike[str],
+    *,
+    follow: bool = False,
+    on_gap: Literal["error", "restart"] = "error",
+    bytes_per_second: float | None = None,
+    demote: bool = False,
+    timeout: float = TIMEOUT_S,
+) -> Mirrored:
+    """Copy a topic from another host to the directory `to`, or bring an earlier copy up to it: `mirror` over a stream.
+
+    At the other end of the stream `loglib.serve_mirror` runs. See `Mirror.over` for the rest.
+    """
+    with Mirror.over(
+        stream, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote, timeout=timeout
+    ) as made:  # fmt: skip
+        if follow:
+            made.follow()
+        else:
+            made.copy()
+        return made.report()
+
+
 class Mirror(Unique):
     """A copy of a topic, which follows it: `copy` brings it up to the topic once, and `follow` keeps it there.
 
@@ -110,7 +166,7 @@ class Mirror(Unique):
 
     def __init__(
         self,
-        source: str | os.PathLike[str],
+        source: str | os.PathLike[str] | RemoteTopic,
         to: str | os.PathLike[str],
         *,
         on_gap: Literal["error", "restart"] = "error",
@@ -118,36 +174,59 @@ class Mirror(Unique):
         demote: bool = False,
         files: Files = REAL,
     ) -> None:
-        if on_gap not in ("error", "restart"):
-            raise ValueError(f"on_gap is 'error' or 'restart', not {on_gap!r}")
+        origin: Origin = source if isinstance(source, RemoteTopic) else TopicHere(files, topic_path(source))
         self._files = files
-        self.source, self.path = topic_path(source), topic_path(to)
-        self._restart = on_gap == "restart"
+        self._origin = origin
+        self._pairs: list[Pair] = []
         self._copied_bytes = 0
         self._caught_up_at = time.monotonic()
         self._closing = threading.Event()
-        self._limit = Pace(bytes_per_second, self._closing)
         self._in_pass = threading.Lock()
-        self._observer: Observer | None = None
         self._described = b""
-        self._pairs: list[Pair] = []
-        described = description.read(files, self.source)
-        if described is None:
-            raise FileNotFoundError(errno.ENOENT, "no topic here", self.source)
-        self._log_id, self._config = described
-        while not files.exists(self.path):
-            self._make()
-        self._commits = CopiedCommits(files, self.source, self.path, self._log_id, self._config.permissions)
-        demoted = self._check_copy(demote=demote)
         with ExitStack() as opened:
+            opened.callback(origin.close)
+            self.source, self.path = origin.place, topic_path(to)
+            if on_gap not in ("error", "restart"):
+                raise ValueError(f"on_gap is 'error' or 'restart', not {on_gap!r}")
+            self._restart = on_gap == "restart"
+            self._limit = Pace(bytes_per_second, self._closing)
+            self._log_id, (_, self._config) = origin.log_id, origin.described()
+            while not files.exists(self.path):
+                self._make()
+            self._commits = CopiedCommits(files, origin, self.path, self._log_id, self._config.permissions)
+            demoted = self._check_copy(demote=demote)
             promised = read_marks(files, self.path, self._log_id)
             for number in range(self._config.partitions):
                 opened.callback(self._open(number, promised.get(number)).close)
             forget_marks(files, self.path)
+            origin.marks(range(len(self._pairs)))  # from here on `lag` is known
             if demoted is not None:  # nobody writes it now
                 self._commits.adopt()
                 self._take_role(demoted)
             opened.pop_all()
+
+    @classmethod
+    def over(
+        cls,
+        stream: Any,
+        to: str | os.PathLike[str],
+        *,
+        on_gap: Literal["error", "restart"] = "error",
+        bytes_per_second: float | None = None,
+        demote: bool = False,
+        timeout: float = TIMEOUT_S,
+        files: Files = REAL,
+    ) -> Mirror:
+        """A mirror of a topic on another host, over a stream at whose other end `loglib.serve_mirror` runs.
+
+        `stream` is a connected socket, or two files or descriptors: what is read and what is written. It stays the
+        caller's, and must not be used by others meanwhile. If it breaks, `copy` and `follow` raise
+        `BrokenStreamError`: make another mirror over a new stream, and it goes on where this one was. A source that
+        neither sends nor takes a byte for `timeout` seconds is given up. The source gives up a mirror that is silent
+        for as long; so it is for one that follows, or is closed when it has copied.
+        """
+        source = RemoteTopic(stream, timeout_s=timeout)
+        return cls(source, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote, files=files)
 
     def __enter__(self) -> Mirror:
         return self
@@ -182,7 +261,7 @@ class Mirror(Unique):
         if found is not None and found.role in (role.MIRROR, role.SUPERSEDED) and found.log_id == self._log_id:
             return None if found.role == role.MIRROR else self._as_mirror()
         if found is not None and found.role != role.LEADER:
-            what = f"a {found.role} of {found.of}"
+            what = f"a {found.role} of {found.of}" + " with another log id" * (found.log_id != self._log_id)
             raise LogError(f"{path} is {what}, and not a mirror of {self.source}; mirror to a new directory")
         described = description.read(files, path)
         if described is None:
@@ -202,7 +281,7 @@ class Mirror(Unique):
     def _open(self, number: int, promised: Mark | None = None) -> Pair:
         pair = Pair(
             self._files,
-            description.partition_directory(self.source, number),
+            self._origin.log(number),
             description.partition_directory(self.path, number),
             Identity.of(self._log_id, number),
             self._config.permissions,
@@ -213,17 +292,12 @@ class Mirror(Unique):
 
     def _carry_description(self) -> None:
         """Copy the policies, the name of the transactions' store, and new partitions."""
-        files = self._files
-        content = files.read_whole(os.path.join(self.source, description.NAME), _MOST_BYTES)
+        content, self._config = self._origin.described()
         if content == self._described:
             return
-        described = description.read(files, self.source)
-        if described is None or described[0] != self._log_id:
-            raise LogMovedError(self.source, "was moved or removed, or holds another topic now")
-        self._config = described[1]
         for number in range(len(self._pairs), self._config.partitions):
             self._open(number)
-        with Directory.open(files, self.path) as directory:
+        with Directory.open(self._files, self.path) as directory:
             directory.sync()  # the names of the partitions
             for pair in self._pairs:
                 pair.carry(CLOCK)
@@ -232,10 +306,8 @@ class Mirror(Unique):
         self._described = content
 
     def _carry_home(self) -> None:
-        found = home.read_home(self._files, self.source)
-        if found is not None and home.read_home(self._files, self.path) is None:
+        if home.read_home(self._files, self.path) is None and (content := self._origin.home(self.path)) is not None:
             with Directory.open(self._files, self.path) as directory:
-                content = home.sealed(os.path.relpath(os.path.normpath(found.path), self.path), found.id)
                 directory.replace(home.NAME, content, self._config.permissions)
 
     # --- a pass ------------------------------------------------------------------------------------------
@@ -262,11 +334,11 @@ class Mirror(Unique):
                     raise
 
     def _pass(self, pairs: Iterable[Pair]) -> int:
-        marks = marks_at_once([pair.source.log for pair in pairs])
+        marks = self._origin.marks([pair.copied.identity.partition for pair in pairs])
         if any(mark.applied_txn > self._pairs[number].copied.mark.applied_txn for number, mark in marks.items()):
             self._carry_home()
             pairs = self._pairs  # a transaction may be in partitions of which nothing is known yet
-            marks = marks_at_once([pair.source.log for pair in pairs])
+            marks = self._origin.marks(range(len(self._pairs)))
         wanted = {pair: marks[pair.copied.identity.partition] for pair in pairs}
         wanted = {pair: mark for pair, mark in wanted.items() if not pair.is_ahead_of(mark)}
         copied = sum([pair.advance(mark, self._pace, restart=self._restart) for pair, mark in wanted.items()])
@@ -288,7 +360,7 @@ class Mirror(Unique):
 
     def _pace(self, size: int) -> None:
         """Wait as long as the limit says for so many bytes."""
-        self._limit.wait(size)
+        self._limit.wait(size, self._origin.beat)
         self._check_open()
 
     def _check_open(self) -> None:
@@ -311,35 +383,28 @@ class Mirror(Unique):
 
         Waits without work while the source is idle. Raises what `copy` does.
         """
-        observer = self._observer = Observer(use_inotify=self._files.real)
         try:
-            observed, full_at = 0, 0.0
+            full_at = 0.0
             while not self._closing.is_set():
-                now = time.monotonic()
-                if now >= full_at:
+                if time.monotonic() >= full_at:
                     self.copy()
-                    full_at = now + _LOOK_S * max(1, len(self._pairs) // _MANY)  # idle, a pass costs 50 us a partition
-                else:
-                    numbers = [number for number in observer.changed() if isinstance(number, int)]
-                    if numbers:
-                        with self._in_pass:
-                            self._check_open()
-                            self._copy([self._pairs[number] for number in sorted(numbers)])
-                for number in range(observed, len(self._pairs)):
-                    observer.observe_file(number, self._pairs[number].source.log.watermark_path)
-                    observed, full_at = number + 1, 0.0  # look once more, since the file is observed
-                if full_at:
-                    observer.wait(full_at - time.monotonic())
+                    full_at = time.monotonic() + _LOOK_S * max(1, len(self._pairs) // _MANY)  # idle: 50 us a partition
+                if self._origin.watch():
+                    full_at = 0.0  # look once more, since they are watched
+                elif numbers := self._origin.news(full_at - time.monotonic()):
+                    with self._in_pass:
+                        self._check_open()
+                        self._copy([self._pairs[number] for number in numbers])
         except LogClosedError:  # by `close`, in mid-pass
             pass
         finally:
-            self._observer = None
-            observer.close()
+            self._origin.unwatch()
 
     def lag(self) -> MirrorLag:
         """How far the copy is behind its source now."""
-        bytes_behind = sum(pair.lag_bytes for pair in self._pairs)
-        return MirrorLag(bytes_behind, time.monotonic() - self._caught_up_at if bytes_behind else 0.0)
+        bytes_behind, now = sum(pair.lag_bytes for pair in self._pairs), time.monotonic()
+        known_at = self._caught_up_at if bytes_behind else self._origin.heard_at()
+        return MirrorLag(bytes_behind, max(0.0, now - known_at))
 
     def report(self) -> Mirrored:
         """What was done so far."""
@@ -350,11 +415,10 @@ class Mirror(Unique):
     def close(self) -> None:
         """End `follow`, and release the copy. Further calls do nothing."""
         self._closing.set()
-        observer = self._observer
-        if observer is not None:
-            observer.wake()
+        self._origin.wake()
         with self._in_pass:
             pairs, self._pairs = self._pairs, []
             with ExitStack() as closing:
+                closing.callback(self._origin.close)
                 for pair in pairs:
                     closing.callback(pair.close)

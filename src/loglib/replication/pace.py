@@ -6,8 +6,12 @@ Threads: one waits; another may end the wait.
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
 __all__ = ["Pace"]
+
+_BEAT_S = 5.0  # the longest silence of one that waits
 
 
 class Pace:
@@ -19,7 +23,9 @@ class Pace:
         self._bytes_per_second = bytes_per_second
         self._ended = ended
 
-    def wait(self, size_bytes: int) -> None:
-        """Wait as long as the limit says for so many bytes."""
+    def wait(self, size_bytes: int, beat: Callable[[], object] = lambda: None) -> None:
+        """Wait as long as the limit says for so many bytes; `beat` is called every few seconds meanwhile."""
         if self._bytes_per_second is not None:
-            self._ended.wait(size_bytes / self._bytes_per_second)
+            until = time.monotonic() + size_bytes / self._bytes_per_second
+            while (left := until - time.monotonic()) > 0 and not self._ended.wait(min(left, _BEAT_S)):
+                beat()

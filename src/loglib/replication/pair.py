@@ -9,8 +9,9 @@ Threads: one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Protocol
 
 from .. import gaps
 from ..errors import CorruptLogError, OffsetOutOfRangeError
@@ -19,43 +20,70 @@ from ..segment import Identity
 from ..system.files import Files
 from ..timeline import NAME as CLOCK
 from ..unique import Unique
-from .copied import CopiedLog, make_copied
-from .source import Begun, SourceLog, own_mark
+from .copied import CopiedLog, End, make_copied
+from .source import Begun, Block, own_mark
 
-__all__ = ["SYNC_BYTES", "Pair"]
+__all__ = ["SYNC_BYTES", "Pair", "Source"]
 
 logger = logging.getLogger("loglib")
 
 SYNC_BYTES = 32 << 20  # of the log: a long copy is synced and shown in such parts
-_MOST_BYTES = 16 << 20  # of the small files beside the segments
+_COMPARED_AT_ONCE = 1000  # ends of batches
+
+
+class Source(Protocol):
+    """What a pair asks the log for that it copies; see `source.SourceLog`."""
+
+    @property
+    def place(self) -> str:
+        """Where the log is, for messages."""
+
+    @property
+    def credit_bytes(self) -> int:
+        """The source hands out so many bytes that are not acknowledged, and then waits."""
+
+    @property
+    def published_end(self) -> int: ...
+
+    def first(self) -> Begun: ...
+
+    def begun(self, base: int) -> Begun: ...
+
+    def piece(self, at: End, base: int, limit: int) -> Begun | Block: ...
+
+    def beside(self, name: str) -> bytes | None: ...
+
+    def same(self, ends: Sequence[End], mark: Mark) -> int: ...
+
+    def acknowledge(self, end: int) -> None: ...
+
+    def rest(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Pair(Unique):
     """One log, and its copy in another directory. The copy is made if there is none."""
 
     def __init__(
-        self, files: Files, source: str, to: str, identity: Identity, permissions: int, *, promised: Mark | None = None
-    ) -> None:
+        self, files: Files, source: Source, to: str, identity: Identity, permissions: int,
+        *, promised: Mark | None = None,
+    ) -> None:  # fmt: skip
         self._files = files
         self._permissions = permissions
         self._seen = (-1, -1)  # the writer of the source's mark at the last look for a common history
         self._carried: dict[str, bytes] = {}
         self.set_aside: list[str] = []  # files that keep what the source does not have
-        self.source = SourceLog(files, source, identity)
+        self.source = source
         try:
             if not files.exists(to):
-                self._make(to, identity)
+                begun = source.first()
+                make_copied(files, to, begun.header, begun.more_producers, identity, permissions)
             self.copied = CopiedLog(files, to, identity, permissions, promised=promised)
         except BaseException:
             self.source.close()
             raise
-
-    def _make(self, to: str, identity: Identity) -> None:
-        begun: Begun | None = None
-        while begun is None:
-            with suppress(OffsetOutOfRangeError):  # retention has dropped it meanwhile
-                begun = self.source.begun(self.source.log.published().log_start_offset)
-        make_copied(self._files, to, *begun, identity, self._permissions)
+        self._acknowledged = self.copied.synced.end
 
     def close(self) -> None:
         self.source.close()
@@ -69,7 +97,7 @@ class Pair(Unique):
     @property
     def lag_bytes(self) -> int:
         """How much of what readers of the source see is not yet published in the copy."""
-        return max(0, self.source.log.published().flushed_end - self.copied.mark.flushed_end)
+        return max(0, self.source.published_end - self.copied.mark.flushed_end)
 
     def is_ahead_of(self, target: Mark) -> bool:
         """Whether the copy has more than `target`, and the source has that, too.
@@ -77,7 +105,7 @@ class Pair(Unique):
         So it is if the store of the transactions could not be read: then a transaction that was done does not count.
         """
         shown = self.copied.mark.flushed_end
-        return target.flushed_end < shown <= self.source.log.published().flushed_end
+        return target.flushed_end < shown <= self.source.published_end
 
     def advance(self, target: Mark, pace: Callable[[int], object], *, restart: bool = False) -> int:
         """Copy up to the source's mark `target`; returns the bytes that were written. They are synced, not published.
@@ -90,6 +118,8 @@ class Pair(Unique):
         if writer != self._seen or not target.log_start_offset <= before <= target.flushed_end:
             before = self._join(target, restart=restart)
             self._seen = writer
+            self.source.acknowledge(min(before, self.copied.synced.end))
+        self._acknowledged = before
         written = -before
         while self.copied.end.end < target.flushed_end:
             try:
@@ -100,39 +130,50 @@ class Pair(Unique):
                 self._join(target, restart=restart)
                 if self.copied.end.end == end:  # the source is damaged: it has the same history
                     raise
-                written -= self.copied.end.end
+                self._acknowledged = self.copied.end.end
+                written -= self._acknowledged
                 continue
             pace(size)
             unsynced += size
             if unsynced >= SYNC_BYTES and self.copied.end.crc is not None:
                 self.copied.sync_soon()
+                self._acknowledge()
                 self._publish_part(target)
                 unsynced = 0
+            if self.copied.end.end - self._acknowledged >= self.source.credit_bytes:  # the source may be waiting
+                self.copied.sync()
+                self._acknowledge()
         self.copied.sync()
+        self._acknowledge()
         return written + self.copied.end.end
+
+    def _acknowledge(self) -> None:
+        """Tell the source how far the copy is durable."""
+        if self._acknowledged != self.copied.synced.end:
+            self._acknowledged = self.copied.synced.end
+            self.source.acknowledge(self._acknowledged)
 
     def _step(self, target: Mark) -> int:
         """Copy the next piece; returns its size."""
-        copied, source = self.copied, self.source
-        end = copied.end
-        if source.base_of(end.end) == end.end and copied.bases[-1] != end.end:
-            begun = source.begun(end.end)
-            source.check_joins(end, begun.header)
-            self.carry(CLOCK)
-            copied.begin(*begun)
-        content, after = source.block(copied.end, target.flushed_end)
-        if after.crc is None:
+        copied = self.copied
+        piece = self.source.piece(copied.end, copied.bases[-1], target.flushed_end)
+        if isinstance(piece, Begun):
+            self._keep(CLOCK, piece.clock)
+            copied.begin(piece.header, piece.more_producers)
+            return 0
+        if piece.end.crc is None:
             self.carry(gaps.NAME)
-        copied.append(content, after)
-        return len(content)
+        copied.append(piece.content, piece.end)
+        return len(piece.content)
 
     def carry(self, name: str) -> None:
         """Copy a small file of the log, if the source has another one than at the last time. Synced."""
-        with suppress(FileNotFoundError):
-            content = self._files.read_whole(f"{self.source.log.directory}/{name}", _MOST_BYTES)
-            if self._carried.get(name) != content:
-                self.copied.place.replace(name, content, self._permissions)
-                self._carried[name] = content
+        self._keep(name, self.source.beside(name))
+
+    def _keep(self, name: str, content: bytes | None) -> None:
+        if content is not None and self._carried.get(name) != content:
+            self.copied.place.replace(name, content, self._permissions)
+            self._carried[name] = content
 
     def _publish_part(self, target: Mark) -> None:
         """Publish what is synced, on the way to `target`."""
@@ -154,6 +195,9 @@ class Pair(Unique):
     def retire(self, target: Mark) -> None:
         """Drop the segments that the source has dropped."""
         if target.log_start_offset > self.copied.mark.log_start_offset:
+            if target.log_start_offset not in self.copied.bases:
+                found = f"a log that begins at offset {target.log_start_offset}"
+                raise CorruptLogError(self.source.place, 0, found, "one that begins where a segment does")
             self.copied.drop_before(target.log_start_offset)
 
     # --- another history ---------------------------------------------------------------------------------
@@ -167,13 +211,13 @@ class Pair(Unique):
                     copied.identity.partition, copied.end.end, target.log_start_offset, target.flushed_end
                 )
             return self._begin_anew(target)
-        common = self.source.common_end(copied, target)
+        common = self._common_end(target)
         if common == copied.end and common.end not in copied.bases[1:]:
             self._join_first()
             return common.end
         if common is None or common.end < copied.mark.log_start_offset:
             raise CorruptLogError(
-                copied.path, 0, "no batch that the source has", f"a copy of {self.source.log.directory}"
+                copied.path, 0, "no batch that the source has", f"a copy of {self.source.place}"
             )
         mark = copied.mark
         facts = {"flushed_end": common.end, "flushed_tail": common.last_batch, "durable_end": common.end}
@@ -184,9 +228,29 @@ class Pair(Unique):
             return common.end
         logger.warning(
             "%s: its source %s does not have the offsets from %d on; they are set aside in %s",
-            copied.path, self.source.log.directory, common.end, ", ".join(kept),
+            copied.path, self.source.place, common.end, ", ".join(kept),
         )  # fmt: skip
         return common.end
+
+    def _common_end(self, target: Mark) -> End | None:
+        """The largest end of the copy up to which the source is the same; None if they have nothing in common."""
+        copied, same = self.copied, self.source.same
+        if same([copied.end], target):
+            return copied.end
+        for base in reversed(copied.bases):
+            header = copied.header(base)
+            end = End(base, header.previous_batch, header.previous_crc)
+            if base < target.log_start_offset:  # whether they are the same there cannot be known any more
+                return None
+            if same([end], target):
+                ends = (End(each.next_offset, each.base_offset, each.header_crc) for each in copied.headers(base))
+                while some := list(islice(ends, _COMPARED_AT_ONCE)):
+                    count = same(some, target)
+                    end = (end, *some)[count]
+                    if count < len(some):
+                        break
+                return end
+        return None
 
     def _join_first(self) -> None:
         """If the copy has no batches, let it begin as the source does."""
@@ -201,5 +265,6 @@ class Pair(Unique):
             "%s: retention at its source has overtaken it; it begins anew at offset %d, without [%d, %d)",
             copied.path, start, copied.end.end, start,
         )  # fmt: skip
-        copied.begin_anew(*self.source.begun(start))
+        begun = self.source.begun(start)
+        copied.begin_anew(begun.header, begun.more_producers)
         return start

@@ -79,7 +79,7 @@ def _take_over(
 ) -> None:
     """Copy what the mirror lacks from its source, and let the source be written no more."""
     source, (log_id, config) = found.of, described
-    there = _described(files, source)
+    there = None if source.startswith(role.ELSEWHERE) else _described(files, source)
     if there is None or there[0] != log_id:
         if not force:
             raise LogError(
