@@ -3,8 +3,10 @@
 import json
 import os
 import pty
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -514,10 +516,67 @@ def test_mirror_follows_until_it_is_interrupted(clicks: Path, tmp_path: Path) ->
     assert process.returncode == 0 and "in 2 partitions" in output and not errors
 
 
+def test_topic_is_received_from_a_command_that_serves_it(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    served = shlex.join([sys.executable, "-m", "loglib", "serve", str(clicks)])
+    done = cli("receive", tmp_path / "copy", "--through", served)
+    assert (done.code, done.errors) == (0, "") and "in 2 partitions" in done.output
+    assert cli("cat", tmp_path / "copy").output == cli("cat", clicks).output
+    (facts,) = cli("receive", tmp_path / "copy", "--through", served, "--json", "--limit", "100").objects
+    assert facts["copied_bytes"] == 0 < sum(facts["ends"])
+    broken = cli("receive", tmp_path / "copy", "--through", "true")
+    assert broken.code == 3 and "the stream broke while" in broken.errors
+    assert cli("receive", tmp_path / "copy", "--through", "true", "--connect", "localhost:1").code == 2
+    nobody = cli("receive", tmp_path / "copy", "--connect", "127.0.0.1:1")
+    assert nobody.code == 3 and nobody.errors.startswith("loglib: 127.0.0.1:1: ")
+    assert "write HOST:PORT" in cli("receive", tmp_path / "copy", "--connect", "localhost").errors
+
+
+def test_topic_is_received_over_standard_input_and_output(clicks: Path, tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loglib = [sys.executable, "-m", "loglib"]
+        serving = subprocess.Popen([*loglib, "serve", str(clicks)], stdin=ours.fileno(), stdout=ours.fileno())
+        command = [*loglib, "receive", str(tmp_path / "copy")]
+        end = theirs.fileno()
+        received = subprocess.run(command, stdin=end, stdout=end, stderr=subprocess.PIPE, text=True, check=False)
+        assert received.returncode == 0 and "in 2 partitions" in received.stderr
+        theirs.close()
+        ours.shutdown(socket.SHUT_RDWR)
+        assert serving.wait(30) == 0
+
+
+def test_receiving_goes_on_when_the_stream_breaks(clicks: Path, tmp_path: Path) -> None:
+    loglib = [sys.executable, "-m", "loglib"]
+    serving = [*loglib, "serve", str(clicks), "--listen"]
+    first = subprocess.Popen([*serving, "127.0.0.1:0"], stderr=subprocess.PIPE, text=True)
+    assert first.stderr is not None
+    address = "127.0.0.1:" + first.stderr.readline().split()[-1]
+    command = [*loglib, "receive", str(tmp_path / "copy"), "--connect", address, "--follow"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None and "following" in process.stderr.readline()
+    first.kill()
+    first.communicate()
+    assert "trying again in 1 s" in process.stderr.readline()
+    second = subprocess.Popen([*serving, address], stderr=subprocess.PIPE, text=True)
+    assert second.stderr is not None and address.rpartition(":")[2] in second.stderr.readline()
+    while "following" not in process.stderr.readline():
+        assert process.poll() is None
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as wrong:
+        wrong.sendall(b"GET / HTTP/1.1\r\nHost: nobody.example\r\n\r\n")
+        assert "127.0.0.1: the stream broke while serving" in second.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0 and "in 2 partitions" in output
+    second.send_signal(signal.SIGINT)
+    second.communicate()
+    assert second.returncode == 130
+
+
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
     listed = cli("--help").output
     for verb in ("create", "ls", "info", "append", "archive", "cat", "tail", "groups", "lag", "reset", "retain",
-                 "alter", "delete", "tier", "verify", "repair", "audit", "bench", "dump", "completion"):  # fmt: skip
+                 "alter", "delete", "tier", "verify", "repair", "audit", "bench", "dump", "completion",
+                 "serve", "receive"):  # fmt: skip
         assert f"  {verb} " in listed
         assert cli(verb, "--help").code == 0
     assert cli("--version").output.startswith("loglib, version ")

@@ -6,13 +6,13 @@ from typing import Literal
 
 import click
 
-from ..replication.mirror import Mirror
+from ..replication.mirror import Mirror, Mirrored
 from ..replication.promotion import promote as make_leader
 from ..replication.snapshot import snapshot as take_snapshot
 from .given import DIRECTORY, TOPIC, as_json
 from .shown import note, print_json, sized
 
-__all__ = ["mirror", "promote", "snapshot"]
+__all__ = ["mirror", "promote", "show", "snapshot"]
 
 
 @click.command()
@@ -60,11 +60,16 @@ def mirror(topic: str, to: str, follow: bool, restart: bool, demote: bool, limit
             if not follow:
                 raise
         report = made.report()
-    if as_json:
+    show(report, as_json=as_json)
+
+
+def show(report: Mirrored, *, as_json: bool, to_stderr: bool = False) -> None:
+    """Print what a mirror has done."""
+    if as_json and not to_stderr:
         print_json(report._asdict())
         return
     click.echo(f"{report.path}: {sized(sum(report.ends))} in {len(report.ends)} partitions, "
-               f"{sized(report.copied_bytes)} copied")  # fmt: skip
+               f"{sized(report.copied_bytes)} copied", err=to_stderr)  # fmt: skip
     for each in report.set_aside:
         note(f"the topic does not have what is now in {each}")
 
