@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from counts import need
 
 import accesslog
 import pageviews
@@ -48,7 +50,10 @@ def test_example_opens_by_saying_what_it_shows(path: Path) -> None:
     assert path.read_text("utf-8").startswith('"""')
 
 
-@pytest.mark.parametrize("example", ["accesslog", "exactly_once", "pageviews", "replay", "serve", "tail", "workers"])
+@pytest.mark.parametrize(
+    "example",
+    ["accesslog", "exactly_once", "mirror_hosts", "pageviews", "replay", "serve", "tail", "workers"],
+)
 def test_example_explains_its_arguments(example: str) -> None:
     assert "usage:" in run(f"{example}.py", "--help")
 
@@ -327,3 +332,9 @@ def test_exactly_once_stops_at_an_interrupt(tmp_path: Path) -> None:
         process.stdout.readline()
     _, errors = interrupted(process)
     assert (process.returncode, errors) == (1, "stopped; start it again to go on\n")
+
+
+@pytest.mark.slow
+def test_mirror_on_another_host_outlives_its_link() -> None:
+    need(os.geteuid() == 0 and shutil.which("ip"), "root and iproute2, for network namespaces")
+    assert "are the same on both hosts" in run("mirror_hosts.py", "--cuts", "6")
