@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import NamedTuple
 
 from conftest import QUIET, values_of
 from loglib import Mirror, Topic, testing
 from loglib.config import Durability
+from loglib.system.files import Files
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles
+from streamed import served
 
 __all__ = ["Judged", "MirrorProgram"]
 
@@ -26,10 +29,14 @@ class Judged(NamedTuple):
 
 
 class MirrorProgram:
-    """Appends, rolls, retention and passes of a mirror, at random by the seed; and all of it again after a cut."""
+    """Appends, rolls, retention and passes of a mirror, at random by the seed; and all of it again after a cut.
 
-    def __init__(self, seed: int, steps: int = 12) -> None:
+    The mirror may be one over a stream. Then the source's side is served by a thread, which only reads.
+    """
+
+    def __init__(self, seed: int, steps: int = 12, *, over_a_stream: bool = False) -> None:
         self._chance = random.Random(seed)
+        self._over_a_stream = over_a_stream
         self._durability: Durability = "os" if self._chance.random() < 0.3 else "disk"
         self._written: dict[int, list[bytes]] = {0: [], 1: []}
         made = MemoryFiles()
@@ -38,8 +45,8 @@ class MirrorProgram:
         self.fs.kill()
         with ExitStack() as opened:
             self._topic = opened.enter_context(testing.open_topic(SOURCE, files=self.fs))
-            self._mirror = Mirror(SOURCE, COPY, files=self.fs)
-            opened.callback(lambda: self._mirror.close())  # noqa: PLW0108  of the mirror that is open then
+            self._open = opened.enter_context(ExitStack())
+            self._reopen()
             self._append()
             for _ in range(steps):
                 self._chance.choice([self._append, self._append, self._copy, self._copy, self._roll, self._reopen])()
@@ -62,8 +69,17 @@ class MirrorProgram:
         self._topic.partition(self._chance.randrange(2)).roll()
 
     def _reopen(self) -> None:
-        self._mirror.close()
-        self._mirror = Mirror(SOURCE, COPY, files=self.fs)
+        self._open.close()
+        self._mirror = self._open.enter_context(self._opened(self.fs))
+
+    @contextmanager
+    def _opened(self, files: Files) -> Iterator[Mirror]:
+        if self._over_a_stream:
+            with served(SOURCE, files=files) as serving, Mirror.over(serving.stream, COPY, files=files) as mirror:
+                yield mirror
+        else:
+            with Mirror(SOURCE, COPY, files=files) as mirror:
+                yield mirror
 
     def _drop(self) -> None:
         segments = self._topic.partition(0).segments
@@ -89,7 +105,7 @@ class MirrorProgram:
                 assert all(each.path.endswith("watermark") for each in damage), state  # a slot that was being written
                 shown = sum(self._check_prefix(copy, number, state) for number in self._written)
         with testing.open_topic(SOURCE, files=files) as topic:
-            with Mirror(SOURCE, COPY, files=files, on_gap="error") as mirror:
+            with self._opened(files) as mirror:
                 mirror.copy()
                 aside = len(mirror.report().set_aside)
             assert self._durability == "os" or not aside, state

@@ -27,7 +27,8 @@ ORDINARY = (
     "verify", "log", "payloads", "topic", "partition", "fork", "moved", "timeline", "retention", "keeper", "hold",
     "abandoned", "accounts", "transfer", "reader", "columns", "transactions", "transaction_store",
     "transaction_recovery", "transaction_segments", "repair", "lone", "spin", "bundle", "snapshot",
-    "append_arrow", "arrow_bodies", "archiving", "delta_table", "mirror", "healing", "reader_donors",
+    "append_arrow", "arrow_bodies", "archiving", "delta_table", "mirror_stream_forged", "mirror_stream", "mirror",
+    "healing", "reader_donors",
 )  # fmt: skip
 
 

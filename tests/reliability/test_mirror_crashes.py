@@ -11,6 +11,7 @@ pytestmark = pytest.mark.reliability
 
 SHARDS = 2
 PROGRAMS = 8  # per shard
+STREAM_PROGRAMS = 6
 EVERY = 9  # of a program's states, which are some thousands
 
 
@@ -19,3 +20,9 @@ def test_power_cut_in_a_mirror(shard: int) -> None:
     for seed in range(shard, scale(PROGRAMS) * SHARDS, SHARDS):
         judged = MirrorProgram(1000 + seed).judge_cuts(EVERY)
         count("G20", mirror_programs=1, crash_states=judged.states, records_shown=judged.shown, wrong=0, lost=0)
+
+
+def test_power_cut_in_a_mirror_over_a_stream() -> None:
+    for seed in range(scale(STREAM_PROGRAMS)):
+        judged = MirrorProgram(2000 + seed, over_a_stream=True).judge_cuts(EVERY * 4)
+        count("G20", stream_programs=1, crash_states=judged.states, records_shown=judged.shown, wrong=0, lost=0)
