@@ -1,4 +1,5 @@
-"""Copying: a mirror of a topic that nobody has read for long, beside `cp` and `sync`, and how far a mirror is behind.
+"""Copying: a mirror of a topic that nobody has read for long, also over a stream, beside `cp` and `sync`; and how far a
+mirror is behind.
 
 Invariant: before each measurement the pages of the source are dropped from the cache, and each copy is compared.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -37,15 +39,29 @@ def mirror_cold(directory: Path, options: Options) -> Measurement:
     drop_pages(segments)
     size = sum(each.stat().st_size for each in segments)
     began, cpu = time.perf_counter(), time.process_time()
-    if options.text("system") == "cp":
-        subprocess.run(["cp", "-r", source, to], check=True)
-        os.sync()
-    else:
-        loglib.mirror(source, to)
+    match options.text("system"):
+        case "cp":
+            subprocess.run(["cp", "-r", source, to], check=True)
+            os.sync()
+        case "stream":
+            _mirror_over_a_stream(source, to)
+        case _:
+            loglib.mirror(source, to)
     seconds, used = time.perf_counter() - began, time.process_time() - cpu
     assert sum(each.stat().st_size for each in to.rglob("*.log")) == size
     shutil.rmtree(to)
     return Measurement(messages=size // 200, payload_bytes=size, seconds=seconds, cpu_seconds=used)
+
+
+def _mirror_over_a_stream(source: Path, to: Path) -> None:
+    """Serve the log in a process of its own, and receive it here."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        serve = [sys.executable, "-m", "loglib", "serve", str(source)]
+        with subprocess.Popen(serve, stdin=theirs.fileno(), stdout=theirs.fileno()):
+            theirs.close()
+            loglib.receive_mirror(ours, to)
+            ours.shutdown(socket.SHUT_RDWR)
 
 
 def mirror_behind(directory: Path, options: Options) -> Measurement:
