@@ -5,9 +5,11 @@ whole batches behind the mark are kept, and what follows them is cut, even if a 
 says so of the source. Nothing that the mark has promised is removed before it is kept aside and the mark is lowered.
 
     append     bytes of whole checked batches: handed to the system
+    pull       the same bytes straight from the file of a writer in this process, which has just written them
     begin      the next segment, with the header that it has at the source: synced
     sync       all that was appended: durable; sync_soon: the same, while more is appended
     publish    the mark: visible to readers of the copy
+    promise    no writer with a lower number may write here; accept: the log is that of a writer (both in the mark)
     cut        what the source does not have: kept aside, then no longer promised, then removed
 
 Threads: one, and a helper that syncs for it. Processes: the object holds the lock of the log's directory until `close`.
@@ -42,7 +44,7 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..unique import Unique
 
-__all__ = ["CopiedLog", "End", "make_copied"]
+__all__ = ["Behind", "CopiedLog", "End", "look_behind", "make_copied", "promise", "read_mark"]
 
 _ASIDE = ".diverged-"
 
@@ -59,14 +61,34 @@ class End(NamedTuple):
         return cls(tail.end, tail.last_batch, tail.previous_crc)
 
 
+class Behind(NamedTuple):
+    """What is whole behind the mark of a log."""
+
+    tail: Tail
+    bases: list[int]  # of the log's segments, up to that tail
+    unsynced: list[tuple[int, int, int]]  # parts that may not be on the disk: segment, start and end offset
+
+
 class CopiedLog(Unique):
     """A log whose bytes are those of another directory, up to its end.
 
     Construction makes it whole again after a crash. `LockedError` if another process writes it; `CorruptLogError` if
-    it has less than its mark promises, and then nothing is changed.
+    it has less than its mark promises, and then nothing is changed. `held`: the lock, if the caller has it already; it
+    is the log's from then on. Unless it `shows`, whole batches behind the mark are kept and not published: they may
+    not be acknowledged.
     """
 
-    def __init__(self, files: Files, path: str, identity: Identity, permissions: int, *, promised: Mark | None = None):
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        identity: Identity,
+        permissions: int,
+        *,
+        promised: Mark | None = None,
+        held: lock.Lock | None = None,
+        shows: bool = True,
+    ) -> None:
         self._files = files
         self.path = path
         self.identity = identity
@@ -75,7 +97,8 @@ class CopiedLog(Unique):
         self._watermark: WatermarkWriter | None = None  # the same
         self._syncer: Helper[tuple[int, End], End] | None = None  # at work on one sync, or none
         self._failure: OSError | None = None  # of a sync: what the page cache has is not to be believed
-        self._held = lock.acquire(files, os.path.join(path, lock.NAME), permissions)
+        self._shows = shows
+        self._held = held or lock.acquire(files, os.path.join(path, lock.NAME), permissions)
         self.place = self._held.directory
         try:
             self._open(promised)
@@ -84,54 +107,36 @@ class CopiedLog(Unique):
             raise
 
     def _open(self, promised: Mark | None) -> None:
-        place, mark = self.place, self._read_mark()
+        place, mark = self.place, read_mark(self.place, self.identity)
         if promised is not None and (mark is None or promised.sequence > mark.sequence):
             self._write_anew(promised)
             mark = promised
-        sizes = {base: size for name, size in place.sizes().items() if (base := parse_segment_name(name)) is not None}
-        log_start = min(sizes, default=0) if mark is None else mark.log_start_offset
-        bases = sorted(base for base in sizes if base >= log_start)
-        if not bases or bases[0] != log_start:
-            found = f"a first segment at {bases[0]}" if bases else "no segment"
-            raise CorruptLogError(self.path, 0, found, f"one at {log_start}")
         if mark is None:  # it was lost: the last segment tells
-            header = self.header(bases[-1])
-            mark = Mark.at_rest(0, log_start, bases[-1], header.previous_batch)._replace(applied_txn=header.applied_txn)
+            sizes = _sizes(place)
+            if not sizes:
+                raise CorruptLogError(self.path, 0, "no segment", "one at 0")
+            header = self.header(max(sizes))
+            mark = Mark.at_rest(0, min(sizes), max(sizes), header.previous_batch)
+            mark = mark._replace(applied_txn=header.applied_txn)
             self._write_anew(mark)
-        self.bases = [base for base in bases if base <= mark.flushed_end]
-        load_headers(place, {base: sizes[base] for base in self.bases}, self.identity)
-        tail = self._measured(mark, bases)
+        behind = look_behind(place, self.identity, mark)
+        self.bases = behind.bases
+        for part in behind.unsynced:
+            self._rewrite(*part)
+        tail = self._shown(behind.tail)
         self.end = self.synced = End.of(tail)
         self._remove_rest()
         self.mark = mark  # the last publication
         self._fd = self._cut_file(segment_name(self.bases[-1]), self._position(tail.end))
         broken = broken_slots(place.read_whole(WATERMARK, MOST_BYTES), self.identity.salt)  # a write was torn
-        if broken or tail.end != mark.flushed_end:
+        if self._shows and tail.end != mark.flushed_end:
             end, last = tail.end, tail.last_batch
             self._promise(mark._replace(flushed_end=end, durable_end=end, flushed_tail=last, durable_tail=last))
+        elif broken:
+            self._promise(mark)
 
-    def _measured(self, mark: Mark, bases: list[int]) -> Tail:
-        """The end of what is whole behind the mark, in the segments of these bases. All up to there is synced.
-
-        The mark may be older than the data: only the data is synced at once. A transaction that the mark does not have
-        is not taken: the other partitions may lack it.
-        """
-        start, following = mark.flushed_end, iter([base for base in bases if base > mark.flushed_end])
-        with self._reader(self.bases[-1]) as reader:
-            if (file_end := reader.end_of_file()) < start:
-                position = reader.file_position(file_end)
-                raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {start}")
-            sections = Sections(mark.applied_txn, mark.held_txn, mark.held_from, mark.held_tail)
-            tail = tail_at(reader, start, mark.flushed_tail)._replace(sections=sections)
-            tail, fault = valid_prefix(reader, tail, file_end)
-        self._rewrite(self.bases[-1], start, tail.end)
-        while fault is None and next(following, None) == tail.end and not tail.sections.held_txn:
-            with self._reader(tail.end) as reader:
-                if End.of(tail_at(reader, tail.end, tail.end)) != End.of(tail):
-                    break
-                self.bases.append(tail.end)
-                tail, fault = valid_prefix(reader, tail, reader.end_of_file())
-            self._rewrite(self.bases[-1], self.bases[-1], tail.end)
+    def _shown(self, tail: Tail) -> Tail:
+        """The tail without a transaction that the mark does not have: the other partitions may lack it."""
         held = tail.sections
         if held.held_txn and held.held_from < tail.end:
             return tail._replace(end=held.held_from, last_batch=held.held_tail, previous_crc=self._crc_before(held))
@@ -146,18 +151,11 @@ class CopiedLog(Unique):
 
     def _rewrite(self, base: int, start: int, end: int) -> None:
         """Make bytes of a segment durable; an earlier sync of them may have failed."""
-        if start < end:
-            fd = self.place.open_write(segment_name(base))
-            try:
-                rewrite(self._files, fd, HEADER_BYTES + start - base, HEADER_BYTES + end - base)
-            finally:
-                self._files.close(fd)
-
-    def _read_mark(self) -> Mark | None:
-        if not self.place.exists(WATERMARK):
-            return None
-        path = self.place.path_of(WATERMARK)
-        return newest(self.place.read_whole(WATERMARK, MOST_BYTES), self.identity.salt, path)
+        fd = self.place.open_write(segment_name(base))
+        try:
+            rewrite(self._files, fd, HEADER_BYTES + start - base, HEADER_BYTES + end - base)
+        finally:
+            self._files.close(fd)
 
     def _write_anew(self, mark: Mark) -> None:
         self.place.replace(WATERMARK, encode_new(mark, self.identity.salt), self._permissions)
@@ -214,14 +212,19 @@ class CopiedLog(Unique):
             yield from reader.headers(base, min(following, self.end.end))
 
     def _reader(self, base: int) -> SegmentReader:
-        path = self.place.path_of(segment_name(base))
-        return SegmentReader(self._files, path, self.identity, within=self.place)
+        return _reader(self.place, self.identity, base)
 
     # --- growth ----------------------------------------------------------------------------------------
 
     def append(self, content: bytes, end: End) -> None:
         """Write whole checked batches, which follow the end in the same segment. Handed to the system."""
         self._files.write_all(self._segment(), [content], self._position(self.end.end))
+        self.end = end
+
+    def pull(self, source: int, end: End) -> None:
+        """Copy what the open file of the same segment has up to `end`, unchecked. Handed to the system."""
+        start, stop = self._position(self.end.end), self._position(end.end)
+        self._files.copy_range(source, self._segment(), start=start, end=stop, at=start)
         self.end = end
 
     def begin(self, header: SegmentHeader, more_producers: bytes | None) -> None:
@@ -282,6 +285,22 @@ class CopiedLog(Unique):
         mark = mark._replace(sequence=self.mark.sequence + 1)
         self._marks().publish(mark)
         self.mark = mark
+
+    def promise(self, epoch: int) -> None:
+        """Let no writer with a lower number write here from now on. Synced."""
+        self.publish(self.mark._replace(promised_epoch=epoch))
+        self.sync_mark()
+
+    def accept(self, epoch: int, nonce: int) -> None:
+        """Take this log for that of a writer, from whose log it does not differ. All of it is synced. Synced."""
+        assert self.synced == self.end
+        self.publish(self.mark._replace(writer_epoch=epoch, writer_nonce=nonce, promised_epoch=epoch))
+        self.sync_mark()
+
+    def rest_at(self, mark: Mark) -> None:
+        """Publish this mark in both slots. Synced."""
+        assert mark.flushed_end <= self.synced.end
+        self._promise(mark)
 
     def sync_mark(self) -> None:
         """Make the last publication durable. Synced."""
@@ -394,12 +413,77 @@ class CopiedLog(Unique):
 
     # --- end ---------------------------------------------------------------------------------------------
 
+    def let_go(self) -> lock.Lock:
+        """Close the files, and leave the lock to the caller."""
+        self.rest()
+        return self._held
+
     def close(self) -> None:
         """Release the log. What was appended and not published will be cut by the next opening."""
         try:
             self.rest()
         finally:
             self._held.release()
+
+
+def read_mark(place: Directory, identity: Identity) -> Mark | None:
+    """The mark of the log in an open directory; None if it is lost."""
+    if not place.exists(WATERMARK):
+        return None
+    return newest(place.read_whole(WATERMARK, MOST_BYTES), identity.salt, place.path_of(WATERMARK))
+
+
+def promise(place: Directory, identity: Identity, mark: Mark, epoch: int) -> Mark:
+    """Let no writer with a lower number write in this directory, whose newest mark is given. Synced."""
+    writer = WatermarkWriter(place.files, place.path_of(WATERMARK), identity.salt, mark, within=place)
+    try:
+        writer.publish(mark._replace(sequence=mark.sequence + 1, promised_epoch=epoch))
+        writer.sync()
+        return writer.mark
+    finally:
+        writer.close()
+
+
+def look_behind(place: Directory, identity: Identity, mark: Mark) -> Behind:
+    """What is whole behind the mark of the log in an open directory. It changes nothing.
+
+    `CorruptLogError` if there is less than the mark promises.
+    """
+    sizes = _sizes(place)
+    bases = sorted(base for base in sizes if base >= mark.log_start_offset)
+    if not bases or bases[0] != mark.log_start_offset:
+        found = f"a first segment at {bases[0]}" if bases else "no segment"
+        raise CorruptLogError(place.path, 0, found, f"one at {mark.log_start_offset}")
+    there = [base for base in bases if base <= mark.flushed_end]
+    load_headers(place, {base: sizes[base] for base in there}, identity)
+    start, following = mark.flushed_end, iter([base for base in bases if base > mark.flushed_end])
+    unsynced: list[tuple[int, int, int]] = []
+    with _reader(place, identity, there[-1]) as reader:
+        if (file_end := reader.end_of_file()) < start:
+            position = reader.file_position(file_end)
+            raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {start}")
+        sections = Sections(mark.applied_txn, mark.held_txn, mark.held_from, mark.held_tail)
+        tail = tail_at(reader, start, mark.flushed_tail)._replace(sections=sections)
+        tail, fault = valid_prefix(reader, tail, file_end)
+    if start < tail.end:
+        unsynced.append((there[-1], start, tail.end))
+    while fault is None and next(following, None) == tail.end and not tail.sections.held_txn:
+        with _reader(place, identity, tail.end) as reader:
+            if End.of(tail_at(reader, tail.end, tail.end)) != End.of(tail):
+                break
+            there.append(tail.end)
+            tail, fault = valid_prefix(reader, tail, reader.end_of_file())
+        if there[-1] < tail.end:
+            unsynced.append((there[-1], there[-1], tail.end))
+    return Behind(tail, there, unsynced)
+
+
+def _sizes(place: Directory) -> dict[int, int]:
+    return {base: size for name, size in place.sizes().items() if (base := parse_segment_name(name)) is not None}
+
+
+def _reader(place: Directory, identity: Identity, base: int) -> SegmentReader:
+    return SegmentReader(place.files, place.path_of(segment_name(base)), identity, within=place)
 
 
 def make_copied(

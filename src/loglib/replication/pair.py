@@ -18,6 +18,7 @@ from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.watermark import Mark
 from ..segment import Identity
 from ..system.files import Files
+from ..system.lock import Lock
 from ..timeline import NAME as CLOCK
 from ..unique import Unique
 from .copied import CopiedLog, End, make_copied
@@ -67,7 +68,7 @@ class Pair(Unique):
 
     def __init__(
         self, files: Files, source: Source, to: str, identity: Identity, permissions: int,
-        *, promised: Mark | None = None,
+        *, promised: Mark | None = None, held: Lock | None = None, shows: bool = True,
     ) -> None:  # fmt: skip
         self._files = files
         self._permissions = permissions
@@ -79,7 +80,7 @@ class Pair(Unique):
             if not files.exists(to):
                 begun = source.first()
                 make_copied(files, to, begun.header, begun.more_producers, identity, permissions)
-            self.copied = CopiedLog(files, to, identity, permissions, promised=promised)
+            self.copied = CopiedLog(files, to, identity, permissions, promised=promised, held=held, shows=shows)
         except BaseException:
             self.source.close()
             raise
@@ -107,11 +108,26 @@ class Pair(Unique):
         shown = self.copied.mark.flushed_end
         return target.flushed_end < shown <= self.source.published_end
 
-    def advance(self, target: Mark, pace: Callable[[int], object], *, restart: bool = False) -> int:
+    def turn_to(self, source: Source) -> None:
+        """Copy from another directory from now on."""
+        before, self.source = self.source, source
+        before.close()
+        self._seen = (-1, -1)
+
+    def advance(
+        self,
+        target: Mark,
+        pace: Callable[[int], object],
+        *,
+        restart: bool = False,
+        acknowledged: int | None = None,
+    ) -> int:
         """Copy up to the source's mark `target`; returns the bytes that were written. They are synced, not published.
 
         `pace` is called with the size of each piece that was copied. If retention at the source has overtaken the
-        copy, it raises `OffsetOutOfRangeError`; with `restart` the copy begins anew at the source's log start.
+        copy, it raises `OffsetOutOfRangeError`; with `restart` the copy begins anew at the source's log start. In a
+        long copy, parts are published; with `acknowledged` only those below it, and the copy does not yet take the
+        source's writer for its own.
         """
         before, unsynced = self.copied.end.end, 0
         writer = target.writer_epoch, target.writer_nonce
@@ -138,7 +154,7 @@ class Pair(Unique):
             if unsynced >= SYNC_BYTES and self.copied.end.crc is not None:
                 self.copied.sync_soon()
                 self._acknowledge()
-                self._publish_part(target)
+                self._publish_part(target, acknowledged)
                 unsynced = 0
             if self.copied.end.end - self._acknowledged >= self.source.credit_bytes:  # the source may be waiting
                 self.copied.sync()
@@ -175,12 +191,15 @@ class Pair(Unique):
             self.copied.place.replace(name, content, self._permissions)
             self._carried[name] = content
 
-    def _publish_part(self, target: Mark) -> None:
+    def _publish_part(self, target: Mark, acknowledged: int | None) -> None:
         """Publish what is synced, on the way to `target`."""
         end, mark = self.copied.synced, self.copied.mark
+        if acknowledged is None:
+            mark = mark._replace(writer_epoch=target.writer_epoch, writer_nonce=target.writer_nonce)
+        elif not mark.flushed_end <= end.end <= acknowledged:
+            return
         self.copied.publish(mark._replace(
-            flushed_end=end.end, flushed_tail=end.last_batch, durable_end=end.end, durable_tail=end.last_batch,
-            writer_epoch=target.writer_epoch, writer_nonce=target.writer_nonce,
+            flushed_end=end.end, flushed_tail=end.last_batch, durable_end=end.end, durable_tail=end.last_batch
         ))  # fmt: skip
 
     def next_mark(self, target: Mark) -> Mark:
@@ -219,9 +238,10 @@ class Pair(Unique):
             raise CorruptLogError(
                 copied.path, 0, "no batch that the source has", f"a copy of {self.source.place}"
             )
-        mark = copied.mark
-        facts = {"flushed_end": common.end, "flushed_tail": common.last_batch, "durable_end": common.end}
-        kept = copied.cut(common, mark._replace(**facts, durable_tail=common.last_batch))
+        mark, (end, last, _) = copied.mark, common
+        if end < mark.flushed_end:
+            mark = mark._replace(flushed_end=end, flushed_tail=last, durable_end=end, durable_tail=last)
+        kept = copied.cut(common, mark)
         self._join_first()
         self.set_aside += kept
         if not kept:  # only a segment without batches went
