@@ -48,6 +48,11 @@ CASES = [
         {"path": "lock", "holder": "pid 5"},
         "lock is held by pid 5; close that writer",
     ),
+    (
+        errors.TooFewCopiesError("t", 2, 1, {"/b": "gone"}, "a flush"),
+        {"path": "t", "needed": 2, "found": 1, "missing": {"/b": "gone"}},
+        "t: a flush takes 2 of its directories, and 1 count; missing: /b: gone",
+    ),
     (errors.LogClosedError("closed"), {}, "closed"),
     (errors.ForkedHandleError("t", 9), {"path": "t", "parent_pid": 9}, "by pid 9 before a fork; open it again here"),
     (

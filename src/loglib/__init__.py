@@ -49,6 +49,7 @@ from .errors import (
     StaleGenerationError,
     StorageFullError,
     StorageIOError,
+    TooFewCopiesError,
     TooManyFilesError,
     UnsupportedFormatError,
     WriterFailedError,
@@ -63,6 +64,7 @@ from .replication.healing import Healed, Unhealed
 from .replication.health import HealReport, heal
 from .replication.mirror import Mirror, Mirrored, MirrorLag, mirror, receive_mirror
 from .replication.promotion import promote
+from .replication.replica import ReplicaState
 from .replication.scrubbing import Scrub, ScrubReport
 from .replication.server import MirrorServer, serve_mirror
 from .replication.snapshot import Snapshot, snapshot
@@ -134,6 +136,7 @@ __all__ = [
     "Recovery",
     "Repair",
     "RepairReport",
+    "ReplicaState",
     "Retention",
     "Scrub",
     "ScrubReport",
@@ -147,6 +150,7 @@ __all__ = [
     "Tiered",
     "TieredPartition",
     "TieredSegment",
+    "TooFewCopiesError",
     "TooManyFilesError",
     "Topic",
     "TopicConfig",

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Protocol
 
 from .append.flusher import from_background
+from .append.tail import Copies
 from .append.writer import Writer
 from .config import TopicConfig, microseconds
 from .errors import LockedError, LogClosedError, ReadOnlyError
@@ -19,11 +21,22 @@ from .handles import Handles
 from .keeper import Keeper
 from .log import Log
 from .segment import Identity
+from .system import lock
 from .system.directory import Directory
 from .system.files import Files
 from .unique import Unique
 
-__all__ = ["Access"]
+__all__ = ["Access", "Replicated"]
+
+
+class Replicated(Protocol):
+    """A topic's other directories, when all of them are locked and hold the same (replication/opening.py)."""
+
+    def first_lock(self, number: int) -> lock.Lock:
+        """The lock of a partition in the topic's own directory. The caller has it from now on."""
+
+    def copies(self, number: int) -> Copies:
+        """The partition in the other directories."""
 
 
 class Access(Unique):
@@ -43,6 +56,7 @@ class Access(Unique):
         check: Callable[[], None] | None = None,
         on_hold: Callable[[], None] | None = None,
         make_log: Callable[[Files, str, Identity], Log] = Log,
+        replicated: Replicated | None = None,
     ) -> None:
         self.id = identity.partition
         self.directory = directory
@@ -55,6 +69,7 @@ class Access(Unique):
         self._writable = writable
         self._check = check  # raises if this topic must not be written any more; called when the writer has its lock
         self._on_hold = on_hold  # called for a writer that finds a transaction that is not known to be done
+        self._replicated = replicated
         self._writer: Writer | None = None
         keeper.add(self.log)
 
@@ -95,6 +110,9 @@ class Access(Unique):
     def _make_writer(self, *, wait: bool) -> Writer:
         """Make the writer. If another process holds the partition only to run retention, wait for it (decision 21)."""
         arguments = (self._files, self.directory, self.log.identity, self.config)
+        if (others := self._replicated) is not None:
+            held, copies = others.first_lock(self.id), others.copies(self.id)
+            return Writer(*arguments, index=self.log.index, clock=self.clock, held=held, copies=copies)
         try:
             return Writer(*arguments, index=self.log.index, clock=self.clock)
         except LockedError as error:

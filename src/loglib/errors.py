@@ -51,6 +51,7 @@ __all__ = [
     "StaleGenerationError",
     "StorageFullError",
     "StorageIOError",
+    "TooFewCopiesError",
     "TooManyFilesError",
     "UnsupportedFormatError",
     "WriterFailedError",
@@ -391,8 +392,8 @@ class ReadOnlyError(LogError):
 class NotLeaderError(LogError):
     """The directory is a copy of a topic, or a copy has taken its place. Only a topic of its own is written.
 
-    Attributes: `path`; its `role` ("snapshot", "mirror", "superseded"); `of`, the topic that it is a copy of, or the
-    copy that has taken its place.
+    Attributes: `path`; its `role` ("snapshot", "mirror", "superseded", "replica"); `of`, the topic that it is a copy
+    of, the copy that has taken its place, or the other directories of the topic.
     """
 
     def __init__(self, path: str | os.PathLike[str], role: str, of: str) -> None:
@@ -401,6 +402,9 @@ class NotLeaderError(LogError):
         self.of = of
         what = f"was superseded by {of}" if role == "superseded" else f"is a {role} of {of}"
         advice = "open it with mode='r', or make it a topic of its own with loglib.promote"
+        if role == "replica":
+            what = "is one of several directories that are written together"
+            advice = f"open it with mode='r', or for writing with replicas=[...], its other directories ({of})"
         super().__init__(f"{self.path} {what}; {advice}")
 
 
@@ -479,6 +483,29 @@ class MissingCodecError(LogError, ImportError):
         super().__init__(
             f"compression {codec!r} needs a package that is not installed; install loglib's extra [{extra}]"
         )
+
+
+class TooFewCopiesError(LogError):
+    """Too few directories of a replicated topic have what must be acknowledged, or can be reached.
+
+    A flush that raises it may be repeated: nothing is lost, and the records are acknowledged when enough directories
+    have them. At opening nothing was changed but promises; make the missing directories available, or go on without
+    them with `lose=`.
+
+    Attributes: `path` of the topic; how many directories are `needed`, and how many were `found`; `missing`, the
+    reason for each of the others, by its path.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], needed: int, found: int, missing: Mapping[str, str], doing: str = "writing"
+    ) -> None:
+        self.path = os.fspath(path)
+        self.needed = needed
+        self.found = found
+        self.missing = dict(missing)
+        others = "; ".join(f"{each}: {why}" for each, why in self.missing.items()) or "none"
+        counts = f"takes {needed} of its directories, and {found} count"
+        super().__init__(f"{self.path}: {doing} {counts}; missing: {others}")
 
 
 class BrokenStreamError(LogError):

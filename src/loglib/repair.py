@@ -26,9 +26,9 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import NamedTuple
 
-from . import description
+from . import description, role
 from .config import TopicConfig
-from .errors import CorruptLogError, LogError
+from .errors import CorruptLogError, LogError, NotLeaderError
 from .log import Log
 from .mending import PartitionRepair, Repair, copy_aside
 from .segment import HEADER_BYTES, Identity, SegmentHeader
@@ -82,6 +82,9 @@ def repair_topic(
 ) -> RepairReport:
     """See `repair`."""
     repairs: list[Repair] = []
+    found = role.read(files, path)
+    if found is not None and found.role == role.REPLICA and not dry_run:  # it would get a history of its own
+        raise NotLeaderError(path, found.role, found.of)
     log_id, config = _description(files, path, repairs, dry_run=dry_run)
     logs = [Identity.of(log_id, number) for number in range(config.partitions)]
     sizes = [_size(files, path, each) for each in logs]

@@ -23,12 +23,14 @@ from .system.directory import Directory
 from .system.files import Files
 
 __all__ = [
-    "ELSEWHERE", "LEADER", "MIRROR", "NAME", "SNAPSHOT", "SUPERSEDED", "TIER", "Role", "check_leader", "decode", "read",
+    "ELSEWHERE", "LEADER", "MIRROR", "NAME", "REPLICA", "SNAPSHOT", "SUPERSEDED", "TIER", "Role", "check_leader",
+    "decode", "read",
 ]  # fmt: skip
 
 NAME = "copy.json"
 FORMAT = 1
 LEADER, SNAPSHOT, MIRROR = "leader", "snapshot", "mirror"
+REPLICA = "replica"  # one of several directories that are written together; more is in replication/members.py
 SUPERSEDED = "superseded"  # it was a leader; a copy has taken its place
 TIER = "tier"  # its sealed segments, as `loglib.tier` uploads them
 ELSEWHERE = "stream:"  # so `of` begins if the source is known through a stream only

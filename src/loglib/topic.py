@@ -74,6 +74,10 @@ from .partition import Partition
 from .placement import Placement
 from .reader import OnGap, Reader, StartLike
 from .records import OffsetRange, Position, new_tuple
+from .replication.members import Acks
+from .replication.opening import Wish, assemble, check_new
+from .replication.replica import ReplicaState
+from .replication.replicas import Replicas
 from .retention import Decision
 from .segment import Identity
 from .stats import TopicStats, stats_of_partition
@@ -112,6 +116,7 @@ class Topic(Shown, Columnar):
         donors: tuple[str, ...] = (),
         opened_by: tuple[str, str | None] | None = None,
         make_log: Callable[[Files, str, Identity], Log] = Log,
+        replicas: Replicas | None = None,
     ) -> None:
         self.path = path
         self.name = os.path.basename(path)
@@ -124,6 +129,7 @@ class Topic(Shown, Columnar):
         self._opened_by = opened_by or (path, None)  # path or URI, and place: how another process opens it for reading
         self._handles = Handles()
         self._handles.topic = weakref.ref(self)
+        self._replicas = replicas
         self._flusher: Flusher | None = None
         self._released = False
         self._oldest: dict[int, tuple[int, int]] = {}  # of each partition: its log start, and the append time there
@@ -140,7 +146,7 @@ class Topic(Shown, Columnar):
                 writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
                 check=partial(_check_still, files, path, config.partitions) if shared else None,
                 on_hold=self._serving.apply if shared else None,
-                make_log=make_log,
+                make_log=make_log, replicated=replicas,
             )
             for number in range(config.partitions)
         )  # fmt: skip
@@ -177,6 +183,10 @@ class Topic(Shown, Columnar):
         create: bool = True,
         donors: Iterable[str | os.PathLike[str]] = (),
         tier: str | os.PathLike[str] | None = None,
+        replicas: Sequence[str | os.PathLike[str]] | None = None,
+        acks: Acks | None = None,
+        replica_timeout: float = 1.0,
+        lose: Sequence[str | os.PathLike[str]] = (),
     ) -> Topic:
         """Open the topic in the directory `path`. The name of the directory is the name of the topic.
 
@@ -222,11 +232,22 @@ class Topic(Shown, Columnar):
           gap, hands out what one of them has, if this log names these bytes; see `Reader.healed`. A donor that cannot
           be read is passed over.
 
+        With `replicas` the topic is written in several directories at once; docs/replicas.md has the whole.
+
+        - `replicas`: list of the other directories, all of them each time. New ones must be empty.
+        - `acks`: how many directories must have a record on their disk before it is acknowledged and readers see it:
+          "all", the default; "quorum", more than half; or "leader", only this one. It is stored.
+        - `replica_timeout`: seconds, by default 1. A directory that takes longer for a flush than this one and so many
+          seconds is left out, until it has caught up by itself.
+        - `lose`: list of directories, by their path or id, that are lost for good: go on without them. What stands in
+          `replicas`, too, and is empty, takes their place.
+
         `loglib.testing.open_topic` opens a topic on simulated files, or by a simulated clock.
 
         Raises `FileNotFoundError` if there is no topic, for mode="r" or create=False; `LockedError` if another
         writer has it; `CorruptLogError` if promised data is damaged; `UnsupportedFormatError` if a newer loglib
-        made it; `NotLeaderError` with mode="a" for a copy; `ConfigConflictError` for another number of partitions or
+        made it; `NotLeaderError` with mode="a" for a copy, or for a topic with replicas if they are not named;
+        `TooFewCopiesError` if too few of them can be reached; `ConfigConflictError` for another number of partitions or
         partitioner, and with mode="r" for any other policy that differs; `ValueError` and `TypeError` for invalid
         arguments.
         """
@@ -241,7 +262,8 @@ class Topic(Shown, Columnar):
             given["producer_expiry"] = producer_expiry
         return open_topic(
             path, mode=mode, shared=shared, create=create, partitions=partitions, partitioner=partitioner,
-            donors=donors, tier=tier, **cast(Policies, given),
+            donors=donors, tier=tier, replicas=replicas, acks=acks, replica_timeout=replica_timeout, lose=lose,
+            **cast(Policies, given),
         )  # fmt: skip
 
     @classmethod
@@ -282,7 +304,8 @@ class Topic(Shown, Columnar):
     def __del__(self) -> None:
         if hasattr(self, "partitions") and self.mode == "a" and not self.closed:
             warnings.warn(f"topic {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
-            if self._flusher is not None and self._flusher.is_here():
+            threads = [each for each in (self._flusher, self._replicas) if each is not None]
+            if any(each.is_here() for each in threads):
                 # Garbage collection runs in the middle of a flush, and closing would wait for the flush's locks.
                 threading.Thread(target=self.close, name="loglib-close").start()
             else:
@@ -322,6 +345,8 @@ class Topic(Shown, Columnar):
         for name in FIXED:
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
+        if self._replicas is not None and policies.get("durability", "disk") != "disk":
+            raise ValueError("a topic with replicas has durability='disk'")
         with Directory.open(self._files, self.path) as directory:
             if not all(writer.is_in(directory) for writer in list(self._handles.writers)):
                 raise LogMovedError(self.path, "has other partitions than those that were locked")
@@ -616,6 +641,14 @@ class Topic(Shown, Columnar):
         partitions = tuple(stats_of_partition(each, self._oldest) for each in self._accesses)
         return TopicStats(self.name, time.monotonic(), partitions, lag)
 
+    def copies(self) -> list[ReplicaState]:
+        """The directories of a topic with replicas: how far each is, and why it is left out. This one is the first.
+
+        The list is empty for a topic without replicas, and for a reader.
+        """
+        self._handles.check_open()
+        return [] if self._replicas is None else self._replicas.states()
+
     def observe_flushes(self, observer: Callable[[float], object]) -> None:
         """Call `observer` with the duration in seconds after each flush of a partition, in the thread that flushed.
 
@@ -740,6 +773,8 @@ class Topic(Shown, Columnar):
             self._flusher.stop()
         self._unended += self._handles.end_readers()
         try_each(self._accesses, Access.close, self._failed)
+        if self._replicas is not None:
+            self._replicas.close()
         unforeseen = [each for each in self._failed if not isinstance(each[1], LogError | OSError)]
         if unforeseen:  # for example no memory: the partition is still open, and may be closed again
             self._failed = [each for each in self._failed if each not in unforeseen]
@@ -779,7 +814,10 @@ class Topic(Shown, Columnar):
             codec_id(self.config.compression)  # so that a missing package is found now, not at the first flush
             if not self._shared:
                 self._own_all()
-                _check_still(self._files, self.path, self.config.partitions)  # before the locks were taken
+                if self._replicas is None:
+                    _check_still(self._files, self.path, self.config.partitions)  # before the locks were taken
+                else:
+                    self._replicas.begin([each.writer() for each in self._accesses])
             self._serving.apply()
             self._go_by_the_clock()
         except BaseException:
@@ -852,6 +890,10 @@ def open_topic(
     partitioner: Literal["crc32", "murmur2"] | Partitioner | None = None,
     donors: Iterable[str | os.PathLike[str]] = (),
     tier: str | os.PathLike[str] | None = None,
+    replicas: Sequence[str | os.PathLike[str]] | None = None,
+    acks: Acks | None = None,
+    replica_timeout: float = 1.0,
+    lose: Sequence[str | os.PathLike[str]] = (),
     **policies: Unpack[Policies],
 ) -> Topic:
     """`Topic.open` on simulated files, or by a simulated clock: for simulations and tests.
@@ -874,13 +916,23 @@ def open_topic(
         raise ValueError("donors are for mode='r'; loglib.heal makes a damaged topic whole")
     if copies and place is not None:
         raise ValueError(f"donors are for a topic's directory; {place.path} is a place of uploaded segments")
+    wish = None if replicas is None else Wish.of(absolute, replicas, acks, replica_timeout, lose)
+    if wish is None and (acks is not None or lose):
+        raise ValueError("acks and lose are about the directories in replicas=[...], which is missing")
+    if wish is not None and (shared or mode == "r"):
+        why = "a topic with replicas has one writer: shared=True is for topics without"
+        raise ValueError(why if shared else "mode='r' reads any directory of a topic; leave replicas=[...] out")
     described = description.read(files, absolute)
     if described is None:
+        if wish is not None:
+            check_new(files, wish)
         if mode == "r" or not create:
             raise FileNotFoundError(errno.ENOENT, _what_is_here(files, absolute, mode), absolute)
         description.create(files, absolute, TopicConfig(**given), now=clock())
         described = description.read(files, absolute)
-    if mode == "a":
+    found = role.read(files, absolute) if mode == "a" else None
+    is_member = found is not None and found.role == role.REPLICA
+    if mode == "a" and not (is_member and wish is not None):
         role.check_leader(files, absolute)
     if described is None:
         raise FileNotFoundError(errno.ENOENT, "the topic was removed while it was opened", absolute)
@@ -895,12 +947,20 @@ def open_topic(
         make_log = place.make_log
     elif tier is not None:
         files, make_log = Joined(files, absolute, log_id, TierPlace(files, os.fsdecode(tier))), JoinedLog
-    topic = Topic(
-        absolute, log_id, config,
-        mode=mode, shared=shared, partitioner=function, files=files, clock=clock, donors=copies,
-        opened_by=(absolute if place is None else place.given, None if tier is None else os.fsdecode(tier)),
-        make_log=make_log,
-    )  # fmt: skip
+    assembled: Replicas | None = None
+    if wish is not None and (wish.paths or is_member):
+        assembled = assemble(files, absolute, wish, log_id, config, now=clock())
+    try:
+        topic = Topic(
+            absolute, log_id, config,
+            mode=mode, shared=shared, partitioner=function, files=files, clock=clock, donors=copies,
+            opened_by=(absolute if place is None else place.given, None if tier is None else os.fsdecode(tier)),
+            make_log=make_log, replicas=assembled,
+        )  # fmt: skip
+    except BaseException:
+        if assembled is not None:
+            assembled.close()
+        raise
     if changed:
         try:
             topic.alter(**cast(Policies, changed))

@@ -45,6 +45,7 @@ GOALS = {
     "G19": "repairs",
     "G20": "mirrors",
     "G21": "healing",
+    "G24": "replicas",
 }
 
 

@@ -28,7 +28,7 @@ ORDINARY = (
     "abandoned", "accounts", "transfer", "reader", "columns", "transactions", "transaction_store",
     "transaction_recovery", "transaction_segments", "repair", "lone", "spin", "bundle", "snapshot",
     "append_arrow", "arrow_bodies", "archiving", "delta_table", "mirror_stream_forged", "mirror_stream", "mirror",
-    "healing", "reader_donors",
+    "healing", "reader_donors", "replicas",
 )  # fmt: skip
 
 

@@ -160,11 +160,9 @@ class PublishesFirst(TailWriter):
         self._written = written or self._written
         return written
 
-    def sync(self, active: ActiveSegment, end: int) -> None:
-        tail = self._written or self.start
-        assert tail.end == end
+    def sync(self, active: ActiveSegment, tail: Tail) -> None:
         self.publish(flushed=tail, durable=tail)
-        super().sync(active, end)
+        super().sync(active, tail)
 
 
 FAULTS: dict[str, tuple[Callable[[Image], CrashFS], Any]] = {

@@ -120,7 +120,7 @@ class Story:
     def _append(self) -> None:
         random, partition = self.random, self.topic.partition(0)
         base, writer = partition.log_end_offset, partition._access.writer()
-        known = Known(self.identity, self.headers(), base, self.clock.now, writer.disk._epoch, writer.disk._nonce)
+        known = Known(self.identity, self.headers(), base, self.clock.now, writer.disk.epoch, writer.disk.nonce)
         count = random.choice((1, 1, 1, 2, 3, 7))
         sizes = [random.choice((0, 3, 8, 160, 300, 304, 1500, 5000, 12_000)) for _ in range(count)]
         columns = Columns([bytes(size) for size in sizes])

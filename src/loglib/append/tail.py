@@ -24,7 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
 from ..config import MAX_OFFSET, TopicConfig, microseconds
 from ..errors import LogMovedError, StorageIOError, WriterFailedError
@@ -54,7 +54,7 @@ from ..unique import Unique
 from .active import ActiveSegment
 from .producers import Producers
 
-__all__ = ["NewBatch", "TailWriter"]
+__all__ = ["Asked", "Copies", "NewBatch", "TailWriter"]
 
 _MOST_PARTS = 1000  # of one write: the system takes 1,024
 
@@ -68,11 +68,31 @@ class NewBatch(NamedTuple):
     section: int = 0  # for a transaction's batch: the flags SECTION and SECTION_END
 
 
+class Asked(Protocol):
+    """What the other directories of a replicated partition were asked for."""
+
+    def settle(self) -> None:
+        """Wait until enough of them have it; an error names those that have not."""
+
+
+class Copies(Protocol):
+    """The other directories of a replicated partition (replication/replica.py)."""
+
+    accepted: bool  # whether enough of them take this log for the writer's; before that, readers see nothing new
+
+    def ask(self, base_offset: int, tail: Tail) -> Asked:
+        """Let them make durable, meanwhile, all before `tail`, which is in the segment with this base offset."""
+
+    def publish(self, mark: Mark) -> None:
+        """Let their readers see it, too. Does not wait."""
+
+
 class TailWriter(Unique):
     """The files at the end of a partition's log, open for writing.
 
     Construction recovers the partition (see recovery.py), whose lock the caller must hold. It raises
-    `CorruptLogError` without having changed anything. The caller closes `files_to_close`.
+    `CorruptLogError` without having changed anything. The caller closes `files_to_close`. With `copies`, what is
+    flushed is also flushed in other directories before readers see it.
     """
 
     def __init__(
@@ -83,7 +103,9 @@ class TailWriter(Unique):
         *,
         index: SegmentIndex,
         moment: Callable[[], Moment],
+        copies: Copies | None = None,
     ) -> None:
+        self.copies = copies
         self.place = place  # the directory for all files, even if it was moved
         self._files = place.files
         self._identity = identity
@@ -102,8 +124,8 @@ class TailWriter(Unique):
         tail, mark = recovered.tail, recovered.mark
         self.start = tail  # the end of the log after recovery
         index.replace(recovered.headers)
-        self._epoch = max(mark.writer_epoch, tail.writer_epoch) + 1
-        self._nonce = int.from_bytes(self._files.random_bytes(4), "little")
+        self.epoch = max(max(mark.writer_epoch, tail.writer_epoch) + 1, mark.promised_epoch)
+        self.nonce = int.from_bytes(self._files.random_bytes(4), "little")
         header = recovered.headers[max(recovered.headers)]
         # Of the segments found and made, oldest first. Retention removes those that it drops.
         self.stamps = deque(Stamp.of(each) for each in recovered.headers.values())
@@ -210,10 +232,10 @@ class TailWriter(Unique):
         batch, header_crc = batch_of_one(
             value,
             key,
-            (end, self._watermark.mark.durable_end, self._epoch),
+            (end, self._watermark.mark.durable_end, self.epoch),
             (
                 previous_crc, append_time, wall_us, wall_us, segment_max, *NO_PRODUCER,
-                end - last_batch, self._nonce, jumps.jump_offset,
+                end - last_batch, self.nonce, jumps.jump_offset,
             ),
             flags=PRODUCERS if in_segment else 0,
             salt=self._identity.salt,
@@ -222,7 +244,7 @@ class TailWriter(Unique):
             return None
         active.write([batch], end)
         return new_tuple(Tail, (
-            end + len(batch), end, header_crc, append_time, max(log_max, wall_us), segment_max, self._epoch, jumps,
+            end + len(batch), end, header_crc, append_time, max(log_max, wall_us), segment_max, self.epoch, jumps,
             in_segment, records + 1, NO_SECTIONS, (),
         ))  # fmt: skip
 
@@ -240,8 +262,8 @@ class TailWriter(Unique):
             body,
             base_offset=tail.end,
             durable_up_to=self._watermark.mark.durable_end,
-            writer_epoch=self._epoch,
-            writer_nonce=self._nonce,
+            writer_epoch=self.epoch,
+            writer_nonce=self.nonce,
             previous_crc=tail.previous_crc,
             previous_bytes=tail.end - tail.last_batch,
             jump_offset=jumps.jump_offset,
@@ -255,7 +277,7 @@ class TailWriter(Unique):
         )
         return header, new_tuple(Tail, (
             tail.end + body.length, tail.end, header_crc, append_time, max(tail.running_max_timestamp, latest),
-            segment_max, self._epoch, jumps, in_segment, tail.records + body.record_count, NO_SECTIONS, (),
+            segment_max, self.epoch, jumps, in_segment, tail.records + body.record_count, NO_SECTIONS, (),
         ))  # fmt: skip
 
     def note_producers(self, tail: Tail) -> None:
@@ -326,7 +348,7 @@ class TailWriter(Unique):
         """Make the active segment and the watermark durable; returns the header for the next segment."""
         old = self.active
         old.cut_back(tail.end)  # an interrupted write may have left bytes
-        self.sync(old, tail.end)
+        self.sync(old, tail)
         self.publish(flushed=tail, durable=tail)
         self.sync_watermark()
         self.note_producers(tail)
@@ -341,11 +363,11 @@ class TailWriter(Unique):
             self._with_file.add(tail.end)
         mark = self.mark
         header = SegmentHeader(
-            self._identity.log_id, self._identity.partition, self._epoch, tail.end, max(now.wall_us, 0),
+            self._identity.log_id, self._identity.partition, self.epoch, tail.end, max(now.wall_us, 0),
             old.base_offset, tail.end - old.base_offset, tail.previous_crc,
             tail.append_time, tail.running_max_timestamp,
             applied_txn=mark.applied_txn, held_txn=mark.held_txn, held_from=mark.held_from,
-            writer_nonce=self._nonce, previous_batch_bytes=tail.end - tail.last_batch,
+            writer_nonce=self.nonce, previous_batch_bytes=tail.end - tail.last_batch,
             created_boottime=now.boottime_us, boot_id=now.boot_id,
             more_producers=more_producers, more_producers_crc=more_producers_crc, producers=table,
         )  # fmt: skip
@@ -368,12 +390,18 @@ class TailWriter(Unique):
 
     # --- make durable, and visible -----------------------------------------------------------------
 
-    def sync(self, active: ActiveSegment, end: int) -> None:
-        """Make everything before `end` durable. `WriterFailedError` if the disk refuses; this is final."""
+    def sync(self, active: ActiveSegment, tail: Tail) -> None:
+        """Make everything before `tail` durable. `WriterFailedError` if the disk refuses; this is final.
+
+        With copies, it is then durable in enough of them, too: `TooFewCopiesError`, which is not final.
+        """
+        asked = None if self.copies is None else self.copies.ask(active.base_offset, tail)
         try:
-            active.sync(durable_end=self._watermark.mark.durable_end, end=end)
+            active.sync(durable_end=self._watermark.mark.durable_end, end=tail.end)
         except OSError as error:
             self._poison(error)
+        if asked is not None:
+            asked.settle()
 
     def sync_watermark(self) -> None:
         """Make the last mark durable. `WriterFailedError` if the disk refuses; this is final."""
@@ -397,6 +425,9 @@ class TailWriter(Unique):
         below which readers see records until it is done, and the base offset of the batch before that offset; zeros
         end a hold.
         """
+        copies = self.copies
+        if copies is not None and not copies.accepted:
+            flushed = durable = None
         with self._mark_lock:
             (
                 sequence, start, flushed_end, durable_end, _, _, flushed_tail, applied, held_txn, held_from, promised,
@@ -409,13 +440,15 @@ class TailWriter(Unique):
             if hold is not None:
                 held_txn, held_from, held_tail = hold
             mark = new_tuple(Mark, (
-                sequence + 1, max(start, log_start), flushed_end, durable_end, self._epoch, self._nonce, flushed_tail,
+                sequence + 1, max(start, log_start), flushed_end, durable_end, self.epoch, self.nonce, flushed_tail,
                 max(applied, applied_txn), held_txn, held_from, promised, durable_tail, held_tail,
             ))  # fmt: skip
             try:
                 self._watermark.publish(mark)
             except OSError as error:
                 self._poison(error)
+            if copies is not None:
+                copies.publish(mark)
         if self._listeners:
             self._wake()
 
@@ -484,6 +517,11 @@ class TailWriter(Unique):
         raise WriterFailedError(self.active.path, error) from error
 
     # --- retention ---------------------------------------------------------------------------------
+
+    def catch_up_start(self, log_start: int) -> None:
+        """Drop what another directory of a replicated partition has dropped already."""
+        if log_start in self._index.bases():
+            self.drop_before(log_start)
 
     def drop_before(self, base_offset: int) -> list[str]:
         """Drop the sealed segments below `base_offset`, which must be a segment's; returns their paths.

@@ -61,7 +61,7 @@ from ..unique import Unique
 from .active import ActiveSegment
 from .flush_times import FlushClock
 from .open_batch import OpenBatch
-from .tail import NewBatch, TailWriter
+from .tail import Copies, NewBatch, TailWriter
 
 __all__ = ["WRITER_DESCRIPTORS", "Timer", "Writer"]
 
@@ -90,7 +90,7 @@ class Writer(Unique):
     """The one writer of a partition. It holds the partition's lock from construction to `close`.
 
     Construction recovers the partition (see recovery.py). If it raises `LockedError` or `CorruptLogError`,
-    it has changed nothing.
+    it has changed nothing. `held`: the lock, if the caller has it already. `copies`: the partition's other directories.
     """
 
     def __init__(
@@ -102,6 +102,8 @@ class Writer(Unique):
         *,
         index: SegmentIndex,
         clock: Callable[[], int] = SYSTEM,
+        held: writer_lock.Lock | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self._files = files
         self.directory = directory
@@ -119,9 +121,12 @@ class Writer(Unique):
         self._buried = False  # whether the records that a failure has lost are already owed
         self._closed: LogClosedError | None = None
         self._to_close: Iterator[tuple[Callable[[int], object], int]] | None = None  # set when closing begins
-        self._held = writer_lock.acquire(files, os.path.join(directory, writer_lock.NAME), config.permissions)
+        path = os.path.join(directory, writer_lock.NAME)
+        self._held = held or writer_lock.acquire(files, path, config.permissions)
         try:
-            self.disk = TailWriter(self._held.directory, identity, config, index=index, moment=self._clock.moment)
+            self.disk = TailWriter(
+                self._held.directory, identity, config, index=index, moment=self._clock.moment, copies=copies
+            )
             self.batch = OpenBatch(self.disk.start, self.partition, any_size=self._takes_any_size)
             self._opened_at = self.disk.start.end
             _in_child.add(self.abandon_in_child)
@@ -492,7 +497,7 @@ class Writer(Unique):
             if moved is not None:
                 self._leave(moved)
             tail, active = self.batch.tail, self.disk.active
-        self.disk.sync(active, tail.end)
+        self.disk.sync(active, tail)
         self.disk.publish(flushed=tail, durable=tail, applied_txn=txn)
         self.disk.sync_watermark()  # else a power cut takes the section from readers here, and not elsewhere
         self._flushed_records = tail.records
@@ -768,7 +773,7 @@ class Writer(Unique):
             began = perf_counter()
             durable = None
             if self._config.durability == "disk":
-                self.disk.sync(active, tail.end)
+                self.disk.sync(active, tail)
                 durable = tail
             self.disk.publish(flushed=tail, durable=durable)
             self.flush_clock.note(perf_counter() - began)
@@ -797,7 +802,7 @@ class Writer(Unique):
         if moved.kept:
             self._seal()
             tail = self.batch.tail
-            self.disk.sync(self.disk.active, tail.end)
+            self.disk.sync(self.disk.active, tail)
             self.disk.publish(flushed=tail, durable=tail)
         self.disk.fail(moved)
 
@@ -852,7 +857,7 @@ class Writer(Unique):
                 active.cut_back(tail.end)
                 moved = self.disk.find_moved(thorough=True)
                 if tail.end > self.disk.mark.durable_end or active.in_doubt:
-                    self.disk.sync(active, tail.end)
+                    self.disk.sync(active, tail)
                     self.disk.publish(flushed=tail, durable=tail)
                 self.disk.publish(flushed=tail, durable=tail)  # now both slots have the same end
                 self.disk.sync_watermark()
@@ -860,10 +865,17 @@ class Writer(Unique):
                     self._leave(moved)
             except LogError as error:
                 self._bury()
+                self._doubt(error)
                 self._drop(error)  # the records that could not be written
             except OSError as error:
                 self._drop(StorageIOError(self.directory, error, "closing"))
             self._closed = closed
+
+    def _doubt(self, error: LogError) -> None:
+        """Name what is written here and not in enough other directories: nobody can flush it any more."""
+        shown, end = self.flushed_end, self.batch.tail.end
+        if self.disk.copies is not None and self.disk.failure is None and shown < end:
+            error.in_doubt = (*error.in_doubt, OffsetRange(self.partition, range(shown, end)))
 
     def _release(self, why: LogClosedError) -> None:
         with self.lock:  # no thread may write to a file that is being closed

@@ -19,7 +19,7 @@ wins. If the file is lost, recovery scans the last segment; no data is lost.
       56   8  applied_txn       number of the last transaction whose records are all in this log; 0 for none
       64   8  held_txn          number of a transaction that is not known to be done; 0 for none
       72   8  held_from         readers see offsets below this until that transaction is done
-      80   4  promised_epoch    0; for replicas
+      80   4  promised_epoch    0, or in a replica: no writer with a lower epoch may write here
       84   4  zero
       88   8  durable_tail      base offset of the batch that ends at durable_end; durable_end if there is none
       96   8  held_tail         base offset of the batch that ends at held_from; held_from if there is none

@@ -132,12 +132,12 @@ class Place(NamedTuple):
     def make(self) -> None:
         """Make the group's directory if there is none. It and its name are synced, whichever process made it.
 
-        `NotLeaderError` for a group that a mirror copies: its members are at the source.
+        `NotLeaderError` for a group that a mirror or a replica copies: its members are at the source.
         """
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
         if files.exists(os.path.join(self.path, MIRRORED)):
             found = role.read(files, self.topic_path)
-            if found is not None and found.role == role.MIRROR:
+            if found is not None and found.role in (role.MIRROR, role.REPLICA):
                 raise NotLeaderError(self.path, found.role, found.of)
         if not self.exists():
             self._make_parent(parent)

@@ -98,8 +98,8 @@ class CopiedLog(Unique):
         self._syncer: Helper[tuple[int, End], End] | None = None  # at work on one sync, or none
         self._failure: OSError | None = None  # of a sync: what the page cache has is not to be believed
         self._shows = shows
-        self._held = held or lock.acquire(files, os.path.join(path, lock.NAME), permissions)
-        self.place = self._held.directory
+        self.held = held or lock.acquire(files, os.path.join(path, lock.NAME), permissions)
+        self.place = self.held.directory
         try:
             self._open(promised)
         except BaseException:
@@ -292,10 +292,19 @@ class CopiedLog(Unique):
         self.sync_mark()
 
     def accept(self, epoch: int, nonce: int) -> None:
-        """Take this log for that of a writer, from whose log it does not differ. All of it is synced. Synced."""
+        """Take this log for that of a writer, from whose log it does not differ; all of it is durable. Synced."""
         assert self.synced == self.end
         self.publish(self.mark._replace(writer_epoch=epoch, writer_nonce=nonce, promised_epoch=epoch))
         self.sync_mark()
+
+    def show(self, end: int, last_batch: int) -> None:
+        """Let readers see up to `end`, where the batch at `last_batch` ends, if that is here and new. Synced."""
+        mark = self.mark
+        if mark.flushed_end < end <= self.synced.end:
+            self.publish(mark._replace(
+                flushed_end=end, flushed_tail=last_batch, durable_end=end, durable_tail=last_batch
+            ))  # fmt: skip
+            self.sync_mark()
 
     def rest_at(self, mark: Mark) -> None:
         """Publish this mark in both slots. Synced."""
@@ -416,14 +425,14 @@ class CopiedLog(Unique):
     def let_go(self) -> lock.Lock:
         """Close the files, and leave the lock to the caller."""
         self.rest()
-        return self._held
+        return self.held
 
     def close(self) -> None:
         """Release the log. What was appended and not published will be cut by the next opening."""
         try:
             self.rest()
         finally:
-            self._held.release()
+            self.held.release()
 
 
 def read_mark(place: Directory, identity: Identity) -> Mark | None:

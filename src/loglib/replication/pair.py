@@ -90,6 +90,11 @@ class Pair(Unique):
         self.source.close()
         self.copied.close()
 
+    def let_go(self) -> None:
+        """Close all files, and leave the lock to the caller."""
+        self.source.close()
+        self.copied.let_go()
+
     def rest(self) -> None:
         """Close files until their next use."""
         self.source.rest()

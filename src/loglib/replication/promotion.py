@@ -65,7 +65,7 @@ def promote_on(files: Files, path: str, *, now: int, force: bool = False) -> Non
     found = role.read(files, path)
     if found is None or found.role == role.LEADER:
         return
-    if found.role == role.SUPERSEDED and not force:
+    if found.role == role.REPLICA or (found.role == role.SUPERSEDED and not force):
         raise NotLeaderError(path, found.role, found.of)
     if found.role == role.MIRROR:
         _take_over(files, path, found, described, now=now, force=force)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from .. import role
 from ..errors import CorruptLogError, LogError, UnsupportedFormatError
 from ..sealed import seal, unseal
 from ..system.directory import Directory
@@ -50,13 +51,16 @@ def read_home(files: Files, topic_path: str) -> Home | None:
 
 
 def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, permissions: int) -> None:
-    """Give the topic this store. Synced. `LogError` if it has another one."""
+    """Give the topic this store. Synced. `LogError` if it has another one, or cannot have one."""
     home = read_home(files, topic_path)
     if home is None:
         with Directory.open(files, topic_path) as directory:
             directory.lock_for_a_moment("a process that changes the topic", advice="try again")
             home = read_home(files, topic_path)  # another process may have been quicker
             if home is None:
+                found = role.read(files, topic_path)
+                if found is not None and found.role == role.REPLICA:
+                    raise LogError(f"{topic_path} is a topic with replicas, and cannot take part in transactions")
                 _write(directory, store_path, store_id, permissions)
                 return
     if home.id != store_id:
