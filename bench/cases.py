@@ -14,6 +14,7 @@ OURS = "loglib"
 RAW = "raw, 1 MiB blocks"
 MACHINE = "machine: write, fdatasync"
 CP = "cp, sync"
+TWICE = f'{OURS}, acks="all" on two directories of one disk'
 SPINNING = f"{OURS}, spin=timedelta(milliseconds=20)"
 GENERAL = f"{OURS}, general ways"  # without the short ways for one record (decision 28)
 IMPORTED = f"{OURS}, pyarrow imported"  # by which loglib slices then
@@ -83,6 +84,7 @@ def all_cases(sizes: Sizes) -> list[Case]:
         *_memory_cases(sizes),
         *_archive_cases(sizes),
         *_copy_cases(sizes),
+        *_replica_cases(sizes),
         *_open_cases(sizes),
         _import_case(sizes),
     ]
@@ -469,6 +471,26 @@ def _copy_cases(sizes: Sizes) -> list[Case]:
     return [
         Case(f"mirror[{megabytes / 1000:g} GB, cold, synced]", tuple(copies), sizes.few_repeats, megabytes * 3_000_000),
         Case("mirror[how far behind, 100,000 messages/s in batches of 100]", (behind,), sizes.few_repeats),
+    ]
+
+
+def _replica_cases(sizes: Sizes) -> list[Case]:
+    """The same work in one directory and in two, which take turns."""
+    kinds = (
+        ("append_many[200B, batch=10000, default flush policy, replicas]", sizes.messages, 0),
+        ("append[200B, one a call, sync=True, replicas]", sizes.synced_calls, 1),
+        ("append[200B, one a call, sync=True, 16 threads, replicas]", 8 * sizes.synced_calls, 16),
+    )
+    return [
+        Case(
+            name,
+            tuple(
+                Run(label, Job("append_replicated", {"directories": count, "messages": messages, "threads": threads}))
+                for count, label in ((1, OURS), (2, TWICE))
+            ),
+            sizes.repeats,
+        )
+        for name, messages, threads in kinds
     ]
 
 

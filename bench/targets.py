@@ -24,6 +24,7 @@ from cases import (
     RAW,
     SPINNING,
     SQLITE,
+    TWICE,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ _THREADS = "append[200B, one a call, sync=True, 16 threads]"
 _FOLLOW = "follow[200B, 1000 messages/s, another process, flush each, no fsync]"
 _GROUP = "group[200B records, 4 partitions]"
 _TAKEOVER = "group[takeover after SIGKILL, 4 members, 8 partitions]"
+
+_REPLICAS, _OF_ONE = "replicas", "of one directory"
 
 _FLAT = 1.5  # Flat: the largest log's p50, in its least disturbed repetition, is at most so many times the smallest's.
 _PEAK_MB = 64.0
@@ -75,6 +78,9 @@ _RATIOS = (
     (_GROUP, f"{OURS}, topic.group().follow", f"{OURS}, topic.follow", 0.9, "of following without a group"),
     ("append[200B, one a call, fsync each call]", OURS, MACHINE, 1 / 1.25, "of write and fdatasync"),
     ("mirror[2 GB, cold, synced]", OURS, CP, 0.7, "of cp and sync"),
+    (f"append_many[200B, batch=10000, default flush policy, {_REPLICAS}]", TWICE, OURS, 0.6, _OF_ONE),
+    (f"append[200B, one a call, sync=True, {_REPLICAS}]", TWICE, OURS, 0.45, _OF_ONE),
+    (f"append[200B, one a call, sync=True, 16 threads, {_REPLICAS}]", TWICE, OURS, 0.7, _OF_ONE),
     (_THREADS, OURS, SQLITE, 5.0, "x sqlite3, synchronous=FULL"),
     ("logging[text]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),
     ("logging[JSON]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),

@@ -49,6 +49,7 @@ _KINDS = {
     "log": ("logging_calls", "log"),
     "mirror_cold": ("copying", "mirror_cold"),
     "mirror_behind": ("copying", "mirror_behind"),
+    "append_replicated": ("replicas", "append_replicated"),
     "fill_segments": ("opening", "fill_segments"),
     "open": ("opening", "open_log"),
     "open_after_kill": ("opening", "open_after_kill"),
