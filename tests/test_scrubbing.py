@@ -7,6 +7,7 @@ import shutil
 import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,17 +116,19 @@ def test_the_rate_is_kept_and_a_pass_can_be_ended(
         Scrub(path, bytes_per_second=0)
 
 
-def test_a_limit_waits_as_long_as_the_bytes_need() -> None:
-    waits: list[float] = []
+def test_a_limit_waits_as_long_as_the_bytes_need_and_gives_a_sign_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits, signs = [100.0], [0.0], [0.0]
+    monkeypatch.setattr("loglib.replication.pace.time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    class Noting(threading.Event):
+    class Passing(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             waits.append(timeout or 0)
-            return True
+            now[0] += timeout or 0
+            return False
 
-    Pace(1000, Noting()).wait(500)
-    Pace(None, Noting()).wait(500)
-    assert waits == [0.5]
+    Pace(1000, Passing()).wait(12_000, lambda: signs.append(now[0]))
+    Pace(None, Passing()).wait(500)
+    assert waits[1:] == [5, 5, 2] and signs[1:] == [105, 110, 112]
 
 
 def test_a_thread_makes_passes_until_it_is_closed(
