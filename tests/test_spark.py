@@ -591,8 +591,6 @@ def test_what_is_no_archive_of_the_topic_is_refused_in_words(
         loglib.spark.read(spark, topic, archive=to)
     with pytest.raises(FileNotFoundError, match="no archive here"):
         loglib.spark.read(spark, path, archive=tmp_path)
-    with pytest.raises(ValueError, match="directories that this host"):
-        loglib.spark.read(spark, path, archive="s3://bucket/archive")
     with pytest.raises(PySparkException, match=r"loglib\.spark\.read\(spark, topic, archive="):
         load(spark, path, archive=to)
 
