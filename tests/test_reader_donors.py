@@ -202,6 +202,30 @@ def test_compressed_and_large_batches_come_in_pieces(path: Path, tmp_path: Path)
         assert len(list(reader)) == 300 and reader.healed == healed
 
 
+@pytest.mark.parametrize("is_wiped", [False, True], ids=["headers", "everything"])
+def test_every_start_in_damage_of_many_batches_is_read_from_a_donor(
+    path: Path, tmp_path: Path, is_wiped: bool
+) -> None:
+    large = {"batch_bytes": 1 << 20, "segment_bytes": 1 << 30}
+    write(path, [b"%04d" % number + bytes(40_000) for number in range(200)], **large)
+    copy = tmp_path / "copy" / path.name
+    snapshot(path, copy, links=False)
+    with Topic.open(path, mode="r") as topic:
+        records, batches = list(topic.read()), list(topic.batches())
+    [segment] = segments(path)
+    first, last = (HEADER_BYTES + each.offsets[0] for each in (batches[1], batches[-1]))
+    if is_wiped:
+        content = segment.read_bytes()
+        segment.write_bytes(content[:first] + bytes(last - first) + content[last:])
+    else:
+        spoil(segment, *(HEADER_BYTES + each.offsets[0] + 20 for each in batches[1:-1]))
+    with Topic.open(path, mode="r", donors=[copy]) as topic:
+        assert list(topic.read()) == records
+        for each in batches[1:]:
+            start = each.offsets[3]
+            assert list(topic.read(start)) == [record for record in records if record.offset >= start]
+
+
 def test_a_donor_that_changes_after_the_proof_is_no_donor(
     path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

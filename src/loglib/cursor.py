@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar, cast
 
 from .batch import Batch, stored_header
 from .bundle import Bundle
-from .donors import Donors
+from .donors import Donors, named_end
 from .errors import CorruptLogError, InvalidOffsetError, LogError, LogMovedError, OffsetOutOfRangeError
 from .format.watermark import Mark
 from .gaps import Gap
@@ -347,7 +347,7 @@ class Cursor(Unique):
         """
         start, last_read = self.position, self._last_read
         before = last_read[1] if last_read is not None and last_read[0] == start else None
-        lent = donors.lend(self.log, range(start, self.log.behind_damage(start, limit)), before=before)
+        lent = donors.lend(self.log, range(start, named_end(self.log, start, limit)), before=before)
         if lent is None:
             return None
         batches, donor = lent

@@ -33,7 +33,7 @@ from .segment import Identity, SegmentReader
 from .system.files import Files
 from .unique import Unique
 
-__all__ = ["Donor", "Donors", "Stretch", "Whole", "crc_before", "header_here"]
+__all__ = ["Donor", "Donors", "Stretch", "Whole", "crc_before", "header_here", "named_end"]
 
 _STRETCH_BYTES = 1 << 20
 _MOST_DECOMPRESSED = 4 << 20  # of the batches of a stretch, if they are more than one
@@ -291,6 +291,14 @@ def crc_before(log: Log, offset: int, mark: Mark) -> int | None:
             if header.record_count and header.next_offset == offset:
                 return header.header_crc
     return None
+
+
+def named_end(log: Log, offset: int, limit: int) -> int:
+    """The next place behind damage at which this log says what ends there; `limit` if there is none before."""
+    end, mark = log.behind_damage(offset, limit), log.mark()
+    while end < limit and _link_at(log, end, mark) is None:  # the batch there is damaged, too
+        end = log.behind_damage(end, limit)
+    return end
 
 
 def _link_at(log: Log, end: int, mark: Mark) -> _Link | None:
