@@ -86,3 +86,11 @@ def test_writer_on_a_network_file_system_is_warned(
     with caplog.at_level(logging.WARNING, "loglib"):
         testing.open_topic(path, mode="r", files=files).close()
     assert caplog.text == ""
+
+
+def test_each_directory_of_a_topic_with_replicas_is_looked_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = f"21 1 8:1 / / rw - ext4 disk rw\n22 21 0:1 / {tmp_path}/far rw - nfs4 somewhere rw\n"
+    files: Any = Mounted(table)
+    with caplog.at_level(logging.WARNING, "loglib"):
+        testing.open_topic(tmp_path / "near" / "t", files=files, replicas=[tmp_path / "far" / "t"]).close()
+    assert [f"{tmp_path}/far/t is on nfs4" in each for each in caplog.messages] == [True]

@@ -863,13 +863,14 @@ class Topic(Shown, Columnar):
             raise TooManyFilesError(self.path, error, needed, limit) from error
 
     def _warn_of_other_hosts(self) -> None:
-        kind = network_file_system(self._files, self.path)
-        if kind is not None:
-            logger.warning(
-                "%s is on %s: the locks that keep a second writer out may not reach other hosts; write from one only",
-                self.path,
-                kind,
-            )
+        for path in [self.path] if self._replicas is None else self._replicas.paths:
+            kind = network_file_system(self._files, path)
+            if kind is not None:
+                logger.warning(
+                    "%s is on %s: the locks that keep a second writer out may not reach other hosts; "
+                    "write from one only",
+                    path, kind,
+                )  # fmt: skip
 
     def _wants_thread(self) -> bool:
         # Python 3.12 and later warn when a process with threads forks, so a thread needs a reason.

@@ -93,6 +93,11 @@ class Replicas(Unique):
         self._carrying = threading.Lock()
         self._carrier = threading.Thread(target=self._carry_on, name="loglib-carrier", daemon=True)
 
+    @property
+    def paths(self) -> list[str]:
+        """All directories, the own one first."""
+        return [self._own.path, *(each.path for each in self._replicas)]
+
     # --- what a partition's access needs -----------------------------------------------------------------
 
     def first_lock(self, number: int) -> lock.Lock:
