@@ -225,7 +225,10 @@ class _Assembly(Unique):
             elif seat.id in here:
                 raise LogError(f"{seat.path} is a copy of {here[seat.id].path}, made by another program; remove one")
             elif seat.id in lost:
-                raise LogError(f"{seat.path} is in lose=[...] and in replicas=[...], and not empty; empty it first")
+                raise LogError(
+                    f"{seat.path} is in lose=[...] and in replicas=[...], and not empty: if it was made anew already, "
+                    "leave it out of lose=[...]; if it is lost, empty it first"
+                )
             elif seat.id not in stored.paths:
                 self._refuse_stranger(seat, new)
             else:
