@@ -5,7 +5,7 @@
 #   make check    the inner loop, under five minutes: lint, types, fast tests
 #   make coverage the fast tests again, measured: they must run every branch of the log itself; about five minutes
 #   make proof    the proof of reliability, with its table, the coverage, and the tests that take long: about
-#                 45 minutes; LOGLIB_SOAK=20 make proof goes on for hours
+#                 35 minutes; LOGLIB_SOAK=20 make proof goes on for hours
 #   make bench    the benchmarks; writes bench/RESULTS.md
 #   make bench-spark   those of the connector for Spark, about ten minutes; writes the last section of that file
 #   make paper    the experiment of the Kafka paper, beside other systems; writes docs/paper.md and its charts
