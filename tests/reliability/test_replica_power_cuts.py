@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from account import Broken
 from counts import count, scale
-from test_power_cuts import PowerCuts, Scribe, Work, need_power_cuts
+from test_power_cuts import NeverSynced, PowerCuts, Scribe, Work, need_power_cuts
 
 from conftest import sound, values_of
 from disks import DROP_JOURNAL, Disk, disk
@@ -148,13 +148,6 @@ def test_nothing_acknowledged_is_lost_when_one_of_two_disks_is_cut(tmp_path: Pat
         "G24", lost=0, phantoms=0, refused=0, cuts_of_disks=lives.cuts, disks_lost=lives.lost,
         records_acknowledged=lives.acknowledged,
     )  # fmt: skip
-
-
-class NeverSynced(Files):
-    """A mistake that the test must find: the disks may not have what is acknowledged."""
-
-    def datasync(self, fd: int) -> None:
-        pass
 
 
 def test_replicas_that_do_not_sync_are_found_out(tmp_path: Path) -> None:
