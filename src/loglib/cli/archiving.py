@@ -6,9 +6,8 @@ import click
 
 from ..archiving.archiver import archive as archive_topic
 from ..archiving.manifest import Archived, ArchivedPartition
-from ..topic import Topic
 from .bar import bar
-from .given import SIZE, TOPIC, as_json
+from .given import SIZE, TOPIC, as_json, roll_all
 from .shown import note, print_json, print_table, sized, when
 
 __all__ = ["archive"]
@@ -29,9 +28,7 @@ def archive(topic: str, to: str, roll: bool, file_bytes: int, skip_gaps: bool, d
     before it counts. --roll cannot run beside a writer.
     """
     if roll:
-        with Topic.open(topic, create=False) as opened:
-            for each in opened.partitions:
-                each.roll()
+        roll_all(topic)
     with bar(topic) as progress:
         made = archive_topic(
             topic, to, file_bytes=file_bytes, on_gap="skip" if skip_gaps else "raise", progress=progress, delta=delta

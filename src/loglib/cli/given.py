@@ -17,10 +17,11 @@ from .. import store
 from ..arguments import check_names, parse_start
 from ..description import NAME
 from ..system.files import REAL
+from ..topic import Topic
 
 __all__ = [
     "DIRECTORY", "DURATION", "NAMES", "SIZE", "START", "TOPIC",
-    "as_json", "confirmed", "partition_start", "topic_paths",
+    "as_json", "confirmed", "partition_start", "roll_all", "topic_paths",
 ]  # fmt: skip
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -124,6 +125,13 @@ def partition_start(start: Any, partition: int | None) -> Any:
     if partition not in start:
         raise click.UsageError(f"the start names partition {min(start)}, and --partition is {partition}")
     return start[partition]
+
+
+def roll_all(path: str) -> None:
+    """What --roll means: seal the open segments of a topic."""
+    with Topic.open(path, create=False) as topic:
+        for each in topic.partitions:
+            each.roll()
 
 
 def confirmed(what: str, *, yes: bool) -> None:

@@ -6,9 +6,8 @@ import click
 
 from ..tiering.manifest import TieredPartition
 from ..tiering.uploader import tier as tier_topic
-from ..topic import Topic
 from .bar import bar
-from .given import TOPIC, as_json
+from .given import TOPIC, as_json, roll_all
 from .shown import note, print_json, print_table, sized, when
 
 __all__ = ["tier"]
@@ -27,9 +26,7 @@ def tier(topic: str, to: str, roll: bool, in_flight: int, as_json: bool) -> None
     before it counts. --roll cannot run beside a writer.
     """
     if roll:
-        with Topic.open(topic, create=False) as opened:
-            for each in opened.partitions:
-                each.roll()
+        roll_all(topic)
     with bar(topic) as progress:
         made = tier_topic(topic, to, in_flight=in_flight, progress=progress)
     if as_json:
