@@ -271,7 +271,7 @@ def test_segment_header_that_tells_of_another_past_is_found(open_topic: Open, pa
     for index, at in ((1, 72), (1, 80), (2, 88)):  # the last segment has no batch that could tell
         segment = names_of(path)[index]
         whole = segment.read_bytes()
-        segment.write_bytes(resealed_segment(whole, at, b"\x01"))
+        segment.write_bytes(resealed_segment(whole, at, bytes([whole[at] ^ 1])))
         with Topic.open(path, mode="r") as topic:
             (damage,) = topic.verify().damage
             assert (Path(damage.path), damage.file_position) == (segment, 72)
