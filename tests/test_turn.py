@@ -103,7 +103,7 @@ def test_waiting_threads_look_again_when_an_interrupt_has_lost_their_wake_up(
     turn = Turn()
     holder = Holder(turn)
     waiters = [threading.Thread(target=lambda: turn.take(lambda: 6, unless=lambda: False)) for _ in range(3)]
-    monkeypatch.setattr(turn, "_end", lambda: None)
+    monkeypatch.setattr(turn, "_end", lambda _: None)
     for each in waiters:
         each.start()
     wait_for_arrivals(turn, 3)
@@ -132,6 +132,38 @@ def test_caller_without_an_end_to_wait_for_has_its_turn_among_those_that_come_an
     stop.set()
     busy.join(LONG_S)
     assert slowest < 2
+
+
+def test_flush_that_waits_for_the_turn_lets_nobody_else_wait_at_the_lock() -> None:
+    """Each flush of the timer left one more thread there. In the end two passed the turn to each other, and fourteen
+    that appended with sync=True waited up to 90 ms."""
+    turn = Turn()
+    first = Holder(turn)
+    entered, go = threading.Event(), threading.Event()
+
+    def flush() -> None:
+        entered.set()
+        assert go.wait(LONG_S)
+
+    flusher = threading.Thread(target=lambda: turn.take(flush))
+    flusher.start()
+    while len(turn._going) < 2:
+        time.sleep(0)
+    others = [threading.Thread(target=lambda: turn.take(lambda: None, unless=lambda: False)) for _ in range(3)]
+    for each in others:
+        each.start()
+    wait_for_arrivals(turn, 4)
+    first.end()
+    assert entered.wait(LONG_S), "it was at the lock before them"
+    until = time.monotonic() + LONG_S
+    while len(turn._waiting) < len(others) and time.monotonic() < until:
+        time.sleep(0.001)
+    assert len(turn._waiting) == len(others), "all of them wait at their gates"
+    go.set()
+    for each in [flusher, *others]:
+        each.join(LONG_S)
+        assert not each.is_alive()
+    assert is_free(turn)
 
 
 def test_turn_is_taken_at_once_only_if_nobody_else_wants_it() -> None:

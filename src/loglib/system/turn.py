@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from operator import methodcaller
 from typing import TypeVar
 
@@ -43,7 +43,8 @@ class Turn(Unique):
         self._turn = threading.Lock()
         # Guards the attributes below. No call is made while it is held, so no signal handler can run meanwhile.
         self._noting = threading.Lock()
-        self._taken = False  # the turn is taken or about to be; after some interrupts True although `_turn` is free
+        # The threads that have the turn or go to its lock. After some interrupts one of them may do neither.
+        self._going: Set[int] = frozenset()
         self._arrived = 0  # threads that came since the last action began
         self._expected = 0  # threads that are expected to come for this turn
         self._gathering: threading.Lock | None = None  # the gate of the thread with the turn, until all have come
@@ -52,8 +53,11 @@ class Turn(Unique):
 
     def take(self, action: Callable[[], T], *, unless: Callable[[], bool] | None = None) -> T | None:
         """Run the action when it is this thread's turn, or return None as soon as `unless` is true."""
+        me = threading.get_ident()
         self._arrive()
-        if unless is not None and not self._claim() and not self._wait(unless):
+        if unless is None:
+            self._go(me)
+        elif not self._claim(me) and not self._wait(me, unless):
             return None
         with self._turn:
             try:
@@ -64,19 +68,20 @@ class Turn(Unique):
                         self._gather()
                 return self._run(action)
             finally:
-                self._end()
+                self._end(me)
 
     def take_at_once(self, action: Callable[[], object]) -> None:
         """Run the action if nobody has the turn, wants it, or is expected. Otherwise do nothing."""
+        me = threading.get_ident()
         with self._noting:
-            if self._taken or self._arrived or self._expected > 1:
+            if self._going - {me} or self._arrived or self._expected > 1:
                 return
-            self._taken, self._arrived = True, 1
+            self._going, self._arrived = {me}, 1
         with self._turn:
             try:
                 self._run(action)
             finally:
-                self._end()
+                self._end(me)
 
     def _arrive(self) -> None:
         gate = None
@@ -87,33 +92,40 @@ class Turn(Unique):
         if gate is not None:
             gate.release()
 
-    def _claim(self) -> bool:
+    def _go(self, me: int) -> None:
+        """Go to the lock, whoever else does."""
+        with self._noting:
+            self._going = self._going | {me}
+
+    def _claim(self, me: int) -> bool:
         """Whether nobody has the turn. Then it is this thread's. A lone caller needs no gate."""
         with self._noting:
-            taken, self._taken = self._taken, True
-        return not taken
+            if self._going - {me}:
+                return False
+            self._going = {me}
+        return True
 
-    def _wait(self, unless: Callable[[], bool]) -> bool:
+    def _wait(self, me: int, unless: Callable[[], bool]) -> bool:
         """Wait for the turn. False as soon as `unless` is true."""
         opened = True
         while not unless():
-            gate = self._gate_of_another(believed=opened)
+            gate = self._gate_of_another(me, believed=opened)
             if gate is None:
                 return True
             opened = gate.acquire(timeout=_LOOK_S)
         return False
 
-    def _gate_of_another(self, *, believed: bool) -> threading.Lock | None:
+    def _gate_of_another(self, me: int, *, believed: bool) -> threading.Lock | None:
         """The gate at which to wait for the end of another thread's turn; None if the next turn is this thread's.
 
         Only one thread at a time goes on to the lock. The lock is not fair: if many threads waited there, two could
         pass it to each other while the others starve. `believed` is False for a thread whose gate was not opened in
-        time: it does not trust `_taken`.
+        time: it does not trust `_going`. If it is wrong, two are at the lock until one of them has had its turn.
         """
         gate, locked = _shut_gate(), self._turn.locked()
         with self._noting:
-            if not self._taken or not (believed or locked):
-                self._taken = True
+            if not self._going - {me} or not (believed or locked):
+                self._going = {me}
                 return None
             self._waiting = [*self._waiting, gate]
         return gate
@@ -129,7 +141,6 @@ class Turn(Unique):
 
     def _run(self, action: Callable[[], T]) -> T:
         with self._noting:
-            self._taken = True
             served, self._arrived = self._arrived, 0
         began = time.monotonic()
         try:
@@ -138,9 +149,9 @@ class Turn(Unique):
             self._last_s = time.monotonic() - began
             self._expected = served + self._arrived
 
-    def _end(self) -> None:
+    def _end(self, me: int) -> None:
         with self._noting:
-            self._taken = False
+            self._going = self._going - {me}  # others may be at the lock
             gates, self._waiting = self._waiting, []
         deque(map(_open, gates), maxlen=0)  # in C, where no interrupt comes between two gates
 
