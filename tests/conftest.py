@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,12 @@ def settled_files() -> list[str]:
     """The open files without those that are garbage: a collection may close these at any later moment."""
     gc.collect()
     return open_files()
+
+
+def limit_of_files(spare: int) -> int:
+    """The RLIMIT_NOFILE that lets a process open so many more files. It limits numbers, and those in use have holes."""
+    used = {int(number) for number in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{number}")}
+    return next(islice((number for number in count() if number not in used), spare, None))
 
 
 def start_python(program: str, *arguments: object, **keywords: Any) -> subprocess.Popen[str]:
