@@ -1,6 +1,5 @@
 """Reading writes nothing, needs no more than the right to read, and leaves no file open."""
 
-import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from conftest import (
     NOW,
     SECOND,
     fill,
+    limit_of_files,
     needs_proc,
     needs_root,
     open_files,
@@ -95,6 +95,31 @@ def test_another_user_may_read_what_permissions_allow(tmp_path: Path) -> None:
     assert run_python(program, path) == "[b'x']\nrefused True\n"
 
 
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+def test_large_batches_of_different_sizes_are_read_once(open_topic: Open, path: Path) -> None:
+    """The header behind a batch, which is read with it, tells how much to read next."""
+    sizes = [each << 10 for each in (900, 600, 1000, 700, 1300, 2400, 1500)]
+    with open_topic(batch_bytes=4 << 20, files=UnsyncedFiles()) as topic:
+        for size in sizes:
+            topic.append(bytes(size), sync=True)
+    read: list[int] = []
+
+    class Counted(UnsyncedFiles):
+        def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+            read.append(size_bytes)
+            return super().pread(fd, size_bytes, position)
+
+    with testing.open_topic(path, mode="r", files=Counted()) as topic:
+        reader = topic.read()
+        read.clear()
+        assert [len(value or b"") for batch in reader.batches() for value in batch.values] == sizes
+    first_block = 1 << 20
+    marks = 8192 * len(sizes)
+    assert sum(read) < first_block + sum(sizes[1:]) + marks
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -125,7 +150,7 @@ def test_running_out_of_files_is_a_clear_error_and_leaks_nothing(open_topic: Ope
     taken: list[int] = []
     try:
         for spare in range(12):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + spare, limits[1]))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit_of_files(spare), limits[1]))
             for use in (read_all, follow_briefly, open_for_writing):
                 try:
                     use(path)

@@ -22,6 +22,7 @@ from .batch import Batch, stored_header
 from .bundle import Bundle
 from .donors import Donors, named_end
 from .errors import CorruptLogError, InvalidOffsetError, LogError, LogMovedError, OffsetOutOfRangeError
+from .format.batch import HEADER_BYTES
 from .format.watermark import Mark
 from .gaps import Gap
 from .log import Log
@@ -248,9 +249,7 @@ class Cursor(Unique):
         self._check_chain(batches, segment, limit)
         used = stored_header(batches[-1]).next_offset - self.position
         self.position += used
-        # Batches have similar sizes: about as many fit the next block, and no batch is read in part.
-        few = len(batches) <= _FEW and used > BLOCK_BYTES // 2
-        self._block_bytes = used + used // _FEW if few else BLOCK_BYTES
+        self._block_bytes = self._next_block(len(batches), used, segment)
         self._small = False
         if len(batches) >= _MANY:
             self._alone += len(batches)
@@ -258,6 +257,14 @@ class Cursor(Unique):
         if self._skip_before > stored_header(batches[0]).base_offset:
             batches[0] = batches[0].between(self._skip_before, self.position)
         return batches
+
+    def _next_block(self, batches: int, used: int, segment: SegmentReader) -> int:
+        """The size of the next read, after one that had so many batches in so many bytes: no batch is read in part."""
+        if batches > _FEW or used <= BLOCK_BYTES // 2:
+            return BLOCK_BYTES
+        if batches == 1 and used // 2 < (length := segment.length_behind(self.position)) <= 2 * used:
+            return length + HEADER_BYTES  # the next batch, and the header behind it
+        return used + used // _FEW  # batches have similar sizes: about as many
 
     def seek(self, offset: int) -> None:
         """Go to a record's offset or the flushed end. Raises the same errors as `Cursor.at`."""

@@ -57,6 +57,7 @@ from .format.batch import (
     make_salt,
     open_body,
     parse_header,
+    unchecked_header,
 )
 from .system.directory import Directory
 from .system.files import Files
@@ -409,6 +410,11 @@ class SegmentReader(Unique):
             return parse_header(content, 0, salt=self.salt, offset=offset)
         except (BadBatch, NewerBatch) as error:
             self.refuse(error, offset)
+
+    def length_behind(self, offset: int) -> int:
+        """The length that this header states, unchecked: a hint for the next read. 0 if it was not read."""
+        place, content = self._behind
+        return unchecked_header(content, 0).length if place == offset and len(content) == BATCH_HEADER_BYTES else 0
 
     def batches(self, offset: int, limit: int, *, block_bytes: int) -> list[Batch]:
         """The whole checked batches from `offset` in one block, at least one below `limit`.
