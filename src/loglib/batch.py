@@ -10,7 +10,7 @@ Threads: immutable facts. A column is decoded at its first use; the batch keeps 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import repeat
 from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -224,8 +224,8 @@ class Batch(Shown):
         times = repeat(self._header.base_timestamp) if at.timestamps is None else self.timestamps
         keys = repeat(None) if at.keys is None else self.keys
         headers = repeat(()) if at.headers is None else self.headers
-        next_offsets = chain(range(offsets.start + 1, offsets.stop), (self.next_offset,))
-        fields = zip(repeat(self.partition), offsets, times, keys, self.values, headers, next_offsets)
+        places = [*offsets, self.next_offset]  # an int for each, which two records share
+        fields = zip(repeat(self.partition), places, times, keys, self.values, headers, places[1:])
         return list(map(new_tuple, repeat(Record), fields))
 
     def _lone_record(self) -> Record | None:
