@@ -28,10 +28,10 @@ from test_batch import columns
 Open = Callable[..., Topic]
 
 
-def plain(draw_from: Random, *, keyed: bool, stamped: bool) -> Columns:
+def plain(draw_from: Random, *, keyed: bool, stamped: bool, counts: tuple[int, ...], sizes: tuple[int, ...]) -> Columns:
     """Columns that a bundle takes."""
-    count = draw_from.choice((1, 1, 1, 2, 7))
-    values = [draw_from.randbytes(draw_from.choice((0, 1, 8, 50))) for _ in range(count)]
+    count = draw_from.choice(counts)
+    values = [draw_from.randbytes(draw_from.choice(sizes)) for _ in range(count)]
     keys = [draw_from.randbytes(draw_from.randrange(9)) for _ in range(count)] if keyed else None
     times = [NOW + draw_from.randrange(-50, 50) for _ in range(count)] if stamped else None
     return Columns(values, keys, times)
@@ -41,11 +41,15 @@ def many(seed: int, *, most: int = 30) -> list[Columns]:
     random = Random(seed)
     mixed = random.random() < 0.5
     keyed, stamped = random.random() < 0.5, random.random() < 0.5
+    counts = random.choice(((1, 1, 1, 2, 7), (1, 2, 7, 9, 60), (30, 60)))  # values are decoded together, or one by one
+    sizes = random.choice(((0, 1, 8, 50), (20,)))
     return [
         plain(
             random,
             keyed=random.random() < 0.5 if mixed else keyed,
             stamped=random.random() < 0.5 if mixed else stamped,
+            counts=counts,
+            sizes=sizes,
         )
         for _ in range(random.randrange(1, most))
     ]
@@ -91,6 +95,7 @@ def test_part_of_a_bundle_shows_the_same_part(
 ) -> None:
     found = bundle_of(write_segment(tmp_path_factory.mktemp("segment"), chained(many(seed))))
     assert found is not None
+    assert found.part(0, 0).records() == []
     for _ in range(2):  # a part, and a part of that part
         records = found.records()
         first = data.draw(st.integers(0, len(records)))

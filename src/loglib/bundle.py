@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from .batch import Batch, Source
 from .format.batch import HEADER_BYTES, unchecked_header
+from .format.columns import decode_binary
 from .records import Record, new_tuple
 from .segment import SegmentReader
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from .format.bundle import Bundled, Items
 
 __all__ = ["Bundle"]
+
+_WORTH_JOINING = 8  # records a batch; with so many, their values are joined and then decoded as one column
 
 
 @cache
@@ -158,10 +161,18 @@ class Bundle:
             if facts.keyed is not None:
                 keys = [key if keyed else None for key, keyed in zip(keys, facts.keyed[take].tolist(), strict=True)]
         fields = zip(
-            repeat(self.partition), offsets, facts.timestamps[take].tolist(), keys, self._items(facts.values),
-            repeat(()), offsets[1:],
+            repeat(self.partition), offsets, facts.timestamps[take].tolist(), keys, self._values(), repeat(()),
+            offsets[1:],
         )  # fmt: skip
         return list(map(new_tuple, repeat(Record), fields))
+
+    def _values(self) -> Iterable[bytes | None]:
+        facts = self._facts
+        batches = facts.batches_of(self._first, self._stop)
+        if len(self) < _WORTH_JOINING * max(1, len(batches)):
+            return self._items(facts.values)
+        body, column = facts.values.together(self._block, self._first, self._stop, batches)
+        return decode_binary(body, 0, column)
 
     def _items(self, items: Items) -> Iterator[bytes]:
         take = slice(self._first, self._stop)

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..config import MAX_BATCH_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
 from .batch import HEADER_BYTES, MAGIC, VERSION, crc32c
-from .columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS
+from .columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, BinaryColumn
 
 __all__ = ["Bundled", "Items", "bundled"]
 
@@ -55,6 +55,21 @@ class Items(NamedTuple):
     ends: Numbers  # int64[records]
     columns: Numbers  # int64[batches]: where each batch's items begin in the block
     sizes: Numbers  # int64[batches]: the bytes of each batch's items
+
+    def together(self, block: bytes, first: int, stop: int, batches: range) -> tuple[bytes, BinaryColumn]:
+        """The items [first, stop), all those of these batches, as a body with one column.
+
+        The items of a batch lie together, so they are copied batch by batch.
+        """
+        starts, ends = self.starts[first:stop], self.ends[first:stop]
+        begins = self.columns[batches.start : batches.stop]
+        stops = (begins + self.sizes[batches.start : batches.stop]).tolist()
+        begins = begins.tolist()
+        begins[0], stops[-1] = int(starts[0]), int(ends[-1])  # of these two batches some may be left out
+        offsets = np.zeros(len(starts) + 1, "<i4")
+        np.cumsum(ends - starts, out=offsets[1:])
+        body = b"".join([offsets.tobytes(), *map(block.__getitem__, map(slice, begins, stops))])
+        return body, BinaryColumn(len(starts), 0, offsets.nbytes, int(offsets[-1]))
 
 
 class Bundled(NamedTuple):
