@@ -17,7 +17,7 @@ CP = "cp, sync"
 TWICE = f'{OURS}, acks="all" on two directories of one disk'
 SPINNING = f"{OURS}, spin=timedelta(milliseconds=20)"
 GENERAL = f"{OURS}, general ways"  # without the short ways for one record (decision 28)
-IMPORTED = f"{OURS}, pyarrow imported"  # by which loglib slices then
+IMPORTED = f"{OURS}, pyarrow imported"  # by which loglib joins and slices then
 INOTIFY = "file and inotify"
 OBVIOUS = "obvious log"
 SQLITE = "sqlite3"
@@ -111,6 +111,7 @@ def _unsynced_write_cases(sizes: Sizes) -> list[Case]:
                 Run(label, _write(system, sizes, shape, 10_000))
                 for label, system in (
                     (OURS, "loglib"),
+                    (IMPORTED, "loglib, with Arrow"),
                     (RAW, "raw"),
                     (f"{FLOOR}: join, CRC, write", "floor"),
                     (OBVIOUS, "obvious"),

@@ -33,8 +33,11 @@ class FlushingWriter(Protocol):
 
 def open_writer(system: str, directory: Path, *, flush: str, gather: bool, partitions: int) -> FlushingWriter:
     """Open `system` in an empty directory. With `gather`, several calls make one commit of 10,000 messages."""
-    if system == "loglib":
+    if system in ("loglib", "loglib, with Arrow"):
         import ours
+
+        if system != "loglib":
+            import pyarrow  # noqa: F401  by which loglib encodes then
 
         topic = ours.open_topic(directory, flush=flush, partitions=partitions)
         return ours.SyncedCalls(topic) if flush == "fsync" else topic

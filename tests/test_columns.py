@@ -12,15 +12,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from builders import BODY_AT, EVERYTHING, PLAIN, batch_of, encoded, forged, header_of, read_back, write_segment
+from builders import BODY_AT, EVERYTHING, PLAIN, batch_of, calm, encoded, forged, header_of, read_back, write_segment
 from conftest import run_python
 from loglib import Batch, CorruptLogError, LogError, RecordTooLargeError, Topic
 from loglib.format import columns
-from loglib.format.batch import layout
-from loglib.format.columns import Columns, Sizes
+from loglib.format.batch import encode_body, layout
+from loglib.format.columns import Columns
 from loglib.segment import HEADER_BYTES
+
+
+class Text(bytes):
+    """Bytes of a class of its own."""
+
+    def __new__(cls, text: str) -> Text:
+        return super().__new__(cls, text.encode())
 
 
 @pytest.fixture(autouse=True, params=["standard library", "arrow"])
@@ -60,6 +70,49 @@ def test_part_takes_the_same_records_of_each_column() -> None:
     cut: list[Any] = [column[1:3] for column in EVERYTHING if column is not None]
     assert part == Columns(*cut)
     assert PLAIN.part(slice(1, 3)) == Columns([b"beta", b"gamma"])
+
+
+ITEMS = st.lists(st.binary(max_size=9) | st.binary(min_size=5, max_size=5).map(bytearray), min_size=1, max_size=1200)
+
+
+@settings(calm, max_examples=60)
+@given(items=ITEMS, odd=st.sampled_from([None, memoryview(b"view"), Text("of a class of its own")]), at=st.integers(0))
+def test_both_ways_to_make_a_column_make_the_same(items: list[Any], odd: Any, at: int) -> None:
+    for values in (items, [*items[: at % len(items)], odd, *items]):
+        made = []
+        for may in (False, True):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(columns, "_may_use_arrow", lambda may=may: may)
+                patch.setattr(columns, "_ARROW_LEAST", 1)
+                made.append(encoded(Columns(values, values)))
+        assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("odd", ["text", 7, memoryview(array("i", [1, 2]))], ids=["text", "number", "numbers"])
+@pytest.mark.parametrize("count", [0, 700])
+def test_neither_way_takes_what_is_not_bytes(odd: Any, count: int) -> None:
+    """Arrow by itself would take text."""
+    values = [b"x" * (n % 5) for n in range(count)]
+    with pytest.raises(TypeError):
+        columns.encode(Columns([*values, odd, b"xy"]))
+
+
+def test_items_that_arrow_would_keep_in_chunks_are_joined_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it does above 2 GiB."""
+    values: list[bytes | None] = [b"x" * (n % 5) for n in range(700)]
+    whole = encoded(Columns(values))
+    made = pa.array
+    monkeypatch.setattr(pa, "array", lambda *arguments: pa.chunked_array([made(*arguments)]))
+    assert encoded(Columns(values)) == whole
+
+
+def test_limit_counts_before_much_is_copied_and_after() -> None:
+    values = [b"x" * (100 + n % 7) for n in range(800)]
+    size = sum(map(len, values))
+    for limit in (size - 1, size // 3):
+        with pytest.raises(RecordTooLargeError):
+            columns.encode(Columns(values), limit_bytes=limit)
+    assert columns.encode(Columns(values), limit_bytes=size).value_bytes == size
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 64])
@@ -104,9 +157,17 @@ def test_columns_that_are_kept_for_the_next_batch_are_small_together() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1 << 26] * 32, [1 << 30, 1 << 30, 1]], ids=["uniform", "mixed"])
-def test_column_beyond_32_bits_is_refused_before_it_is_joined(sizes: list[int]) -> None:
+def test_column_beyond_32_bits_is_refused_before_it_is_joined(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sized(bytes):
+        def __len__(self) -> int:
+            return next(left)
+
+    left = iter(sizes)
+    monkeypatch.setattr(columns, "_may_use_arrow", lambda: False)
     with pytest.raises(RecordTooLargeError) as caught:
-        columns.encode(Columns([b""] * len(sizes)), Sizes(sizes, None))
+        columns.encode(Columns([Sized()] * len(sizes)))
     assert caught.value.size_bytes == sum(sizes)
 
 
@@ -115,11 +176,10 @@ def test_item_whose_length_is_not_its_size_is_refused() -> None:
         columns.encode(Columns([memoryview(array("i", [1, 2]))]))  # type: ignore[list-item]
 
 
-def test_columns_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MAX_BATCH_BYTES", 1000)
-    encoded(Columns([bytes(500)], [bytes(500)]))
+def test_columns_beyond_the_limit_are_refused() -> None:
+    encode_body(Columns([bytes(500)], [bytes(500)]), codec=0, limit_bytes=1000)
     with pytest.raises(RecordTooLargeError) as caught:
-        encoded(Columns([bytes(500)], [bytes(501)]), codec=1)
+        encode_body(Columns([bytes(500)], [bytes(501)]), codec=1, limit_bytes=1000)
     assert (caught.value.size_bytes, caught.value.limit_bytes) == (1001, 1000)
 
 

@@ -17,8 +17,9 @@ from typing import TypeVar
 
 from ..arguments import check_columns, record_sizes
 from ..config import TopicConfig
+from ..errors import RecordTooLargeError
 from ..format.batch import Body, encode_body
-from ..format.columns import Columns, Sizes
+from ..format.columns import Columns
 
 __all__ = ["chunks", "encode_all"]
 
@@ -81,16 +82,12 @@ def _encode(part: Columns, config: TopicConfig, codec: int, *, first: int) -> It
 
 
 def _encode_unchecked(part: Columns, codec: int, *, limit_bytes: int) -> Body | None:
-    """The records as one batch; None if they need a full check: nulls, headers, values that are not bytes, too many."""
+    """The records as one batch; None if they need a full check: headers, values that are not bytes, too many bytes."""
     if part.headers is not None:
         return None
     try:
-        keys = None if part.keys is None else list(map(len, part.keys))  # type: ignore[arg-type]
-        sizes = Sizes(list(map(len, part.values)), keys)  # type: ignore[arg-type]
-        if sum(sizes.values) + sum(keys or ()) > limit_bytes:
-            return None
-        return encode_body(part, codec=codec, sizes=sizes)
-    except TypeError:
+        return encode_body(part, codec=codec, limit_bytes=limit_bytes)
+    except (RecordTooLargeError, TypeError):
         return None
 
 

@@ -49,7 +49,7 @@ from fastcrc import crc32
 from ..config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
 from ..system.files import Buffer
 from . import codec as codecs
-from .columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, Columns, Encoded, Layout, Sizes, aligned, encode
+from .columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, Columns, Encoded, Layout, aligned, encode
 from .columns import layout as layout_of_columns
 
 __all__ = [
@@ -195,16 +195,16 @@ def make_salt(log_id: bytes, partition: int) -> int:
 # --- records to bytes -------------------------------------------------------------------------
 
 
-def encode_body(columns: Columns, *, codec: int, sizes: Sizes | None = None) -> Body:
+def encode_body(columns: Columns, *, codec: int, limit_bytes: int = MAX_BATCH_BYTES) -> Body:
     """Encode the records. Without a timestamp column they get the time of appending.
 
-    `sizes`, if already counted, save a pass over the values and keys. Raises `RecordTooLargeError` or
-    `ValueError` for more than a batch can hold, and `TypeError` for a value or key that is neither null nor bytes.
+    Raises `RecordTooLargeError` or `ValueError` for more than the limit or a batch can hold, and `TypeError` for a
+    value or key that is neither null nor bytes.
     """
     count = len(columns.values)
     if count > MAX_RECORDS_PER_BATCH:
         raise ValueError(f"a batch holds at most {MAX_RECORDS_PER_BATCH} records, not {count}; append them in parts")
-    return body_of(encode(columns, sizes), count, codec=codec)
+    return body_of(encode(columns, limit_bytes=limit_bytes), count, codec=codec)
 
 
 def body_of(encoded: Encoded, count: int, *, codec: int) -> Body:

@@ -50,7 +50,6 @@ __all__ = [
     "Headers",
     "HeadersColumn",
     "Layout",
-    "Sizes",
     "aligned",
     "bitmap_bytes",
     "decode_binary",
@@ -103,13 +102,6 @@ class Columns(NamedTuple):
             None if timestamps is None else timestamps[take],
             None if headers is None else headers[take],
         )
-
-
-class Sizes(NamedTuple):
-    """The size of each value, and of each key if there are keys, in bytes; for columns without nulls."""
-
-    values: list[int]
-    keys: list[int] | None
 
 
 class Encoded(NamedTuple):
@@ -231,15 +223,15 @@ def _last_offset(data: Buffer, at: int, count: int) -> int:
 # --- records to bytes -------------------------------------------------------------------------
 
 
-def encode(columns: Columns, sizes: Sizes | None = None) -> Encoded:
+def encode(columns: Columns, *, limit_bytes: int = MAX_BATCH_BYTES) -> Encoded:
     """Encode the records. Without a timestamp column they get the time of appending.
 
-    `sizes`, if already counted, save a pass over the values and keys. Raises `RecordTooLargeError` for more than
-    a batch can hold, and `TypeError` for a value or key that is neither null nor bytes.
+    Raises `RecordTooLargeError` if they have more than `limit_bytes` of keys, values and headers, before more than
+    twice as much is copied, and `TypeError` for a value or key that is neither null nor bytes.
     Loops in C over whole lists make the columns, because work per record is too slow in Python.
     """
-    values = _encode_binary(columns.values, sizes and sizes.values)
-    keys = _NO_COLUMN if columns.keys is None else _encode_binary(columns.keys, sizes and sizes.keys)
+    values = _encode_binary(columns.values, limit_bytes)
+    keys = _NO_COLUMN if columns.keys is None else _encode_binary(columns.keys, limit_bytes)
     flags, before_items, headers = 0, [values.offsets], b""
     if columns.keys is not None:
         flags |= KEYS
@@ -260,8 +252,8 @@ def encode(columns: Columns, sizes: Sizes | None = None) -> Encoded:
         flags |= HEADERS
         header_counts, headers = _encode_headers(columns.headers)
         before_items.append(header_counts)
-    if (size := values.size_bytes + keys.size_bytes + len(headers)) > MAX_BATCH_BYTES:
-        raise RecordTooLargeError("the batch", size, MAX_BATCH_BYTES)
+    if (size := values.size_bytes + keys.size_bytes + len(headers)) > limit_bytes:
+        raise RecordTooLargeError("the batch", size, limit_bytes)
     parts: list[Buffer] = []
     for each in before_items:
         _add(parts, [each], len(each))
@@ -279,7 +271,7 @@ class _Column(NamedTuple):
     """One encoded binary column."""
 
     offsets: bytes
-    pieces: list[bytes]
+    pieces: Sequence[Buffer]
     size_bytes: int  # of the pieces
     validity: bytes  # bitmap; empty when nothing is null
 
@@ -287,22 +279,36 @@ class _Column(NamedTuple):
 _NO_COLUMN = _Column(b"", [], 0, b"")
 
 
-def _encode_binary(items: Sequence[bytes | None], sizes: list[int] | None = None) -> _Column:
+def _encode_binary(items: Sequence[bytes | None], limit_bytes: int = MAX_BATCH_BYTES) -> _Column:
+    if len(items) >= _ARROW_LEAST and _may_use_arrow() and _differ(items):
+        from .items import column
+
+        if (found := column(items, limit_bytes)) is not None:
+            return _new_tuple(_Column, (*found, b""))
     validity = b""
-    if sizes is None:
-        try:
-            sizes = list(map(len, items))  # type: ignore[arg-type]
-        except TypeError:  # a null has no len(); nulls are rare, so this check is cheap
-            validity = _bitmap([item is not None for item in items])
-            items = [b"" if item is None else item for item in items]
-            sizes = list(map(len, items))  # type: ignore[arg-type]
+    try:
+        sizes = list(map(len, items))  # type: ignore[arg-type]
+    except TypeError:  # a null has no len(); nulls are rare, so this check is cheap
+        validity = _bitmap([item is not None for item in items])
+        items = [b"" if item is None else item for item in items]
+        sizes = list(map(len, items))  # type: ignore[arg-type]
     size_bytes = sum(sizes)
-    if size_bytes > MAX_BATCH_BYTES:  # checked here, because offsets have only 32 bits
-        raise RecordTooLargeError("the batch", size_bytes, MAX_BATCH_BYTES)
+    if size_bytes > limit_bytes:  # checked here, because offsets have only 32 bits
+        raise RecordTooLargeError("the batch", size_bytes, limit_bytes)
     pieces = _joined(items, size_bytes)  # type: ignore[arg-type]
     if sum(map(len, pieces)) != size_bytes:
         raise TypeError("an item whose length is not its size in bytes")  # for example a view of larger numbers
     return _new_tuple(_Column, (_encode_offsets(sizes), pieces, size_bytes, validity))
+
+
+def _may_use_arrow() -> bool:
+    """Whether the program has imported what items.py needs."""
+    return {"pyarrow", "numpy"} <= sys.modules.keys() and sys.byteorder == "little"
+
+
+def _differ(items: Sequence[bytes | None]) -> bool:
+    """Whether the sizes of items differ, as far as a few of them tell. Those of one size need no Arrow."""
+    return len({None if item is None else len(item) for item in items[:: max(1, len(items) // 8)]}) > 1
 
 
 def _encode_offsets(sizes: list[int]) -> bytes:
@@ -359,7 +365,7 @@ def decode_binary(data: bytes, body_at: int, at: BinaryColumn) -> list[bytes | N
     items: list[bytes | None]
     if stored and stored == _uniform_offsets(size // count, count):  # items of one size unpack twice as fast
         items = list(_uniform_struct(size // count, count).unpack_from(data, body_at + items_at))
-    elif count >= _ARROW_LEAST and {"pyarrow", "numpy"} <= sys.modules.keys() and sys.byteorder == "little":
+    elif count >= _ARROW_LEAST and _may_use_arrow():
         from .items import items as through_arrow
 
         null_at = None if validity is None else body_at + validity
