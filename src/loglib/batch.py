@@ -29,6 +29,7 @@ from .format.columns import (
     decode_timestamps,
 )
 from .records import Record, new_tuple, to_datetime
+from .system.heap import keep_arenas
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -185,6 +186,7 @@ class Batch(Shown):
         """The values; None for null."""
         if self._values is None:
             self._values = self._decoded(decode_binary, self._layout.values)
+            keep_arenas(self._values)
         return self._values
 
     @property
