@@ -299,21 +299,19 @@ class Cursor(Unique):
         If the disk has lost a write, the older bytes from before a crash are visible: a batch that fits its
         place, but the next batch does not follow it.
         """
-        last_read = self._last_read
+        last_read, headers = self._last_read, [stored_header(each) for each in batches]
         before = last_read[1] if last_read is not None and last_read[0] == self.position else None
-        ends = [before, *(stored_header(each).header_crc for each in batches)]
-        links = [
-            *(stored_header(each).previous_crc for each in batches),
-            self._link_at(batches[-1].next_offset, segment, limit),
-        ]
+        last = headers[-1]
+        ends = [before, *[each.header_crc for each in headers]]
+        links = [*[each.previous_crc for each in headers], self._link_at(last.next_offset, segment, limit)]
+        if ends[1:-1] == links[1:-1] and ends[0] in (None, links[0]) and links[-1] in (None, ends[-1]):
+            self._last_read = last.next_offset, last.header_crc
+            return
         wrong = [
             index
             for index, (end, link) in enumerate(zip(ends, links, strict=True))
             if None not in (end, link) and end != link
         ]
-        if not wrong:
-            self._last_read = batches[-1].next_offset, stored_header(batches[-1]).header_crc
-            return
         index = wrong[0]
         strange = index if index + 1 in wrong else index - 1  # -1: it was returned before the next batch was flushed
         if strange > 0:
