@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from loglib import (
     testing,
 )
 from loglib.archiving.manifest import ArchivedFile, ArchivedPartition, decode, encode
-from loglib.archiving.place import Place, newest
+from loglib.archiving.place import DirectoryPlace, newest
 from loglib.sealed import seal
 from loglib.system.files import REAL, Files
 from loglib.testing import FaultyFiles, FullDisk, MemoryFiles, RecordingFiles, ShortWrites
@@ -304,7 +304,7 @@ def test_a_log_that_is_behind_its_archive_is_refused(open_topic: Open, to: Path)
     sealed(topic, segments=1)
     made = archive(topic, to)
     ahead = made.partitions[0]._replace(end=made.ends[0] + 1)
-    with Place(REAL, str(to), 0o600) as place:
+    with closing(DirectoryPlace(REAL, str(to), 0o600)) as place:
         assert place.commit(made._replace(version=2, partitions=(ahead,)))
     with pytest.raises(OffsetOutOfRangeError):
         archive(topic, to)
@@ -396,7 +396,7 @@ def test_a_manifest_under_another_number_is_damaged(open_topic: Open, to: Path) 
 def test_manifests_that_vanish_while_they_are_read_are_looked_for_again(to: Path) -> None:
     files = MemoryFiles()
     files.make_directories("/a")
-    with Place(files, "/a", 0o600) as place:
+    with closing(DirectoryPlace(files, "/a", 0o600)) as place:
         assert place.commit(Archived(1, bytes(16), "t", 0, ()))
 
     class Vanishing(RecordingFiles):
@@ -421,7 +421,8 @@ def test_old_manifests_go_and_their_numbers_are_not_taken_for_new_ones(monkeypat
     files = MemoryFiles()
     files.make_directories("/a")
     versions = [Archived(number, bytes(16), "t", 0, ()) for number in range(8)]
-    with Place(files, "/a", 0o600) as place, Place(files, "/a", 0o600) as other:
+    one, two = DirectoryPlace(files, "/a", 0o600), DirectoryPlace(files, "/a", 0o600)
+    with closing(one) as place, closing(two) as other:
         for each in versions[1:7]:
             assert place.commit(each)
             assert not other.commit(each), "of several processes one commits a version"
@@ -469,7 +470,7 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(open_topic: Open, to
 def test_files_of_a_live_process_are_not_swept(open_topic: Open, to: Path) -> None:
     topic = open_topic()
     sealed(topic)
-    with Place(REAL, str(to), 0o600) as place:
+    with closing(DirectoryPlace(REAL, str(to), 0o600)) as place:
         unfinished = place.partition(0).path_of(f"{0:020d}-{100:020d}-{'b' * 16}.parquet")
         Path(unfinished).write_bytes(b"x")
         archive(topic, to)
@@ -485,7 +486,7 @@ def test_whoever_sweeps_is_waited_for(to: Path, monkeypatch: pytest.MonkeyPatch)
     try:
         assert REAL.try_lock(fd)
         with pytest.raises(LockedError, match="sweeps"):
-            Place(REAL, str(to), 0o600)
+            DirectoryPlace(REAL, str(to), 0o600)
     finally:
         REAL.close(fd)
 

@@ -118,7 +118,7 @@ def test_files_that_are_not_real_are_refused_before_anything_is_written() -> Non
     files = CrashFS()
     files.make_directories("/data")
     with testing.open_topic("/data/t", files=files) as topic:
-        with pytest.raises(ValueError, match="real files"):
+        with pytest.raises(ValueError, match="needs a directory"):
             archive(topic, "/data/archive", delta=True)
         assert not files.exists("/data/archive")
 

@@ -33,8 +33,8 @@ LAYERS = [
         "append/helper", "retention", "transactions/home", "transactions/state", "archiving/place", "archiving/parquet",
     },
     {
-        "log", "transactions/store", "archiving/floor", "append/spreading", "append/pieces", "replication/copied",
-        "replication/members",
+        "log", "transactions/store", "archiving/floor", "archiving/objects", "append/spreading", "append/pieces",
+        "replication/copied", "replication/members",
     },
     {"donors"},
     {"cursor", "append/tail", "replication/source", "replication/choice", "tiering/place"},
@@ -84,6 +84,7 @@ MAY_IMPORT = {
     "__init__": {"fcntl"}, "format/columns": {"io"}, "system/files": {"fcntl"}, "testing/memory": {"fcntl"},
     "cli/streams": {"subprocess"},  # its user names a command, such as ssh, that carries a stream
     "archiving/parquet": {"io"},  # the base of what Arrow takes for a file; its calls go to `Files`
+    "archiving/objects": {"tempfile"},  # a file that is compared before it is uploaded
 }  # fmt: skip
 
 

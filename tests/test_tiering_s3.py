@@ -376,7 +376,7 @@ def test_manifests_that_are_far_behind_go(
 def test_what_is_no_s3_place_is_refused_without_its_secrets(open_topic: Open, store: S3Server, key: str) -> None:
     topic = open_topic()
     for uri, what in {
-        "gs://user:secret@bucket/x": "segments are uploaded to s3://... or to a directory",
+        "gs://user:secret@bucket/x": "uploading goes to s3://... or to a directory",
         "s3://key:secret@bucket/x?colour=blue": "no URI that pyarrow",
     }.items():
         with pytest.raises(ValueError, match=what) as raised:

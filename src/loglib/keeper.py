@@ -28,6 +28,7 @@ from functools import cache, partial
 from . import description, role
 from .append.writer import Writer
 from .archiving.floor import Floors
+from .archiving.place import is_in_a_store
 from .config import LEAST_SEALED_BYTES, MAX_OFFSET, TopicConfig, microseconds
 from .errors import LockedError, LogError, StorageFullError, together
 from .index import SegmentIndex
@@ -257,7 +258,7 @@ class Keeper(Unique):
             log_id = self._kept[0].log.identity.log_id
             before_us = self._clock.moment().wall_us - microseconds(policy.archive_grace)
             place = place_of(self._files, self._path, str(archive))
-            if place is not None:
+            if place is not None and not is_in_a_store(place):
                 return TierFloors(self._files, self._path, place, log_id, before_us=before_us)
             return Floors(self._files, self._path, str(archive), log_id, before_us=before_us)
 

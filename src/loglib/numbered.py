@@ -21,8 +21,9 @@ from typing import Protocol, TypeVar
 
 from .errors import CorruptLogError
 from .system.directory import Directory
+from .system.files import Files
 
-__all__ = ["TEMPORARY", "DirectorySlots", "OpenSlots", "Slots", "commit", "name_of", "newest"]
+__all__ = ["TEMPORARY", "DirectorySlots", "FileSlots", "OpenSlots", "Slots", "commit", "name_of", "newest"]
 
 VERSIONS_KEPT = 64
 TEMPORARY = re.compile(r"\.(.+)\.tmp")
@@ -134,3 +135,20 @@ class DirectorySlots:
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):  # another process does the same
             self._directory.unlink(name)
+
+
+class FileSlots:
+    """Objects of a store below a path, for reading. What is there once is durable."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self._path = path
+
+    def path_of(self, name: str) -> str:
+        return f"{self._path}/{name}"
+
+    def names(self) -> list[str]:
+        return self._files.listdir(self._path)
+
+    def read(self, name: str) -> bytes:
+        return self._files.read_whole(self.path_of(name), _MOST_BYTES)

@@ -4,9 +4,9 @@ Invariant: archiving goes on where the newest manifest ends, in each partition. 
 it was synced, read back and compared with the log. So a crash, a second run or another archiver doubles nothing and
 leaves nothing out.
 
-    write      <name>.tmp, row group by row group; synced, read back, compared
-    name       a link to a name that was never used; the directory is synced
-    commit     after some files: the next manifest (place.py)
+    write      a file without a name, row group by row group; synced, read back, compared
+    name       one that was never used (place.py, objects.py)
+    commit     after some files: the next manifest
 
 Whoever finds that another process has committed meanwhile throws its own files away, and goes on from there.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
@@ -26,13 +27,14 @@ from ..description import NAME
 from ..errors import LogError, OffsetOutOfRangeError
 from ..reader import OnGap, Reader, StartLike
 from ..system.clock import SYSTEM
-from ..system.files import REAL
+from ..system.files import REAL, Files
+from ..tiering.storage import is_remote, local_path
 from ..topic import Topic
 from . import delta as delta_table
 from . import parquet
 from .manifest import Archived, ArchivedFile, ArchivedPartition, file_name
 from .past import Past, stream
-from .place import Place, load
+from .place import DirectoryPlace, Place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,11 +92,9 @@ def archive(
                 delta=delta,
             )  # fmt: skip
     files, path = topic._files, _path(to)  # noqa: SLF001
-    if files.exists(os.path.join(path, NAME)):
-        raise ValueError(f"{path} is a topic; an archive is a directory of its own")
     if delta:
-        delta_table.check_delta(files)
-    with Place(files, path, topic.config.permissions) as place:
+        delta_table.check_delta(files, path)
+    with closing(_place(files, path, topic.config.permissions)) as place:
         made = _Archiver(topic, place, file_bytes, row_group_bytes, on_gap, progress).run()
         if delta:
             delta_table.publish(files, path, made)
@@ -102,18 +102,29 @@ def archive(
 
 
 def archived(to: str | os.PathLike[str]) -> Archived:
-    """What the archive in the directory `to` holds: its files, with their ranges of offsets and times.
+    """What the archive `to`, a directory or a URI, holds: its files, with their ranges of offsets and times.
 
     Raises `FileNotFoundError` if there is no archive, and `CorruptLogError` if its manifest is damaged.
     """
-    return load(REAL, _path(to))
+    return Past.load(REAL, _path(to)).archived
 
 
 def _path(to: str | os.PathLike[str]) -> str:
     given = os.fsdecode(to)
     if not given:
         raise ValueError("the path of an archive is empty; give its directory")
-    return os.path.abspath(given)
+    return given if is_remote(given) else os.path.abspath(local_path(given))
+
+
+def _place(files: Files, path: str, permissions: int) -> Place:
+    """The archive at a path or a URI."""
+    if is_remote(path):
+        from .objects import ObjectPlace
+
+        return ObjectPlace(path)
+    if files.exists(os.path.join(path, NAME)):
+        raise ValueError(f"{path} is a topic; an archive is a directory of its own")
+    return DirectoryPlace(files, path, permissions)
 
 
 class _Archiver:
@@ -124,7 +135,7 @@ class _Archiver:
         progress: Progress | None,
     ) -> None:  # fmt: skip
         self._topic = topic
-        self._files = topic._files  # noqa: SLF001
+        self._random_bytes = topic._files.random_bytes  # noqa: SLF001
         self._clock = topic._clock  # noqa: SLF001
         self._place = place
         self._file_bytes = file_bytes
@@ -216,24 +227,13 @@ class _Archiver:
         return reader, iter(reader.arrow(_COLUMNS, batch_bytes=min(self._row_group_bytes, _BATCH_BYTES)))
 
     def _write_file(self, partition: int, start: int, end: int, records: Iterator[pa.RecordBatch]) -> ArchivedFile:
-        directory = self._place.partition(partition)
-        path = file_name(partition, start, end, self._files.random_bytes(8))
-        name = os.path.basename(path)
-        temporary, topic = f".{name}.tmp", self._topic.name
-        fd = directory.create(temporary, self._topic.config.permissions)
-        try:
-            try:
-                written = parquet.write(self._files, fd, topic, records, row_group_bytes=self._row_group_bytes)
-                reader, again = self._read(partition, start, end)
-                with reader:
-                    parquet.compare(self._files, fd, directory.path_of(temporary), written, topic, again)
-            finally:
-                self._files.close(fd)
-            directory.link(temporary, name)
-        finally:
-            directory.unlink(temporary)
-        directory.sync()
-        return ArchivedFile(path, start, end, *written, added=self._clock())
+        name, topic = file_name(partition, start, end, self._random_bytes(8)), self._topic.name
+        with self._place.new_file(name) as (files, fd, path):
+            written = parquet.write(files, fd, topic, records, row_group_bytes=self._row_group_bytes)
+            reader, again = self._read(partition, start, end)
+            with reader:
+                parquet.compare(files, fd, path, written, topic, again)
+        return ArchivedFile(name, start, end, *written, added=self._clock())
 
     def _give_up(self, added: list[ArchivedFile]) -> None:
         """Another process has committed this version. What it has not named goes."""

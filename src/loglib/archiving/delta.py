@@ -27,6 +27,7 @@ from ..errors import LogError
 from ..records import to_datetime
 from ..system.directory import Directory
 from ..system.files import Files
+from ..tiering.storage import is_remote
 from . import parquet
 from .manifest import Archived, ArchivedFile, ArchivedPartition
 from .place import DIRECTORY
@@ -45,12 +46,12 @@ _ACTIONS = "loglib.actions"  # in a commit of ours: how many files and versions 
 _CONFIGURATION = {"delta.appendOnly": "true"}  # no engine deletes or changes rows of the past
 
 
-def check_delta(files: Files) -> None:
+def check_delta(files: Files, path: str) -> None:
     """`ImportError` without the package; `ValueError` for files that it cannot write."""
     import deltalake.transaction  # noqa: F401
 
-    if not files.real:
-        raise ValueError("delta=True needs real files: the package deltalake writes its log by itself")
+    if not files.real or is_remote(path):
+        raise ValueError("delta=True needs a directory: the package deltalake writes its log by itself")
 
 
 def publish(files: Files, path: str, archived: Archived) -> None:

@@ -15,8 +15,9 @@ import os
 from ..errors import LogError
 from ..retention import ArchiveHold
 from ..system.files import Files
+from ..tiering.storage import is_remote, storage_of
 from .manifest import Archived
-from .place import load
+from .place import files_of, load
 
 __all__ = ["Floors"]
 
@@ -27,17 +28,19 @@ class Floors:
     """The floors of a topic's partitions. Reads the manifest once, and raises nothing."""
 
     def __init__(self, files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> None:
-        """`archive` may be relative to the topic's directory. What came to it at `before_us` or later is too young."""
+        """A path may be relative to the topic's directory. What came to it at `before_us` or later is too young."""
+        given = archive if is_remote(archive) else os.path.normpath(os.path.join(topic_path, archive))
+        self._path = storage_of(given)[1]
         self._files = files
-        self._path = os.path.normpath(os.path.join(topic_path, archive))
         self._before_us = before_us
         self._archived: Archived | None = None
         try:
-            archived = load(files, self._path)
+            self._files = files_of(files, given)
+            archived = load(self._files, self._path)
             if archived.log_id != log_id:
                 raise LogError(f"it is the archive of another log, with the id {archived.log_id.hex()}")
             self._archived = archived
-        except (LogError, OSError) as error:
+        except (LogError, OSError, ValueError, ImportError) as error:
             logger.warning("%s: retention drops nothing without its archive %s: %s", topic_path, self._path, error)
 
     def hold(self, partition: int, start: int) -> ArchiveHold:

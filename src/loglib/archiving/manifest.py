@@ -28,10 +28,10 @@ from ..config import MAX_OFFSET
 from ..errors import CorruptLogError, UnsupportedFormatError
 from ..sealed import seal, unseal
 
-__all__ = ["Archived", "ArchivedFile", "ArchivedPartition", "decode", "encode", "file_name", "is_file_name"]
+__all__ = ["Archived", "ArchivedFile", "ArchivedPartition", "decode", "encode", "end_of", "file_name", "is_file_name"]
 
 FORMAT = 1
-_FILE = re.compile(r"\d{4}/\d{20}-\d{20}-[0-9a-f]{16}\.parquet")
+_FILE = re.compile(r"\d{4}/\d{20}-(\d{20})-[0-9a-f]{16}\.parquet")
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
@@ -97,7 +97,13 @@ def file_name(partition: int, start: int, end: int, chance: bytes) -> str:
 
 def is_file_name(name: str) -> bool:
     """Whether `file_name` may have made it."""
-    return _FILE.fullmatch(name) is not None
+    return end_of(name) is not None
+
+
+def end_of(name: str) -> int | None:
+    """The offset behind the file of this name; None if `file_name` has not made it."""
+    found = _FILE.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def encode(archived: Archived) -> bytes:

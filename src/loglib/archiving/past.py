@@ -19,9 +19,10 @@ from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
 from ..reader import Reader, StartLike
 from ..records import to_datetime
 from ..system.files import Files
+from ..tiering.storage import is_remote, local_path, storage_of
 from . import parquet
 from .manifest import Archived, ArchivedFile, ArchivedPartition
-from .place import load
+from .place import files_of, load
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,9 +59,12 @@ class Past:
 
     @classmethod
     def load(cls, files: Files, path: str | os.PathLike[str]) -> Past:
-        """The archive at the path as it is now; `FileNotFoundError` if there is none."""
-        absolute = os.path.abspath(os.fsdecode(path))
-        return cls(files, absolute, load(files, absolute))
+        """The archive at a path or a URI as it is now; `FileNotFoundError` if there is none. `files` are for paths."""
+        given = os.fsdecode(path)
+        files, found = files_of(files, given), storage_of(given)[1]
+        if not is_remote(given):
+            found = os.path.abspath(local_path(found))
+        return cls(files, found, load(files, found))
 
     def check_log(self, log_id: bytes, path: str) -> None:
         """Refuse the archive of another log."""

@@ -1,4 +1,4 @@
-"""Place: the directory of an archive: its manifests, one after the other, and the files that these name.
+"""Place: where an archive is: its manifests, one after the other, and the files that these name. Here in a directory.
 
 Invariant: no file that a manifest names is changed, replaced or removed, and no name is used twice. A manifest is
 committed by one `link` to the next number, so of several processes one gets it. What it names was synced before.
@@ -19,19 +19,52 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import NamedTuple, Protocol
 
 from .. import numbered
-from ..numbered import TEMPORARY, DirectorySlots
+from ..errors import LogError
+from ..numbered import TEMPORARY, DirectorySlots, FileSlots
 from ..system.directory import Directory
-from ..system.files import Files
+from ..system.files import REAL, Files
+from ..tiering.storage import is_remote, storage_of
 from ..unique import Unique
 from .manifest import Archived, decode, encode, is_file_name
 
-__all__ = ["DIRECTORY", "Place", "load", "newest"]
+__all__ = ["DIRECTORY", "DirectoryPlace", "NewFile", "Place", "files_of", "is_in_a_store", "load", "newest"]
 
 DIRECTORY = "_loglib"  # engines that read all of a directory pass over names that begin so
 _PARTITION = re.compile(r"\d{4}")
+
+
+class NewFile(NamedTuple):
+    """A file of an archive while it is written: open, empty, and without its name."""
+
+    files: Files
+    fd: int
+    path: str  # for messages
+
+
+class Place(Protocol):
+    """An archive, open for adding to it. `close` it."""
+
+    @property
+    def path(self) -> str:
+        """Where it is, without credentials, for messages."""
+
+    def newest(self) -> Archived | None:
+        """The newest manifest; None in a new archive."""
+
+    def commit(self, archived: Archived) -> bool:
+        """Commit the manifest, which builds on the one before it; False if another process was quicker. Durable."""
+
+    def new_file(self, name: str) -> AbstractContextManager[NewFile]:
+        """A file to be written. When the block ends without an error, it gets its name: all of it is durable then."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file that no manifest names."""
+
+    def close(self) -> None: ...
 
 
 def newest(files: Files, path: str) -> Archived | None:
@@ -39,12 +72,28 @@ def newest(files: Files, path: str) -> Archived | None:
 
     Its name is synced: a power cut does not take away what the caller builds on it.
     """
+    if is_remote(path):
+        slots = FileSlots(files, f"{path}/{DIRECTORY}")
+        return numbered.newest(slots, decode) if files.exists(slots.path_of("")[:-1]) else None
     try:
         directory = Directory.open(files, os.path.join(path, DIRECTORY))
     except (FileNotFoundError, NotADirectoryError):
         return None
     with directory:
         return numbered.newest(DirectorySlots(directory), decode)
+
+
+def files_of(files: Files, given: str) -> Files:
+    """The files in which the archive at a path or a URI is; `files` are for paths. A listing of a store is kept."""
+    return storage_of(given)[0].files() if is_remote(given) else files
+
+
+def is_in_a_store(given: str) -> bool:
+    """Whether the URI is that of an archive in an object store, as far as the store can be reached."""
+    try:
+        return is_remote(given) and newest(files_of(REAL, given), storage_of(given)[1]) is not None
+    except (LogError, OSError, ValueError, ImportError):
+        return False
 
 
 def load(files: Files, path: str) -> Archived:
@@ -55,8 +104,8 @@ def load(files: Files, path: str) -> Archived:
     return found
 
 
-class Place(Unique):
-    """An archive, open for adding to it. `close` it."""
+class DirectoryPlace(Unique):
+    """An archive in a directory."""
 
     def __init__(self, files: Files, path: str, permissions: int) -> None:
         self.path = path
@@ -79,12 +128,6 @@ class Place(Unique):
             self._root.close()
             raise
 
-    def __enter__(self) -> Place:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Release the lock and close the directories."""
         for each in (*self._partitions.values(), self._manifests, self._root):
@@ -99,14 +142,32 @@ class Place(Unique):
     # --- manifests -----------------------------------------------------------------------------------
 
     def newest(self) -> Archived | None:
-        """The newest manifest; None in a new archive."""
         return numbered.newest(self._slots, decode)
 
     def commit(self, archived: Archived) -> bool:
-        """Commit the manifest, which builds on the one before it; False if another process was quicker. Synced."""
         return numbered.commit(self._slots, archived.version, encode(archived))
 
     # --- files ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def new_file(self, name: str) -> Iterator[NewFile]:
+        directory, file = self._within(name)
+        temporary = f".{file}.tmp"
+        fd = directory.create(temporary, self._permissions)
+        try:
+            try:
+                yield NewFile(self._files, fd, directory.path_of(temporary))
+            finally:
+                self._files.close(fd)
+            directory.link(temporary, file)
+        finally:
+            directory.unlink(temporary)
+        directory.sync()
+
+    def _within(self, name: str) -> tuple[Directory, str]:
+        """The directory of the file's partition, and the rest of its name."""
+        number, _, file = name.partition("/")
+        return self.partition(int(number)), file
 
     def partition(self, number: int) -> Directory:
         """The directory of a partition. Its name is synced."""
@@ -119,10 +180,9 @@ class Place(Unique):
         return found
 
     def remove(self, name: str) -> None:
-        """Remove a file that no manifest names."""
-        directory, _, file = name.partition("/")
+        directory, file = self._within(name)
         with suppress(FileNotFoundError):
-            self.partition(int(directory)).unlink(file)
+            directory.unlink(file)
 
     def _sweep(self) -> None:
         """Remove what dead processes have left. No other process adds to the archive meanwhile."""

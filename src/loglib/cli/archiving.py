@@ -22,7 +22,7 @@ __all__ = ["archive"]
 @click.option("--delta", is_flag=True, help="Also make TO a Delta table of the same files; needs the extra [delta].")
 @as_json
 def archive(topic: str, to: str, roll: bool, file_bytes: int, skip_gaps: bool, delta: bool, as_json: bool) -> None:
-    """Write the sealed segments of a topic to Parquet files in the directory TO.
+    """Write the sealed segments of a topic to Parquet files in TO, a directory or s3://bucket/key.
 
     Goes on where the last call ended, and may run beside a writer. Each file is read back and compared with the log
     before it counts. --roll cannot run beside a writer.

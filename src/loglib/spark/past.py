@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import lit
 
 from ..archiving.past import Past, Range
+from ..archiving.place import is_in_a_store
 from ..arguments import partition_numbers
 from ..reader import StartLike
 from ..system.clock import SYSTEM
@@ -87,6 +88,11 @@ def past_and_tail(
 def _place_of(archive: str | os.PathLike[str]) -> str | None:
     """The place of `loglib.tier` that is meant; None if it is an archive of Parquet files."""
     path = os.fspath(archive)
+    if is_in_a_store(path):
+        raise ValueError(
+            "Spark reads Parquet archives in directories that this host and the executors mount; read one in a store "
+            "with loglib.read_archive, or upload segments with loglib.tier, which Spark reads from there"
+        )
     return path if is_remote(path) or is_place(REAL, path) else None
 
 

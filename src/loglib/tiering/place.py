@@ -25,7 +25,7 @@ from ..config import MAX_OFFSET
 from ..errors import LogError
 from ..format.watermark import Mark
 from ..log import Log, Still
-from ..numbered import DirectorySlots
+from ..numbered import DirectorySlots, FileSlots
 from ..segment import Identity, parse_producers_name, parse_segment_name, read_segment_header, segment_name
 from ..system.directory import Directory
 from ..system.files import SYSTEM_CALLS, Files
@@ -36,7 +36,6 @@ from .store import MANIFESTS
 
 __all__ = ["Joined", "JoinedLog", "TierPlace", "is_place", "newest"]
 
-_MOST_BYTES = 1 << 30
 _BY_NUMBER = frozenset({"pread", "fstat", "sendfile"})  # called for files that are open
 
 
@@ -48,28 +47,11 @@ def is_place(files: Files, path: str) -> bool:
     return found is not None and found.role == role.TIER
 
 
-class _ObjectSlots:
-    """The manifests in an object store, for reading."""
-
-    def __init__(self, files: Files, path: str) -> None:
-        self._files = files
-        self._path = path
-
-    def path_of(self, name: str) -> str:
-        return f"{self._path}/{name}"
-
-    def names(self) -> list[str]:
-        return self._files.listdir(self._path)
-
-    def read(self, name: str) -> bytes:
-        return self._files.read_whole(self.path_of(name), _MOST_BYTES)
-
-
 def newest(files: Files, path: str) -> Tiered | None:
     """The newest manifest of a place in an object store; None if there is none."""
     if not is_place(files, path):
         return None
-    return numbered.newest(_ObjectSlots(files, os.path.join(path, MANIFESTS)), decode)
+    return numbered.newest(FileSlots(files, os.path.join(path, MANIFESTS)), decode)
 
 
 class TierPlace(Unique):

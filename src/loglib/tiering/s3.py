@@ -51,15 +51,16 @@ _MISSING = ("NoSuchKey", "404", "NotFound")
 class S3Store:
     """A place below a key of a bucket."""
 
-    def __init__(self, storage: Storage, *, connections: int) -> None:
+    def __init__(self, storage: Storage, *, connections: int, manifests: str = MANIFESTS) -> None:
+        """`manifests`: the directory of the place's manifests."""
         if not storage.uri.startswith("s3:"):
-            raise ValueError(f"{storage.root}: segments are uploaded to s3://... or to a directory")
+            raise ValueError(f"{storage.root}: uploading goes to s3://... or to a directory")
         connect(storage.uri, storage.root)  # refuses what it does not know in the URI, as reading does
         self.path = storage.root
         self._bucket, _, prefix = storage.root.removeprefix("s3://").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._client = _client(storage.uri, connections)
-        self.manifests: OpenSlots = _Manifests(self)
+        self.manifests: OpenSlots = _Manifests(self, manifests)
 
     def close(self) -> None:
         self._client.close()
@@ -185,21 +186,22 @@ class S3Store:
 class _Manifests:
     """The manifests of a place."""
 
-    def __init__(self, store: S3Store) -> None:
+    def __init__(self, store: S3Store, directory: str) -> None:
         self._store = store
+        self._directory = directory
         self._is_conditional = False  # whether the store was seen to refuse a name that is taken
 
     def path_of(self, name: str) -> str:
-        return self._store.path_of(f"{MANIFESTS}/{name}")
+        return self._store.path_of(self._name(name))
 
     def names(self) -> list[str]:
-        return self._store.names_below(MANIFESTS)
+        return self._store.names_below(self._directory)
 
     def read(self, name: str) -> bytes:
-        return b"".join(self._store.blocks(f"{MANIFESTS}/{name}"))
+        return b"".join(self._store.blocks(self._name(name)))
 
     def put_new(self, name: str, content: bytes) -> bool:
-        name = f"{MANIFESTS}/{name}"
+        name = self._name(name)
         if not self._store.put_new(name, content):
             self._is_conditional = True
             return False
@@ -212,7 +214,10 @@ class _Manifests:
         return True
 
     def remove(self, name: str) -> None:
-        self._store.remove(f"{MANIFESTS}/{name}")
+        self._store.remove(self._name(name))
+
+    def _name(self, name: str) -> str:
+        return f"{self._directory}/{name}"
 
 
 def _code(error: Any) -> str:
