@@ -38,9 +38,13 @@ class ObjectPlace(Unique):
     def __init__(self, uri: str) -> None:
         storage, self.path = storage_of(uri)
         self._store = S3Store(storage, connections=1, manifests=DIRECTORY)
-        if self._store.size(NAME) is not None:
-            raise ValueError(f"{self.path} has the segments of a topic; an archive is a place of its own")
-        self._sweep()
+        try:
+            if self._store.size(NAME) is not None:
+                raise ValueError(f"{self.path} has the segments of a topic; an archive is a place of its own")
+            self._sweep()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._store.close()

@@ -226,8 +226,9 @@ def _last_offset(data: Buffer, at: int, count: int) -> int:
 def encode(columns: Columns, *, limit_bytes: int = MAX_BATCH_BYTES) -> Encoded:
     """Encode the records. Without a timestamp column they get the time of appending.
 
-    Raises `RecordTooLargeError` if they have more than `limit_bytes` of keys, values and headers, before more than
-    twice as much is copied, and `TypeError` for a value or key that is neither null nor bytes.
+    Raises `RecordTooLargeError` if they have more than `limit_bytes` of keys, values and headers, in nearly all cases
+    before more than twice as much is copied (see items.py), and `TypeError` for a value or key that is neither null nor
+    bytes.
     Loops in C over whole lists make the columns, because work per record is too slow in Python.
     """
     values = _encode_binary(columns.values, limit_bytes)
