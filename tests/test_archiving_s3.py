@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -113,6 +115,18 @@ def test_retention_waits_for_an_archive_in_a_store(open_topic: Open, clock: Cloc
     store.put(f"{key}/{gone}", content)
     assert [each.drop for each in topic.retain()] == [True, True, False, False]
     assert topic.arrow(archive=store.uri(key)).read_all().num_rows == 15
+
+
+def test_command_archives_to_a_store_and_shows_no_secret(
+    open_topic: Open, store: S3Server, key: str, path: Path
+) -> None:
+    topic = open_topic()
+    seal(topic)
+    command = [sys.executable, "-m", "loglib", "archive", str(path), store.uri(key)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"version 1 of s3://bucket/{key}: 5 records" in ran.stdout + ran.stderr
+    assert "secret" not in ran.stdout + ran.stderr
+    check(archived(store.uri(key)), store, key, topic)
 
 
 # --- refusals ------------------------------------------------------------------------------------

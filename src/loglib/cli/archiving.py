@@ -6,6 +6,7 @@ import click
 
 from ..archiving.archiver import archive as archive_topic
 from ..archiving.manifest import Archived, ArchivedPartition
+from ..tiering.storage import storage_of
 from .bar import bar
 from .given import SIZE, TOPIC, as_json, roll_all
 from .shown import note, print_json, print_table, sized, when
@@ -39,7 +40,7 @@ def archive(topic: str, to: str, roll: bool, file_bytes: int, skip_gaps: bool, d
         return
     print_table([">partition", ">from", ">to", ">files", ">records", ">size", "newest record"], _rows(made))
     size = f"{sized(made.bytes)}, {made.bytes / made.log_bytes:.0%} of the log" if made.log_bytes else "empty"
-    note(f"version {made.version} of {to}: {made.rows:,} records, {size}")
+    note(f"version {made.version} of {storage_of(to)[1]}: {made.rows:,} records, {size}")
 
 
 def _facts(each: ArchivedPartition) -> dict[str, object]:
