@@ -51,9 +51,9 @@ class Columnar(ABC):
         `start` and `end` are as in `read`: a time is found by bisection, and nothing before it is read. `columns` and
         `batch_bytes` are as in `Reader.arrow`. For a stream that does not end: `follow(...).arrow()`.
 
-        With `archive`, a directory or a URI of `loglib.archive`, the records up to the end of the archive come from its files,
-        partition after partition, and then the rest from the log, from exactly there. So the stream goes back to what
-        retention has dropped. Raises `LogError` if it is another topic's archive, and `OffsetOutOfRangeError` if
+        With `archive`, a directory or a URI of `loglib.archive`, the records up to the end of the archive come from its
+        files, partition after partition, and then the rest from the log, from exactly there. So the stream goes back to
+        what retention has dropped. Raises `LogError` if it is another topic's archive, and `OffsetOutOfRangeError` if
         retention has dropped records that are not in the archive.
         """
         if archive is not None:

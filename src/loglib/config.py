@@ -106,7 +106,7 @@ class Retention:
     must be given, because a group that nobody runs any more would fill the disk. A group without a commit holds
     everything. `keep_free` drops what is held last.
 
-    `archive` is the directory of an archive that `loglib.archive` fills, or a place that `loglib.tier` fills, as a path
+    `archive` is an archive that `loglib.archive` fills, or a place that `loglib.tier` fills, as a path
     from the topic's directory, an absolute one or a URI. No limit then drops a segment that is not there, or that came
     to it less than `archive_grace` ago: not even `keep_free`, so somebody must run `loglib.archive` or `loglib.tier`.
     """
