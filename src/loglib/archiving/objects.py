@@ -19,17 +19,15 @@ from tempfile import TemporaryFile
 from .. import numbered
 from ..description import NAME
 from ..errors import CorruptLogError, LogError
-from ..format.batch import crc32c
 from ..system.files import REAL
 from ..tiering.s3 import S3Store
 from ..tiering.storage import storage_of
+from ..tiering.store import compare
 from ..unique import Unique
 from .manifest import Archived, decode, encode, end_of
 from .place import DIRECTORY, NewFile
 
 __all__ = ["ObjectPlace"]
-
-_BLOCK_BYTES = 1 << 20
 
 
 class ObjectPlace(Unique):
@@ -65,12 +63,12 @@ class ObjectPlace(Unique):
         size_bytes, path = REAL.size(fd), self._store.path_of(name)
         if not self._store.upload(name, size_bytes, lambda size, position: REAL.read_at(fd, size, position)):
             raise LogError(f"{path} is there already, and nobody but this call knows its name")
-        starts = range(0, size_bytes, _BLOCK_BYTES)
-        written = _crc_of(REAL.read_at(fd, _BLOCK_BYTES, start) for start in starts)
-        found = _crc_of(self._store.blocks(name))
-        if found != written:
+        try:
+            compare(self._store, name, REAL, fd, size_bytes, expected="the bytes that were uploaded")
+        except CorruptLogError as error:
             self._store.remove(name)
-            raise CorruptLogError(path, 0, "an object that differs from what was uploaded", "the same bytes")
+            found = "an object that differs from what was uploaded"
+            raise CorruptLogError(path, 0, found, "the same bytes") from error
 
     def remove(self, name: str) -> None:
         self._store.remove(name)
@@ -85,10 +83,3 @@ class ObjectPlace(Unique):
                 end = end_of(name)
                 if end is not None and end <= each.end and name not in named:
                     self._store.remove(name)
-
-
-def _crc_of(blocks: Iterator[bytes]) -> tuple[int, int]:
-    size = crc = 0
-    for block in blocks:
-        size, crc = size + len(block), crc32c(block, crc)
-    return size, crc

@@ -22,13 +22,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from ..errors import LogError
+from ..errors import CorruptLogError, LogError
+from ..format.batch import crc32c
 from ..numbered import DirectorySlots, OpenSlots
 from ..system.directory import Directory
 from ..system.files import Files
 from ..unique import Unique
 
-__all__ = ["MANIFESTS", "DirectoryStore", "Source", "Store"]
+__all__ = ["MANIFESTS", "DirectoryStore", "Source", "Store", "compare"]
 
 MANIFESTS = "_tier"
 _BLOCK_BYTES = 1 << 20
@@ -61,6 +62,22 @@ class Store(Protocol):
         """Give a small object this content, durable."""
 
     def close(self) -> None: ...
+
+
+def compare(store: Store, name: str, files: Files, fd: int, size_bytes: int, *, expected: str) -> int:
+    """Compare what the store has with an open file of this size; returns its CRC-32C.
+
+    `CorruptLogError` if they differ; `expected` says in words what the object should have had.
+    """
+    path, position, crc = f"{store.path}/{name}", 0, 0
+    for block in store.blocks(name):
+        if block != files.read_at(fd, len(block), position):
+            raise CorruptLogError(path, position, "other bytes", expected)
+        crc = crc32c(block, crc)
+        position += len(block)
+    if position != size_bytes:
+        raise CorruptLogError(path, position, f"{position} bytes", expected)
+    return crc
 
 
 class DirectoryStore(Unique):

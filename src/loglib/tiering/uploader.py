@@ -24,14 +24,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from .. import description, gaps, numbered, role
 from ..arguments import check_count
 from ..batch import stored_header
 from ..cursor import Cursor
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
-from ..format.batch import crc32c
 from ..log import Log
 from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_header, segment_name
 from ..system.files import REAL, Files
@@ -39,12 +38,13 @@ from ..topic import Topic
 from .manifest import Tiered, TieredPartition, TieredSegment, decode, encode
 from .place import TierPlace
 from .storage import local_path, storage_of
-from .store import DirectoryStore, Store
+from .store import DirectoryStore, Store, compare
 
 __all__ = ["tier", "tiered"]
 
 SEGMENTS_A_COMMIT = 16  # a run that dies compares at most so many again; each manifest names all segments
 _MOST_FACTS = 16 << 20
+_SAME = "the bytes of the log's segment (this object does not count: remove it, and upload again)"
 
 Progress = Callable[[int, int], object]
 
@@ -290,27 +290,9 @@ class _Uploader:
                 raise CorruptLogError(path, min(size, size_bytes), f"{size} bytes", f"{size_bytes}, up to the next one")
             if self._store.size(there) is None:
                 self._store.upload(there, size, lambda count, position: self._files.read_at(fd, count, position))
-            return self._compare(fd, size, there)
+            return compare(self._store, there, self._files, fd, size, expected=_SAME)
         finally:
             self._files.close(fd)
-
-    def _compare(self, fd: int, size_bytes: int, there: str) -> int:
-        """Compare what the store has with the file; returns its CRC-32C."""
-        position = crc = 0
-        for block in self._store.blocks(there):
-            if block != self._files.read_at(fd, len(block), position):
-                self._refuse(there, position, "other bytes")
-            crc = crc32c(block, crc)
-            position += len(block)
-        if position != size_bytes:
-            self._refuse(there, position, f"{position} bytes")
-        return crc
-
-    def _refuse(self, there: str, position: int, found: str) -> NoReturn:
-        raise CorruptLogError(
-            f"{self._store.path}/{there}", position, found,
-            "the bytes of the log's segment (this object does not count: remove it, and upload again)",
-        )  # fmt: skip
 
 
 def _check(job: _Job) -> None:
