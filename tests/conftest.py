@@ -274,6 +274,7 @@ def settled_files() -> list[str]:
 
 def limit_of_files(spare: int) -> int:
     """The RLIMIT_NOFILE that lets a process open so many more files. It limits numbers, and those in use have holes."""
+    gc.collect()  # which may close some
     used = {int(number) for number in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{number}")}
     return next(islice((number for number in count() if number not in used), spare, None))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conftest import NOW, crash_copy, limit_of_files, run_python, settled_files, values_of
+from conftest import NOW, crash_copy, limit_of_files, run_python, values_of
 from loglib import (
     CorruptLogError,
     FlushPolicy,
@@ -126,7 +126,6 @@ def test_roll_without_descriptors_names_what_it_loses(open_topic: Open) -> None:
     returned: list[Position] = []
     shortages = 0
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    settled_files()
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit_of_files(0), limits[1]))
     try:
         for number in range(400):
