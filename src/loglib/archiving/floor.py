@@ -17,7 +17,7 @@ from ..retention import ArchiveHold
 from ..system.files import Files
 from ..tiering.storage import is_remote, storage_of
 from .manifest import Archived
-from .place import files_of, load
+from .place import load, located
 
 __all__ = ["Floors"]
 
@@ -31,12 +31,11 @@ class Floors:
         """A path may be relative to the topic's directory. What came to it at `before_us` or later is too young."""
         given = archive if is_remote(archive) else os.path.normpath(os.path.join(topic_path, archive))
         self._path = storage_of(given)[1]
-        self._files = files
         self._before_us = before_us
         self._archived: Archived | None = None
         try:
-            self._files = files_of(files, given)
-            archived = load(self._files, self._path)
+            self._files, path = located(files, given)
+            archived = load(self._files, path)
             if archived.log_id != log_id:
                 raise LogError(f"it is the archive of another log, with the id {archived.log_id.hex()}")
             self._archived = archived

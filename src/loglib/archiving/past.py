@@ -19,10 +19,9 @@ from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
 from ..reader import Reader, StartLike
 from ..records import to_datetime
 from ..system.files import Files
-from ..tiering.storage import is_remote, local_path, storage_of
 from . import parquet
 from .manifest import Archived, ArchivedFile, ArchivedPartition
-from .place import files_of, load
+from .place import load, located
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,10 +59,7 @@ class Past:
     @classmethod
     def load(cls, files: Files, path: str | os.PathLike[str]) -> Past:
         """The archive at a path or a URI as it is now; `FileNotFoundError` if there is none. `files` are for paths."""
-        given = os.fsdecode(path)
-        files, found = files_of(files, given), storage_of(given)[1]
-        if not is_remote(given):
-            found = os.path.abspath(local_path(found))
+        files, found = located(files, os.fsdecode(path))
         return cls(files, found, load(files, found))
 
     def check_log(self, log_id: bytes, path: str) -> None:

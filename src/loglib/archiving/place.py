@@ -23,15 +23,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 from .. import numbered
-from ..errors import LogError
 from ..numbered import TEMPORARY, DirectorySlots, FileSlots
 from ..system.directory import Directory
 from ..system.files import REAL, Files
-from ..tiering.storage import is_remote, storage_of
+from ..tiering.storage import is_remote, local_path, storage_of
 from ..unique import Unique
 from .manifest import Archived, decode, encode, is_file_name
 
-__all__ = ["DIRECTORY", "DirectoryPlace", "NewFile", "Place", "files_of", "is_in_a_store", "load", "newest"]
+__all__ = ["DIRECTORY", "DirectoryPlace", "NewFile", "Place", "is_in_a_store", "load", "located", "newest"]
 
 DIRECTORY = "_loglib"  # engines that read all of a directory pass over names that begin so
 _PARTITION = re.compile(r"\d{4}")
@@ -73,8 +72,8 @@ def newest(files: Files, path: str) -> Archived | None:
     Its name is synced: a power cut does not take away what the caller builds on it.
     """
     if is_remote(path):
-        slots = FileSlots(files, f"{path}/{DIRECTORY}")
-        return numbered.newest(slots, decode) if files.exists(slots.path_of("")[:-1]) else None
+        manifests = f"{path}/{DIRECTORY}"
+        return numbered.newest(FileSlots(files, manifests), decode) if files.exists(manifests) else None
     try:
         directory = Directory.open(files, os.path.join(path, DIRECTORY))
     except (FileNotFoundError, NotADirectoryError):
@@ -83,16 +82,25 @@ def newest(files: Files, path: str) -> Archived | None:
         return numbered.newest(DirectorySlots(directory), decode)
 
 
-def files_of(files: Files, given: str) -> Files:
-    """The files in which the archive at a path or a URI is; `files` are for paths. A listing of a store is kept."""
-    return storage_of(given)[0].files() if is_remote(given) else files
+def located(files: Files, given: str) -> tuple[Files, str]:
+    """The files in which the archive at a path or a URI is, and its path there. `files` are for paths.
+
+    A listing of a store is kept, so these files are for one look.
+    """
+    if not is_remote(given):
+        return files, os.path.abspath(local_path(given))
+    storage, path = storage_of(given)
+    return storage.files(), path
 
 
 def is_in_a_store(given: str) -> bool:
     """Whether the URI is that of an archive in an object store, as far as the store can be reached."""
+    if not is_remote(given):
+        return False
     try:
-        return is_remote(given) and newest(files_of(REAL, given), storage_of(given)[1]) is not None
-    except (LogError, OSError, ValueError, ImportError):
+        files, path = located(REAL, given)
+        return files.exists(f"{path}/{DIRECTORY}")
+    except (OSError, ValueError, ImportError):
         return False
 
 
