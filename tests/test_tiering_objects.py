@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
+from processes import end_with
 from pyarrow import fs
 
 from loglib.system.files import REAL
-from loglib.tiering.ahead import Ahead
+from loglib.tiering.ahead import _THREADS, Ahead, _pool
 from loglib.tiering.objects import ObjectFiles
 from loglib.tiering.s3 import _client
 from loglib.tiering.storage import LOCAL, local_path, storage_of
@@ -90,6 +92,20 @@ class OneByte:
     def read_at(self, size_bytes: int, position: int) -> bytes:
         self.asked.append(size_bytes)
         return bytes(size_bytes)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_forked_child_reads_in_threads_of_its_own() -> None:
+    # The first object that this process reads may be read in a thread of Arrow, where coverage sees nothing: so the
+    # threads are made here once more.
+    _pool.cache_clear()
+    all_threads = threading.Barrier(_THREADS, timeout=10)
+    list(_pool(os.getpid()).map(lambda _: all_threads.wait(), range(_THREADS)))
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)  # the parent's threads are not here: to wait for them would never end
+        end_with(lambda: Ahead(OneByte(), until=2 << 20).read(1 << 20, 0))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("room", [1 << 20, 4 << 20])
