@@ -7,6 +7,7 @@ import pytest
 
 from conftest import run_python
 from interrupts import Interrupter, every_point
+from loglib.system import turn as turn_module
 from loglib.system.turn import Turn
 
 LONG_S = 60.0
@@ -88,6 +89,19 @@ def test_turn_begins_when_as_many_have_come_as_for_the_last() -> None:
     first.join(LONG_S)
     second.join(LONG_S)
     assert done == [True], "one turn, for which both had come"
+
+
+def test_nobody_waits_for_a_thread_that_has_just_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = Turn()
+    turn._expected, turn._last_s = 2, LONG_S * 10
+    shut_gate = turn_module._shut_gate
+
+    def come_meanwhile() -> threading.Lock:
+        turn._arrive()
+        return shut_gate()
+
+    monkeypatch.setattr(turn_module, "_shut_gate", come_meanwhile)  # the gate at which the turn would wait for it
+    assert turn.take(lambda: 5, unless=lambda: False) == 5
 
 
 def test_turn_does_not_wait_long_for_who_does_not_come() -> None:
