@@ -72,6 +72,17 @@ def test_segments_are_uploaded_byte_for_byte(open_topic: Open, path: Path, store
     assert again.version == 2 and len(again.partitions[0].segments) == 4
 
 
+def test_key_with_escapes_is_written_where_it_is_read(open_topic: Open, store: S3Server, key: str) -> None:
+    topic = open_topic()
+    seal(topic, 2)
+    uri = store.uri(f"{key}/100%25%20%C3%BC/orders")
+    made = tier(topic, uri)
+    assert tier(topic, uri) == tiered(uri) == made
+    assert f"{key}/100% ü/orders/topic.json" in store.keys(key)
+    with Topic.open(uri, mode="r") as place:
+        assert records(place) == records(topic)
+
+
 def test_a_large_segment_is_uploaded_in_parts(
     open_topic: Open, path: Path, store: S3Server, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,18 +33,25 @@ __all__ = ["ObjectFiles", "connect"]
 _MOST_KEPT = 8  # objects that stay open, because a search opens the same few segments several times
 _ROOM_BYTES = 64 << 20
 _LEAST_ROOM = 1 << 20
+_NO_NAMES = {"", ".", ".."}  # parts of paths
 _numbers = count(1 << 40)  # of open objects; no file of the system has such a number
 
 
 @cache
 def connect(uri: str, root: str) -> tuple[Any, str]:
-    """pyarrow's file system for the URI, and the path in it. `ValueError` if pyarrow has none."""
+    """pyarrow's file system for the URI, and the path in it: in S3 the bucket and the key, without escapes.
+
+    `ValueError` if pyarrow has none, or if a part of the path is one that stores and clients write in several ways.
+    """
     try:
         filesystem, inner = fs.FileSystem.from_uri(uri)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         why = str(error).replace(uri, root)  # the URI may hold credentials
         raise ValueError(f"{root} is no path, and no URI that pyarrow.fs.FileSystem.from_uri accepts: {why}") from None
-    return filesystem, inner.rstrip("/")
+    inner = inner.rstrip("/")
+    if not _NO_NAMES.isdisjoint(inner.removeprefix("/").split("/")):
+        raise ValueError(f"{root} has an empty part, or one called . or ..; not all clients of stores keep these")
+    return filesystem, inner
 
 
 class ObjectFiles(Files, Unique):

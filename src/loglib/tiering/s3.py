@@ -55,9 +55,9 @@ class S3Store:
         """`manifests`: the directory of the place's manifests."""
         if not storage.uri.startswith("s3:"):
             raise ValueError(f"{storage.root}: uploading goes to s3://... or to a directory")
-        connect(storage.uri, storage.root)  # refuses what it does not know in the URI, as reading does
+        _, inner = connect(storage.uri, storage.root)  # reading goes there, too
         self.path = storage.root
-        self._bucket, _, prefix = storage.root.removeprefix("s3://").partition("/")
+        self._bucket, _, prefix = inner.partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._client = _client(storage.uri, connections)
         self.manifests: OpenSlots = _Manifests(self, manifests)

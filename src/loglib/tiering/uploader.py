@@ -27,7 +27,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from .. import description, gaps, numbered, role
-from ..arguments import check_count
+from ..arguments import check_count, check_names
 from ..batch import stored_header
 from ..cursor import Cursor
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
@@ -97,7 +97,10 @@ def _open_store(topic: Topic, to: str, in_flight: int) -> Store:
         raise ValueError("the path of a place is empty; give a directory, or a URI such as s3://bucket/logs/clicks")
     storage, path = storage_of(to)
     if storage.is_local:
-        return DirectoryStore(topic._files, os.path.abspath(local_path(path)), topic.config.permissions)  # noqa: SLF001
+        path = os.path.abspath(local_path(path))
+    check_names(os.path.basename(path))  # a place is opened as a topic
+    if storage.is_local:
+        return DirectoryStore(topic._files, path, topic.config.permissions)  # noqa: SLF001
     from .s3 import S3Store
 
     return S3Store(storage, connections=in_flight + 1)
