@@ -148,6 +148,29 @@ def test_storages_of_paths_and_uris() -> None:
     assert storage.uri.startswith("s3://key:secret@") and local_path("file:///a%20b") == "/a b"
 
 
+@pytest.mark.parametrize("uri", ["s3://key:se/cret@bucket/x", "s3a://key:se?cret@bucket/x", "S3://key:se#cret@bucket/x"])
+def test_secret_that_is_not_escaped_is_refused_and_not_shown(uri: str) -> None:
+    with pytest.raises(ValueError, match="in credentials write / as %2F") as caught:
+        storage_of(uri)
+    assert "cret" not in str(caught.value)
+
+
+def test_uri_with_a_fragment_is_refused() -> None:
+    with pytest.raises(ValueError, match="write it as %23"):
+        storage_of("s3://bucket/a#b?region=eu-central-1")
+
+
+def test_schemes_have_no_case() -> None:
+    assert storage_of("S3://bucket/x?region=eu-central-1") == storage_of("s3n://bucket/x?region=eu-central-1")
+
+
+@pytest.mark.parametrize("path", ["bucket/a/../b", "bucket/.", "bucket//a", ""])
+def test_key_that_stores_and_clients_write_in_several_ways_is_refused(path: str) -> None:
+    storage, _ = storage_of(f"s3://{path}?region=eu-central-1")
+    with pytest.raises(ValueError, match="has an empty part, or one called"):
+        storage.files()
+
+
 def test_a_client_of_aws_itself_needs_no_endpoint() -> None:
     client = _client("s3://bucket/x?region=eu-central-1", 1)
     assert "eu-central-1.amazonaws.com" in client.meta.endpoint_url

@@ -64,12 +64,24 @@ def local_path(path: str) -> str:
 
 
 def storage_of(path: str) -> tuple[Storage, str]:
-    """The storage of a path from the options, and the path as messages show it."""
+    """The storage of a path from the options, and the path as messages show it.
+
+    `ValueError` for a URI in which credentials, bucket and key cannot be told apart; the message does not show it.
+    """
     if not is_remote(path):
         return LOCAL, path
     scheme, colon, rest = path.partition(":")
-    if scheme.lower() in ("s3a", "s3n"):  # Hadoop's names for it
-        path = f"s3{colon}{rest}"
+    scheme = scheme.lower()
+    if scheme in ("s3a", "s3n"):  # Hadoop's names for it
+        scheme = "s3"
+    path = f"{scheme}{colon}{rest}"
     parts = urlsplit(path)
+    if scheme == "s3" and ":" in parts.netloc and "@" not in parts.netloc:
+        raise ValueError(
+            "this s3:// URI has a colon where the name of the bucket is expected; in credentials write / as %2F, "
+            "? as %3F and # as %23, and give host and port as endpoint_override=host:port"
+        )
+    if "#" in path:
+        raise ValueError(f"this {scheme}:// URI has a #; write it as %23")
     root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
     return Storage(path, root), root
