@@ -75,6 +75,16 @@ def test_archive_in_a_store_goes_on_where_it_ended(open_topic: Open, store: S3Se
     check(second, store, key, topic)
 
 
+def test_key_with_escapes_is_written_where_it_is_read(open_topic: Open, store: S3Server, key: str) -> None:
+    topic = open_topic()
+    seal(topic, 1)
+    uri = store.uri(f"{key}/100%25%20%C3%BC")
+    made = archive(topic, uri)
+    assert archive(topic, uri) == archived(uri) == made
+    assert read_archive(uri).read_all().num_rows == made.rows == 5
+    assert f"{key}/100% ü/{made.partitions[0].files[0].name}" in store.keys(key)
+
+
 def test_large_file_is_uploaded_in_parts(
     open_topic: Open, store: S3Server, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,7 +328,8 @@ def test_what_a_killed_process_has_left_is_swept(open_topic: Open, store: S3Serv
         ObjectPlace.commit = lambda *_: os._exit(9)
         archive(sys.argv[1], sys.argv[2])
     """
-    assert start_python(program, path, store.uri(key)).wait() == 9
+    with start_python(program, path, store.uri(key)) as process:
+        assert process.wait() == 9
     left = files_of(store, key)
     assert len(left) == 1
     made = archive(topic, store.uri(key))

@@ -221,6 +221,7 @@ def test_null_binary_and_headers_are_in_json(cli: Cli, tmp_path: Path) -> None:
     assert cli("cat", tmp_path / "t", "--format", "{value} {headers}").output == "null h=1\n"
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_tail_gives_the_last_records_and_follows(cli: Cli, clicks: Path) -> None:
     assert cli("tail", clicks, "-n", 1).output == "value 4\nvalue 5\n"
     assert cli("tail", clicks, "-n", 2, "-p", 0).output == "value 2\nvalue 4\n"
@@ -313,6 +314,7 @@ def test_groups_lag_and_reset(cli: Cli, clicks: Path) -> None:
     assert sum(each["lag_records"] for each in cli("lag", clicks, "--json", "--count").objects) == 6
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_watching_lag_ends_with_ctrl_c(clicks: Path) -> None:
     with Topic.open(clicks) as topic:
         topic.group("etl").close()
@@ -507,6 +509,7 @@ def test_mirror_says_what_it_has_copied(cli: Cli, clicks: Path, tmp_path: Path) 
     assert split.code == 0 and "does not have what is now in" in split.errors
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_mirror_follows_until_it_is_interrupted(clicks: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loglib", "mirror", str(clicks), str(tmp_path / "copy"), "--follow"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -545,6 +548,7 @@ def test_topic_is_received_over_standard_input_and_output(clicks: Path, tmp_path
         assert serving.wait(30) == 0
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_receiving_goes_on_when_the_stream_breaks(clicks: Path, tmp_path: Path) -> None:
     loglib = [sys.executable, "-m", "loglib"]
     serving = [*loglib, "serve", str(clicks), "--listen"]

@@ -145,6 +145,7 @@ NO_DESCRIPTIONS = [
 
 
 @pytest.mark.parametrize("content", NO_DESCRIPTIONS)
+@pytest.mark.usefixtures("no_garbage")
 def test_what_is_no_description_is_damage(path: Path, content: bytes) -> None:
     (path / "topic.json").write_bytes(content)
     with pytest.raises(CorruptLogError, match="the JSON of a topic") as caught:

@@ -218,6 +218,7 @@ def test_tail_prints_what_is_there_and_stops_after_silence(topic_path: Path) -> 
     assert any(line.startswith("1970-01-01 19:00:00 ") and line.endswith(" key 4 hour 19") for line in lines)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_tail_prints_what_comes_until_interrupted(topic_path: Path) -> None:
     process = start("tail.py", topic_path, "--start", "begin")
     assert process.stdout is not None
@@ -262,6 +263,7 @@ def test_replay_keeps_time_order_keys_headers_and_timestamps(topic_path: Path, t
             assert [record[2:6] for record in copy] == [record[2:6] for record in past]
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_serve_copies_a_topic_over_a_socket_and_goes_on_where_it_was(topic_path: Path, tmp_path: Path) -> None:
     server = start("serve.py", "send", topic_path)
     try:
@@ -325,6 +327,7 @@ def test_exactly_once_is_so_though_it_is_killed(tmp_path: Path) -> None:
     assert "2,000 orders in this run" not in output
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_exactly_once_stops_at_an_interrupt(tmp_path: Path) -> None:
     process = start("exactly_once.py", tmp_path, "--orders", 5000, "--at-once", 50, "--work", 1)
     assert process.stdout is not None

@@ -64,6 +64,7 @@ def test_stop_ends_the_work_after_the_result_that_is_being_made() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_interrupt_in_the_middle_of_an_append_leaves_no_thread_and_a_sound_log() -> None:
     out = run_python(
         """

@@ -164,6 +164,7 @@ slot_before_its_beginning = ""
 
 
 @pytest.mark.parametrize("lie", LIES)
+@pytest.mark.usefixtures("no_garbage")
 def test_lie_of_the_source_breaks_the_stream(
     source: Topic, to: Path, lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -673,6 +673,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("value", FORGED.values(), ids=FORGED)
+@pytest.mark.usefixtures("no_garbage")
 def test_record_that_is_no_commit_is_an_error(open_log: Opener, directory: Path, clock: Clock, value: bytes) -> None:
     (only,) = logs(directory)
     identity = offsets_identity(LOG_ID, "etl", only.name)

@@ -309,6 +309,7 @@ def test_follower_in_another_process_sees_rolls_and_a_new_writer(path: Path) -> 
     assert [line.rstrip(".") for line in output.split("\n")[:-1]] == [*expected, "last"]
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_interrupt_ends_a_follower(path: Path) -> None:
     Topic.open(path).close()
     program = """

@@ -86,6 +86,7 @@ def test_follower_survives_the_writer_being_killed(path: Path) -> None:
             assert next(follower).value == b"%d" % number
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_sigint_ends_a_waiting_follow(open_topic: Open, path: Path) -> None:
     open_topic().close()
     for mode in ("r", "a"):

@@ -327,6 +327,7 @@ def test_spinning_that_has_a_timeout_and_is_cut_short_raises(topic: Topic, readi
     assert len(caught) == 1
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_sigint_ends_spinning(open_topic: Open, path: Path) -> None:
     open_topic().close()
     process = start_python(
