@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import pytest
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -51,6 +52,12 @@ class S3Server:
         """The URI of a topic, or of a directory of topics."""
         where = f"region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{self.port}"
         return f"s3://key:secret@{BUCKET}/{key}?{where}"
+
+    def uri_of_policy(self, key: str, patch: pytest.MonkeyPatch) -> str:
+        """The same without credentials, which stand in the environment then."""
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        return self.uri(key).replace("key:secret@", "")
 
     @contextmanager
     def failing(self, fault: Callable[[Request], Fault | None]) -> Iterator[None]:

@@ -110,8 +110,11 @@ def test_past_in_a_store_and_the_live_tail_are_one_table(open_topic: Open, store
     assert part.column("offset").to_pylist() == offsets[7:]
 
 
-def test_retention_waits_for_an_archive_in_a_store(open_topic: Open, clock: Clock, store: S3Server, key: str) -> None:
-    retention = Retention(age=None, bytes=0, archive=store.uri(key), archive_grace=timedelta(0))
+def test_retention_waits_for_an_archive_in_a_store(
+    open_topic: Open, clock: Clock, store: S3Server, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = store.uri_of_policy(key, monkeypatch)
+    retention = Retention(age=None, bytes=0, archive=place, archive_grace=timedelta(0))
     topic = open_topic(retention=retention)
     seal(topic, 2)
     assert [each.drop for each in topic.retain()] == [False] * 3
@@ -193,9 +196,15 @@ def test_name_that_is_taken_is_refused(
 
 
 def test_retention_drops_nothing_while_the_store_cannot_be_asked(
-    open_topic: Open, clock: Clock, store: S3Server, key: str, caplog: pytest.LogCaptureFixture
+    open_topic: Open,
+    clock: Clock,
+    store: S3Server,
+    key: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    topic = open_topic(retention=Retention(age=None, bytes=0, archive=store.uri(key), archive_grace=timedelta(0)))
+    place = store.uri_of_policy(key, monkeypatch)
+    topic = open_topic(retention=Retention(age=None, bytes=0, archive=place, archive_grace=timedelta(0)))
     seal(topic)
     archive(topic, store.uri(key))
     clock.advance(timedelta(seconds=1))

@@ -219,6 +219,18 @@ def test_archive_that_is_no_path_is_refused(given: object) -> None:
         Retention(archive=given)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://key:se@cret@bucket/x", "s3a://key@bucket/x", "S3://key:se/cret@bucket/x"],
+    ids=["both", "key", "slash"],
+)
+def test_policy_has_no_credentials(uri: str) -> None:
+    with pytest.raises(ValueError, match=r"Retention\.archive has credentials") as caught:
+        Retention(archive=uri)
+    assert "cret" not in str(caught.value)
+    assert Retention(archive="s3://bucket/user@example.com?endpoint_override=host:9000").archive is not None
+
+
 def test_grace_is_a_timedelta_and_not_below_zero() -> None:
     with pytest.raises((TypeError, ValueError), match="archive_grace"):
         Retention(archive="a", archive_grace=60)  # type: ignore[arg-type]

@@ -467,14 +467,15 @@ def _size(request: Request) -> int:
 
 
 def test_past_in_the_store_and_tail_in_the_directory_are_one_range(
-    open_topic: Open, path: Path, store: S3Server, key: str
+    open_topic: Open, path: Path, store: S3Server, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    place = store.uri_of_policy(key, monkeypatch)
     topic = open_topic()
     seal(topic, 4)
     tier(topic, store.uri(key))
     topic.append(b"live", sync=True)
     expected = records(topic)
-    topic.alter(retention=Retention(age=None, bytes=0, archive=store.uri(key), archive_grace=timedelta(seconds=1)))
+    topic.alter(retention=Retention(age=None, bytes=0, archive=place, archive_grace=timedelta(seconds=1)))
     topic._clock.advance(timedelta(seconds=2))  # type: ignore[attr-defined]
     assert [each.drop for each in topic.retain()] == [True] * 4 + [False]
     with Topic.open(path, mode="r", tier=store.uri(key)) as both:
@@ -493,12 +494,13 @@ def _null() -> int:
 
 
 def test_retention_keeps_all_while_the_store_does_not_answer(
-    open_topic: Open, store: S3Server, key: str, caplog: pytest.LogCaptureFixture
+    open_topic: Open, store: S3Server, key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    place = store.uri_of_policy(key, monkeypatch)
     topic = open_topic()
     seal(topic, 2)
     tier(topic, store.uri(key))
-    topic.alter(retention=Retention(age=None, bytes=0, archive=store.uri(key), archive_grace=timedelta(0)))
+    topic.alter(retention=Retention(age=None, bytes=0, archive=place, archive_grace=timedelta(0)))
     topic._clock.advance(timedelta(seconds=2))  # type: ignore[attr-defined]
     denied = Fault(False, "denied")
     with store.failing(lambda request: denied if request.is_listing and "0000" in request.path else None):

@@ -29,6 +29,7 @@ SEGMENTS_KEPT = 4  # at least, under a limit of bytes or free space; with fewer,
 FIXED = ("partitions", "partitioner")  # policies that cannot change: keys would move to other partitions
 MAX_PARTITIONS = 10_000  # directories are named with four digits
 NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")  # of a topic, group or member; Kafka's rule for topics
+_WITH_CREDENTIALS = re.compile(r"s3[an]?://[^/]*[:@]", re.IGNORECASE)
 PARTITIONER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")  # a built-in one, or the application's own
 
 
@@ -107,8 +108,9 @@ class Retention:
     everything. `keep_free` drops what is held last.
 
     `archive` is an archive that `loglib.archive` fills, or a place that `loglib.tier` fills, as a path
-    from the topic's directory, an absolute one or a URI. No limit then drops a segment that is not there, or that came
-    to it less than `archive_grace` ago: not even `keep_free`, so somebody must run `loglib.archive` or `loglib.tier`.
+    from the topic's directory, an absolute one or a URI without credentials. No limit then drops a segment that is not
+    there, or that came to it less than `archive_grace` ago: not even `keep_free`, so somebody must run `loglib.archive`
+    or `loglib.tier`.
     """
 
     age: timedelta | None = timedelta(days=7)
@@ -153,6 +155,11 @@ class Retention:
             path = os.fspath(named) if isinstance(named, str | os.PathLike) else b""
             known = isinstance(path, str) and path != "" and "\0" not in path
             _require(known, "Retention.archive", named, "the path of a directory")
+            if _WITH_CREDENTIALS.match(str(path)):
+                raise ValueError(
+                    "Retention.archive has credentials, and a policy is stored and logged where others read it; "
+                    "give them in the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                )
             object.__setattr__(self, "archive", path)
         _require_duration("Retention.archive_grace", self.archive_grace)
         _require(self.archive_grace >= timedelta(0), "Retention.archive_grace", self.archive_grace, "at least zero")
