@@ -67,6 +67,11 @@ def test_damaged_topic_is_listed_with_its_error(tmp_path: Path) -> None:
     assert (one.config, one.size_bytes) == (None, 0)
 
 
+def test_topics_in_an_object_store_are_not_listed() -> None:
+    with pytest.raises(ValueError, match="open each topic by a URI of its own"):
+        loglib.topics("s3://key:secret@bucket/logs")
+
+
 def test_directory_of_topics_that_is_opened_as_one_says_which_there_are(tmp_path: Path) -> None:
     for name in ("clicks", "views"):
         Topic.open(tmp_path / name).close()

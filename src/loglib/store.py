@@ -24,6 +24,7 @@ from .system import lock
 from .system.clock import SYSTEM
 from .system.directory import Directory
 from .system.files import REAL, Files
+from .tiering.storage import is_remote
 
 __all__ = ["TopicInfo", "add_partitions", "delete", "describe_all", "names", "topics"]
 
@@ -57,8 +58,10 @@ def names(files: Files, directory: str) -> list[str]:
 def topics(directory: str | os.PathLike[str]) -> list[TopicInfo]:
     """The topics in a directory, sorted by name. The list is empty without topics, or without the directory.
 
-    A damaged topic is listed with its error.
+    A damaged topic is listed with its error. `ValueError` for a URI: what is in an object store is not listed.
     """
+    if is_remote(os.fsdecode(directory)):
+        raise ValueError("topics are listed in directories, and this is a URI; open each topic by a URI of its own")
     return describe_all(REAL, directory)
 
 
