@@ -221,6 +221,13 @@ def test_null_binary_and_headers_are_in_json(cli: Cli, tmp_path: Path) -> None:
     assert cli("cat", tmp_path / "t", "--format", "{value} {headers}").output == "null h=1\n"
 
 
+@pytest.mark.parametrize("uri", ["s3://key:secret@bucket/x", "s3://key:secr/et@bucket/x"])
+def test_command_that_needs_a_directory_refuses_a_uri_and_shows_no_secret(cli: Cli, uri: str) -> None:
+    for verb in ("info", "verify", "dump", "lag"):
+        done = cli(verb, uri)
+        assert done.code == 2 and "is in an object store" in done.errors and "secr" not in done.errors
+
+
 @pytest.mark.usefixtures("unmeasured")
 def test_tail_gives_the_last_records_and_follows(cli: Cli, clicks: Path) -> None:
     assert cli("tail", clicks, "-n", 1).output == "value 4\nvalue 5\n"

@@ -16,6 +16,7 @@ import pytest
 
 from conftest import start_python
 from loglib import CorruptLogError, LogError, Retention, Topic, tier, tiered
+from loglib.cli.program import run
 from loglib.tiering import s3, uploader
 from loglib.tiering.manifest import decode
 from loglib.tiering.objects import ObjectFiles
@@ -81,6 +82,17 @@ def test_key_with_escapes_is_written_where_it_is_read(open_topic: Open, store: S
     assert f"{key}/100% ü/orders/topic.json" in store.keys(key)
     with Topic.open(uri, mode="r") as place:
         assert records(place) == records(topic)
+
+
+def test_commands_that_only_read_take_a_place_in_a_store(
+    open_topic: Open, store: S3Server, key: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    topic = open_topic()
+    seal(topic, 2)
+    tier(topic, store.uri(key))
+    values = "".join(f"{(record.value or b'').decode()}\n" for record in records(topic))
+    assert run(["cat", store.uri(key)]) == 0 and capfd.readouterr() == (values, "")
+    assert run(["tail", store.uri(key), "-n", "5"]) == 0 and capfd.readouterr() == (values[len(values) // 2 :], "")
 
 
 def test_a_large_segment_is_uploaded_in_parts(

@@ -17,10 +17,11 @@ from .. import store
 from ..arguments import check_names, parse_start
 from ..description import NAME
 from ..system.files import REAL
+from ..tiering.storage import is_remote, storage_of
 from ..topic import Topic
 
 __all__ = [
-    "DIRECTORY", "DURATION", "NAMES", "SIZE", "START", "TOPIC",
+    "DIRECTORY", "DURATION", "NAMES", "SIZE", "SOURCE", "START", "TOPIC",
     "as_json", "confirmed", "partition_start", "roll_all", "topic_paths",
 ]  # fmt: skip
 
@@ -97,6 +98,8 @@ class _Topic(_Directory):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = os.fsdecode(super().convert(value, param, ctx))
+        if is_remote(path):
+            self.fail(f"{_shown(path)} is in an object store; `loglib cat` and `loglib tail` read it there", param, ctx)
         if not REAL.exists(os.path.join(path, NAME)):
             names = ", ".join(store.names(REAL, path))
             found = f"is no topic but a directory of topics: {names}" if names else "has no topic"
@@ -104,12 +107,30 @@ class _Topic(_Directory):
         return path
 
 
-SIZE, DURATION, NAMES, START, DIRECTORY, TOPIC = _Size(), _Duration(), _Names(), _Start(), _Directory(), _Topic()
+class _Source(_Topic):
+    """A topic that is only read: a directory, or the URI of a place in an object store."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if is_remote(os.fsdecode(value)) else super().convert(value, param, ctx)
+
+
+def _shown(uri: str) -> str:
+    """A URI without credentials."""
+    try:
+        return storage_of(uri)[1]
+    except ValueError:  # there it cannot be told what is credentials
+        return "this URI"
+
+
+SIZE, DURATION, NAMES, START = _Size(), _Duration(), _Names(), _Start()
+DIRECTORY, TOPIC, SOURCE = _Directory(), _Topic(), _Source()
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 
 
 def topic_paths(path: str) -> list[str]:
     """The topic at a path, or all topics in that directory. Raises a usage error if there is none."""
+    if is_remote(path):
+        raise click.UsageError(f"{_shown(path)} is in an object store, not in a directory")
     if REAL.exists(os.path.join(path, NAME)):
         return [path]
     names = store.names(REAL, path)

@@ -13,7 +13,7 @@ from ..partition import Partition
 from ..reader import OnGap, Reader
 from ..records import Record
 from ..topic import Topic
-from .given import START, TOPIC, as_json, partition_start
+from .given import SOURCE, START, as_json, partition_start
 from .shown import is_terminal, json_line, note, record_facts, safe, when
 
 __all__ = ["cat", "tail"]
@@ -40,7 +40,7 @@ def _printing_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("topic", type=TOPIC)
+@click.argument("topic", type=SOURCE)
 @click.option("--from", "start", type=START, default="begin", show_default=True,
               help="begin, end, a time, an age like -15m, or PARTITION:OFFSET.")  # fmt: skip
 @click.option("--to", "end", type=START, help="Where to end; by default at the present end.")
@@ -59,7 +59,7 @@ def cat(topic: str, start: Any, end: Any, partition: int | None, **how: Any) -> 
 
 
 @click.command()
-@click.argument("topic", type=TOPIC)
+@click.argument("topic", type=SOURCE)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until Ctrl-C.")
 @click.option("--from", "start", type=START, help="Where to begin, instead of the last 10 records.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="With -f: end after so long without a record.")
