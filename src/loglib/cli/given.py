@@ -98,8 +98,7 @@ class _Topic(_Directory):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = os.fsdecode(super().convert(value, param, ctx))
-        if is_remote(path):
-            self.fail(f"{_shown(path)} is in an object store; `loglib cat` and `loglib tail` read it there", param, ctx)
+        _refuse_uri(path)
         if not REAL.exists(os.path.join(path, NAME)):
             names = ", ".join(store.names(REAL, path))
             found = f"is no topic but a directory of topics: {names}" if names else "has no topic"
@@ -114,12 +113,15 @@ class _Source(_Topic):
         return value if is_remote(os.fsdecode(value)) else super().convert(value, param, ctx)
 
 
-def _shown(uri: str) -> str:
-    """A URI without credentials."""
+def _refuse_uri(path: str) -> None:
+    """A usage error that shows no credentials, if the path is no directory but the URI of something in a store."""
+    if not is_remote(path):
+        return
     try:
-        return storage_of(uri)[1]
+        shown = storage_of(path)[1]
     except ValueError:  # there it cannot be told what is credentials
-        return "this URI"
+        shown = "this URI"
+    raise click.UsageError(f"{shown} is in an object store; `loglib cat` and `loglib tail` read it there")
 
 
 SIZE, DURATION, NAMES, START = _Size(), _Duration(), _Names(), _Start()
@@ -129,8 +131,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object 
 
 def topic_paths(path: str) -> list[str]:
     """The topic at a path, or all topics in that directory. Raises a usage error if there is none."""
-    if is_remote(path):
-        raise click.UsageError(f"{_shown(path)} is in an object store, not in a directory")
+    _refuse_uri(path)
     if REAL.exists(os.path.join(path, NAME)):
         return [path]
     names = store.names(REAL, path)
