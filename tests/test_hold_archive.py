@@ -228,7 +228,14 @@ def test_policy_has_no_credentials(uri: str) -> None:
     with pytest.raises(ValueError, match=r"Retention\.archive has credentials") as caught:
         Retention(archive=uri)
     assert "cret" not in str(caught.value)
-    assert Retention(archive="s3://bucket/user@example.com?endpoint_override=host:9000").archive is not None
+
+
+@pytest.mark.parametrize(
+    "archive",
+    ["s3://bucket/user@example.com?endpoint_override=host:9000", "s3://bucket?endpoint_override=host:9000", "//[x"],
+)
+def test_policy_without_credentials_is_taken_as_it_is(archive: str) -> None:
+    assert Retention(archive=archive).archive == archive
 
 
 def test_grace_is_a_timedelta_and_not_below_zero() -> None:

@@ -13,6 +13,7 @@ PACKAGE = SOURCE / "loglib"
 
 # From the ground up: modules, or packages as a whole. A module may import only from layers below its own.
 LAYERS = [
+    {"uri"},
     {"config", "errors", "unique", "display", "tiering/ahead"},
     {"lifetime"},
     {"system/files", "system/heap", "system/turn", "system/wait", "index", "format/jumps"},

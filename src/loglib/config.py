@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
+from .uri import has_credentials
+
 __all__ = ["MAX_BATCH_BYTES", "Durability", "FlushPolicy", "Policies", "Retention", "TopicConfig", "microseconds"]
 
 Durability = Literal["disk", "os"]
@@ -29,7 +31,6 @@ SEGMENTS_KEPT = 4  # at least, under a limit of bytes or free space; with fewer,
 FIXED = ("partitions", "partitioner")  # policies that cannot change: keys would move to other partitions
 MAX_PARTITIONS = 10_000  # directories are named with four digits
 NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")  # of a topic, group or member; Kafka's rule for topics
-_WITH_CREDENTIALS = re.compile(r"s3[an]?://[^/]*[:@]", re.IGNORECASE)
 PARTITIONER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")  # a built-in one, or the application's own
 
 
@@ -155,7 +156,7 @@ class Retention:
             path = os.fspath(named) if isinstance(named, str | os.PathLike) else b""
             known = isinstance(path, str) and path != "" and "\0" not in path
             _require(known, "Retention.archive", named, "the path of a directory")
-            if _WITH_CREDENTIALS.match(str(path)):
+            if has_credentials(str(path)):
                 raise ValueError(
                     "Retention.archive has credentials, and a policy is stored and logged where others read it; "
                     "give them in the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from ..system.files import REAL, Files
+from ..uri import has_credentials, normal
 
 __all__ = ["LOCAL", "Storage", "is_remote", "local_path", "storage_of"]
 
@@ -70,18 +71,14 @@ def storage_of(path: str) -> tuple[Storage, str]:
     """
     if not is_remote(path):
         return LOCAL, path
-    scheme, colon, rest = path.partition(":")
-    scheme = scheme.lower()
-    if scheme in ("s3a", "s3n"):  # Hadoop's names for it
-        scheme = "s3"
-    path = f"{scheme}{colon}{rest}"
+    path = normal(path)
     parts = urlsplit(path)
-    if scheme == "s3" and ":" in parts.netloc and "@" not in parts.netloc:
+    if has_credentials(path) and "@" not in parts.netloc:
         raise ValueError(
             "this s3:// URI has a colon where the name of the bucket is expected; in credentials write / as %2F, "
             "? as %3F and # as %23, and give host and port as endpoint_override=host:port"
         )
     if "#" in path:
-        raise ValueError(f"this {scheme}:// URI has a #; write it as %23")
+        raise ValueError(f"this {parts.scheme}:// URI has a #; write it as %23")
     root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
     return Storage(path, root), root
