@@ -39,6 +39,7 @@ __all__ = ["Listeners", "at_exit", "finish", "fork_lock", "in_child", "is_interr
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_PACKAGE = __name__.partition(".")[0]  # loglib, wherever this module stands in it
 _LAST = -100  # after the other exit functions of `multiprocessing` (down to -5), which may still append
 
 
@@ -188,4 +189,4 @@ def is_interrupting(objects: Iterable[object]) -> bool:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__package__")).partition(".")[0] == __package__
+    return str(frame.f_globals.get("__package__")).partition(".")[0] == _PACKAGE
