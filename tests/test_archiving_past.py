@@ -14,7 +14,7 @@ import pytest
 from builders import spoil
 from conftest import NOW, QUIET, SECOND
 from loglib import CorruptLogError, LogError, OffsetOutOfRangeError, Topic, archive, archived, read_archive, testing
-from loglib.records import to_datetime
+from loglib.times import to_datetime
 
 Open = Callable[..., Topic]
 

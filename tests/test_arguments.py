@@ -20,19 +20,15 @@ from hypothesis import strategies as st
 
 from builders import NOW, calm
 from loglib import RecordTooLargeError, Topic
-from loglib.arguments import (
-    Time,
+from loglib.append.record_arguments import (
     check_columns,
-    check_names,
     gather_columns,
     header_pairs,
-    parse_start,
-    partition_number,
-    partition_numbers,
     record_columns,
     record_sizes,
     timestamp_us,
 )
+from loglib.arguments import Time, check_names, parse_start, partition_number, partition_numbers
 from loglib.format.columns import Columns
 from loglib.reader import Reader
 

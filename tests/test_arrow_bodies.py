@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loglib import RecordTooLargeError, arguments
+from loglib import RecordTooLargeError
 from loglib.append import arrow_bodies
 from loglib.append.arrow_bodies import Rows
+from loglib.append.record_arguments import record_sizes
 from loglib.config import TopicConfig
 from loglib.format.arrow import HEADERS_TYPE as HEADERS
 from loglib.format.batch import Body, encode_body
@@ -97,7 +98,7 @@ def test_records_are_cut_by_size_and_by_number() -> None:
 def test_sizes_are_those_that_limits_count() -> None:
     columns = Columns([b"abc", None], [None, b"k"], None, [(("h", b"vv"), ("é", b"")), ()])
     sizes = [3 + (8 + 1 + 2) + (8 + 2), 1]
-    assert arguments.record_sizes(columns) == sizes
+    assert record_sizes(columns) == sizes
     assert Rows(table(columns)).size_bytes == sum(sizes)
     bodies(table(columns), TopicConfig(max_record_bytes=max(sizes)))
     with pytest.raises(RecordTooLargeError, match="record 7 is 24 bytes, the limit is 23"):

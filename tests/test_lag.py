@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from conftest import NOW, SECOND, Clock
-from loglib import OffsetOutOfRangeError, Topic
-from loglib.groups import lag
-from loglib.groups.lag import Lag, measure_lag
+from loglib import OffsetOutOfRangeError, Topic, lag
+from loglib.lag import Lag, measure_lag
 
 Opener = Callable[..., Topic]
 

@@ -13,7 +13,7 @@ PACKAGE = SOURCE / "loglib"
 
 # From the ground up: modules, or packages as a whole. A module may import only from layers below its own.
 LAYERS = [
-    {"uri"},
+    {"uri", "times"},
     {"config", "errors", "unique", "display", "tiering/ahead"},
     {"lifetime"},
     {"system/files", "system/heap", "system/turn", "system/wait", "index", "format/jumps"},
@@ -22,7 +22,7 @@ LAYERS = [
     {"format/batch", "records", "system/lock", "system/mounts", "system/clock"},
     {"format/bundle", "format/watermark", "numbered"},
     {"batch", "format/arrow"},
-    {"segment", "arguments"},
+    {"segment", "arguments", "append/record_arguments"},
     {"bundle", "search", "sealed", "tiering/objects", "tiering/store"},
     {"tiering/storage"},
     {
@@ -38,7 +38,7 @@ LAYERS = [
         "replication/copied", "replication/members",
     },
     {"donors"},
-    {"cursor", "append/tail", "replication/source", "replication/choice", "tiering/place"},
+    {"cursor", "lag", "append/tail", "replication/source", "replication/choice", "tiering/place"},
     {"starts", "append/flush_times", "replication/pair", "tiering/floor"},
     {"append/writer", "reader", "transfer", "verify", "archiving/delta"},
     {"archiving/past", "replication/replica"},
@@ -51,9 +51,11 @@ LAYERS = [
     {"transactions/applying", "replication/origin"},
     {"transactions/serving", "replication/commits"},
     {"partition", "placement", "stats", "replication/replicas"},
+    {"open_topic"},
     {"store", "replication/opening"},
+    {"consumer_groups", "transactions/transaction", "archiving/archiver", "tiering/uploader"},
     {"topic"},
-    {"consumer_groups", "transactions/transaction", "spool", "archiving/archiver", "tiering/uploader"},
+    {"spool"},
     {"replication"},
     {"logging", "metrics", "aio", "audit"},
     {"spark", "testing"},

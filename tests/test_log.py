@@ -32,11 +32,11 @@ from loglib.cursor import Cursor
 from loglib.format.batch import parse_header
 from loglib.format.watermark import encode_new
 from loglib.log import Log
-from loglib.records import to_datetime
 from loglib.segment import Identity
 from loglib.starts import resolve
 from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, UnsyncedFiles, WatchedFiles
+from loglib.times import to_datetime
 
 Open = Callable[..., Topic]
 

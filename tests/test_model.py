@@ -44,10 +44,10 @@ from loglib.config import microseconds
 from loglib.format.columns import Headers
 from loglib.format.watermark import NAME, SECOND_SLOT, Mark, newest
 from loglib.partition import Partition
-from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES, Identity, read_segment_header
 from loglib.system.files import REAL
 from loglib.testing import UnsyncedFiles
+from loglib.times import to_datetime
 
 HOUR = 3600 * 1_000_000
 SEGMENT_BYTES = 4096

@@ -21,9 +21,9 @@ from loglib import InvalidOffsetError, Topic, testing
 from loglib import segment as segments
 from loglib.config import TopicConfig
 from loglib.format.batch import Header, parse_header
-from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES
 from loglib.testing import MemoryFiles
+from loglib.times import to_datetime
 from spark_logs import scan_rows
 
 VALUE_AT = BODY_AT + 8  # in a batch of one record without a key

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import NOW, SECOND, Clock, fill, values_of, wait_until_waiting
 from loglib import InvalidOffsetError, OffsetOutOfRangeError, Retention, Topic
-from loglib.records import to_datetime
+from loglib.times import to_datetime
 
 Open = Callable[..., Topic]
 

@@ -10,9 +10,9 @@ import pytest
 from builders import forged
 from conftest import NOW, SECOND, fill, values_of
 from loglib import CorruptLogError, StorageIOError, Topic, testing
-from loglib.records import to_datetime
 from loglib.segment import Identity
 from loglib.testing import Call, FaultyFiles, RecordingFiles, UnsyncedFiles
+from loglib.times import to_datetime
 
 Open = Callable[..., Topic]
 

@@ -21,8 +21,8 @@ from conftest import (
     values_of,
 )
 from loglib import ReadOnlyError, Topic, testing
-from loglib.records import to_datetime
 from loglib.testing import RecordingFiles, UnsyncedFiles
+from loglib.times import to_datetime
 
 Open = Callable[..., Topic]
 

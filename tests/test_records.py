@@ -26,7 +26,7 @@ from builders import (
 )
 from loglib import OffsetRange, Position, Record
 from loglib.format.columns import Columns
-from loglib.records import from_datetime, to_datetime
+from loglib.times import from_datetime, to_datetime
 
 # --- what a batch shows -------------------------------------------------------------------------------
 

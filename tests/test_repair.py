@@ -29,11 +29,11 @@ from loglib import (
 from loglib.format.watermark import encode_new
 from loglib.gaps import NAME as GAPS
 from loglib.gaps import Gap, joined, read_gaps, write_gaps
-from loglib.records import to_datetime
 from loglib.sealed import seal
 from loglib.segment import HEADER_BYTES, Identity
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
+from loglib.times import to_datetime
 
 POLICIES: dict[str, Any] = {"segment_bytes": 4096, "batch_bytes": 512}
 

@@ -23,8 +23,8 @@ from builders import BODY_AT, make_topic
 from conftest import NOW, QUIET, SOURCE, last_segment
 from loglib import Retention, Topic, testing
 from loglib.config import TopicConfig
-from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES
+from loglib.times import to_datetime
 from spark_logs import COLUMNS, Row, all_records, all_rows, in_order, random_topic
 from spark_session import local_session
 

@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 from conftest import NOW, QUIET, last_segment
 from loglib import CorruptLogError, OffsetOutOfRangeError, Topic, description, testing, tier
 from loglib.format.watermark import Mark, encode_new
-from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES, Identity, read_segment_header
 from loglib.spark import counts
 from loglib.spark.options import parse
@@ -21,6 +20,7 @@ from loglib.spark.session import path_of
 from loglib.spark.target import parse as parse_target
 from loglib.system.files import REAL
 from loglib.tiering.storage import storage_of
+from loglib.times import to_datetime
 from s3_server import S3Server, s3_server
 from spark_logs import (
     Row,

@@ -16,7 +16,8 @@ from loglib.system.files import REAL
 from loglib.tiering.ahead import _THREADS, Ahead, _pool
 from loglib.tiering.objects import ObjectFiles
 from loglib.tiering.s3 import _client
-from loglib.tiering.storage import LOCAL, local_path, storage_of
+from loglib.tiering.storage import LOCAL, storage_of
+from loglib.uri import local_path
 
 
 class SlowFile:

@@ -24,7 +24,7 @@ from loglib import (
     testing,
     tier,
 )
-from loglib.records import to_datetime
+from loglib.times import to_datetime
 from tiered import bytes_of, records, seal
 
 Open = Callable[..., Topic]

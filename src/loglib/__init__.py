@@ -14,11 +14,11 @@ try:
 except ImportError as _error:
     raise ImportError("loglib needs POSIX file locks (the fcntl module): it runs on Linux and macOS") from _error
 
-import logging
+import logging as _logging  # the attribute `logging` of this package is its module of that name
 
+from .append.record_arguments import HeadersLike
 from .archiving.archiver import archive, archived, read_archive
 from .archiving.manifest import Archived, ArchivedFile, ArchivedPartition
-from .arguments import HeadersLike
 from .batch import Batch
 from .config import FlushPolicy, Policies, Retention, TopicConfig
 from .consumer_groups import delete_group, evict_member, group, group_info, reset_group
@@ -54,7 +54,8 @@ from .errors import (
     UnsupportedFormatError,
     WriterFailedError,
 )
-from .groups import Commit, Group, GroupInfo, Lag, Member, Move, TopicPartition, TopicsGroup
+from .groups import Commit, Group, GroupInfo, Member, Move, TopicPartition, TopicsGroup
+from .lag import Lag
 from .partition import Partition
 from .reader import OnGap, Reader, StartLike
 from .records import Damage, OffsetRange, Position, Record
@@ -71,10 +72,10 @@ from .replication.snapshot import Snapshot, snapshot
 from .retention import Decision
 from .segment import SegmentInfo
 from .stats import FlushTimes, PartitionStats, Rates, TopicStats
-from .store import TopicInfo, topics
+from .store import TopicInfo
 from .tiering.manifest import Tiered, TieredPartition, TieredSegment
 from .tiering.uploader import tier, tiered
-from .topic import Topic
+from .topic import Topic, topics
 from .transactions.transaction import Transaction, expire_apps, last_version, recover_transactions, transaction
 from .verify import VerifyReport
 
@@ -188,4 +189,4 @@ __all__ = [
     "transaction",
 ]
 
-logging.getLogger("loglib").addHandler(logging.NullHandler())
+_logging.getLogger("loglib").addHandler(_logging.NullHandler())

@@ -28,8 +28,9 @@ from .format.columns import (
     decode_headers,
     decode_timestamps,
 )
-from .records import Record, new_tuple, to_datetime
+from .records import Record, new_tuple
 from .system.heap import keep_arenas
+from .times import to_datetime
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -29,8 +29,27 @@ class Part(Protocol):
     clock: Callable[[], int]
 
 
+class ReadArchive(Protocol):
+    """Reads records from an archive up to its end, and after it with `read` from the logs."""
+
+    def __call__(
+        self,
+        archive: str | os.PathLike[str],
+        read: Callable[[StartLike, StartLike], Reader],
+        logs: Sequence[Log],
+        start: StartLike,
+        end: StartLike | None,
+        *,
+        columns: Sequence[str] | None,
+        batch_bytes: int,
+        now_us: int,
+    ) -> pa.RecordBatchReader: ...
+
+
 class Columnar(ABC):
     """What can be read as a table: a topic, or a partition of it."""
+
+    _read_archive: ReadArchive  # handed in by the topic, since archives are built on logs
 
     @abstractmethod
     def read(self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise") -> Reader:
@@ -68,14 +87,9 @@ class Columnar(ABC):
         self, archive: str | os.PathLike[str], start: StartLike, end: StartLike | None,
         columns: Sequence[str] | None, batch_bytes: int, on_gap: OnGap,
     ) -> pa.RecordBatchReader:  # fmt: skip
-        from .archiving.past import Past, with_tail
-
         parts = self._parts()
-        log = parts[0].log
-        past = Past.load(log.files, archive)
-        past.check_log(log.identity.log_id, log.directory)
-        return with_tail(
-            past, lambda start, end: self.read(start, end, on_gap=on_gap), [each.log.partition for each in parts],
+        return self._read_archive(
+            archive, lambda start, end: self.read(start, end, on_gap=on_gap), [each.log for each in parts],
             start, end, columns=columns, batch_bytes=batch_bytes, now_us=parts[0].clock(),
         )  # fmt: skip
 

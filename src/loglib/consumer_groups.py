@@ -5,6 +5,7 @@ Invariant: a group's files are in the directory of its first topic.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,13 +13,35 @@ from .arguments import Start
 from .groups import GroupInfo, Move, TopicPartition, TopicsGroup, administration
 from .groups.group import CommitPolicy, OnChange
 from .groups.place import Place
-from .topic import Topic
+from .open_topic import OpenTopic
 
-__all__ = ["delete_group", "evict_member", "group", "group_info", "reset_group"]
+__all__ = ["TopicWithGroups", "delete_group", "evict_member", "group", "group_info", "reset_group"]
+
+
+class TopicWithGroups(OpenTopic):
+    """An open topic whose groups can be joined: `Topic`."""
+
+    @abstractmethod
+    def group_info(self, name: str, *, count_records: bool = False) -> GroupInfo: ...
+
+    @abstractmethod
+    def reset_group(
+        self, name: str, start: Start | Mapping[int, Start], *, dry_run: bool = False
+    ) -> dict[int, Move]: ...
+
+    @abstractmethod
+    def evict_member(self, name: str, member: str) -> list[int]: ...
+
+    @abstractmethod
+    def delete_group(self, name: str) -> None: ...
+
+    @abstractmethod
+    def _place(self, name: str, topics: Sequence[OpenTopic] = ()) -> Place:
+        """The place of the files of a group with this name, on this topic or on several."""
 
 
 def group(
-    topics: Sequence[Topic],
+    topics: Sequence[TopicWithGroups],
     name: str,
     *,
     start: Start = "begin",
@@ -43,45 +66,51 @@ def group(
     )  # fmt: skip
 
 
-def group_info(topics: Topic | Sequence[Topic], name: str, *, count_records: bool = False) -> GroupInfo:
+def group_info(
+    topics: TopicWithGroups | Sequence[TopicWithGroups], name: str, *, count_records: bool = False
+) -> GroupInfo:
     """A group's members, owners, commits and lag, without joining it. The keys are `TopicPartition`s.
 
     For one topic this is the same as `Topic.group_info`.
     """
-    if isinstance(topics, Topic):
+    if isinstance(topics, TopicWithGroups):
         return topics.group_info(name, count_records=count_records)
     return administration.inspect(_place(topics, name), count_records=count_records)
 
 
 def reset_group(
-    topics: Topic | Sequence[Topic], name: str, start: Start | Mapping[Any, Start], *, dry_run: bool = False
+    topics: TopicWithGroups | Sequence[TopicWithGroups],
+    name: str,
+    start: Start | Mapping[Any, Start],
+    *,
+    dry_run: bool = False,
 ) -> dict[Any, Move]:
     """`Topic.reset_group` for a group on several topics. Give the topics in the group's order.
 
     The keys are `TopicPartition`s, or partition numbers if one topic is given.
     """
-    if isinstance(topics, Topic):
+    if isinstance(topics, TopicWithGroups):
         return topics.reset_group(name, start, dry_run=dry_run)
     if isinstance(start, Mapping):
         start = {TopicPartition(*key): each for key, each in start.items()}
     return {**administration.reset(_place(topics, name), start, dry_run=dry_run)}
 
 
-def evict_member(topics: Topic | Sequence[Topic], name: str, member: str) -> list[Any]:
+def evict_member(topics: TopicWithGroups | Sequence[TopicWithGroups], name: str, member: str) -> list[Any]:
     """`Topic.evict_member` for a group on several topics. Returns the partitions as `TopicPartition`s."""
-    if isinstance(topics, Topic):
+    if isinstance(topics, TopicWithGroups):
         return topics.evict_member(name, member)
     return [*administration.evict(_place(topics, name), member)]
 
 
-def delete_group(topics: Topic | Sequence[Topic], name: str) -> None:
+def delete_group(topics: TopicWithGroups | Sequence[TopicWithGroups], name: str) -> None:
     """`Topic.delete_group` for a group on several topics. Give all its topics, in the group's order."""
-    if isinstance(topics, Topic):
+    if isinstance(topics, TopicWithGroups):
         topics.delete_group(name)
     else:
         administration.delete(_place(topics, name))
 
 
-def _place(topics: Sequence[Topic], name: str) -> Place:
+def _place(topics: Sequence[TopicWithGroups], name: str) -> Place:
     """The group's place: in the directory of its first topic."""
     return topics[0]._place(name, topics)  # noqa: SLF001

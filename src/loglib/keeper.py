@@ -24,28 +24,34 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from typing import Protocol
 
 from . import description, role
 from .append.writer import Writer
-from .archiving.floor import Floors
-from .archiving.place import is_in_a_store
 from .config import LEAST_SEALED_BYTES, MAX_OFFSET, TopicConfig, microseconds
 from .errors import LockedError, LogError, StorageFullError, together
 from .index import SegmentIndex
 from .kept import Kept
 from .log import Log
-from .retention import ArchiveHold, Candidate, Decision, Hold, Space, Verdict, due, segment_limit
+from .retention import ArchiveFloors, ArchiveHold, Candidate, Decision, Hold, Space, Verdict, due, segment_limit
 from .system import lock
 from .system.clock import Clock
 from .system.files import Files
-from .tiering.floor import TierFloors, place_of
 from .unique import Unique
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "OpenArchive"]
 
 logger = logging.getLogger("loglib")
 
 _WAIT_S = 1.0  # for another pass, after a roll
+
+
+class OpenArchive(Protocol):
+    """Looks how far the archive that a topic's policy names holds the topic's log. Raises nothing."""
+
+    def __call__(
+        self, files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int
+    ) -> ArchiveFloors: ...
 
 
 class Keeper(Unique):
@@ -60,6 +66,7 @@ class Keeper(Unique):
         *,
         shared: bool,
         committed: Callable[[str], Mapping[int, int]],
+        archives: OpenArchive,
     ) -> None:
         self._files = files
         self._path = path
@@ -67,6 +74,7 @@ class Keeper(Unique):
         self._clock = clock
         self._shared = shared  # and open for writing: passes also cover partitions that no process holds
         self._committed = committed  # the committed offsets of a group, by partition
+        self._archives = archives  # tells how far an archive holds this topic's log
         self._told: dict[int, str] = {}  # the last error of each partition that this process does not own
         # Held during a pass. It is reentrant, because a signal handler may ask for a pass in the middle of another.
         self._lock = threading.RLock()
@@ -254,13 +262,10 @@ class Keeper(Unique):
         policy, archive = self._config.retention, self._config.retention.archive
 
         @cache
-        def floors() -> Floors | TierFloors:
+        def floors() -> ArchiveFloors:
             log_id = self._kept[0].log.identity.log_id
             before_us = self._clock.moment().wall_us - microseconds(policy.archive_grace)
-            place = place_of(self._files, self._path, str(archive))
-            if place is not None and not is_in_a_store(place):
-                return TierFloors(self._files, self._path, place, log_id, before_us=before_us)
-            return Floors(self._files, self._path, str(archive), log_id, before_us=before_us)
+            return self._archives(self._files, self._path, str(archive), log_id, before_us=before_us)
 
         def archived(partition: int, start: int) -> ArchiveHold | None:
             return None if archive is None else floors().hold(partition, start)

@@ -14,19 +14,21 @@ from typing import Any
 
 from .access import Access
 from .append.producers import parse_producer, producer_id
+from .append.record_arguments import HeadersLike, gather_columns, record_columns
 from .append.router import Load, append_loads, append_numbered, weigh
-from .arguments import HeadersLike, check_count, gather_columns, record_columns
+from .arguments import check_count
 from .batch import Batch
-from .columnar import Columnar
+from .columnar import Columnar, ReadArchive
 from .display import Shown, sized
 from .errors import OffsetOutOfRangeError, tell_not_appended
 from .format.batch import NO_PRODUCER
 from .reader import OnGap, Reader, StartLike
-from .records import OffsetRange, Position, to_datetime
+from .records import OffsetRange, Position
 from .recovery import Recovery
 from .retention import Decision
 from .segment import SegmentInfo
 from .starts import before_end
+from .times import to_datetime
 from .transfer import read_frame, send
 from .unique import Unique
 from .verify import Progress, VerifyReport, size_of, verify_log
@@ -37,10 +39,11 @@ __all__ = ["Partition"]
 class Partition(Shown, Columnar, Unique):
     """One partition of a topic; made by `Topic`, never directly."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, read_archive: ReadArchive) -> None:
         self.id = access.id
         self.path = access.directory
         self._access = access
+        self._read_archive = read_archive
 
     def _facts(self) -> Iterator[tuple[str, object]]:
         yield "", self.id

@@ -1,4 +1,4 @@
-"""Records: single records, and facts about records: positions, times, damage.
+"""Records: single records, and facts about records: positions, damage.
 
 Invariant: a record's `next_offset` is where a reader continues after it: the next record of its batch, or
 the next batch. All ranges are half-open, all times are microseconds UTC.
@@ -8,29 +8,16 @@ Threads: immutable facts.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from .errors import CorruptLogError, OffsetRange
 from .format.columns import Headers
+from .times import to_datetime
 
-__all__ = ["Damage", "OffsetRange", "Position", "Record", "from_datetime", "new_tuple", "to_datetime"]
+__all__ = ["Damage", "OffsetRange", "Position", "Record", "new_tuple"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 new_tuple = tuple.__new__  # half the time of calling the NamedTuple; see bench/RESULTS.md
-
-
-def to_datetime(timestamp_us: int) -> datetime:
-    """The aware UTC datetime of a timestamp in microseconds; `OverflowError` outside years 1 to 9999."""
-    return _EPOCH + timestamp_us * _MICROSECOND
-
-
-def from_datetime(time: datetime) -> int:
-    """Microseconds UTC of an aware datetime; `ValueError` if it has no time zone."""
-    if time.tzinfo is None:
-        raise ValueError(f"{time!r} has no time zone; say which, as in datetime.now(timezone.utc)")
-    return (time - _EPOCH) // _MICROSECOND
 
 
 class Position(NamedTuple):

@@ -16,14 +16,14 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .config import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Retention, microseconds
 from .timeline import BELIEVED_AFTER_US, Age
 
 __all__ = [
-    "ArchiveHold", "Candidate", "Decision", "Hold", "Sealed", "Space", "Verdict", "due", "reason_to_keep",
-    "segment_limit",
+    "ArchiveFloors", "ArchiveHold", "Candidate", "Decision", "Hold", "Sealed", "Space", "Verdict", "due",
+    "reason_to_keep", "segment_limit",
 ]  # fmt: skip
 
 
@@ -76,6 +76,13 @@ class ArchiveHold(NamedTuple):
     def __str__(self) -> str:
         done = "nothing" if self.offset is None else f"offsets below {self.offset}"
         return f"the archive {self.archive} has held {done} for its grace time"
+
+
+class ArchiveFloors(Protocol):
+    """How far an archive holds the partitions of one topic. Raises nothing: what cannot be read holds nothing."""
+
+    def hold(self, partition: int, start: int) -> ArchiveHold:
+        """How far it holds the partition without a break from the offset `start` on."""
 
 
 class Candidate(NamedTuple):

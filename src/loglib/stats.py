@@ -13,7 +13,7 @@ from .access import Access
 from .append.flush_times import FlushTimes
 from .errors import CorruptLogError, OffsetOutOfRangeError
 from .format.watermark import Mark
-from .groups import Lag
+from .lag import Lag
 from .log import Log
 
 __all__ = ["FlushTimes", "PartitionStats", "Rates", "TopicStats", "stats_of_partition"]

@@ -16,20 +16,19 @@ from typing import NamedTuple
 from . import description, role
 from .arguments import check_count, topic_path
 from .config import TopicConfig
-from .errors import GroupBusyError, LogError
-from .groups.members import live_members
-from .groups.place import GROUPS, group_names
+from .errors import LogError
 from .recovery import list_segments
 from .system import lock
 from .system.clock import SYSTEM
 from .system.directory import Directory
 from .system.files import REAL, Files
-from .tiering.storage import is_remote
 
-__all__ = ["TopicInfo", "add_partitions", "delete", "describe_all", "names", "topics"]
-
+__all__ = ["TopicInfo", "add_partitions", "delete", "describe_all", "names"]
 
 logger = logging.getLogger("loglib")
+
+GroupsOf = Callable[[Files, str], list[str]]  # the names of the groups in a topic's directory
+CheckUnused = Callable[[Files, str], None]  # raises `GroupBusyError` if a group in a topic's directory has members
 
 
 class TopicInfo(NamedTuple):
@@ -55,37 +54,31 @@ def names(files: Files, directory: str) -> list[str]:
     )  # fmt: skip
 
 
-def topics(directory: str | os.PathLike[str]) -> list[TopicInfo]:
-    """The topics in a directory, sorted by name. The list is empty without topics, or without the directory.
-
-    A damaged topic is listed with its error. `ValueError` for a URI: what is in an object store is not listed.
-    """
-    if is_remote(os.fsdecode(directory)):
-        raise ValueError("topics are listed in directories, and this is a URI; open each topic by a URI of its own")
-    return describe_all(REAL, directory)
-
-
-def describe_all(files: Files, directory: str | os.PathLike[str]) -> list[TopicInfo]:
-    """The same on other files."""
+def describe_all(files: Files, directory: str | os.PathLike[str], *, groups_of: GroupsOf) -> list[TopicInfo]:
+    """The topics in a directory, sorted by name. `groups_of` lists the groups in a topic's directory."""
     absolute = os.path.abspath(os.fsdecode(directory))
-    return [_describe(files, name, os.path.join(absolute, name)) for name in names(files, absolute)]
+    return [_describe(files, name, os.path.join(absolute, name), groups_of) for name in names(files, absolute)]
 
 
-def _describe(files: Files, name: str, path: str) -> TopicInfo:
+def _describe(files: Files, name: str, path: str, groups_of: GroupsOf) -> TopicInfo:
     try:
         described = description.read(files, path)
         config = None if described is None else described[1]
         partitions = 0 if config is None else config.partitions
         directories = [description.partition_directory(path, number) for number in range(partitions)]
         size_bytes = sum(sum(list_segments(files, each).values()) for each in directories)
-        return TopicInfo(name, path, config, size_bytes, group_names(files, path))
+        return TopicInfo(name, path, config, size_bytes, groups_of(files, path))
     except LogError as error:
-        return TopicInfo(name, path, None, 0, group_names(files, path), error)
+        return TopicInfo(name, path, None, 0, groups_of(files, path), error)
 
 
-def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
-    """`Topic.delete`. A crash may leave a directory whose name begins with a dot; it is not a topic."""
-    absolute = _unused_topic(files, path)
+def delete(path: str | os.PathLike[str], *, check_unused: CheckUnused, files: Files = REAL) -> None:
+    """`Topic.delete`, which hands in what refuses a topic whose groups have members.
+
+    A crash may leave a directory whose name begins with a dot; it is not a topic.
+    """
+    absolute = _existing_topic(files, path)
+    check_unused(files, absolute)
     parent, name = os.path.split(absolute)
     aside = os.path.join(parent, f".{name}.{files.random_bytes(8).hex()}.tmp")
     with _locked(files, absolute):
@@ -97,10 +90,16 @@ def delete(path: str | os.PathLike[str], *, files: Files = REAL) -> None:
 
 
 def add_partitions(
-    path: str | os.PathLike[str], partitions: int, *, files: Files = REAL, clock: Callable[[], int] = SYSTEM
+    path: str | os.PathLike[str],
+    partitions: int,
+    *,
+    check_unused: CheckUnused,
+    files: Files = REAL,
+    clock: Callable[[], int] = SYSTEM,
 ) -> None:
-    """`Topic.add_partitions`."""
-    absolute = _unused_topic(files, path)
+    """`Topic.add_partitions`, which hands in what refuses a topic whose groups have members."""
+    absolute = _existing_topic(files, path)
+    check_unused(files, absolute)
     check_count("partitions", partitions)
     with _locked(files, absolute) as topic:
         role.check_leader(files, absolute)
@@ -116,16 +115,13 @@ def add_partitions(
     )  # fmt: skip
 
 
-def _unused_topic(files: Files, path: str | os.PathLike[str]) -> str:
-    """The absolute path of a topic that no group reads, as far as groups are kept with it."""
+def _existing_topic(files: Files, path: str | os.PathLike[str]) -> str:
+    """The absolute path of a topic."""
     absolute = topic_path(path)
     if not files.exists(os.path.join(absolute, description.NAME)):
         raise FileNotFoundError(errno.ENOENT, "no topic here", absolute)
     if not files.is_directory(absolute):
         raise LogError(f"{absolute} is a link to a topic; name the topic where it is")
-    for group in group_names(files, absolute):
-        if members := live_members(files, os.path.join(absolute, GROUPS, group, "members"), remove=False):
-            raise GroupBusyError(group, list(members))
     return absolute
 
 

@@ -34,20 +34,15 @@ from .access import Access
 from .append.flusher import Flusher
 from .append.partitioner import BUILT_IN, Partitioner, name_of
 from .append.producers import parse_producer
+from .append.record_arguments import HeadersLike, gather_columns, record_columns
 from .append.router import Load, append_loads, append_numbered, weigh
 from .append.writer import WRITER_DESCRIPTORS, Writer
-from .arguments import (
-    HeadersLike,
-    Start,
-    check_names,
-    donor_paths,
-    gather_columns,
-    record_columns,
-    topic_path,
-)
+from .archiving.past import with_tail
+from .arguments import Start, check_names, donor_paths, topic_path
 from .batch import Batch
 from .columnar import Columnar
 from .config import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
+from .consumer_groups import TopicWithGroups
 from .display import Shown, sized
 from .errors import (
     ConfigConflictError,
@@ -63,13 +58,16 @@ from .errors import (
 from .format.batch import NO_PRODUCER, Producer
 from .format.codec import codec_id
 from .format.columns import Columns
-from .groups import Group, GroupInfo, Lag, Move, TopicPartition, administration
+from .groups import Group, GroupInfo, Move, TopicPartition, administration
 from .groups.group import CommitPolicy, OnChange
 from .groups.place import Place, group_names
+from .groups.transacted import StoreFence
 from .handles import Handles
 from .keeper import Keeper
+from .lag import Lag
 from .lifetime import at_exit, in_child, is_interrupting, try_each
 from .log import Log
+from .open_topic import OpenTopic, opens_paths
 from .partition import Partition
 from .placement import Placement
 from .reader import OnGap, Reader, StartLike
@@ -85,12 +83,13 @@ from .system.clock import SYSTEM, clock_of
 from .system.directory import Directory
 from .system.files import REAL, Files
 from .system.mounts import network_file_system
-from .tiering.place import Joined, JoinedLog, TierPlace, is_place
-from .tiering.storage import is_remote, storage_of
+from .tiering.floor import floors_of
+from .tiering.place import Joined, JoinedLog, TierPlace, place_at
 from .transactions.serving import Serving
+from .uri import is_remote
 from .verify import Progress, VerifyReport, size_of, verify_description, verify_log
 
-__all__ = ["Topic", "open_topic"]
+__all__ = ["Topic", "open_topic", "topics"]
 
 logger = logging.getLogger("loglib")
 
@@ -99,7 +98,7 @@ _HOUSEKEEPING_S = 60.0  # once a minute is often enough, because retention and r
 _in_child = in_child()
 
 
-class Topic(Shown, Columnar):
+class Topic(Shown, Columnar, TopicWithGroups):
     """A named, partitioned log. Open one with `Topic.open`."""
 
     def __init__(
@@ -138,7 +137,7 @@ class Topic(Shown, Columnar):
         self._serving = Serving(files, path, self._handles, clock)
         self._keeper = Keeper(
             files, path, config, clock_of(clock),
-            shared=shared and mode == "a", committed=partial(_committed_of, weakref.ref(self)),
+            shared=shared and mode == "a", committed=partial(_committed_of, weakref.ref(self)), archives=floors_of,
         )  # fmt: skip
         self._accesses = tuple(
             Access(
@@ -153,7 +152,8 @@ class Topic(Shown, Columnar):
         self._placement = Placement(
             path, self._accesses, self._handles, partitioner, named=config.partitioner, writable=mode == "a"
         )
-        self.partitions = tuple(map(Partition, self._accesses))
+        self.partitions = tuple(Partition(each, with_tail) for each in self._accesses)
+        self._read_archive = with_tail
         self._donors = donors
         for number, access in enumerate(self._accesses):
             access.log.donors = tuple([description.partition_directory(each, number) for each in donors])
@@ -280,7 +280,7 @@ class Topic(Shown, Columnar):
         `FileNotFoundError` if there is no topic, `LockedError` if a writer has it, and `GroupBusyError` if a group
         that is stored with it has members. Readers get `LogMovedError`.
         """
-        store.delete(path)
+        store.delete(path, check_unused=administration.check_no_members)
 
     @staticmethod
     def add_partitions(path: str | os.PathLike[str], partitions: int) -> None:
@@ -293,7 +293,7 @@ class Topic(Shown, Columnar):
         Raises `ValueError` if the topic has that many or more, `FileNotFoundError` if there is no topic, `LockedError`
         if a writer has it, and `GroupBusyError` if a group that is stored with it has members.
         """
-        store.add_partitions(path, partitions)
+        store.add_partitions(path, partitions, check_unused=administration.check_no_members)
 
     def __enter__(self) -> Topic:
         return self
@@ -329,10 +329,6 @@ class Topic(Shown, Columnar):
     def closed(self) -> bool:
         """Whether the topic is closed, or belongs to the parent process."""
         return self._handles.closed is not None
-
-    def partition(self, number: int) -> Partition:
-        """The partition with this number; `ValueError` if there is none."""
-        return self.partitions[self._placement.number(number)]
 
     def alter(self, **policies: Unpack[Policies]) -> None:
         """Change policies, such as `retention=Retention(...)`, now and for later openings of the topic.
@@ -790,7 +786,7 @@ class Topic(Shown, Columnar):
         """After a fork: only the parent may write and close the topic."""
         self._handles.abandon_in_child(ForkedHandleError(self.path, parent_pid))
 
-    def _place(self, name: str, topics: Sequence[Topic] = ()) -> Place:
+    def _place(self, name: str, topics: Sequence[OpenTopic] = ()) -> Place:
         """The place of the files of a group with this name, on this topic or on several."""
         check_names(name)
         self._handles.check_open()
@@ -801,7 +797,7 @@ class Topic(Shown, Columnar):
         }
         durability, permissions = self.config.durability, self.config.permissions
         return Place(
-            self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock,
+            self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock, StoreFence(),
             track=tuple(each._handles.track for each in topics or [self]),  # noqa: SLF001
             other_paths=tuple(each.path for each in topics if each is not self),
         )  # fmt: skip
@@ -879,6 +875,19 @@ class Topic(Shown, Columnar):
         return any(each is not None for each in clocked) or policy.keep_free > 0
 
 
+opens_paths(partial(Topic.open, mode="r"))
+
+
+def topics(directory: str | os.PathLike[str]) -> list[store.TopicInfo]:
+    """The topics in a directory, sorted by name. The list is empty without topics, or without the directory.
+
+    A damaged topic is listed with its error. `ValueError` for a URI: what is in an object store is not listed.
+    """
+    if is_remote(os.fsdecode(directory)):
+        raise ValueError("topics are listed in directories, and this is a URI; open each topic by a URI of its own")
+    return store.describe_all(REAL, directory, groups_of=group_names)
+
+
 def open_topic(
     path: str | os.PathLike[str],
     *,
@@ -910,7 +919,7 @@ def open_topic(
         given["partitions"] = partitions
     if partitioner is not None:
         given["partitioner"] = name_of(partitioner)
-    place = _place_at(files, os.fsdecode(path), mode, tier)
+    place = place_at(files, os.fsdecode(path), mode, tier)
     absolute, files = (topic_path(path), files) if place is None else (place.path, place.files)
     copies = donor_paths(donors, absolute)
     if copies and mode != "r":
@@ -969,24 +978,6 @@ def open_topic(
             topic.close()
             raise
     return topic
-
-
-def _place_at(files: Files, path: str, mode: str, tier: object) -> TierPlace | None:
-    """The place of uploaded segments at the path; None if that is a topic's directory."""
-    if tier is not None and mode != "r":
-        raise ValueError("tier= is for reading: open the topic with mode='r'")
-    if is_remote(path):
-        if mode != "r":
-            raise ValueError(f"{storage_of(path)[1]}: a topic in an object store is only read; open it with mode='r'")
-        place = TierPlace(files, path)
-        check_names(os.path.basename(place.path))
-    elif path and mode == "r" and is_place(files, os.path.abspath(path)):
-        place = TierPlace(files, topic_path(path))
-    else:
-        return None
-    if tier is not None:
-        raise ValueError(f"{place.path} has uploaded segments, and no live tail; name the topic's directory instead")
-    return place
 
 
 def _check_still(files: Files, path: str, partitions: int) -> None:

@@ -31,7 +31,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from .arguments import record_sizes
+from .append.record_arguments import record_sizes
 from .batch import Batch, Source
 from .config import MAX_BATCH_BYTES
 from .errors import (

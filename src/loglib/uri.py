@@ -1,15 +1,27 @@
-"""URI: what the parts of an object store's URI mean, as far as it matters before a store is asked.
+"""URI: whether a path is a URI, and what the parts of an object store's URI mean before a store is asked.
 
 Invariant: nothing here asks a store, and no message shows a URI.
 """
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import re
+from urllib.parse import unquote, urlsplit
 
-__all__ = ["has_credentials", "normal"]
+__all__ = ["has_credentials", "is_remote", "local_path", "normal"]
 
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)  # two letters or more, as in s3://
 _HADOOP_S3 = ("s3a", "s3n")  # Hadoop's names for S3
+
+
+def is_remote(path: str) -> bool:
+    """Whether the path is a URI of something else than local files."""
+    return _SCHEME.match(path) is not None and not path.startswith("file:")
+
+
+def local_path(path: str) -> str:
+    """The path without `file:`."""
+    return unquote(urlsplit(path).path) if path.startswith("file:") else path
 
 
 def normal(uri: str) -> str:

@@ -39,8 +39,8 @@ from account import Account, Broken
 
 from loglib import FlushPolicy, LogError, Retention, StorageFullError, Topic, description, segment, testing
 from loglib.append.partitioner import by_crc32
+from loglib.append.record_arguments import record_columns
 from loglib.append.writer import Writer
-from loglib.arguments import record_columns
 from loglib.config import TopicConfig
 from loglib.cursor import Cursor
 from loglib.format.watermark import newest

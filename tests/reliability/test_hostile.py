@@ -32,8 +32,8 @@ from loglib.arguments import check_names
 from loglib.config import TopicConfig
 from loglib.format.jumps import added
 from loglib.format.watermark import encode_new
-from loglib.records import to_datetime
 from loglib.testing import CrashFS, Image
+from loglib.times import to_datetime
 from spark_logs import all_rows, scan_rows
 
 pytestmark = pytest.mark.reliability

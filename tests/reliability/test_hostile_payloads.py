@@ -29,10 +29,10 @@ from loglib import CorruptLogError, InvalidOffsetError, Record, Topic, testing
 from loglib import segment as segments
 from loglib.format.batch import Header, parse_header
 from loglib.format.columns import Columns
-from loglib.groups.lag import measure_lag
-from loglib.records import to_datetime
+from loglib.lag import measure_lag
 from loglib.segment import HEADER_BYTES, Identity, SegmentReader, parse_segment_name
 from loglib.testing import CrashFS, Image
+from loglib.times import to_datetime
 from spark_logs import as_row, scan_rows
 
 pytestmark = pytest.mark.reliability

@@ -20,9 +20,10 @@ from typing import Any, Generic, Self, TypeVar
 
 from ..arguments import Start, check_timeout
 from ..errors import LogClosedError
-from ..groups import Commit, Lag
+from ..groups import Commit
 from ..groups.group import AnyGroup
 from ..groups.run import Run, Way
+from ..lag import Lag
 from ..unique import Unique
 from .calls import Calls, settled
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from ..arguments import HeadersLike
+from ..append.record_arguments import HeadersLike
 from ..batch import Batch
 from ..lifetime import Listeners
 from ..reader import OnGap, StartLike

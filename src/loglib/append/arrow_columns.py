@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..arguments import look_at_unit
+from ..append.record_arguments import look_at_unit
 from ..format.arrow import HEADERS_TYPE
 
 __all__ = ["Names", "Source", "open_source"]

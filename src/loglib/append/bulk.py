@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from itertools import accumulate
 from typing import TypeVar
 
-from ..arguments import check_columns, record_sizes
+from ..append.record_arguments import check_columns, record_sizes
 from ..config import TopicConfig
 from ..errors import RecordTooLargeError
 from ..format.batch import Body, encode_body

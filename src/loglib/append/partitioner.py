@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Any
 from zlib import crc32
 
-from ..arguments import binary_column
+from ..append.record_arguments import binary_column
 from ..config import PARTITIONER_NAME
 from ..format.columns import Columns
 

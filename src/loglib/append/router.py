@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ..arguments import check_columns
+from ..append.record_arguments import check_columns
 from ..config import TopicConfig
 from ..errors import tell_appended
 from ..format.batch import NO_PRODUCER, Producer, encode_body

@@ -25,11 +25,12 @@ from ..arguments import check_count
 from ..cursor import BLOCK_BYTES
 from ..description import NAME
 from ..errors import LogError, OffsetOutOfRangeError
+from ..open_topic import OpenTopic, open_for_reading
+from ..partition import Partition
 from ..reader import OnGap, Reader, StartLike
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Files
-from ..tiering.storage import is_remote, local_path
-from ..topic import Topic
+from ..uri import is_remote, local_path
 from . import delta as delta_table
 from . import parquet
 from .manifest import Archived, ArchivedFile, ArchivedPartition, file_name
@@ -38,8 +39,6 @@ from .place import DirectoryPlace, Place
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from ..partition import Partition
 
 __all__ = ["archive", "archived", "read_archive"]
 
@@ -53,7 +52,7 @@ Progress = Callable[[int, int], object]
 
 
 def archive(
-    topic: Topic | str | os.PathLike[str],
+    topic: OpenTopic | str | os.PathLike[str],
     to: str | os.PathLike[str],
     *,
     file_bytes: int = FILE_BYTES,
@@ -85,8 +84,8 @@ def archive(
     """
     check_count("file_bytes", file_bytes)
     check_count("row_group_bytes", row_group_bytes)
-    if not isinstance(topic, Topic):
-        with Topic.open(topic, mode="r") as opened:
+    if not isinstance(topic, OpenTopic):
+        with open_for_reading(topic) as opened:
             return archive(
                 opened, to, file_bytes=file_bytes, row_group_bytes=row_group_bytes, on_gap=on_gap, progress=progress,
                 delta=delta,
@@ -131,7 +130,7 @@ class _Archiver:
     """One call of `archive`."""
 
     def __init__(
-        self, topic: Topic, place: Place, file_bytes: int, row_group_bytes: int, on_gap: OnGap,
+        self, topic: OpenTopic, place: Place, file_bytes: int, row_group_bytes: int, on_gap: OnGap,
         progress: Progress | None,
     ) -> None:  # fmt: skip
         self._topic = topic

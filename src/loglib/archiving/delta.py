@@ -24,10 +24,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LogError
-from ..records import to_datetime
 from ..system.directory import Directory
 from ..system.files import Files
-from ..tiering.storage import is_remote
+from ..times import to_datetime
+from ..uri import is_remote
 from . import parquet
 from .manifest import Archived, ArchivedFile, ArchivedPartition
 from .place import DIRECTORY

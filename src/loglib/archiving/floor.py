@@ -15,7 +15,8 @@ import os
 from ..errors import LogError
 from ..retention import ArchiveHold
 from ..system.files import Files
-from ..tiering.storage import is_remote, storage_of
+from ..tiering.storage import storage_of
+from ..uri import is_remote
 from .manifest import Archived
 from .place import load, located
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..arguments import Start, Time, check_count, parse_start, partition_numbers
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..log import Log
 from ..reader import Reader, StartLike
-from ..records import to_datetime
 from ..system.files import Files
+from ..times import to_datetime
 from . import parquet
 from .manifest import Archived, ArchivedFile, ArchivedPartition
 from .place import load, located
@@ -207,9 +208,9 @@ def _within(past: Past, partition: ArchivedPartition, start: Parsed) -> int:
 
 
 def with_tail(
-    past: Past,
+    archive: str | os.PathLike[str],
     read: Callable[[StartLike, StartLike], Reader],
-    partitions: Collection[int],
+    logs: Sequence[Log],
     start: StartLike,
     end: StartLike | None,
     *,
@@ -217,8 +218,10 @@ def with_tail(
     batch_bytes: int,
     now_us: int,
 ) -> pa.RecordBatchReader:
-    """The records from `start` to `end`, from the archive up to its end, and behind it from the log with `read`."""
-    split = past.split(partitions, start, end, now_us=now_us)
+    """The records from `start` to `end`, from the archive up to its end, and after it from these logs with `read`."""
+    past = Past.load(logs[0].files, archive)
+    past.check_log(logs[0].identity.log_id, logs[0].directory)
+    split = past.split([each.partition for each in logs], start, end, now_us=now_us)
     tail = read(split.starts, split.ends)
     past.begin_tail(tail)
     return _reader(past, split.ranges, columns, batch_bytes, tail.arrow(columns, batch_bytes=batch_bytes))

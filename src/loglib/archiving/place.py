@@ -26,8 +26,9 @@ from .. import numbered
 from ..numbered import TEMPORARY, DirectorySlots, FileSlots
 from ..system.directory import Directory
 from ..system.files import REAL, Files
-from ..tiering.storage import is_remote, local_path, storage_of
+from ..tiering.storage import storage_of
 from ..unique import Unique
+from ..uri import is_remote, local_path
 from .manifest import Archived, decode, encode, is_file_name
 
 __all__ = ["DIRECTORY", "DirectoryPlace", "NewFile", "Place", "is_in_a_store", "load", "located", "newest"]

@@ -17,8 +17,9 @@ from .. import store
 from ..arguments import check_names, parse_start
 from ..description import NAME
 from ..system.files import REAL
-from ..tiering.storage import is_remote, storage_of
+from ..tiering.storage import storage_of
 from ..topic import Topic
+from ..uri import is_remote
 
 __all__ = [
     "DIRECTORY", "DURATION", "NAMES", "SIZE", "SOURCE", "START", "TOPIC",

@@ -16,7 +16,8 @@ from typing import Any
 import click
 
 from ..display import sized
-from ..records import Record, to_datetime
+from ..records import Record
+from ..times import to_datetime
 
 __all__ = [
     "age", "is_terminal", "json_line", "note", "print_json", "print_table", "record_facts", "safe", "sized", "when",

@@ -7,12 +7,11 @@ from typing import Any
 
 import click
 
-from .. import store
 from ..config import TopicConfig
 from ..description import NAME
 from ..partition import Partition
 from ..system.files import REAL
-from ..topic import Topic
+from ..topic import Topic, topics
 from .given import DIRECTORY, TOPIC, as_json, confirmed, topic_paths
 from .policies import changed, described, policy_options
 from .shown import note, print_json, print_table, safe, sized, when
@@ -48,7 +47,7 @@ def ls(directory: str, as_json: bool) -> None:
     if REAL.exists(os.path.join(directory, NAME)):
         _list_segments(directory, as_json=as_json)
         return
-    found = store.topics(directory)
+    found = topics(directory)
     if as_json:
         for each in found:
             partitions = None if each.config is None else each.config.partitions

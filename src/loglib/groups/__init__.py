@@ -1,9 +1,9 @@
 """Consumer groups: members that share a topic's partitions. File locks are the only coordination."""
 
+from ..lag import Lag
 from .administration import GroupInfo, Move
 from .assignment import TopicPartition
 from .group import Group, TopicsGroup
-from .lag import Lag
 from .members import Member
 from .offsets import Commit
 

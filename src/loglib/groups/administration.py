@@ -14,14 +14,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..arguments import Start
 from ..errors import GroupBusyError, GroupElsewhereError, LogError
+from ..lag import Lag
+from ..system.files import Files
 from .assignment import TopicPartition
-from .lag import Lag, lag_of_group
+from .lag import lag_of_group
 from .members import Member, Membership, live_members
 from .offsets import Commit, Entries, Entry, Offsets, history_at
 from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
-from .place import Place
+from .place import GROUPS, Place, group_names
 
-__all__ = ["GroupInfo", "Move", "committed", "delete", "evict", "inspect", "lag", "reset"]
+__all__ = ["GroupInfo", "Move", "check_no_members", "committed", "delete", "evict", "inspect", "lag", "reset"]
 
 Fact = TypeVar("Fact")
 
@@ -100,6 +102,13 @@ def _entries(place: Place) -> Entries:
         return offsets.entries()
     finally:
         offsets.close()
+
+
+def check_no_members(files: Files, topic_path: str) -> None:
+    """`GroupBusyError` if a group whose directory is in this topic has members."""
+    for group in group_names(files, topic_path):
+        if members := live_members(files, os.path.join(topic_path, GROUPS, group, "members"), remove=False):
+            raise GroupBusyError(group, list(members))
 
 
 def delete(place: Place) -> None:

@@ -44,20 +44,21 @@ from ..errors import (
     StaleGenerationError,
     StorageIOError,
 )
+from ..lag import Lag
 from ..lifetime import in_child
 from ..records import Record
 from ..system.wait import Observer
 from ..unique import Unique
 from .assignment import STRATEGIES, TopicPartition, assign
 from .beginning import Beginning
-from .lag import Lag, lag_of_group
+from .lag import lag_of_group
 from .members import Member, Membership, new_member_name
 from .offsets import Commit, Entry, merged
 from .owners import Ownership, read_owner
 from .place import Place
+from .prepared_commit import PreparedCommit
 from .progress import Progress
 from .run import Run, Way
-from .transacted import Transacted, fence, known_generations
 
 __all__ = ["AnyGroup", "CommitPolicy", "Group", "OnChange", "TopicsGroup"]
 
@@ -445,7 +446,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
     def _record(self, what: Any) -> tuple[Record, TopicPartition]:
         """The record in what the caller passed to `commit`, and its partition."""
 
-    def _transact(self, what: Any, meta: str) -> Transacted:
+    def _transact(self, what: Any, meta: str) -> PreparedCommit:
         """What `commit` with these arguments would commit, for a transaction to commit it."""
         with self._use():
             self._check_open()
@@ -464,7 +465,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
                 self._progress.committed(offsets)
                 self._progress.committed_by_hand(offsets)
 
-            return Transacted(self._place, entries, self._offsets, check, done)
+            return PreparedCommit(self._place, entries, self._offsets, check, done)
 
     def _entries(self) -> dict[TopicPartition, Entry]:
         with self._use():
@@ -575,7 +576,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             return
         try:
             entries = self._offsets.entries()
-            known = known_generations(self._place)
+            known = self._place.transactions.known_generations(self._place)
             least = {
                 each: max(entries[each].generation if each in entries else 0, known.get(str(each), 0))
                 for each in partitions
@@ -584,7 +585,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
             if not claimed:
                 return
             generations = {each: self._ownership.claimed(each) or 0 for each in claimed}
-            pending = fence(self._place, generations)
+            pending = self._place.transactions.fence(self._place, generations)
             entries = merged([self._offsets.entries(), pending])  # including the last commit of the previous owner
             beginnings = {}
             for each, generation in generations.items():

@@ -1,29 +1,19 @@
-"""Lag: how far a position in a log is behind the log's end, in bytes, seconds and records.
+"""Lag: how far the commits of a group are behind the ends of its logs.
 
-Invariant: measuring changes nothing and reads no batch body. Bytes come from offsets, the rest from batch headers.
+Invariant: as lag.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-from ..errors import OffsetOutOfRangeError
-from ..format.watermark import Mark
+from ..lag import Lag, measure_lag
 from ..log import Log
 from .assignment import TopicPartition
 from .offsets import Entries
 from .place import Place
 
-__all__ = ["Lag", "lag_of_group", "measure_lag"]
-
-
-class Lag(NamedTuple):
-    """The distance from a position to the flushed end of a partition."""
-
-    bytes: int  # bytes of log, headers included
-    seconds: float  # since the next record was appended; 0 if there is no next record
-    records: int | None = None  # None if the records were not counted
+__all__ = ["lag_of_group"]
 
 
 def lag_of_group(
@@ -40,26 +30,3 @@ def lag_of_group(
         found[partition] = measure_lag(log, offset, now_us=place.clock(), count_records=count_records)
         log.rest()  # so that few of a thousand logs have open files
     return found
-
-
-def measure_lag(log: Log, offset: int, *, now_us: int, count_records: bool = False) -> Lag:
-    """The lag of a reader that will read `offset` next. Records dropped by retention do not count."""
-    while True:
-        mark = log.mark()
-        try:
-            return _measure(log, max(offset, mark.log_start_offset), mark, now_us=now_us, count_records=count_records)
-        except OffsetOutOfRangeError:  # retention has meanwhile dropped more
-            continue
-
-
-def _measure(log: Log, offset: int, mark: Mark, *, now_us: int, count_records: bool) -> Lag:
-    end = mark.flushed_end
-    if offset >= end:
-        return Lag(0, 0.0, 0 if count_records else None)
-    first = log.header_around(offset, mark)
-    seconds = max(0, now_us - first.append_time) / 1_000_000
-    if not count_records:
-        return Lag(end - offset, seconds)
-    headers = log.headers(first.base_offset, end, mark)
-    wanted = (range(max(each.base_offset, offset), each.offsets.stop) for each in headers)
-    return Lag(end - offset, seconds, sum(map(len, wanted)))

@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from ..append.record_arguments import record_sizes
 from ..append.writer import Writer
-from ..arguments import record_sizes
 from ..batch import Batch
 from ..config import Durability, FlushPolicy, Retention, TopicConfig
 from ..cursor import Cursor

@@ -19,7 +19,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .. import role
 from ..arguments import Start, check_names, parse_start
@@ -31,9 +31,9 @@ from ..starts import resolve
 from ..system.files import Files
 from .assignment import TopicPartition
 from .held import readable_by_all
-from .offsets import Offsets, make_offsets
+from .offsets import Entries, Offsets, make_offsets
 
-__all__ = ["GROUPS", "MIRRORED", "Place", "group_names"]
+__all__ = ["GROUPS", "MIRRORED", "GenerationFence", "Place", "group_names"]
 
 logger = logging.getLogger("loglib")
 
@@ -63,6 +63,16 @@ def _check_here(files: Files, topic_path: str) -> None:
         raise LogMovedError(topic_path, "was moved or removed")
 
 
+class GenerationFence(Protocol):
+    """Commits of a group that are part of transactions, as a new owner of a partition must know them."""
+
+    def known_generations(self, place: Place) -> Mapping[str, int]:
+        """The highest generation of each partition in a transaction or its fence, by `str` of the partition."""
+
+    def fence(self, place: Place, generations: Mapping[TopicPartition, int]) -> Entries:
+        """End the transactions of former owners, and return the commits of those that are not applied yet."""
+
+
 class Place(NamedTuple):
     """One group's directory, and the facts that its members share."""
 
@@ -74,6 +84,7 @@ class Place(NamedTuple):
     durability: Durability
     permissions: int
     clock: Callable[[], int]  # microseconds UTC
+    transactions: GenerationFence
     track: tuple[Callable[[Callable[[str], None]], object], ...]  # ends a member with a topic; returns it
     other_paths: tuple[str, ...] = ()  # of the other topics
 

@@ -12,9 +12,8 @@ Threads: as group.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
 from ..errors import CorruptLogError
 from ..transactions.home import read_home
@@ -23,22 +22,12 @@ from ..transactions.manifest import Offsets as CommittedOffsets
 from ..transactions.store import Store, open_store
 from .assignment import TopicPartition
 from .held import readable_by_all
-from .offsets import Entries, Entry, Offsets
+from .offsets import Entries, Entry
 from .place import Place
 
-__all__ = ["Transacted", "fence", "known_generations", "leave_mark", "parsed", "stored"]
+__all__ = ["StoreFence", "leave_mark", "parsed", "stored"]
 
 _MARK = "transacted"
-
-
-class Transacted(NamedTuple):
-    """What a member commits in a transaction."""
-
-    place: Place
-    entries: Entries
-    offsets: Offsets  # the member's own
-    check: Callable[[], None]  # raises if the member does not own the partitions any more
-    done: Callable[[], None]  # the commit is made
 
 
 def leave_mark(place: Place) -> None:
@@ -50,27 +39,29 @@ def leave_mark(place: Place) -> None:
         place.files.sync_directory(place.path)
 
 
-def known_generations(place: Place) -> Mapping[str, int]:
-    """The highest generation of each partition that is in a transaction or its fence, by `str` of the partition."""
-    store, topic = _store_of(place)
-    return {} if store is None else store.generations(topic, place.name)
+class StoreFence:
+    """The fence of a group's generations in the store of its transactions."""
 
+    def known_generations(self, place: Place) -> Mapping[str, int]:
+        """The highest generation of each partition that is in a transaction or its fence, by `str` of the partition."""
+        store, topic = _store_of(place)
+        return {} if store is None else store.generations(topic, place.name)
 
-def fence(place: Place, generations: Mapping[TopicPartition, int]) -> Entries:
-    """End the transactions of former owners, and return the commits of those that are not applied yet."""
-    store, topic = _store_of(place)
-    if store is None:
-        return {}
-    store.fence_groups(
-        tuple(Fence(topic, place.name, str(each), generation) for each, generation in generations.items()),
-        now=place.clock(),
-    )
-    pending: Entries = {}
-    for manifest in store.pending():
-        for each in manifest.offsets:
-            if (each.topic, each.group) == (topic, place.name):
-                pending |= parsed(each)
-    return pending
+    def fence(self, place: Place, generations: Mapping[TopicPartition, int]) -> Entries:
+        """End the transactions of former owners, and return the commits of those that are not applied yet."""
+        store, topic = _store_of(place)
+        if store is None:
+            return {}
+        store.fence_groups(
+            tuple(Fence(topic, place.name, str(each), generation) for each, generation in generations.items()),
+            now=place.clock(),
+        )
+        pending: Entries = {}
+        for manifest in store.pending():
+            for each in manifest.offsets:
+                if (each.topic, each.group) == (topic, place.name):
+                    pending |= parsed(each)
+        return pending
 
 
 def _store_of(place: Place) -> tuple[Store | None, str]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ..errors import CorruptLogError, InvalidOffsetError, LogMovedError, OffsetOutOfRangeError
 from ..format.watermark import Mark
 from ..groups import TopicPartition
-from ..groups.lag import measure_lag
+from ..lag import measure_lag
 from ..log import Log
 from ..system.clock import SYSTEM
 from .admission import most_bytes, most_records

@@ -21,8 +21,9 @@ from typing import NoReturn
 from ..arguments import Start, Time, check_names, parse_start
 from ..config import microseconds
 from ..reader import StartLike
-from ..records import to_datetime
-from ..tiering.storage import is_remote, local_path, storage_of
+from ..tiering.storage import storage_of
+from ..times import to_datetime
+from ..uri import is_remote, local_path
 
 __all__ = [
     "DEFAULT_ARROW_BATCH_BYTES",

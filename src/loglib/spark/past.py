@@ -25,8 +25,8 @@ from ..reader import StartLike
 from ..system.clock import SYSTEM
 from ..system.files import REAL
 from ..tiering.place import TierPlace, is_place
-from ..tiering.storage import is_remote
 from ..topic import Topic
+from ..uri import is_remote
 from .columns import default_schema, known_name
 from .options import as_option, parse
 

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..reader import StartLike
-from ..tiering.storage import is_remote, local_path
 from ..topic import Topic
+from ..uri import is_remote, local_path
 from .options import as_option
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from ..append.spreading import can_hash
 from ..arguments import check_names
 from ..config import TopicConfig
 from ..system.files import REAL
-from ..tiering.storage import local_path
+from ..uri import local_path
 from .options import refuse_consumers, refuse_remote
 
 __all__ = ["Place", "Target", "find_place", "no_function", "parse"]

@@ -14,24 +14,37 @@ import os
 from itertools import takewhile
 
 from .. import description
+from ..archiving.floor import Floors
+from ..archiving.place import is_in_a_store
 from ..errors import LogError
 from ..retention import ArchiveHold
 from ..segment import Identity, read_segment_header, segment_name
 from ..system.files import Files
+from ..uri import is_remote
 from .manifest import TieredSegment
 from .place import TierPlace, is_place
-from .storage import is_remote, storage_of
+from .storage import storage_of
 
-__all__ = ["TierFloors", "place_of"]
+__all__ = ["TierFloors", "floors_of"]
 
 logger = logging.getLogger("loglib")
 
 
-def place_of(files: Files, topic_path: str, archive: str) -> str | None:
-    """The path or URI of the place that a topic's policy names; None if that is an archive of another kind.
+def floors_of(
+    files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int
+) -> Floors | TierFloors:
+    """The floors of the archive or place that a topic's policy names. A path may be relative to the topic's directory.
 
-    A path may be relative to the topic's directory.
+    What came to it at `before_us` or later is too young. Raises nothing.
     """
+    place = _place_of(files, topic_path, archive)
+    if place is not None and not is_in_a_store(place):
+        return TierFloors(files, topic_path, place, log_id, before_us=before_us)
+    return Floors(files, topic_path, archive, log_id, before_us=before_us)
+
+
+def _place_of(files: Files, topic_path: str, archive: str) -> str | None:
+    """The path or URI of a place of segments; None for an archive of another kind in a directory."""
     if is_remote(archive):
         return archive
     path = os.path.normpath(os.path.join(topic_path, archive))

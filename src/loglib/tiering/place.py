@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import description, numbered, role
+from ..arguments import check_names, topic_path
 from ..config import MAX_OFFSET
 from ..errors import LogError
 from ..format.watermark import Mark
@@ -30,11 +31,12 @@ from ..segment import Identity, parse_producers_name, parse_segment_name, read_s
 from ..system.directory import Directory
 from ..system.files import SYSTEM_CALLS, Files
 from ..unique import Unique
+from ..uri import is_remote, local_path
 from .manifest import Tiered, TieredPartition, decode
-from .storage import local_path, storage_of
+from .storage import storage_of
 from .store import MANIFESTS
 
-__all__ = ["Joined", "JoinedLog", "TierPlace", "is_place", "newest"]
+__all__ = ["Joined", "JoinedLog", "TierPlace", "is_place", "newest", "place_at"]
 
 _BY_NUMBER = frozenset({"pread", "fstat", "sendfile"})  # called for files that are open
 
@@ -153,6 +155,24 @@ class _Listed(_Overlay):
         """Name and size in bytes of what counts in the directory."""
         listing = self._listings.get(directory)
         return super().sizes(directory, dir_fd=dir_fd) if listing is None else dict(listing)
+
+
+def place_at(files: Files, path: str, mode: str, tier: object) -> TierPlace | None:
+    """The place of uploaded segments at the path; None if that is a topic's directory."""
+    if tier is not None and mode != "r":
+        raise ValueError("tier= is for reading: open the topic with mode='r'")
+    if is_remote(path):
+        if mode != "r":
+            raise ValueError(f"{storage_of(path)[1]}: a topic in an object store is only read; open it with mode='r'")
+        place = TierPlace(files, path)
+        check_names(os.path.basename(place.path))
+    elif path and mode == "r" and is_place(files, os.path.abspath(path)):
+        place = TierPlace(files, topic_path(path))
+    else:
+        return None
+    if tier is not None:
+        raise ValueError(f"{place.path} has uploaded segments, and no live tail; name the topic's directory instead")
+    return place
 
 
 class Joined(_Overlay):

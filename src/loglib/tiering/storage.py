@@ -11,17 +11,14 @@ Processes: made on the driver, used there and in tasks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from ..system.files import REAL, Files
-from ..uri import has_credentials, normal
+from ..uri import has_credentials, is_remote, normal
 
-__all__ = ["LOCAL", "Storage", "is_remote", "local_path", "storage_of"]
-
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)  # two letters or more, as in s3://
+__all__ = ["LOCAL", "Storage", "storage_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +49,6 @@ class Storage:
 
 
 LOCAL = Storage()
-
-
-def is_remote(path: str) -> bool:
-    """Whether the path is a URI of something else than local files."""
-    return _SCHEME.match(path) is not None and not path.startswith("file:")
-
-
-def local_path(path: str) -> str:
-    """The path without `file:`."""
-    return unquote(urlsplit(path).path) if path.startswith("file:") else path
 
 
 def storage_of(path: str) -> tuple[Storage, str]:

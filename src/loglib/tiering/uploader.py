@@ -32,12 +32,13 @@ from ..batch import stored_header
 from ..cursor import Cursor
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
 from ..log import Log
+from ..open_topic import OpenTopic, open_for_reading
 from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_header, segment_name
 from ..system.files import REAL, Files
-from ..topic import Topic
+from ..uri import local_path
 from .manifest import Tiered, TieredPartition, TieredSegment, decode, encode
 from .place import TierPlace
-from .storage import local_path, storage_of
+from .storage import storage_of
 from .store import DirectoryStore, Store, compare
 
 __all__ = ["tier", "tiered"]
@@ -50,7 +51,7 @@ Progress = Callable[[int, int], object]
 
 
 def tier(
-    topic: Topic | str | os.PathLike[str],
+    topic: OpenTopic | str | os.PathLike[str],
     to: str | os.PathLike[str],
     *,
     in_flight: int = 4,
@@ -77,8 +78,8 @@ def tier(
     answer; `FileNotFoundError` if there is no topic. Uploading to S3 needs the extra [s3].
     """
     check_count("in_flight", in_flight)
-    if not isinstance(topic, Topic):
-        with Topic.open(topic, mode="r") as opened:
+    if not isinstance(topic, OpenTopic):
+        with open_for_reading(topic) as opened:
             return tier(opened, to, in_flight=in_flight, progress=progress)
     with closing(_open_store(topic, os.fsdecode(to), in_flight)) as store:
         return _Uploader(topic, store, in_flight, progress).run()
@@ -92,7 +93,7 @@ def tiered(to: str | os.PathLike[str]) -> Tiered:
     return TierPlace(REAL, os.fsdecode(to)).tiered
 
 
-def _open_store(topic: Topic, to: str, in_flight: int) -> Store:
+def _open_store(topic: OpenTopic, to: str, in_flight: int) -> Store:
     if not to:
         raise ValueError("the path of a place is empty; give a directory, or a URI such as s3://bucket/logs/clicks")
     storage, path = storage_of(to)
@@ -142,7 +143,7 @@ class _Job(NamedTuple):
 class _Uploader:
     """One call of `tier`."""
 
-    def __init__(self, topic: Topic, store: Store, in_flight: int, progress: Progress | None) -> None:
+    def __init__(self, topic: OpenTopic, store: Store, in_flight: int, progress: Progress | None) -> None:
         self._topic = topic
         self._files: Files = topic._files  # noqa: SLF001
         self._clock = topic._clock  # noqa: SLF001
@@ -159,7 +160,7 @@ class _Uploader:
             base = numbered.newest(self._store.manifests, decode)
             if base is not None:
                 self._check_same(base.log_id, base.topic)
-            spans = [span for access in self._topic._parts() for span in self._spans(access.log, base)]  # noqa: SLF001
+            spans = [span for access in self._topic._accesses for span in self._spans(access.log, base)]  # noqa: SLF001
             if not spans and base is not None:
                 return base
             self._all_bytes = max(self._all_bytes, self._done_bytes + sum(each.size_bytes for each in spans))

@@ -16,19 +16,21 @@ from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Any, Literal
 
+from ..append.record_arguments import HeadersLike, gather_columns, record_columns
 from ..append.router import weigh
-from ..arguments import HeadersLike, check_timeout, gather_columns, record_columns
+from ..arguments import check_timeout
 from ..config import microseconds
 from ..errors import CommitPendingError, LockedError, LogClosedError, LogError, StorageIOError
 from ..format.columns import Columns
 from ..groups import Group, TopicsGroup
 from ..groups.offsets import Offsets
-from ..groups.transacted import Transacted, leave_mark, stored
+from ..groups.prepared_commit import PreparedCommit
+from ..groups.transacted import leave_mark, stored
 from ..log import Log
+from ..open_topic import OpenTopic
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Buffer, Files
 from ..system.lock import is_free, try_acquire
-from ..topic import Topic
 from ..unique import Unique
 from .applying import Applier, pending_for
 from .home import read_home, settle
@@ -71,9 +73,9 @@ class Transaction(Unique):
         self._store_path = None if store is None else os.path.abspath(store)
         self._store: Store | None = None
         self._stage = Stage(self._files, self._clock)
-        self._topics: dict[str, Topic] = {}
-        self._groups: list[Transacted] = []
-        self._keyless: dict[Topic, int] = {}
+        self._topics: dict[str, OpenTopic] = {}
+        self._groups: list[PreparedCommit] = []
+        self._keyless: dict[OpenTopic, int] = {}
         self._over = False
 
     def __enter__(self) -> Transaction:
@@ -91,7 +93,7 @@ class Transaction(Unique):
 
     def append(
         self,
-        topic: Topic,
+        topic: OpenTopic,
         value: bytes | None,
         key: bytes | None = None,
         *,
@@ -105,7 +107,7 @@ class Transaction(Unique):
 
     def append_many(
         self,
-        topic: Topic,
+        topic: OpenTopic,
         values: Iterable[bytes | None],
         *,
         keys: Iterable[bytes | None] | None = None,
@@ -123,13 +125,13 @@ class Transaction(Unique):
         owns a partition; at the end of the transaction, too, and then nothing of it is committed.
         """
         self._check_open()
-        transacted = group._transact(what, meta)  # noqa: SLF001
-        if transacted.entries:
-            place = transacted.place
+        prepared = group._transact(what, meta)  # noqa: SLF001
+        if prepared.entries:
+            place = prepared.place
             self._find_store(place.topic_path, place.permissions, place.files, place.clock)
-            self._groups.append(transacted)
+            self._groups.append(prepared)
 
-    def _add(self, topic: Topic, columns: Columns, partition: int | None) -> None:
+    def _add(self, topic: OpenTopic, columns: Columns, partition: int | None) -> None:
         self._check_open()
         if not columns.values:
             return
@@ -147,7 +149,7 @@ class Transaction(Unique):
             self._stage.section(topic.path, identity, topic.config).add(load)
         self._stage.spill()
 
-    def _keyless_partition(self, topic: Topic) -> int:
+    def _keyless_partition(self, topic: OpenTopic) -> int:
         """One partition for all records without a key of one transaction."""
         if topic not in self._keyless:
             drawn = int.from_bytes(self._files.random_bytes(4), "little")
@@ -297,7 +299,7 @@ class Transaction(Unique):
             sweep(self._files, path, named, now_s=self._clock() / 1_000_000)
 
 
-def _log(topic: Topic, number: int) -> Log:
+def _log(topic: OpenTopic, number: int) -> Log:
     return topic._accesses[topic.partition(number).id].log  # noqa: SLF001
 
 
