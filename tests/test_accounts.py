@@ -8,13 +8,12 @@ import os
 import resource
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import NOW, crash_copy, limit_of_files, run_python, values_of
+from conftest import NOW, crash_copy, limit_of_files, values_of
 from loglib import (
     CorruptLogError,
     FlushPolicy,
@@ -30,34 +29,10 @@ from loglib import (
     WriterFailedError,
     testing,
 )
-from loglib.append.partitioner import by_crc32
-from loglib.format.batch import encode_body
-from loglib.lifetime import at_exit
-from loglib.testing import Call, CrashFS, FaultyFiles, UnsyncedFiles, WatchedFiles
+from loglib.testing import Call, CrashFS, FaultyFiles, UnsyncedFiles
+from named_records import FullPartitions, fresh, named
 
 Open = Callable[..., Topic]
-
-
-class FullPartitions(WatchedFiles):
-    """While these partitions are named, nothing can be written to their segments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.full: set[int] = set()
-        self.error = errno.ENOSPC
-
-    def before(self, call: Call) -> None:
-        if call.name == "pwritev" and call.path.endswith(".log") and int(call.path.split("/")[-2]) in self.full:
-            raise OSError(self.error, os.strerror(self.error), call.path)
-
-
-def named(error: Any) -> list[tuple[int, int]]:
-    """The (partition, offset) of each record that the error calls lost."""
-    return [(partition, offset) for partition, offsets in error.lost for offset in offsets]
-
-
-def key_of(partition: int, partitions: int) -> bytes:
-    return next(key for number in range(1000) if by_crc32(key := b"%d" % number, partitions) == partition)
 
 
 # --- what errors name ------------------------------------------------------------------------------
@@ -150,7 +125,7 @@ def test_call_that_fails_midway_says_which_of_its_records_are_in(how: str, error
     """Of 2,000 records, 32 used to be named and 1,488 not mentioned. Trying the rest again puts in each one once."""
     for at in range(1, 9):
         topic = open_topic(
-            _fresh(open_topic), partitions=4, batch_bytes=2000,
+            fresh(open_topic), partitions=4, batch_bytes=2000,
             files=(files := FaultyFiles("pwritev", at=at, error=error, armed=False)),
         )  # fmt: skip
         values = [b"%05d" % number * 10 for number in range(2000 if how == "bulk" else 300)]
@@ -176,16 +151,6 @@ def test_call_that_fails_midway_says_which_of_its_records_are_in(how: str, error
         topic.flush()
         assert sorted(values_of(topic)) == values
         topic.close()
-
-
-_numbers = iter(range(10_000))
-
-
-def _fresh(open_topic: Open) -> Path:
-    probe = open_topic()
-    fresh = Path(probe.path).with_name(f"topic-{next(_numbers)}")
-    probe.close()
-    return fresh
 
 
 def test_error_of_another_kind_also_names_the_records_that_are_in(open_topic: Open) -> None:
@@ -312,7 +277,7 @@ def test_record_in_a_file_that_cannot_be_cut_is_in_doubt(open_topic: Open) -> No
 
     for blind in (False, True):
         files = Stuck()
-        topic = open_topic(_fresh(open_topic), files=files)
+        topic = open_topic(fresh(open_topic), files=files)
         position = topic.append(b"perhaps")
         files.stuck, files.blind = True, blind
         raised: list[WriterFailedError] = []
@@ -385,125 +350,6 @@ def test_record_that_a_damaged_producer_table_keeps_from_rolling_is_named_at_clo
     assert named(closing.value) == [kept]
 
 
-def test_interrupted_flush_and_close_keep_what_they_have_to_tell(open_topic: Open) -> None:
-    class Interrupting(FullPartitions):
-        interrupted = False
-
-        def before(self, call: Call) -> None:
-            super().before(call)
-            if self.interrupted and call.name == "pwritev" and "/0001/" in call.path and call.path.endswith(".log"):
-                self.interrupted = False
-                raise KeyboardInterrupt
-
-    for act in (Topic.flush, Topic.close):
-        files = Interrupting()
-        topic = open_topic(_fresh(open_topic), files=files, partitions=2)
-        lost = topic.append(b"lost", partition=0)
-        topic.append(b"kept", partition=1)
-        files.full, files.interrupted = {0}, True
-        with pytest.raises(KeyboardInterrupt):
-            act(topic)
-        files.full = set()
-        with pytest.raises(StorageFullError) as raised:
-            act(topic)
-        assert named(raised.value) == [lost]
-        topic.close()
-        with Topic.open(topic.path) as again:
-            assert values_of(again) == [b"kept"]
-
-
-def test_interrupt_after_memory_ran_out_in_another_partition(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing that such an error names, and so nothing to be told later."""
-    from loglib.append import writer as writer_module
-
-    raising = [KeyboardInterrupt(), MemoryError()]
-
-    def encode_or_raise(columns: Any, **keywords: Any) -> Any:
-        if raising:
-            raise raising.pop()
-        return encode_body(columns, **keywords)
-
-    topic = open_topic(partitions=2)
-    for number in range(2):
-        topic.append(b"%d" % number, partition=number)
-    monkeypatch.setattr(writer_module, "encode_body", encode_or_raise)
-    with pytest.raises(KeyboardInterrupt):
-        topic.flush()
-    topic.flush()
-    assert sorted(values_of(topic)) == [b"0", b"1"]
-
-
-def test_topics_that_are_closed_at_exit_raise_one_error(open_topic: Open, tmp_path: Path) -> None:
-    topics = [open_topic(tmp_path / name, files=FullPartitions()) for name in ("a", "b", "c")]
-    lost = [topic.append(b"x") for topic in topics[:2]]
-    for topic in topics[:2]:
-        topic._files.full = {0}  # type: ignore[attr-defined]
-    with pytest.raises(StorageFullError) as raised:
-        at_exit.end()
-    assert named(raised.value) == lost
-    assert all(topic.closed for topic in topics)
-    at_exit.end()
-
-
-def test_memory_that_runs_out_in_one_partition_stops_no_other(
-    open_topic: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from loglib.append import writer as writer_module
-
-    def no_memory(columns: Any, **keywords: Any) -> Any:
-        if columns.values[0] == b"0":
-            raise MemoryError
-        return encode_body(columns, **keywords)
-
-    topic = open_topic(partitions=3)
-    for number in range(3):
-        topic.append(b"%d" % number, partition=number)
-    monkeypatch.setattr(writer_module, "encode_body", no_memory)
-    for _ in range(2):
-        with pytest.raises(MemoryError):
-            topic.flush()
-    assert sorted(values_of(topic)) == [b"1", b"2"]
-    with pytest.raises(MemoryError):
-        topic.close()
-    monkeypatch.undo()
-    topic.close()
-    with open_topic() as topic:
-        assert sorted(values_of(topic)) == [b"0", b"1", b"2"], "what could not be written for a moment is not lost"
-
-
-def test_file_that_cannot_be_closed_or_cut_at_the_end_is_said(open_topic: Open) -> None:
-    for name in ("close", "fstat"):
-        files = FaultyFiles(name, armed=False)
-        topic = open_topic(_fresh(open_topic), files=files)
-        topic.append(b"kept", sync=True)
-        files.armed = True
-        with pytest.raises(StorageIOError, match="while closing"):
-            topic.close()
-        files.armed = False
-        with Topic.open(topic.path) as again:
-            assert values_of(again) == [b"kept"]
-
-
-def test_topics_left_open_at_exit_name_all_that_is_lost(tmp_path: Path) -> None:
-    program = """
-        import atexit, errno, os, sys
-        from loglib.lifetime import at_exit
-        from loglib.testing import FaultyFiles, open_topic
-        files = [FaultyFiles("pwritev", error=errno.ENOSPC, every=True, armed=False) for _ in range(2)]
-        topics = [open_topic(os.path.join(sys.argv[1], str(n)), files=each) for n, each in enumerate(files)]
-        for topic, each in zip(topics, files):
-            topic.append(b"x")
-            each.armed = True
-        try:
-            at_exit.end()
-        except Exception as error:
-            print(len(error.lost), len(error.errors))
-        at_exit.clear()
-    """
-    tmp_path.joinpath("topics").mkdir()
-    assert run_python(program, tmp_path / "topics").split() == ["2", "1"]
-
-
 # --- where a retry goes ------------------------------------------------------------------------------
 
 
@@ -546,172 +392,6 @@ def test_producer_that_is_no_name_and_whole_number_is_a_type_error(producer: Any
 
 
 # --- the background ----------------------------------------------------------------------------------
-
-SOON = FlushPolicy(records=None, interval=0.001, bytes=None)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():
-        threading.Event().wait(0.001)
-
-
-def test_failed_background_flush_is_tried_again_without_another_append(open_topic: Open) -> None:
-    """An accepted call stayed invisible for ever: nothing but another append had it tried again."""
-    files = FullPartitions()
-    topic = open_topic(files=files, flush=FlushPolicy(records=None, interval=0.02, bytes=None))
-    reader = topic.follow("begin")
-    writer = topic.partition(0)._access.writer()
-    with writer.lock:  # before the interval is over
-        pass
-    topic.partition(0).append_many([b"written"], producer=("p", 1))
-    lost = topic.append(b"lost")
-    files.full = {0}
-    wait_for(lambda: writer.batch.owed is not None)
-    files.full = set()
-    assert [each.value for each in reader.poll(timeout=60)] == [b"written"]
-    with pytest.raises(StorageFullError) as raised:
-        topic.flush()
-    assert named(raised.value) == [lost]
-    topic.append(b"after", sync=True)
-
-
-def test_thread_survives_what_no_one_foresaw_and_says_so(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One `MemoryError` ended the thread: appends were accepted, nothing was flushed, and no error came."""
-    from loglib.append import writer as writer_module
-
-    failures = [MemoryError(), MemoryError(), SystemExit()]
-
-    def no_memory(columns: Any, **keywords: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return encode_body(columns, **keywords)
-
-    topic = open_topic(flush=SOON)
-    reader = topic.follow("begin")
-    monkeypatch.setattr(writer_module, "encode_body", no_memory)
-    topic.append(b"accepted")
-    assert [each.value for each in reader.poll(timeout=60)] == [b"accepted"]
-    assert not failures
-    with pytest.raises(LogError, match="\\(\\) while flushing in the background; it is tried again") as raised:
-        topic.append(b"x")
-    assert isinstance(raised.value.__cause__, SystemExit | MemoryError)
-    topic.append(b"y")
-    assert [each.value for each in reader.poll(timeout=60)] == [b"y"]
-
-
-def test_thread_that_cannot_even_wait_or_tell_goes_on(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = open_topic(flush=SOON)
-    reader = topic.follow("begin")
-    flusher, writer = topic._flusher, topic.partition(0)._access.writer()
-    assert flusher is not None
-    raise_soon, broken = writer.raise_soon, [1, 1]
-
-    def cannot_tell(error: LogError) -> None:
-        if broken:
-            broken.pop()
-            raise MemoryError
-        raise_soon(error)
-
-    monkeypatch.setattr(writer, "raise_soon", cannot_tell)
-    writer.flush = _failing(writer.flush, 2)  # type: ignore[method-assign]
-    topic.append(b"accepted")
-    assert [each.value for each in reader.poll(timeout=60)] == [b"accepted"]
-    assert not broken
-
-
-def _failing(flush: Callable[..., None], times: int) -> Callable[..., None]:
-    left = [1] * times
-
-    def flush_or_fail(**keywords: Any) -> None:
-        if left and keywords:
-            left.pop()
-            raise MemoryError
-        flush(**keywords)
-
-    return flush_or_fail
-
-
-@pytest.mark.parametrize("last", ["background", "flush", "append", "close"])
-def test_losses_of_several_background_flushes_are_all_named_once(last: str, open_topic: Open) -> None:
-    """The second error used to take the place of the first."""
-    files = FullPartitions()
-    topic = open_topic(files=files, flush=FlushPolicy(records=None, interval=3600.0, bytes=None))
-    writer = topic.partition(0)._access.writer()
-    check = writer.check_usable
-    writer.check_usable = lambda: None  # type: ignore[method-assign]  # as if all appends came at once
-    lost = []
-    files.full = {0}
-    for _ in range(3):
-        batch = writer.batch
-        lost.append(topic.append(b"x"))
-        assert writer.timer is not None
-        writer.timer.kick()
-        wait_for(lambda batch=batch: batch.lost is not None)  # type: ignore[misc]
-    if last in ("flush", "close"):
-        lost.append(topic.append(b"y"))
-    writer.check_usable = check  # type: ignore[method-assign]
-    acts = {"flush": topic.flush, "close": topic.close}
-    with pytest.raises(StorageFullError) as raised:
-        acts.get(last, lambda: topic.append(b"x"))()
-    assert named(raised.value) == lost or named(raised.value) == lost[-1:] + lost[:-1]
-    files.full = set()
-    if last != "close":
-        topic.append(b"x", sync=True)
-
-
-def test_housekeeping_that_raises_reaches_every_writer(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    from loglib import topic as topic_module
-
-    monkeypatch.setattr(topic_module, "_HOUSEKEEPING_S", 0.001)
-    topic = open_topic(segment_age=timedelta(days=1))
-    flusher = topic._flusher
-    assert flusher is not None
-    ran = threading.Event()
-
-    def fail() -> None:
-        if not ran.is_set():
-            ran.set()
-            raise RuntimeError("odd")
-
-    flusher._housekeeping = fail
-    assert ran.wait(60)
-    wait_for(lambda: topic.partition(0)._access.writer().batch.owed is not None)
-    with pytest.raises(LogError, match="RuntimeError\\('odd'\\) while housekeeping in the background"):
-        topic.append(b"x")
-
-
-def test_same_failure_of_the_background_again_and_again_is_kept_once(open_topic: Open) -> None:
-    topic = open_topic()
-    writer = topic.partition(0)._access.writer()
-    for _ in range(100):
-        writer.raise_soon(LogError("again"))
-    writer.raise_soon(StorageIOError("a", OSError(errno.EIO, "broken"), "reading"))
-    with pytest.raises(StorageIOError) as raised:
-        topic.append(b"x")
-    assert [str(each) for each in raised.value.errors] == ["again"]
-    topic.append(b"x")
-
-
-def test_what_is_owed_is_named_by_whatever_is_raised_first(open_topic: Open) -> None:
-    topic = open_topic()
-    writer = topic.partition(0)._access.writer()
-    partition = topic.partition(0)
-    partition.append_many([b"x"], producer=("p", 5))
-    owed = StorageFullError("a.log", OSError(errno.ENOSPC, "full"))
-    owed.lost = (OffsetRange(0, range(3)),)
-    check = writer.check_usable
-
-    def owe_then() -> None:
-        check()
-        writer.batch.owe(owed)
-
-    writer.check_usable = owe_then  # type: ignore[method-assign]
-    with pytest.raises(LogError, match="comes too late") as raised:
-        partition.append_many([b"x"], producer=("p", 4))
-    assert raised.value.lost == owed.lost
-    assert any("before that" in note for note in raised.value.__notes__)
-    writer.check_usable = check  # type: ignore[method-assign]
-    topic.append(b"x", sync=True)
 
 
 def test_what_a_full_disk_has_left_of_a_batch_is_cut_for_good() -> None:

@@ -2,94 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
-from builders import BODY_AT, encoded, forged, header_of, resealed_segment, spoil
+import mended
+from builders import forged, spoil
 from conftest import QUIET, last_segment, tree, values_of
 from healed import DAMAGED, FOREIGN, HEALTHY, KINDS, OLDER, SPLIT, beside, copies, healed, judge
-from loglib import (
-    HealReport,
-    LogError,
-    Mirror,
-    StorageIOError,
-    Topic,
-    heal,
-    promote,
-    repair,
-    snapshot,
-    testing,
-)
-from loglib.donors import Donors
-from loglib.format.columns import Columns
+from loglib import HealReport, LogError, Topic, heal, promote, repair, snapshot, testing
 from loglib.format.watermark import encode_new, newest
 from loglib.gaps import read_gaps
-from loglib.log import Log
-from loglib.replication.healing import heal_log
-from loglib.replication.health import heal_topic
-from loglib.segment import HEADER_BYTES, Identity
-from loglib.system import lock
+from loglib.segment import HEADER_BYTES
 from loglib.system.files import REAL
+from mended import SMALL, batches, changed, identity, mirrored, segments, write
 
-SMALL: dict[str, Any] = {"segment_bytes": 4096, "batch_bytes": 512}
-
-
-@pytest.fixture
-def copy(tmp_path: Path, path: Path) -> Path:
-    """Where a copy of the topic is made."""
-    return tmp_path / "copy" / path.name
-
-
-@pytest.fixture
-def whole(path: Path, copy: Path) -> dict[str, bytes]:
-    """A topic of some segments at `path`, and a mirror of it at `copy`: the files of the topic."""
-    write(path, 120)
-    mirrored(path, copy)
-    return tree(path)
-
-
-def mirrored(path: Path, to: Path) -> None:
-    with Mirror(path, to, files=testing.UnsyncedFiles()) as made:
-        made.copy()
-
-
-def write(path: Path, count: int, **policies: Any) -> None:
-    with testing.open_topic(path, files=testing.UnsyncedFiles(), **QUIET, **SMALL, **policies) as topic:
-        for number in range(count):
-            topic.append(b"%03d" % number + b"." * 200, key=b"k", producer=("app", number + 1))
-            if number % 3 == 2:
-                topic.flush()
-
-
-def segments(path: Path) -> list[Path]:
-    return sorted((path / "0000").glob("*.log"))
-
-
-def batches(segment: Path) -> list[tuple[int, int]]:
-    """Position and length of each batch in a file."""
-    content, found, at = segment.read_bytes(), [], HEADER_BYTES
-    while at < len(content):
-        found.append((at, int.from_bytes(content[at + 12 : at + 16], "little")))
-        at += found[-1][1]
-    return found
-
-
-def end_of(path: Path) -> int:
-    with Topic.open(path, mode="r") as topic:
-        return topic.partition(0).high_watermark
-
-
-def changed(path: Path, whole: dict[str, bytes]) -> set[str]:
-    """The files that differ, but for those that are kept aside."""
-    now = {name: each for name, each in tree(path).items() if ".damaged-" not in name}
-    return {name for name in now.keys() | whole.keys() if now.get(name) != whole.get(name)}
+copy = mended.copy
+whole = mended.whole
 
 
 # --- any damage ----------------------------------------------------------------------------------------------
@@ -248,11 +180,6 @@ def test_a_slot_of_the_watermark_is_healed(path: Path, copy: Path, whole: dict[s
     assert "nothing says for sure where the log ends" in left.why
 
 
-def identity(path: Path) -> Identity:
-    with Topic.open(path, mode="r") as topic:
-        return Identity.of(topic.log_id, 0)
-
-
 def test_a_partition_that_is_gone_is_named(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
     shutil.rmtree(path / "0000")
     report = heal(path, [copy])
@@ -400,301 +327,7 @@ def test_the_description_is_taken_from_a_donor_of_the_same_log(path: Path, copy:
         assert done.partition is None and done.donor == str(copy) and not changed(path, whole)
 
 
-# --- other processes -----------------------------------------------------------------------------------------
-
-
-def test_beside_a_writer_only_sealed_segments_are_healed(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    first, second, *_, last = segments(path)
-    second.unlink()
-    spoil(first, batches(first)[1][0] + 20)
-    spoil(first, 50)
-    spoil(last, batches(last)[0][0] + 140)
-    spoil(last, 60)
-    spoil(path / "0000" / "watermark", 4106)
-    held = lock.acquire(REAL, str(path / "0000" / lock.NAME), 0o600)
-    try:
-        assert len(heal(path, [copy], dry_run=True).healed) == 3
-        report = heal(path, [copy])
-        assert changed(path, whole) == {str(last.relative_to(path)), "0000/watermark"}
-        assert len(report.healed) == 3 and all("close that writer" in each.why for each in report.unhealed)
-        assert len(report.unhealed) == 3
-    finally:
-        held.release()
-    assert not heal(path, [copy]).unhealed
-    assert changed(path, whole) <= {"0000/watermark"}
-
-
-def test_a_living_writer_goes_on_while_its_sealed_segments_are_healed(path: Path, copy: Path) -> None:
-    write(path, 60)
-    mirrored(path, copy)
-    with Topic.open(path) as topic:
-        topic.append(b"last", sync=True)
-        segment = segments(path)[0]
-        content = segment.read_bytes()
-        spoil(segment, batches(segment)[1][0] + 20)
-        assert not heal(path, [copy]).unhealed and segment.read_bytes() == content
-        topic.append(b"more", sync=True)
-        assert len(values_of(topic)) == 62 and not topic.verify().damage
-
-
-def test_what_retention_drops_meanwhile_is_not_made_again(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    gone, kept = segments(path)[0], segments(path)[2]
-    gone.unlink()
-    held = lock.acquire(REAL, str(path / "0000" / lock.NAME), 0o600)
-
-    class Dropping(testing.UnsyncedFiles):
-        """Retention drops the first segments as soon as a donor is read."""
-
-        def open_read(self, name: str, *, dir_fd: int | None = None) -> int:
-            if name.startswith(str(copy)) and not dropped:
-                dropped.append(name)
-                salt = identity(path).salt
-                mark = newest((path / "0000" / "watermark").read_bytes(), salt)
-                assert mark is not None
-                higher = mark._replace(log_start_offset=int(kept.stem))
-                (path / "0000" / "watermark").write_bytes(encode_new(higher, salt))
-            return super().open_read(name, dir_fd=dir_fd)
-
-    dropped: list[str] = []
-    try:
-        report = heal_topic(Dropping(), str(path), [str(copy)])
-    finally:
-        held.release()
-    assert dropped and "retention has dropped it" in report.unhealed[0].why and not gone.exists()
-
-
-def test_a_caller_with_the_lock_heals_all(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    last = last_segment(path)
-    spoil(last, batches(last)[0][0] + 20)
-    held = lock.acquire(REAL, str(path / "0000" / lock.NAME), 0o600)
-    try:
-        done = heal_log(
-            REAL, str(path / "0000"), [str(copy / "0000")], identity(path), 0o600, held=held.directory
-        )
-    finally:
-        held.release()
-    assert len(done.healed) == 1 and not done.unhealed and not changed(path, whole)
-
-
-# --- disks that fail, donors that change ---------------------------------------------------------------------
-
-
-def test_a_disk_that_gives_other_bytes_than_were_written_is_an_error(
-    path: Path, copy: Path, whole: dict[str, bytes]
-) -> None:
-    segment = segments(path)[1]
-    spoil(segment, batches(segment)[1][0] + 20)
-
-    class Losing(testing.UnsyncedFiles):
-        """The disk has lost what it was given, and the page cache shows it until it is dropped."""
-
-        def drop_cached(self, fd: int, start: int, size_bytes: int) -> None:
-            spoil(segment, batches(segments(copy)[1])[1][0] + 20)
-
-    with pytest.raises(StorageIOError, match="other bytes than were written"):
-        heal_topic(Losing(), str(path), [str(copy)])
-
-
-def test_a_full_disk_changes_nothing(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    segment = segments(path)[1]
-    spoil(segment, batches(segment)[1][0] + 20)
-    before = tree(path)
-
-    class Full(testing.UnsyncedFiles):
-        def copy_range(self, source: int, target: int, *, start: int, end: int, at: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
-        heal_topic(Full(), str(path), [str(copy)])
-    now = {name: each for name, each in tree(path).items() if ".damaged-" not in name}
-    assert now == before
-    assert not heal(path, [copy]).unhealed and not changed(path, whole)
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_donor_that_changes_meanwhile_is_no_donor(
-    path: Path, copy: Path, whole: dict[str, bytes], number: int
-) -> None:
-    name = segments(path)[1].relative_to(path)
-    position, length = batches(path / name)[1]
-    spoil(path / name, position + 140)
-    reads = 0
-
-    class Changing(testing.UnsyncedFiles):
-        """The donor's batch is damaged when it has been read so many times."""
-
-        def read_at(self, fd: int, size_bytes: int, at: int) -> bytes:
-            nonlocal reads
-            content = super().read_at(fd, size_bytes, at)
-            if content == whole[str(name)][position : position + length]:
-                reads += 1
-                if reads > number:
-                    return bytes(len(content))
-            return content
-
-    report = heal_topic(Changing(), str(path), [str(copy)])
-    assert not report.healed and "has changed meanwhile" in report.unhealed[0].why
-
-
-def test_segments_that_lie_differently_are_left_alone(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    """A file of another name stands in the middle of a missing segment."""
-    second = segments(path)[1]
-    offset = int(second.stem) + batches(second)[1][0] - HEADER_BYTES
-    second.rename(second.with_name(f"{offset:020d}.log"))
-    report = heal(path, [copy])
-    assert not any(each.offsets for each in report.healed)
-    assert any("begins in the middle" in each.why for each in report.unhealed)
-
-
-def test_a_missing_segment_of_which_a_part_is_left_is_not_made(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    name = segments(path)[1].relative_to(path)
-    (path / name).unlink()
-    spoil(copy / name, batches(copy / name)[1][0] + 140)
-    report = heal(path, [copy])
-    assert not report.healed and not (path / name).exists()
-    assert any("no donor has all of its batches" in each.why for each in report.unhealed)
-
-
-def test_damage_with_nothing_whole_behind_it_stays(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    """Nothing says what was there: the next segment has lost its header and its first batch, everywhere."""
-    second, third = segments(path)[1:3]
-    position, _ = batches(second)[-1]
-    spoil(second, position + 20)
-    place, _ = batches(third)[0]
-    spoil(third, 30, place + 20)
-    spoil(copy / third.relative_to(path), place + 30)
-    report = heal(path, [copy])
-    assert not report.healed
-    assert any("nothing says which header" in each.why for each in report.unhealed)
-
-
-def test_a_whole_file_that_is_too_long_before_a_damaged_header_is_left(path: Path, copy: Path) -> None:
-    write(path, 60)
-    first, second, *_ = segments(path)
-    first.write_bytes(first.read_bytes() + b"more")
-    spoil(second, 40)
-    report = heal(path, [copy])
-    assert not report.healed and any("4 bytes too much" in each.why for each in report.unhealed)
-
-
-# --- arguments -----------------------------------------------------------------------------------------------
-
-
-def test_wrong_donors_are_refused_in_words(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    with pytest.raises(TypeError, match="a list of directories"):
-        heal(path, str(copy))
-    with pytest.raises(ValueError, match="a donor of itself"):
-        heal(path, [copy, path])
-    with pytest.raises(ValueError, match="mode='r'"):
-        Topic.open(path, donors=[copy])
-    with pytest.raises(LogError, match="holds no topic"):
-        heal(path.parent / "nothing", [copy])
-
-
 # --- donors whose bytes are whole, and not those of this log --------------------------------------------------
-
-
-def impostor(kind: str, stored: bytes, base: int, of: Identity) -> bytes:
-    """As many bytes as a batch has, with right checksums."""
-    facts = header_of(stored, base, identity=of)
-    if kind == "later":
-        return forged(stored, identity=of, append_time=facts.append_time + 1)
-    if kind == "undecodable":
-        return forged(stored, identity=of, codec=1, length=facts.length)
-    if kind == "cut":
-        return stored[:-100]
-    first = encoded(Columns([b"one"]), base, identity=of, previous_crc=facts.previous_crc)
-    crc = header_of(first, base, identity=of).header_crc
-    rest = len(stored) - len(first) - BODY_AT - 8
-    place, value = base + len(first), Columns([b"x" * rest])
-    second = encoded(value, place, identity=of, previous_crc=crc if kind == "two" else crc + 1)
-    assert len(first) + len(second) == len(stored)
-    return first + second
-
-
-@pytest.mark.parametrize("kind", ["later", "undecodable", "cut", "two", "two that do not follow"])
-def test_a_whole_batch_that_this_log_does_not_name_is_not_taken(
-    path: Path, copy: Path, whole: dict[str, bytes], kind: str
-) -> None:
-    name = segments(path)[1].relative_to(path)
-    position, length = batches(path / name)[1]
-    content = (copy / name).read_bytes()
-    stored, base = content[position : position + length], int(name.stem) + position - HEADER_BYTES
-    other = impostor(kind, stored, base, identity(path))
-    (copy / name).write_bytes(content[:position] + other + (content[position + length :] if kind != "cut" else b""))
-    spoil(path / name, position + 140)
-    before = tree(path)
-    report = heal(path, [copy])
-    assert not report.healed and len(report.unhealed) == 1 and tree(path) == before
-
-
-def test_a_batch_that_is_replaced_after_the_proof_is_not_taken(
-    path: Path, copy: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = segments(path)[1].relative_to(path)
-    position, length = batches(path / name)[1]
-    content, of = (copy / name).read_bytes(), identity(path)
-    stored = content[position : position + length]
-    other = impostor("later", stored, int(name.stem) + position - HEADER_BYTES, of)
-    spoil(path / name, position + 140)
-    prove = Donors.prove
-
-    def proven(*arguments: Any, **options: Any) -> Any:
-        found = prove(*arguments, **options)
-        (copy / name).write_bytes(content[:position] + other + content[position + length :])
-        return found
-
-    monkeypatch.setattr(Donors, "prove", proven)
-    before = tree(path)
-    [left] = heal(path, [copy]).unhealed
-    assert "has changed meanwhile" in left.why and tree(path) == before
-
-
-def test_damage_is_not_proven_up_to_a_place_where_nothing_is_whole(
-    path: Path, copy: Path, whole: dict[str, bytes]
-) -> None:
-    segment = segments(path)[1]
-    first, second, third = (int(segment.stem) + each - HEADER_BYTES for each, _ in batches(segment)[1:4])
-    spoil(segment, *(batches(segment)[number][0] + 20 for number in (1, 2)))
-    of = identity(path)
-    with closing(Log(REAL, str(path / "0000"), of)) as log, closing(Donors(REAL, [str(copy / "0000")], of)) as donors:
-        assert donors.prove(log, range(first, second), log.mark(), before=None)[0] == []
-        assert "nothing that is whole" in donors.prove(log, range(first, second), log.mark(), before=None)[1]
-        proven, why = donors.prove(log, range(first, third), log.mark(), before=None)
-        assert [(each.start, each.end) for each in proven] == [(first, third)] and not why
-        assert "before the damage" in donors.prove(log, range(first + 8, third), log.mark(), before=None)[1]
-        assert "does not follow" in donors.prove(log, range(first, third), log.mark(), before=1)[1]
-
-
-def test_headers_of_a_donor_that_do_not_fit_are_not_taken(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    second, third = segments(path)[1:3]
-    for each in (second, third):
-        spoil(each, 40)
-    name = second.relative_to(path)
-    content = (copy / name).read_bytes()
-    (copy / name).write_bytes(resealed_segment(content, 72, b"\1\2\3\4"))  # it follows another batch
-    name = third.relative_to(path)
-    content = (copy / name).read_bytes()
-    (copy / name).write_bytes(resealed_segment(content, 56, bytes(8)))  # it follows a segment before the second
-    report = heal(path, [copy])
-    assert not report.healed and len(report.unhealed) == 2
-    (path / name).unlink()
-    assert any("is missing, and" in each.why for each in heal(path, [copy]).unhealed)
-
-
-def test_the_header_of_a_segment_of_another_writer_is_not_taken(path: Path, copy: Path) -> None:
-    """Two split topics: each has begun its own segment at the same place, behind the same batch."""
-    write(path, 5)
-    shutil.copytree(path, copy)
-    for each in (path, copy):
-        with Topic.open(each, **QUIET) as topic:
-            topic.partition(0)._access.writer().roll()
-            topic.append(each.parent.name.encode(), sync=True)
-    assert last_segment(path).name == last_segment(copy).name
-    spoil(last_segment(path), 30)
-    before = tree(path)
-    report = heal(path, [copy])
-    assert not report.healed and "no donor has this segment" in report.unhealed[0].why and tree(path) == before
 
 
 def test_a_dry_run_of_a_slot_and_of_a_file_that_is_too_long(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
@@ -712,39 +345,3 @@ def test_a_header_is_healed_whose_producers_are_whole(path: Path, copy: Path) ->
     name = next((path / "0000").glob("*.producers")).name
     spoil(path / "0000" / name.replace(".producers", ".log"), 30)
     assert not heal(path, [copy]).unhealed and not changed(path, whole)
-
-
-def test_what_another_process_has_healed_meanwhile_is_left_alone(
-    path: Path, copy: Path, whole: dict[str, bytes]
-) -> None:
-    segment = segments(path)[1]
-    content = segment.read_bytes()
-    position, length = batches(segment)[1]
-    spoil(segment, position + 20)
-
-    class Meanwhile(testing.UnsyncedFiles):
-        """Another process heals the same batch as soon as a donor is read."""
-
-        def open_read(self, name: str, *, dir_fd: int | None = None) -> int:
-            if name.startswith(str(copy)) and name.endswith(".log"):
-                with segment.open("r+b") as file:
-                    file.seek(position)
-                    file.write(content[position : position + length])
-            return super().open_read(name, dir_fd=dir_fd)
-
-    report = heal_topic(Meanwhile(), str(path), [str(copy)])
-    assert not report.healed and not report.unhealed and not report.verified.damage and not changed(path, whole)
-
-
-def test_of_a_gap_only_what_is_damaged_is_written(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    segment = segments(path)[1]
-    content, places = segment.read_bytes(), batches(segment)
-    spoil(segment, *(each + 20 for each, _ in places[1:4]))
-    repair(path)
-    position, length = places[2]
-    with segment.open("r+b") as file:
-        file.seek(position)
-        file.write(content[position : position + length])
-    report = heal(path, [copy])
-    assert [len(each.offsets) for each in report.healed] == [places[1][1], places[3][1], 0]
-    assert segment.read_bytes() == content and not report.verified.gaps

@@ -2,93 +2,38 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import stored_transactions
 from conftest import start_python
 from loglib import (
     CorruptLogError,
     FencedError,
     ForkedHandleError,
     LogClosedError,
-    LogError,
     LogMovedError,
     SourceMismatchError,
     StaleGenerationError,
-    StorageIOError,
 )
 from loglib.system.files import REAL, Files
-from loglib.testing import Call, CrashFS, FaultyFiles, MemoryFiles, RecordingFiles, WatchedFiles
-from loglib.transactions import store as module
-from loglib.transactions.done import CHECKPOINT, DONE, is_done, name_of, numbers
-from loglib.transactions.manifest import Checkpoint, Fence, Manifest, Offsets, Section, encode, encode_checkpoint
-from loglib.transactions.state import Intent, State
+from loglib.testing import MemoryFiles, RecordingFiles
+from loglib.transactions.done import CHECKPOINT, is_done, name_of
+from loglib.transactions.manifest import Checkpoint, Fence, Offsets, encode_checkpoint
 from loglib.transactions.store import Committed, Store, make_store
+from stored_transactions import PATH, Between, names, transaction
 
-PATH = "/data/.transactions"
-LOG_ID = bytes(16)
-SECTION = Section("orders", LOG_ID, 0, "", 0, 1, 1)
-
-
-def made(files: Files) -> Files:
-    files.make_directories("/data")
-    make_store(files, PATH, 0o640)
-    return files
-
-
-def transaction(app: str = "etl", version: int | None = None, owner: str = "one", **rest: Any) -> Intent:
-    return Intent(app, version, owner, **{"sections": (SECTION,), "frames": b"x"} | rest)
+files = stored_transactions.files
+store = stored_transactions.store
+every_four = stored_transactions.every_four
 
 
 def offsets(generation: int, partition: str = "clicks-0") -> Offsets:
     return Offsets("clicks", "etl", partition, [100, generation])
-
-
-@pytest.fixture
-def files() -> Files:
-    return made(MemoryFiles())
-
-
-@pytest.fixture
-def store(files: Files) -> Iterator[Store]:
-    with Store(files, PATH) as opened:
-        yield opened
-
-
-@pytest.fixture
-def every_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHECKPOINT_EVERY", 4)
-
-
-def complete(store: Store, count: int, app: str = "etl", *, now: int = 0) -> None:
-    """So many transactions, each committed and done."""
-    for _ in range(count):
-        store.finish(store.commit(transaction(app), now=now).number, now=now)
-
-
-def names(files: Files) -> list[str]:
-    return sorted(name for name in files.listdir(PATH) if name != "store.json")
-
-
-class Between(WatchedFiles):
-    """Does something once, before the first call of this name to a file with this name, or that makes this name."""
-
-    def __init__(self, inner: Files, call: str, file: str, what: Callable[[], object]) -> None:
-        super().__init__(inner)
-        self.what: tuple[str, str, Callable[[], object]] | None = (call, file, what)
-
-    def before(self, call: Call) -> None:
-        path = call.arguments[0] if call.name in ("link", "rename") else call.path
-        if self.what and (call.name, os.path.basename(path)) == self.what[:2]:
-            what, self.what = self.what[2], None
-            what()
 
 
 # --- committing ----------------------------------------------------------------------------------------------
@@ -203,257 +148,6 @@ def test_loser_of_a_version_repeats_it_and_the_next_version_is_the_next(files: F
     assert not [name for name in names(files) if name.endswith(".tmp")]
 
 
-# --- checkpoints ---------------------------------------------------------------------------------------------
-
-
-def test_checkpoint_replaces_256_numbers(store: Store, files: Files) -> None:
-    complete(store, 255)
-    assert len(names(files)) == 511
-    store.fence_owner("etl", "two", None, now=7)
-    assert names(files) == [name_of(256, CHECKPOINT)]
-    assert all(is_done(files, PATH, number) and store.is_done(number) for number in (1, 255, 256))
-    assert not is_done(files, PATH, 257)
-    with Store(files, PATH) as other:
-        assert other.last_version("etl") == 254 and other.pending() == []
-        with pytest.raises(FencedError):
-            other.commit(transaction(), now=8)
-        assert other.commit(transaction(owner="two"), now=8) == Committed(257, 255, repeated=False)
-    store.finish(3, now=9)  # it is in the checkpoint
-    assert store.last_version("etl") == 255
-
-
-@pytest.mark.usefixtures("every_four")
-def test_checkpoint_ends_before_what_is_not_done(store: Store, files: Files) -> None:
-    for version in range(12):
-        store.commit(transaction(version=version), now=version)
-    for number in (1, 2, 3, 4, 5, 7, 8, 9):
-        store.finish(number, now=0)
-    assert names(files)[:2] == [name_of(4, CHECKPOINT), name_of(5)]
-    store.finish(6, now=0)
-    assert names(files)[:1] == [name_of(9, CHECKPOINT)]
-    with Store(files, PATH) as other:
-        assert [each.number for each in other.pending()] == [10, 11, 12]
-        assert other.last_version("etl") == 11
-
-
-@pytest.mark.usefixtures("every_four")
-def test_store_goes_on_behind_a_checkpoint_of_another_process(store: Store, files: Files) -> None:
-    with Store(files, PATH) as other:
-        complete(store, 2)
-        assert other.last_version("etl") == 1
-        complete(store, 3)  # beyond what the other knows
-        assert other.last_version("etl") == 4
-        complete(store, 1)
-        assert other.last_version("etl") == 5
-        store.commit(transaction(), now=0)
-        other.pending()
-        complete(store, 1)
-        store.finish(7, now=0)  # now the checkpoint is below what the other knows
-        assert names(files) == [name_of(8, CHECKPOINT)]
-        assert other.pending() == [] and other.commit(transaction(), now=0).number == 9
-
-
-def freed(files: Files, count: int) -> Callable[[], None]:
-    """Others commit so much meanwhile that the number that comes next here is folded and its name is free."""
-
-    def others() -> None:
-        with Store(files, PATH) as other:
-            complete(other, count, "others")
-
-    return others
-
-
-@pytest.mark.usefixtures("every_four")
-def test_number_that_was_folded_meanwhile_is_void(files: Files) -> None:
-    racing = Between(files, "link", name_of(1), freed(files, 5))
-    with Store(racing, PATH) as store:
-        assert store.commit(transaction(version=3), now=1) == Committed(6, 3, repeated=False)
-        assert store.last_version("others") == 4
-    assert names(files) == [name_of(4, CHECKPOINT), name_of(5), name_of(5, DONE), name_of(6)]
-
-
-@pytest.mark.usefixtures("every_four")
-def test_void_entry_of_another_process_is_not_taken_for_a_commit(store: Store, files: Files) -> None:
-    def and_a_void_one() -> None:
-        freed(files, 5)()
-        content = encode(Manifest(0, "etl", 3, "one", None, 1, (SECTION,), frames=b"x"))
-        files.write_new(f"{PATH}/{name_of(1)}", content, 0o600)
-
-    racing = Between(files, "link", name_of(1), and_a_void_one)
-    with Store(racing, PATH) as behind:
-        assert behind.commit(transaction(version=3), now=1) == Committed(6, 3, repeated=False)
-    assert store.last_version("etl") == 3 and is_done(files, PATH, 1)
-    complete(store, 2)
-    with Store(files, PATH) as other:
-        other.finish(6, now=0)
-    assert name_of(1) not in names(files), "the next checkpoint sweeps it"
-
-
-@pytest.mark.usefixtures("every_four")
-@pytest.mark.parametrize("version", [None, 0])
-def test_commit_that_was_folded_before_it_looked_is_no_repetition(files: Files, version: int | None) -> None:
-    def others() -> None:
-        with Store(files, PATH) as other:
-            assert other.pending()[0].app == "etl"
-            other.finish(1, now=0)
-            complete(other, 4, "others")
-
-    racing = Between(files, "lstat", name_of(0, CHECKPOINT), lambda: None)
-    with Store(racing, PATH) as store:
-        racing.what = "link", name_of(1), lambda: setattr(racing, "what", ("lstat", name_of(0, CHECKPOINT), others))
-        assert store.commit(transaction(version=version), now=1) == Committed(1, 0, repeated=False)
-        assert store.commit(transaction(version=version), now=1).repeated is (version == 0)
-
-
-@pytest.mark.usefixtures("every_four")
-def test_commit_that_may_be_another_process_s_is_in_doubt(files: Files) -> None:
-    racing = Between(files, "link", name_of(1), lambda: None)
-    with Store(racing, PATH) as store:
-
-        def others() -> None:
-            with Store(files, PATH) as other:
-                complete(other, 5)  # of the same app and owner
-
-        racing.what = "link", name_of(1), others
-        with pytest.raises(LogError, match="version 0 of app etl is committed, but perhaps by another process"):
-            store.commit(transaction(), now=1)
-        assert store.commit(transaction(), now=1) == Committed(6, 5, repeated=False)
-
-
-@pytest.mark.usefixtures("every_four")
-def test_late_checkpoint_below_a_newer_one_is_not_believed(files: Files) -> None:
-    with Store(files, PATH) as other:
-        racing = Between(files, "link", name_of(4, CHECKPOINT), lambda: complete(other, 8, "others"))
-        with Store(racing, PATH) as store:
-            complete(store, 4)
-            assert names(files) == [name_of(12, CHECKPOINT)], "the late one is swept"
-            assert store.commit(transaction(), now=0).number == 13
-
-
-@pytest.mark.usefixtures("every_four")
-def test_names_go_in_an_order_with_a_sync_after_each_kind(files: Files) -> None:
-    recorded = RecordingFiles(files)
-    with Store(recorded, PATH) as store:
-        complete(store, 4)
-    gone = [(name, file) for name, file in recorded.named("link", "unlink", "fsync") if not file.endswith(".tmp")]
-    four = range(1, 5)
-    sync = ("fsync", ".transactions")
-    assert gone[-13:] == [
-        sync, ("unlink", name_of(0, CHECKPOINT)), sync, *(("unlink", name_of(number)) for number in four), sync,
-        *(("unlink", name_of(number, DONE)) for number in four), sync,
-    ]  # fmt: skip
-
-
-@pytest.mark.usefixtures("every_four")
-def test_done_that_is_swept_while_it_is_looked_for_is_done(files: Files) -> None:
-    with Store(files, PATH) as other:
-        other.commit(transaction(), now=0)
-        racing = Between(files, "lstat", name_of(1, DONE), lambda: None)
-        with Store(racing, PATH) as store:
-
-            def sweep() -> None:
-                other.finish(1, now=0)
-                complete(other, 3)
-
-            racing.what = "lstat", name_of(1, DONE), sweep
-            assert store.is_done(1) and store.pending() == []
-
-
-@pytest.mark.usefixtures("every_four")
-def test_two_processes_make_the_same_checkpoint(files: Files) -> None:
-    with Store(files, PATH) as other:
-        racing = Between(files, "link", name_of(4, CHECKPOINT), lambda: other.fence_owner("etl", "one", None, now=0))
-        with Store(racing, PATH) as store:
-            complete(store, 4)
-            assert names(files) == [name_of(4, CHECKPOINT)]
-            assert store.commit(transaction(), now=0).number == other.pending()[0].number == 5
-
-
-@pytest.mark.usefixtures("every_four")
-def test_checkpoint_of_the_same_number_that_came_later_is_another(store: Store, files: Files) -> None:
-    store.commit(transaction(), now=0)
-    with Store(files, PATH) as other:
-        store.finish(1, now=0)
-        complete(store, 3)
-        files.write_new(f"{PATH}/{name_of(0, CHECKPOINT)}", encode_checkpoint(Checkpoint(0, {}, {})), 0o600)
-        assert other.last_version("etl") == 3
-
-
-@pytest.mark.usefixtures("every_four")
-def test_transaction_that_others_finish_and_fold_meanwhile_is_finished(files: Files) -> None:
-    with Store(files, PATH) as other:
-        complete(other, 3)
-        other.commit(transaction(), now=0)
-        racing = Between(files, "link", name_of(4, DONE), lambda: other.finish(4, now=0))
-        with Store(racing, PATH) as store:
-            store.finish(4, now=0)
-            assert names(files) == [name_of(4, CHECKPOINT)]
-
-
-def test_manifest_that_somebody_removed_cannot_be_finished(store: Store, files: Files) -> None:
-    store.commit(transaction(), now=0)
-    files.unlink(f"{PATH}/{name_of(1)}")
-    with pytest.raises(FileNotFoundError):
-        store.finish(1, now=0)
-
-
-@pytest.mark.usefixtures("every_four")
-def test_unused_apps_expire_at_the_next_checkpoint(store: Store, files: Files) -> None:
-    store.commit(transaction("old"), now=1)
-    store.finish(1, now=1)
-    store.commit(transaction("used"), now=1)
-    store.finish(2, now=1)
-    complete(store, 1, now=100)
-    store.expire(50)
-    assert store.last_version("old") == 0, "not yet"
-    store.commit(transaction("used"), now=100)
-    store.commit(transaction("used"), now=100)
-    store.finish(4, now=100)
-    assert names(files)[0] == name_of(4, CHECKPOINT)
-    assert (store.last_version("old"), store.last_version("used"), store.last_version("etl")) == (None, 2, 0)
-    with Store(files, PATH) as other:
-        assert (other.last_version("old"), other.last_version("used")) == (None, 2)
-
-
-@pytest.mark.usefixtures("every_four")
-def test_app_that_waits_does_not_expire(store: Store) -> None:
-    complete(store, 4, now=1)
-    store.expire(50)
-    complete(store, 3, now=1)
-    store.commit(transaction("other"), now=100)
-    store.commit(transaction(), now=1)
-    store.finish(8, now=100)
-    assert store.last_version("etl") == 7
-
-
-@pytest.mark.usefixtures("every_four")
-def test_orphans_are_swept_after_a_day(store: Store, files: Files) -> None:
-    files.write_new(f"{PATH}/.orphan.tmp", b"x", 0o600)
-    complete(store, 4, now=3600 * 1_000_000)
-    assert ".orphan.tmp" in names(files)
-    complete(store, 4, now=25 * 3600 * 1_000_000)
-    assert ".orphan.tmp" not in names(files)
-
-
-def test_temporary_that_was_swept_is_written_again(files: Files) -> None:
-    def sweep() -> None:
-        for name in names(files):
-            if name.endswith(".tmp"):
-                files.unlink(f"{PATH}/{name}")
-
-    with Store(Between(files, "link", name_of(1), sweep), PATH) as store:
-        assert store.commit(transaction(), now=0).number == 1
-
-
-@pytest.mark.usefixtures("every_four")
-def test_orphan_that_goes_meanwhile_is_gone(files: Files) -> None:
-    orphan = f"{PATH}/.orphan.tmp"
-    files.write_new(orphan, b"x", 0o600)
-    with Store(Between(files, "lstat", ".orphan.tmp", lambda: files.unlink(orphan)), PATH) as store:
-        complete(store, 4, now=25 * 3600 * 1_000_000)
-    assert names(files) == [name_of(4, CHECKPOINT)]
-
-
 # --- the store itself ----------------------------------------------------------------------------------------
 
 
@@ -495,28 +189,6 @@ def test_damaged_manifest_stops_everybody(store: Store, files: Files) -> None:
             call()
 
 
-def test_checkpoint_that_is_replaced_while_the_store_is_opened_is_read_anew(files: Files) -> None:
-    old, new = (f"{PATH}/{name_of(number, CHECKPOINT)}" for number in (0, 4))
-
-    def replace() -> None:
-        files.write_new(new, encode_checkpoint(Checkpoint(4, {}, {})), 0o600)
-        files.unlink(old)
-
-    with Store(Between(files, "open_read", name_of(0, CHECKPOINT), replace), PATH) as store:
-        assert store.commit(transaction(), now=0).number == 5
-
-
-@pytest.mark.usefixtures("every_four")
-def test_checkpoint_that_is_replaced_while_it_is_looked_at_is_looked_for_again(files: Files) -> None:
-    with Store(files, PATH) as other:
-        complete(other, 3)
-        racing = Between(files, "lstat", name_of(4, CHECKPOINT), lambda: complete(other, 4))
-        with Store(racing, PATH) as store:
-            assert store.commit(transaction("other"), now=0).number == 4
-            other.finish(4, now=0)
-            assert store.last_version("etl") == 6
-
-
 def test_closed_forked_and_moved_stores_are_refused(store: Store, files: Files, monkeypatch: Any) -> None:
     files.rename(PATH, "/data/moved")
     with pytest.raises(LogMovedError, match="was moved"):
@@ -531,100 +203,6 @@ def test_closed_forked_and_moved_stores_are_refused(store: Store, files: Files, 
         store.pending()
     with pytest.raises(TypeError):
         store.__reduce_ex__(2)
-
-
-# --- failing calls -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("every_four")
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_store_goes_on_after_any_failing_call(error: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)
-
-    def work(files: Files, store: Store) -> int:
-        failed = 0
-        for version in range(10):
-            for attempt in range(3):
-                try:
-                    found = store.commit(transaction(version=version), now=version)
-                    store.finish(found.number, now=version)
-                    break
-                except OSError:
-                    failed += 1
-                    assert attempt < 2, "one call has failed"
-        return failed
-
-    at = total = 0
-    while True:
-        at += 1
-        inner = made(MemoryFiles())
-        files = FaultyFiles(at=at, error=error, armed=False, inner=inner)
-        store = Store(files, PATH)
-        files.armed = True
-        total += work(files, store)
-        if not files.failed:
-            break
-        with Store(inner, PATH) as other:
-            assert other.last_version("etl") == 9 and other.pending() == []
-            assert other.commit(transaction(), now=0).number == 11, "each version once, without a gap"
-    assert total > 50
-
-
-def test_commit_whose_sync_fails_is_in_doubt_until_it_is_repeated(files: Files) -> None:
-    faulty = FaultyFiles("fsync", inner=files)
-    with Store(faulty, PATH) as store:
-        with pytest.raises(StorageIOError, match="syncing a commit, which is now in doubt"):
-            store.commit(transaction(version=1), now=0)
-        assert store.commit(transaction(version=1), now=0) == Committed(1, 1, repeated=True)
-        assert faulty.seen == 2
-
-
-@pytest.mark.usefixtures("every_four")
-def test_checkpoint_that_fails_is_logged_and_made_later(files: Files, caplog: pytest.LogCaptureFixture) -> None:
-    faulty = FaultyFiles("pwritev", at=5, error=errno.ENOSPC, inner=files)
-    with Store(faulty, PATH) as store:
-        complete(store, 4)
-        assert "cannot make a checkpoint of the transactions: " in caplog.text
-        assert len(names(files)) == 9
-        complete(store, 1)
-        assert names(files) == [name_of(4, CHECKPOINT), name_of(5), name_of(5, DONE)]
-
-
-def test_interrupted_call_leaves_a_store_that_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = State.apply
-
-    def interrupted(self: Any, manifest: Manifest) -> None:
-        apply(self, manifest)
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(State, "apply", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.commit(transaction(version=1), now=0)
-    assert store.commit(transaction(version=1), now=0) == Committed(1, 1, repeated=True)
-    assert [each.number for each in store.pending()] == [1]
-
-
-@pytest.mark.usefixtures("every_four")
-def test_interrupted_reload_is_done_again(store: Store, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    freed(files, 4)()
-    begin = State.__init__
-    made_states = []
-
-    def interrupted(self: State, checkpoint: Checkpoint) -> None:
-        made_states.append(self)
-        if len(made_states) == 2:
-            raise KeyboardInterrupt
-        begin(self, checkpoint)
-
-    monkeypatch.setattr(State, "__init__", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.last_version("others")
-    monkeypatch.undo()
-    monkeypatch.setattr(module, "CHECKPOINT_EVERY", 4)
-    complete(store, 8)
-    with Store(files, PATH) as other:
-        assert (other.last_version("others"), other.last_version("etl")) == (3, 7)
 
 
 # --- races ---------------------------------------------------------------------------------------------------
@@ -703,54 +281,3 @@ def test_processes_commit_each_version_once(tmp_path: Path) -> None:
     with Store(REAL, str(path)) as store:
         assert store.last_version("shared") == 29
         assert store.commit(transaction("shared"), now=0).number == 31, "thirty entries for thirty versions"
-
-
-# --- power cuts ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("every_four")
-@pytest.mark.parametrize("mode", ["strict", "linux"])
-def test_store_survives_a_cut_at_every_instant(mode: Any) -> None:
-    fs = CrashFS()
-    promised: list[tuple[int, Callable[[Files, Store], bool]]] = []
-
-    def promise(check: Callable[[Files, Store], bool]) -> None:
-        promised.append((len(fs.operations), check))
-
-    fs.make_directories("/data")
-    make_store(fs, PATH, 0o600)
-    start = len(fs.operations)
-    with Store(fs, PATH) as one, Store(fs, PATH) as other:
-        for version in range(10):
-            store = (one, other)[version % 2]
-            found = store.commit(transaction(version=version), now=version)
-            assert not found.repeated
-            promise(lambda _, again, version=version: again.last_version("etl") >= version)  # type: ignore[misc]
-            if version == 3:
-                other.fence_owner("app", "new", None, now=0)
-                promise(lambda _, again: again.fence_owner("app", "new", None, now=0) == 5)
-            if version % 3 == 2:
-                for each in one.pending():
-                    one.finish(each.number, now=0)
-                    promise(lambda files, _, number=each.number: is_done(files, PATH, number))  # type: ignore[misc]
-    assert name_of(0, CHECKPOINT) not in names(fs)
-    seen = set()
-    for state in fs.crash_states(mode=mode, since=start):
-        due = sum(at <= state.at for at, _ in promised)
-        if (state.key, due) in seen:
-            continue
-        seen.add((state.key, due))
-        files = state.files
-        with Store(files, PATH) as again:
-            for _, check in promised[:due]:
-                assert check(files, again), state
-            last, waiting = again.last_version("etl"), again.pending()
-            assert all(not is_done(files, PATH, each.number) for each in waiting), state
-            found = again.commit(transaction(), now=0)
-            assert found.version == (0 if last is None else last + 1), state
-            there = set(numbers(names(files)))
-            base = max(numbers(names(files), CHECKPOINT))
-            assert set(range(base + 1, found.number + 1)) <= there, f"a gap: {state}"
-            assert max(there) == found.number, state
-            assert [each.number for each in again.pending()] == [*(each.number for each in waiting), found.number]
-    assert len(seen) > 150
