@@ -1,46 +1,24 @@
 """docs/format.md is the format: a reader written from it alone works, and its tables agree with the code."""
 
-import io
 import json
-import random
 import re
-import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import (
-    BODY_AT,
-    EVERYTHING,
-    IDENTITY,
-    LOG_ID,
-    NOW,
-    PLAIN,
-    calm,
-    edit_json,
-    encoded,
-    forged,
-    header_of,
-    resealed_frame,
-    resealed_segment,
-    resealed_slot,
-)
-from conftest import sound
+from builders import BODY_AT, EVERYTHING, IDENTITY, LOG_ID, NOW, PLAIN, calm, encoded
 from format_reader import crc32c, read_group, read_topic
 from loglib import (
-    CorruptLogError,
     FlushPolicy,
-    Record,
     Retention,
     Topic,
     TopicConfig,
     TopicPartition,
-    UnsupportedFormatError,
     config,
     description,
     group,
@@ -54,7 +32,6 @@ from loglib.format import watermark as marks
 from loglib.groups.held import MOST_BYTES
 from loglib.groups.offsets import history_at
 from loglib.system.files import REAL
-from make_golden import GOLDEN, TOPICS, write_frames, write_topic
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "format.md").read_text("utf-8")
 
@@ -322,64 +299,6 @@ def test_topic_directory_holds_the_names_on_the_page(tmp_path: Path) -> None:
     assert len(encoded(PLAIN)) % 8 == 0
 
 
-# --- golden files: what version 2 wrote ---------------------------------------------------------------
-
-
-def _unhexed(item: str | None) -> bytes | None:
-    return None if item is None else bytes.fromhex(item)
-
-
-def golden_records(name: str) -> list[Record]:
-    return [
-        Record(
-            partition, offset, timestamp, _unhexed(key), _unhexed(value),
-            tuple((name, bytes.fromhex(value)) for name, value in headers), next_offset,
-        )
-        for partition, offset, timestamp, key, value, headers, next_offset in json.loads(
-            (GOLDEN / f"{name}.json").read_text("utf-8")
-        )
-    ]  # fmt: skip
-
-
-@pytest.fixture
-def golden(tmp_path: Path) -> Path:
-    """A copy of the golden topics, to open and to damage."""
-    return Path(shutil.copytree(GOLDEN, tmp_path / "golden"))
-
-
-def read_all(path: Path) -> list[Record]:
-    with Topic.open(path, mode="r") as topic:
-        return [record for partition in topic.partitions for record in partition.read()]
-
-
-@pytest.mark.parametrize("name", TOPICS)
-def test_golden_topic_reads_as_it_was_written(name: str) -> None:
-    records = read_all(GOLDEN / name)
-    assert records == golden_records(name)
-    with Topic.open(GOLDEN / name, mode="r") as topic:
-        assert topic.config == TOPICS[name]
-        assert topic.log_id == LOG_ID
-        assert sum(sound(partition).records for partition in topic.partitions) == len(records)
-
-
-def test_golden_topic_has_all_that_the_format_has(golden: Path) -> None:
-    assert [path.name for path in sorted((golden / "plain" / "0000").glob("*.log"))][1:], "several segments"
-    headers: list[Any] = []
-    for path in golden.glob("*/0*/*.log"):
-        with segment.SegmentReader(REAL, str(path), segment.Identity.of(LOG_ID, int(path.parent.name))) as reader:
-            headers += reader.headers(reader.base_offset, reader.end_of_file())
-            headers_of_producers = reader.header.producers
-            assert reader.base_offset == 0 or headers_of_producers
-    seen = 0
-    for header in headers:
-        seen |= header.flags
-    assert seen == batch._KNOWN_FLAGS | batch.PRODUCERS
-    assert {header.codec for header in headers} == {0, 1, 2, 3}
-    assert any(header.producer_id for header in headers)
-    slots = (golden / "plain" / "0000" / "watermark").read_bytes()
-    assert slots[:128] != slots[4096:], "both slots in use"
-
-
 def test_file_of_producers_is_as_on_the_page(tmp_path: Path) -> None:
     path = tmp_path / "topic"
     with testing.open_topic(path, clock=lambda: NOW + 1) as topic:
@@ -402,241 +321,3 @@ def test_file_of_producers_is_as_on_the_page(tmp_path: Path) -> None:
             "producer_id": each.producer_id, "sequence": each.producer_sequence, "base_offset": each.base_offset,
             "record_count": each.record_count, "last_append_s": NOW // 1_000_000 + 1,
         }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["plain", "zlib"])
-def test_reader_written_from_the_page_reads_the_golden_topics(name: str) -> None:
-    found = read_topic(GOLDEN / name)
-    assert [(partition, *record) for partition, records in found.items() for record in records] == [
-        (each.partition, each.offset, each.timestamp, each.key, each.value, each.headers)
-        for each in golden_records(name)
-    ]
-
-
-def test_same_records_give_the_same_bytes_again(tmp_path: Path) -> None:
-    write_topic(tmp_path / "plain", TOPICS["plain"])
-    write_frames(tmp_path / "plain", tmp_path / "frames.bin")
-    written = {
-        str(path.relative_to(tmp_path)): path.read_bytes()
-        for path in tmp_path.rglob("*")
-        if path.is_file() and path.name != "lock"
-    }
-    expected = {str(path.relative_to(GOLDEN)): path.read_bytes() for path in (GOLDEN / "plain").rglob("*.*")}
-    for name in ("frames.bin", "plain/0000/watermark", "plain/0001/watermark"):
-        expected[name] = (GOLDEN / name).read_bytes()
-    assert written == expected
-
-
-def test_golden_frames_can_be_received(tmp_path: Path) -> None:
-    expected = [record for record in golden_records("plain") if record.partition == 0]
-    with Topic.open(tmp_path / "copy") as topic, (GOLDEN / "frames.bin").open("rb") as stream:
-        while topic.partition(0).receive(stream, preserve_offsets=True) is not None:
-            pass
-        topic.flush()
-        assert list(topic.partition(0).read()) == expected
-
-
-def test_golden_topic_can_be_continued(golden: Path) -> None:
-    with Topic.open(golden / "plain") as topic:
-        recovery = topic.partition(0).recovery
-        assert recovery is not None and recovery.clean
-        (again,) = topic.append_many(PLAIN.values, partition=0, producer=("golden", 7))
-        assert again.offsets == range(352, 355), "the producers table remembers"
-        position = topic.append(b"new", partition=0)
-        topic.flush()
-        assert [record.value for record in topic.partition(0).read(position.offset)] == [b"new"]
-
-
-# --- growth: newer is not damaged ---------------------------------------------------------------------
-
-
-def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
-    path.write_bytes(change(path.read_bytes()))
-
-
-def last_batch(change: dict[str, Any]) -> Callable[[bytes], bytes]:
-    """Forge fields of the only batch in a segment of one."""
-    identity = segment.Identity.of(LOG_ID, 1)
-    return lambda content: content[:4096] + forged(content[4096:], identity=identity, **change)
-
-
-def segment_field(at: int, replacement: bytes) -> Callable[[bytes], bytes]:
-    return lambda content: resealed_segment(content, at, replacement)
-
-
-def both_slots(at: int, replacement: bytes) -> Callable[[bytes], bytes]:
-    def change(content: bytes) -> bytes:
-        salt = segment.Identity.of(LOG_ID, 1).salt
-        slots = [resealed_slot(content[start : start + 128], at, replacement, salt=salt) for start in (0, 4096)]
-        return slots[0] + content[128:4096] + slots[1]
-
-    return change
-
-
-def description_with(**values: object) -> Callable[[bytes], bytes]:
-    def change(content: bytes) -> bytes:
-        changed = json.loads(content) | values
-        del changed["crc"]
-        return json.dumps(changed).encode()
-
-    return change
-
-
-SEGMENT = "0001/00000000000000000000.log"
-NEWER = [
-    pytest.param(SEGMENT, last_batch({"version": 3}), "batch version 3", id="batch-version"),
-    pytest.param(SEGMENT, last_batch({"flags": 0x20}), "batch flags 32", id="batch-required-flag-32"),
-    pytest.param(SEGMENT, last_batch({"flags": 0x40}), "batch flags 64", id="batch-required-flag-64"),
-    pytest.param(SEGMENT, last_batch({"flags": 0x80}), "batch flags 128", id="batch-required-flag-128"),
-    pytest.param(SEGMENT, last_batch({"codec": 4}), "codec 4", id="batch-codec"),
-    pytest.param(SEGMENT, last_batch({"version": 9, "codec": 200, "flags": 0xFF}), "version 9", id="batch-all"),
-    pytest.param(SEGMENT, segment_field(8, b"\3\0"), "segment version 3", id="segment-version"),
-    pytest.param(SEGMENT, segment_field(10, b"\1\0"), "segment flags 1", id="segment-flag-1"),
-    pytest.param(SEGMENT, segment_field(10, b"\x80\0"), "segment flags 128", id="segment-flag-128"),
-    pytest.param("0001/watermark", both_slots(3, b"\3"), "watermark version 3", id="watermark-version"),
-    pytest.param("topic.json", description_with(format=3), "topic format 3", id="topic-format"),
-    pytest.param("topic.json", description_with(format=99, log_id={}), "topic format 99", id="topic-format-99"),
-    pytest.param("topic.json", description_with(compression="brotli"), "compression brotli", id="topic-compression"),
-]
-
-
-@pytest.mark.parametrize(("name", "change", "message"), NEWER)
-@pytest.mark.parametrize("mode", ["r", "a"])
-def test_newer_format_is_refused_by_name(
-    golden: Path, mode: Literal["r", "a"], name: str, change: Callable[[bytes], bytes], message: str
-) -> None:
-    path = golden / "plain" / name
-    rewrite(path, change)
-    before = path.read_bytes()
-    with (
-        pytest.raises(UnsupportedFormatError, match=f"{message} is newer") as caught,
-        Topic.open(golden / "plain", mode=mode) as topic,
-    ):
-        list(topic.partition(1).read())
-    assert caught.value.path == str(path)
-    assert path.read_bytes() == before, "nothing may be cut or mended"
-
-
-@pytest.mark.parametrize("mode", ["r", "a"])
-def test_directory_of_the_old_format_is_refused_by_name(tmp_path: Path, mode: Literal["r", "a"]) -> None:
-    path = Path(shutil.copytree(GOLDEN.with_name("v1") / "plain", tmp_path / "old"))
-    before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
-    with pytest.raises(UnsupportedFormatError, match="topic format 1 is older than this loglib reads"):
-        Topic.open(path, mode=mode)
-    assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
-
-
-@pytest.mark.parametrize("source", ["frame", "kind", "batch", "batch-flag", "batch-codec"])
-def test_newer_stream_is_refused_by_name(source: str) -> None:
-    first = encoded(PLAIN)
-    match source:
-        case "frame":
-            data = resealed_frame(frames._frame(IDENTITY, 0, len(first)) + first, 4, b"\3\0")
-            message = "frame version 3"
-        case "kind":
-            data = resealed_frame(frames._frame(IDENTITY, 0, len(first)) + first, 6, b"\1\0")
-            message = "frame kind 1"
-        case _:
-            change: dict[str, Any] = {"batch": {"version": 3}, "batch-flag": {"flags": 32}, "batch-codec": {"codec": 9}}
-            data = frames._frame(IDENTITY, 0, len(first)) + forged(first, **change[source])
-            message = "batch version 3|batch flags 32|codec 9"
-    with pytest.raises(UnsupportedFormatError, match=message):
-        list(frames.read_frame(io.BytesIO(data)))
-
-
-@pytest.mark.parametrize("bit", [256, 512, 0x1000, 0x8000, 0xFF00])
-def test_unknown_optional_flags_are_ignored(golden: Path, bit: int) -> None:
-    path = golden / "plain" / SEGMENT
-    header = header_of(path.read_bytes()[4096:], identity=segment.Identity.of(LOG_ID, 1))
-    rewrite(path, last_batch({"flags": header.flags | bit}))
-    assert read_all(golden / "plain") == golden_records("plain")
-
-
-def test_unknown_names_in_the_description_are_ignored(golden: Path) -> None:
-    path = golden / "plain" / "topic.json"
-    values = json.loads(path.read_text())
-    newer = {"newer": {"a": [1]}}
-    edit_json(path, **newer, flush=values["flush"] | newer, retention=values["retention"] | newer)
-    assert read_all(golden / "plain") == golden_records("plain")
-    with Topic.open(golden / "plain", mode="r") as topic:
-        assert topic.config == TOPICS["plain"]
-
-
-@pytest.mark.parametrize(
-    ("name", "at"),
-    [
-        pytest.param(SEGMENT, 4096 + 40, id="batch-version"),
-        pytest.param(SEGMENT, 4096 + 41, id="batch-codec"),
-        pytest.param(SEGMENT, 4096 + 42, id="batch-flags"),
-        pytest.param(SEGMENT, 8, id="segment-version"),
-        pytest.param(SEGMENT, 10, id="segment-flags"),
-    ],
-)
-@pytest.mark.parametrize("bit", range(8))
-def test_flip_that_looks_like_a_newer_format_is_called_damage(golden: Path, name: str, at: int, bit: int) -> None:
-    path = golden / "plain" / name
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1 << bit
-    path.write_bytes(content)
-    with pytest.raises(CorruptLogError, match="CRC|no batch header"):
-        read_all(golden / "plain")
-
-
-@pytest.mark.parametrize("bit", range(8))
-def test_flipped_version_of_a_watermark_slot_falls_to_the_other(golden: Path, bit: int) -> None:
-    path = golden / "plain" / "0000" / "watermark"
-    content = bytearray(path.read_bytes())
-    newest = marks.newest(bytes(content), IDENTITY.salt)
-    assert newest is not None
-    content[(4096 if newest.sequence % 2 else 0) + 3] ^= 1 << bit
-    older = marks.newest(bytes(content), IDENTITY.salt)
-    assert older is not None and older.sequence == newest.sequence - 1
-
-
-def test_flipped_version_of_a_frame_is_called_damage() -> None:
-    data = bytearray((GOLDEN / "frames.bin").read_bytes())
-    data[4] ^= 1
-    with pytest.raises(CorruptLogError, match="a frame header"):
-        list(frames.read_frame(io.BytesIO(bytes(data))))
-
-
-@pytest.mark.parametrize("name", ["plain", "zlib"])
-def test_flip_anywhere_in_a_topic_is_reported_or_does_no_harm(golden: Path, name: str) -> None:
-    choose = random.Random(11)
-    expected = golden_records(name)
-    for path in sorted(each for each in (golden / name).rglob("*") if each.is_file()):
-        content = path.read_bytes()
-        for _ in range(150):
-            at, bit = choose.randrange(len(content)), choose.randrange(8)
-            path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
-            try:
-                found = read_all(golden / name)
-            except (CorruptLogError, UnsupportedFormatError) as error:
-                assert str(golden / name) in str(error)
-                continue
-            if path.name == "watermark":  # the publication before counts: fewer records, never other ones
-                assert [record for record in expected if record in found] == found, f"{path}, byte {at}, bit {bit}"
-            else:
-                assert path.name == "topic.json", f"{path}, byte {at}, bit {bit}"
-                assert found == expected
-        path.write_bytes(content)
-
-
-@pytest.mark.parametrize("name", ["plain", "zlib"])
-def test_topic_cut_anywhere_is_reported_or_does_no_harm(golden: Path, name: str) -> None:
-    choose = random.Random(12)
-    expected = golden_records(name)
-    for path in sorted(each for each in (golden / name).rglob("*") if each.is_file()):
-        content = path.read_bytes()
-        for size in {0, 1, len(content) - 1, *(choose.randrange(len(content)) for _ in range(60))}:
-            path.write_bytes(content[:size])
-            try:
-                found = read_all(golden / name)
-            except (CorruptLogError, UnsupportedFormatError) as error:
-                assert str(golden / name) in str(error)
-                continue
-            if path.name == "watermark":
-                assert [record for record in expected if record in found] == found, f"{path}, {size} bytes"
-            else:
-                assert path.name == "topic.json" and size == len(content) - 1, f"{path}, {size} bytes"
-        path.write_bytes(content)
