@@ -1,4 +1,4 @@
-"""G10: a long run of the model in tests/test_model.py: thousands of sequences of calls, crashes and clock jumps.
+"""G10: a long run of the model in tests/topic_machine.py: thousands of sequences of calls, crashes and clock jumps.
 
 Each shard has its own seed, so a failure comes again. The failure says how to repeat it by hand.
 """
@@ -11,7 +11,7 @@ from hypothesis import Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from builders import calm
-from test_model import TopicMachine
+from topic_machine import TopicMachine
 
 pytestmark = pytest.mark.reliability
 
