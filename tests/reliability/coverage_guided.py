@@ -19,9 +19,10 @@ sys.path[:0] = [str(HERE.parents[2] / "src"), str(HERE.parents[1]), str(HERE.par
 
 with atheris.instrument_imports(include=["loglib"]):
     import fuzzing
+    import hostile_bytes
 
 
-def numbers_from(content: bytes) -> fuzzing.Draw:
+def numbers_from(content: bytes) -> hostile_bytes.Draw:
     """Two bytes of the input make a number in [0, 1); after the end of the input all numbers are 0."""
     provider = atheris.FuzzedDataProvider(content)
     return lambda: provider.ConsumeIntInRange(0, 65535) / 65536

@@ -34,7 +34,8 @@ ORDINARY = (
 
 def main(named: list[str]) -> int:
     """With "--tests" or "--states" only these are tried, for a package that is to survive."""
-    from crash_engine import SHORT, run_workloads, workloads  # what they import may have the fault
+    from crash_engine import run_workloads  # what they import may have the fault
+    from crash_workloads import SHORT, workloads
 
     tests, states = "--states" not in named, "--tests" not in named
     single = [name for name in named if "::" in name]

@@ -18,22 +18,10 @@ from zlib import crc32
 import counts
 import numpy as np
 import pytest
-from crash_engine import (
-    REGRESSIONS,
-    DirectoriesNeverSynced,
-    Failure,
-    Judge,
-    NeverSynced,
-    Recorder,
-    Workload,
-    long_workload,
-    making_workloads,
-    replay,
-    run_workloads,
-    save,
-    short_workloads,
-    workloads,
-)
+from crash_engine import REGRESSIONS, replay, run_workloads, save
+from crash_judge import Judge
+from crash_workloads import long_workload, making_workloads, short_workloads, workloads
+from crash_worlds import DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload
 
 from loglib import recovery, segment
 from loglib.append import writer

@@ -19,7 +19,7 @@ from unittest import mock
 import counts
 import pytest
 from account import Account
-from crash_engine import LEFT_OUT, NOW, PATH, DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload, made
+from crash_worlds import LEFT_OUT, NOW, PATH, DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload, made
 
 from loglib import Group, LogError, reset_group, testing
 from loglib.groups import group as group_module

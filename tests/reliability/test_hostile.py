@@ -20,8 +20,10 @@ from typing import Any
 
 import counts
 import fuzzing
+import hostile_batches
+import hostile_bytes
 import pytest
-from fuzzing import Draw, Outcome, pick, wild
+from hostile_bytes import Draw, Outcome, pick, wild
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +42,7 @@ pytestmark = pytest.mark.reliability
 
 BLOCK = 5000  # executions per seed: few, so that replaying one takes a moment
 SHARDS: dict[Any, int] = {
-    fuzzing.batch_header: 3, fuzzing.watermark: 2, fuzzing.segment_header: 2, fuzzing.batch_columns: 2,
+    hostile_batches.batch_header: 3, fuzzing.watermark: 2, fuzzing.segment_header: 2, hostile_batches.batch_columns: 2,
 }  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def test_decoders_refuse_or_tell_the_truth(target: Callable[[Draw], Outcome], sh
             except Exception as error:
                 raise AssertionError(f"replay({target.__name__!r}, {block}, {execution}): {error!r}") from error
         done += size
-    assert target is fuzzing.any_header or 0 < accepted < done, "the target tries one side only"
+    assert target is hostile_batches.any_header or 0 < accepted < done, "the target tries one side only"
     counts.count("G9", executions=done, accepted=accepted, wrong=0)
 
 
@@ -108,19 +110,19 @@ def hostile_tree(random: Draw) -> dict[str, bytes]:
     jumps = None
     for _ in range(1 + int(random() * 5)):
         if random() < 0.5:
-            fields, body = pick(random, fuzzing.TEMPLATES)
+            fields, body = pick(random, hostile_bytes.TEMPLATES)
             fields = list(fields)
             if random() < 0.4:
-                fuzzing.change_fields(random, fields)
+                hostile_bytes.change_fields(random, fields)
         else:
-            stored = fuzzing.columns_of_any_kind(random)
-            fields, body = list(fuzzing.BATCH.unpack_from(stored)), stored[fuzzing.BATCH.size :]
+            stored = hostile_batches.columns_of_any_kind(random)
+            fields, body = list(hostile_bytes.BATCH.unpack_from(stored)), stored[hostile_bytes.BATCH.size :]
         if random() < 0.9:
             fields[4] = len(batches)
         if random() < 0.9:
             jumps = added(jumps, len(batches))
             fields[15], fields[22], fields[24] = previous, len(batches) - last, jumps.jump_offset
-        batch = fuzzing.seal(fields, body)
+        batch = hostile_bytes.seal(fields, body)
         last = len(batches)
         batches += batch
         previous = int.from_bytes(batch[4:8], "little")
