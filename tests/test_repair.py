@@ -18,9 +18,9 @@ from damaged import damage, files_with, judge, repaired, rows_of, whole_log
 from loglib import CorruptLogError, LockedError, Reader, RepairReport, Topic, repair
 from loglib.gaps import NAME as GAPS
 from loglib.gaps import Gap, joined, read_gaps
-from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES, Identity
 from loglib.system.files import REAL
+from loglib.times import to_datetime
 from spoilt import read_all, segments, spoil_batch, without
 
 offsets = spoilt.offsets

@@ -13,7 +13,7 @@ import loglib.spark
 import spark_tables
 from conftest import NOW, QUIET
 from loglib import Topic
-from loglib.records import to_datetime
+from loglib.times import to_datetime
 from spark_logs import COLUMNS, Row, all_rows, in_order, random_topic
 from spark_tables import collect, load
 

@@ -32,9 +32,9 @@ from loglib import (
 from loglib.config import microseconds
 from loglib.format.watermark import NAME, newest
 from loglib.partition import Partition
-from loglib.records import to_datetime
 from loglib.segment import Identity, read_segment_header
 from loglib.system.files import REAL
+from loglib.times import to_datetime
 from model_ledger import Appended, Disk, Harm, Ledger, Row, harm_segment, harm_watermark
 
 HOUR = 3600 * 1_000_000

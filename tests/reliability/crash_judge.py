@@ -24,8 +24,8 @@ from crash_worlds import (
 )
 
 from loglib import LogError, testing
+from loglib.append.record_arguments import record_columns
 from loglib.append.writer import Writer
-from loglib.arguments import record_columns
 from loglib.config import TopicConfig
 from loglib.index import SegmentIndex
 from loglib.log import Log

@@ -18,10 +18,10 @@ from forgery import Known, columns_with, compressed_forgery, passing
 from loglib import CorruptLogError, InvalidOffsetError, Record, Topic, testing
 from loglib.format.batch import Header
 from loglib.format.columns import Columns
-from loglib.groups.lag import measure_lag
-from loglib.records import to_datetime
+from loglib.lag import measure_lag
 from loglib.segment import HEADER_BYTES, Identity, SegmentReader, parse_segment_name
 from loglib.testing import CrashFS
+from loglib.times import to_datetime
 
 TOPIC = "/logs/payloads"
 DIRECTORY = f"{TOPIC}/0000"

@@ -26,9 +26,9 @@ from conftest import NOW, QUIET, Clock
 from loglib import CorruptLogError, Record, Topic, testing
 from loglib import segment as segments
 from loglib.format.batch import parse_header
-from loglib.records import to_datetime
 from loglib.segment import HEADER_BYTES
 from loglib.testing import CrashFS, Image
+from loglib.times import to_datetime
 from spark_logs import as_row, scan_rows
 
 pytestmark = pytest.mark.reliability
