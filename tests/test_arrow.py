@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batch_contents import arrow_rows, columns
 from builders import EVERYTHING, NOW, PLAIN, batch_of, calm, chained, encoded, header_of, read_back, write_segment
 from conftest import run_python
 from loglib import Batch
 from loglib.format import arrow
 from loglib.format.batch import layout
 from loglib.format.columns import BadColumns, Columns
-from test_batch import columns
 
 
 def rows(found: Batch) -> list[tuple[object, ...]]:
@@ -30,13 +30,6 @@ def rows(found: Batch) -> list[tuple[object, ...]]:
         )
         for record in found.records()
     ]  # fmt: skip
-
-
-def arrow_rows(table: pa.RecordBatch) -> list[tuple[object, ...]]:
-    table.validate(full=True)
-    times = table.column("timestamp").cast(pa.int64())
-    others = [times if name == "timestamp" else table.column(name) for name in table.schema.names]
-    return list(zip(*(column.to_pylist() for column in others), strict=True))
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3], ids=["none", "zlib", "lz4", "zstd"])

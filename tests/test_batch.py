@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from batch_contents import columns
 from builders import (
     BODY_AT,
     EVERYTHING,
@@ -30,23 +31,6 @@ from loglib.format.columns import Columns
 from loglib.segment import Identity
 
 CODECS = [pytest.param(number, id=name) for number, name in enumerate(("none", "zlib", "lz4", "zstd"))]
-INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
-
-
-@st.composite
-def columns(draw: st.DrawFn) -> Columns:
-    """Any columns that the library may be given."""
-    count = draw(st.integers(1, 20))
-    small = st.binary(max_size=draw(st.sampled_from([0, 1, 8, 300])))
-    uniform = st.binary(min_size=5, max_size=5)
-    item = draw(st.sampled_from([small, uniform, st.none() | small, st.none()]))
-    pairs = st.lists(st.tuples(st.text(max_size=8), small), max_size=3).map(tuple)
-
-    def column(items: st.SearchStrategy[Any]) -> Any:
-        return draw(st.none() | st.lists(items, min_size=count, max_size=count))
-
-    values = draw(st.lists(item, min_size=count, max_size=count))
-    return Columns(values, column(item), column(draw(st.sampled_from([INT64, st.just(NOW)]))), column(pairs))
 
 
 def complete(given_columns: Columns) -> Columns:

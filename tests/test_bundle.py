@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batch_contents import columns, split
 from builders import IDENTITY, NOW, calm, chained, encoded, forged, read_back, records_of, spoil, write_segment
 from conftest import fill, run_python
 from loglib import LogError, Record, Topic, bundle, cursor, testing
@@ -23,7 +24,6 @@ from loglib.format.batch import Header
 from loglib.format.columns import Columns
 from loglib.segment import SegmentReader
 from loglib.system.files import REAL, Files
-from test_batch import columns
 
 Open = Callable[..., Topic]
 
@@ -176,16 +176,6 @@ def test_bundle_ends_before_a_batch_that_is_forged(
 def records_alone(segment: SegmentReader, end: int) -> Iterator[Record]:
     for batch in segment.batches(0, end, block_bytes=1 << 20):
         yield from batch.records()
-
-
-def split(stored: bytes) -> list[bytes]:
-    """The bytes of each batch."""
-    batches, place = [], 0
-    while place < len(stored):
-        length = int.from_bytes(stored[place + 12 : place + 16], "little")
-        batches.append(stored[place : place + length])
-        place += length
-    return batches
 
 
 @pytest.mark.parametrize(

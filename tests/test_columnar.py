@@ -17,14 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batch_contents import arrow_rows, columns, split
 from builders import calm, forged, spoil
 from conftest import SECOND, Clock, fill, run_python
 from loglib import CorruptLogError, LogClosedError, Topic
 from loglib.format.arrow import SCHEMA
 from loglib.format.columns import Columns
-from test_arrow import arrow_rows
-from test_batch import columns
-from test_bundle import split
 
 Open = Callable[..., Topic]
 

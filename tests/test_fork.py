@@ -6,20 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import end_with
 
 from conftest import records_of, run_python, values_of
+from forked import in_child
 from loglib import ForkedHandleError, LockedError, Topic
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
-
-def in_child(action) -> int:  # type: ignore[no-untyped-def]
-    """Fork, run the action in the child, and return its exit status: 0 if it went well."""
-    pid = os.fork()
-    if pid == 0:
-        end_with(action)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_every_call_on_the_parents_topic_is_refused_in_the_child(path: Path) -> None:

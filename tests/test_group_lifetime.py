@@ -12,9 +12,9 @@ import pytest
 import loglib
 from conftest import needs_proc, open_files, run_python, settled_files
 from consumers import committed_number, fill, next_offset, numbers, rest
+from forked import in_child
 from loglib import ForkedHandleError, Group, LogClosedError, LogError, Topic, testing
 from loglib.testing import Call, WatchedFiles
-from test_fork import in_child
 
 pytestmark = pytest.mark.usefixtures("attentive")
 

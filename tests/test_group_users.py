@@ -12,8 +12,8 @@ import pytest
 
 from conftest import QUIET, needs_root
 from consumers import fill, numbers, rest, wait_for
+from forked import in_child
 from loglib import Topic
-from test_fork import in_child
 
 pytestmark = pytest.mark.usefixtures("attentive")
 

@@ -22,10 +22,10 @@ from counts import count, scale
 from processes import shared, together
 
 from conftest import QUIET, open_files, records_of, sound, values_of
+from interrupted_calls import ACTIONS, POLICIES, interrupt_everywhere
 from interrupts import Interrupter, every_line
 from loglib import Batch, Record, Retention, Topic, testing
 from loglib.testing import UnsyncedFiles
-from test_writer_interrupts import ACTIONS, POLICIES, interrupt_everywhere
 
 pytestmark = [
     pytest.mark.reliability,
