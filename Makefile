@@ -69,7 +69,7 @@ test: check java
 # Coverage counts what child processes run, too. Measuring makes the tests slower, so `make proof` does it, and not
 # `make test`. The tests that are left out run adapters only, or read source code. With MEASURED, as in continuous
 # integration, `make test` measures all fast tests, and they need not run again.
-NOT_MEASURED := --ignore-glob='*/test_spark*' --ignore=tests/test_docs.py --ignore=tests/test_types.py
+NOT_MEASURED := --ignore-glob='*/test_spark*' --ignore=tests/project/test_docs.py --ignore=tests/project/test_types.py
 coverage: venv tools
 	@$(if $(MEASURED),,rm -f .coverage .coverage.*)
 	@$(if $(MEASURED),,echo "== fast tests, measured")

@@ -11,11 +11,11 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import loglib
 from loglib import Batch, FlushPolicy, Record, Topic
 from loglib.append.tail import TailWriter
-from loglib.cursor import Cursor
-from loglib.system.turn import Turn
+from loglib.log import cursor
+from loglib.log.cursor import Cursor
+from loglib.system.group_commit import Turn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +67,7 @@ def arrow(directory: Path, columns: list[str] | None = None) -> Iterator[pa.Reco
 
 def batch_by_batch() -> None:
     """Read small batches one by one from now on, as a program without NumPy does."""
-    vars(loglib.cursor)["_MANY"] = 1 << 60
+    vars(cursor)["_MANY"] = 1 << 60
 
 
 def general_ways() -> None:

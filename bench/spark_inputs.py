@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 import loglib
 from inputs import values_of
 from loglib import Topic
-from loglib.times import to_datetime
+from loglib.config.times import to_datetime
 from ours import open_topic
 
 VALUE_BYTES = 200

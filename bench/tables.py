@@ -19,7 +19,7 @@ from fastcrc.crc32 import iscsi
 from alternatives import BLOCK_BYTES
 from inputs import in_calls, keys_of, values_of
 from loglib import Topic
-from loglib.append import columnar
+from loglib.append import tables as columnar
 from measure import Measurement, timed_rounds
 from ours import open_topic
 

@@ -35,7 +35,7 @@ else:
             return "loglib"
 
         def __reduce__(self) -> tuple[Any, ...]:
-            from loglib.spark.shipping import by_value
+            from loglib.spark.pickling import by_value
 
             return by_value(__name__, "DefaultSource", dict(self.options))
 

@@ -21,9 +21,10 @@ from hypothesis import Phase, settings
 
 from loglib import CorruptLogError, FlushPolicy, LogError, Partition, Record, Retention, Topic, VerifyReport, testing
 from loglib.testing import UnsyncedFiles
-from loglib.transactions import inbox
+from loglib.transactions import notifications as inbox
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
 MANUAL = FlushPolicy(records=None, interval=None, bytes=None)  # only flush() flushes
 NOW = 1_700_000_000_000_000  # microseconds UTC; any time will do
 SECOND = 1_000_000
@@ -289,7 +290,8 @@ def limit_of_files(spare: int) -> int:
 def start_python(program: str, *arguments: object, **keywords: Any) -> subprocess.Popen[str]:
     """A program in an interpreter of its own, with pipes to and from it."""
     command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": f"{SOURCE}:{SOURCE.parent / 'tests'}", "PYTHONUNBUFFERED": "1"}
+    path = os.pathsep.join(map(str, (SOURCE, ROOT / "tests", ROOT / "tests" / "support")))
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment, **(pipes | keywords))
 
@@ -303,7 +305,8 @@ def run_python(program: str, *arguments: object) -> str:
 
 
 __all__ = [
-    "MANUAL", "NOW", "QUIET", "SECOND", "SOURCE", "Clock", "UnsyncedFiles", "crash_copy", "fill", "last_segment",
+    "MANUAL", "NOW", "QUIET", "ROOT", "SECOND", "SOURCE", "Clock", "UnsyncedFiles", "crash_copy", "fill",
+    "last_segment",
     "needs_proc", "needs_root", "offsets_of", "once_each", "open_files", "records_of", "run_python",
     "start_python", "tree", "values_of", "wait_until_waiting",
 ]  # fmt: skip

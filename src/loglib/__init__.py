@@ -17,12 +17,16 @@ except ImportError as _error:
 import logging as _logging  # the attribute `logging` of this package is its module of that name
 
 from .append.record_arguments import HeadersLike
-from .archiving.archiver import archive, archived, read_archive
-from .archiving.manifest import Archived, ArchivedFile, ArchivedPartition
-from .batch import Batch
-from .config import FlushPolicy, Policies, Retention, TopicConfig
-from .consumer_groups import delete_group, evict_member, group, group_info, reset_group
-from .cursor import Lent
+from .append.stats import FlushTimes, PartitionStats, Rates, TopicStats
+from .config.policies import FlushPolicy, Policies, Retention, TopicConfig
+from .copies.heal import HealReport, heal
+from .copies.heal_log import Healed, Unhealed
+from .copies.mirror import Mirror, Mirrored, MirrorLag, mirror, receive_mirror
+from .copies.mirror_server import MirrorServer, serve_mirror
+from .copies.promote import promote
+from .copies.replica import ReplicaState
+from .copies.scrub import Scrub, ScrubReport
+from .copies.snapshot import Snapshot, snapshot
 from .errors import (
     BrokenStreamError,
     CommitPendingError,
@@ -54,30 +58,26 @@ from .errors import (
     UnsupportedFormatError,
     WriterFailedError,
 )
+from .format.batch import Batch
+from .format.record import Damage, OffsetRange, Position, Record
 from .groups import Commit, Group, GroupInfo, Member, Move, TopicPartition, TopicsGroup
-from .lag import Lag
+from .groups.several_topics import delete_group, evict_member, group, group_info, reset_group
+from .log.catalog import TopicInfo
+from .log.cursor import Lent
+from .log.lag import Lag
+from .log.reader import OnGap, Reader, StartLike
+from .log.recovery import Recovery
+from .log.repair import Repair, RepairReport, repair
+from .log.verify import VerifyReport
+from .offload.archive import archive, archived, read_archive
+from .offload.archive_manifest import Archived, ArchivedFile, ArchivedPartition
+from .offload.tier import tier, tiered
+from .offload.tier_manifest import Tiered, TieredPartition, TieredSegment
 from .partition import Partition
-from .reader import OnGap, Reader, StartLike
-from .records import Damage, OffsetRange, Position, Record
-from .recovery import Recovery
-from .repair import Repair, RepairReport, repair
-from .replication.healing import Healed, Unhealed
-from .replication.health import HealReport, heal
-from .replication.mirror import Mirror, Mirrored, MirrorLag, mirror, receive_mirror
-from .replication.promotion import promote
-from .replication.replica import ReplicaState
-from .replication.scrubbing import Scrub, ScrubReport
-from .replication.server import MirrorServer, serve_mirror
-from .replication.snapshot import Snapshot, snapshot
 from .retention import Decision
 from .segment import SegmentInfo
-from .stats import FlushTimes, PartitionStats, Rates, TopicStats
-from .store import TopicInfo
-from .tiering.manifest import Tiered, TieredPartition, TieredSegment
-from .tiering.uploader import tier, tiered
 from .topic import Topic, topics
 from .transactions.transaction import Transaction, expire_apps, last_version, recover_transactions, transaction
-from .verify import VerifyReport
 
 __version__ = "0.1.0"
 

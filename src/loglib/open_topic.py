@@ -13,11 +13,11 @@ from abc import ABC
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from .access import Access
-from .config import TopicConfig
-from .handles import Handles
+from .append.access import Access
+from .append.handles import Handles
+from .append.placement import Placement
+from .config.policies import TopicConfig
 from .partition import Partition
-from .placement import Placement
 from .system.files import Files
 
 __all__ = ["OpenTopic", "open_for_reading", "opens_paths"]

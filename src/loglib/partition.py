@@ -12,26 +12,26 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from .access import Access
-from .append.producers import parse_producer, producer_id
+from .append.access import Access
+from .append.batching import Load, append_loads, append_numbered, weigh
 from .append.record_arguments import HeadersLike, gather_columns, record_columns
-from .append.router import Load, append_loads, append_numbered, weigh
-from .arguments import check_count
-from .batch import Batch
-from .columnar import Columnar, ReadArchive
-from .display import Shown, sized
+from .append.transfer import read_frame, send
+from .config.arguments import check_count
+from .config.times import to_datetime
 from .errors import OffsetOutOfRangeError, tell_not_appended
-from .format.batch import NO_PRODUCER
-from .reader import OnGap, Reader, StartLike
-from .records import OffsetRange, Position
-from .recovery import Recovery
+from .format.batch import Batch
+from .format.display import Shown, sized
+from .format.header import NO_PRODUCER
+from .format.record import OffsetRange, Position
+from .log.lookup import before_end
+from .log.producers import parse_producer, producer_id
+from .log.reader import OnGap, Reader, StartLike
+from .log.recovery import Recovery
+from .log.tables import Columnar, ReadArchive
+from .log.verify import Progress, VerifyReport, size_of, verify_log
 from .retention import Decision
 from .segment import SegmentInfo
-from .starts import before_end
-from .times import to_datetime
-from .transfer import read_frame, send
-from .unique import Unique
-from .verify import Progress, VerifyReport, size_of, verify_log
+from .system.not_copyable import Unique
 
 __all__ = ["Partition"]
 
@@ -158,7 +158,7 @@ class Partition(Shown, Columnar, Unique):
         producer: tuple[str, int] | None = None,
     ) -> list[OffsetRange]:
         """Append the rows of a table in Arrow's memory, each as a record; see `Topic.append_arrow`."""
-        from .append.columnar import Names, Route, append_table
+        from .append.tables import Names, Route, append_table
 
         by, writer = NO_PRODUCER if producer is None else parse_producer(producer), self._access.writer()
         names, route = Names(value, key, timestamp, headers), Route(lambda _: writer, self.id)

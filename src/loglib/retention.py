@@ -1,7 +1,7 @@
 """Retention: which sealed segments must be dropped, and why. Pure policy, no clock and no disk.
 
 Invariant: retention drops a partition's oldest segments, without gaps, and never the open one. By age it drops
-only segments that are proved to be older than the limit (timeline.py). What a group of `hold_for` has not read is
+only segments that are proved to be older than the limit (log/ages.py). What a group of `hold_for` has not read is
 dropped beyond a ceiling only, or when nothing else can free the space that must be free. What an archive must have
 first, and has not, is never dropped.
 
@@ -18,8 +18,8 @@ from datetime import timedelta
 from functools import cache
 from typing import NamedTuple, Protocol
 
-from .config import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Retention, microseconds
-from .timeline import BELIEVED_AFTER_US, Age
+from .config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Retention, microseconds
+from .log.ages import BELIEVED_AFTER_US, Age
 
 __all__ = [
     "ArchiveFloors", "ArchiveHold", "Candidate", "Decision", "Hold", "Sealed", "Space", "Verdict", "due",

@@ -21,7 +21,7 @@ facts about it are in the header of the next segment.
       76    4  producer_count        0 to 123
       80    8  last_append_time      of the newest batch before this segment, microseconds UTC
       88    8  running_max_timestamp largest event time in the log before this segment
-      96    8  applied_txn           these three as in the watermark (watermark.py), when the segment was made
+      96    8  applied_txn           these three as in the watermark (format/watermark.py), when the segment was made
      104    8  held_txn
      112    8  held_from
      120    4  writer_nonce          of the writer that made the segment
@@ -43,11 +43,11 @@ from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple, NoReturn, Self
 
-from .batch import Batch, Source
-from .config import MAX_OFFSET
+from .config.policies import MAX_OFFSET
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
-from .format.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from .format.batch import (
+from .format.batch import Batch, Source
+from .format.header import HEADER_BYTES as BATCH_HEADER_BYTES
+from .format.header import (
     BadBatch,
     Header,
     NewerBatch,
@@ -61,7 +61,7 @@ from .format.batch import (
 )
 from .system.directory import Directory
 from .system.files import Files
-from .unique import Unique
+from .system.not_copyable import Unique
 
 __all__ = [
     "HEADER_BYTES",
@@ -323,7 +323,7 @@ def read_segment_header(
 
 
 class SegmentReader(Unique):
-    """An open segment: batches and headers by offset. search.py finds batches whose offset is unknown.
+    """An open segment: batches and headers by offset. log/search.py finds batches whose offset is unknown.
 
     With `base_offset` (from the file's name) the segment header is not read, and there is no `header`. This is
     for reading around damage; each batch names its log itself. With `within`, an open directory, the file is

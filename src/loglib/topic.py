@@ -29,21 +29,23 @@ from functools import cache, partial
 from types import EllipsisType
 from typing import Any, Literal, Unpack, cast
 
-from . import description, role, store
-from .access import Access
+from .append.access import Access
+from .append.batching import Load, append_loads, append_numbered, weigh
 from .append.flusher import Flusher
+from .append.handles import Handles
 from .append.partitioner import BUILT_IN, Partitioner, name_of
-from .append.producers import parse_producer
+from .append.placement import Placement
 from .append.record_arguments import HeadersLike, gather_columns, record_columns
-from .append.router import Load, append_loads, append_numbered, weigh
+from .append.retention_pass import Keeper
+from .append.stats import TopicStats, stats_of_partition
 from .append.writer import WRITER_DESCRIPTORS, Writer
-from .archiving.past import with_tail
-from .arguments import Start, check_names, donor_paths, topic_path
-from .batch import Batch
-from .columnar import Columnar
-from .config import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
-from .consumer_groups import TopicWithGroups
-from .display import Shown, sized
+from .config.arguments import Start, check_names, donor_paths, topic_path
+from .config.policies import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
+from .config.uri import is_remote
+from .copies.assemble import Wish, assemble, check_new
+from .copies.member_list import Acks
+from .copies.replica import ReplicaState
+from .copies.replica_set import Replicas
 from .errors import (
     ConfigConflictError,
     ForkedHandleError,
@@ -55,39 +57,39 @@ from .errors import (
     tell_not_appended,
     together,
 )
-from .format.batch import NO_PRODUCER, Producer
+from .format.batch import Batch
 from .format.codec import codec_id
 from .format.columns import Columns
+from .format.display import Shown, sized
+from .format.header import NO_PRODUCER, Producer
+from .format.record import OffsetRange, Position, new_tuple
 from .groups import Group, GroupInfo, Move, TopicPartition, administration
+from .groups.directory import Place, group_names
 from .groups.group import CommitPolicy, OnChange
-from .groups.place import Place, group_names
-from .groups.transacted import StoreFence
-from .handles import Handles
-from .keeper import Keeper
-from .lag import Lag
-from .lifetime import at_exit, in_child, is_interrupting, try_each
-from .log import Log
+from .groups.several_topics import TopicWithGroups
+from .log import catalog as store
+from .log import copy_role as role
+from .log import topic_file as description
+from .log.lag import Lag
+from .log.log import Log
+from .log.producers import parse_producer
+from .log.reader import OnGap, Reader, StartLike
+from .log.tables import Columnar
+from .log.verify import Progress, VerifyReport, size_of, verify_description, verify_log
+from .offload.archive_reader import with_tail
+from .offload.tier_files import Joined, JoinedLog, TierPlace, place_at
+from .offload.tier_floor import floors_of
 from .open_topic import OpenTopic, opens_paths
 from .partition import Partition
-from .placement import Placement
-from .reader import OnGap, Reader, StartLike
-from .records import OffsetRange, Position, new_tuple
-from .replication.members import Acks
-from .replication.opening import Wish, assemble, check_new
-from .replication.replica import ReplicaState
-from .replication.replicas import Replicas
 from .retention import Decision
 from .segment import Identity
-from .stats import TopicStats, stats_of_partition
 from .system.clock import SYSTEM, clock_of
 from .system.directory import Directory
 from .system.files import REAL, Files
 from .system.mounts import network_file_system
-from .tiering.floor import floors_of
-from .tiering.place import Joined, JoinedLog, TierPlace, place_at
-from .transactions.serving import Serving
-from .uri import is_remote
-from .verify import Progress, VerifyReport, size_of, verify_description, verify_log
+from .system.process import at_exit, in_child, is_interrupting, try_each
+from .transactions.group_commits import StoreFence
+from .transactions.participant import Serving
 
 __all__ = ["Topic", "open_topic", "topics"]
 
@@ -531,7 +533,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         the first 16 MiB are checked ahead. Then `not_appended` counts the records that were taken. Needs the extra
         [arrow].
         """
-        from .append.columnar import Names, Route, append_table
+        from .append.tables import Names, Route, append_table
 
         by = NO_PRODUCER if producer is None else parse_producer(producer)
         number = None if partition is None or isinstance(partition, str) else self.partition(partition).id

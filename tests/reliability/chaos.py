@@ -24,12 +24,12 @@ from described import Value, decode
 from processes import fork, wait
 
 from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic, evict_member
-from loglib.cursor import Cursor
 from loglib.groups import TopicPartition
-from loglib.groups.held import look
+from loglib.groups.lock_file import look
 from loglib.groups.offsets import Offsets, _parse, offsets_identity
-from loglib.log import Log
-from loglib.recovery import list_segments
+from loglib.log.cursor import Cursor
+from loglib.log.log import Log
+from loglib.log.recovery import list_segments
 from loglib.segment import HEADER_BYTES
 from loglib.system.directory import Directory
 from loglib.system.files import REAL

@@ -15,7 +15,7 @@ from pathlib import Path
 import atheris
 
 HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[2] / "src"), str(HERE.parents[1]), str(HERE.parent)]
+sys.path[:0] = [str(HERE.parents[2] / "src"), str(HERE.parents[1]), str(HERE.parents[1] / "support"), str(HERE.parent)]
 
 with atheris.instrument_imports(include=["loglib"]):
     import fuzzing

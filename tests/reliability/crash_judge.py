@@ -26,10 +26,10 @@ from crash_worlds import (
 from loglib import LogError, testing
 from loglib.append.record_arguments import record_columns
 from loglib.append.writer import Writer
-from loglib.config import TopicConfig
-from loglib.index import SegmentIndex
-from loglib.log import Log
-from loglib.recovery import Recovery
+from loglib.config.policies import TopicConfig
+from loglib.log.index import SegmentIndex
+from loglib.log.log import Log
+from loglib.log.recovery import Recovery
 from loglib.segment import Identity
 from loglib.testing import CrashFS, CrashState, Image, Operation, crash_states
 

@@ -11,11 +11,12 @@ from unittest import mock
 
 from account import Account, Broken
 
-from loglib import FlushPolicy, LogError, Retention, Topic, description, testing
-from loglib.config import TopicConfig
-from loglib.cursor import Cursor
+from loglib import FlushPolicy, LogError, Retention, Topic, testing
+from loglib.config.policies import TopicConfig
 from loglib.format.watermark import newest
-from loglib.log import Log
+from loglib.log import topic_file as description
+from loglib.log.cursor import Cursor
+from loglib.log.log import Log
 from loglib.segment import Identity
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles, Mode, Operation, crash_states
 

@@ -20,6 +20,7 @@ from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Any
 
+from builders import IDENTITY, LOG_ID, NOW, a_mark
 from hostile_batches import (
     any_header,
     batch_columns,
@@ -48,14 +49,15 @@ from hostile_bytes import (
     wild,
 )
 
-from builders import IDENTITY, LOG_ID, NOW, a_mark
-from loglib import LogError, description, transfer
-from loglib import search as search_of
-from loglib.append.producers import Producers
-from loglib.config import TopicConfig
-from loglib.format.batch import Header, crc32c
-from loglib.format.jumps import added
+from loglib import LogError
+from loglib.append import transfer
+from loglib.config.policies import TopicConfig
+from loglib.format.header import Header, crc32c
+from loglib.format.skip_pointers import added
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES, encode_new, newest
+from loglib.log import search as search_of
+from loglib.log import topic_file as description
+from loglib.log.producers import Producers
 from loglib.segment import HEADER_BYTES, MAX_PRODUCERS, SegmentHeader, SegmentReader, first_segment
 from loglib.system.files import Files
 

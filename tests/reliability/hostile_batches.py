@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from struct import Struct
 
+from builders import NOW
 from hostile_bytes import (
     ACCEPTED,
     BATCH,
@@ -21,14 +22,13 @@ from hostile_bytes import (
     wild,
 )
 
-from builders import NOW
 from loglib import LogError
-from loglib.arguments import check_names
-from loglib.batch import Batch, Source
-from loglib.config import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES
+from loglib.config.arguments import check_names
+from loglib.config.policies import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES
 from loglib.format import codec
-from loglib.format.batch import VERSION, BadBatch, Header, NewerBatch, check_body, layout, open_body, parse_header
+from loglib.format.batch import Batch, Source
 from loglib.format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, BinaryColumn
+from loglib.format.header import VERSION, BadBatch, Header, NewerBatch, check_body, layout, open_body, parse_header
 from loglib.segment import parse_segment_name, segment_name
 
 HERE = Source("hostile", 0)

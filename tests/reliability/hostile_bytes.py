@@ -7,8 +7,9 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from builders import IDENTITY, NOW, encoded
-from loglib.format.batch import crc32c
+
 from loglib.format.columns import Columns
+from loglib.format.header import crc32c
 
 Draw = Callable[[], float]
 

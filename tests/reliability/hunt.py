@@ -21,14 +21,14 @@ import pytest
 
 NOTHING_RAN = 2
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "reliability")]
+sys.path[:0] = [str(TESTS), str(TESTS / "support"), str(TESTS / "reliability")]
 ORDINARY = (
-    "watermark", "batch", "segment", "search", "recovery", "writer", "lock", "description", "producers", "files",
-    "verify", "log", "payloads", "topic", "partition", "fork", "moved", "timeline", "retention", "keeper", "hold",
+    "watermark", "batch", "segment", "search", "recovery", "writer", "lock", "topic_file", "producers", "files",
+    "verify", "log", "payloads", "topic", "partition", "fork", "moved", "ages", "retention", "retention_pass", "hold",
     "abandoned", "accounts", "transfer", "reader", "columns", "transactions", "transaction_store",
     "transaction_recovery", "transaction_segments", "repair", "lone", "spin", "bundle", "snapshot",
-    "append_arrow", "arrow_bodies", "archiving", "delta_table", "mirror_stream_forged", "mirror_stream", "mirror",
-    "healing", "reader_donors", "replicas",
+    "append_arrow", "arrow_bodies", "archive", "delta_table", "mirror_stream_forged", "mirror_stream", "mirror",
+    "heal", "reader_donors", "replicas",
 )  # fmt: skip
 
 
@@ -76,8 +76,8 @@ def files_of(name: str) -> list[str]:
     """What pytest calls the tests of this name."""
     module, colons, test = name.partition("::")
     if colons:
-        return [f"{TESTS / f'test_{module}.py'}::{test}"]
-    return list(map(str, (TESTS / f"test_{module}.py", *sorted(TESTS.glob(f"test_{module}_*.py")))))
+        return [f"{each}::{test}" for each in TESTS.rglob(f"test_{module}.py")]
+    return sorted(map(str, (*TESTS.rglob(f"test_{module}.py"), *TESTS.rglob(f"test_{module}_*.py"))))
 
 
 if __name__ == "__main__":

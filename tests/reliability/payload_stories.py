@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
+from forgery import Known, columns_with, compressed_forgery, passing
 
 from conftest import NOW, QUIET, Clock, sound
-from forgery import Known, columns_with, compressed_forgery, passing
 from loglib import CorruptLogError, InvalidOffsetError, Record, Topic, testing
-from loglib.format.batch import Header
+from loglib.config.times import to_datetime
 from loglib.format.columns import Columns
-from loglib.lag import measure_lag
+from loglib.format.header import Header
+from loglib.log.lag import measure_lag
 from loglib.segment import HEADER_BYTES, Identity, SegmentReader, parse_segment_name
 from loglib.testing import CrashFS
-from loglib.times import to_datetime
 
 TOPIC = "/logs/payloads"
 DIRECTORY = f"{TOPIC}/0000"

@@ -23,11 +23,12 @@ from crash_judge import Judge
 from crash_workloads import long_workload, making_workloads, short_workloads, workloads
 from crash_worlds import DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload
 
-from loglib import recovery, segment
+from loglib import segment
 from loglib.append import writer
 from loglib.append.active import ActiveSegment
 from loglib.append.tail import TailWriter
-from loglib.recovery import Tail
+from loglib.log import recovery
+from loglib.log.recovery import Tail
 from loglib.testing import CrashFS, Image
 
 SHARDS = 28

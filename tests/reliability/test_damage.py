@@ -22,24 +22,16 @@ from typing import Any, NamedTuple
 
 import counts
 import pytest
-
 from builders import BODY_AT, describe
+
 from conftest import NOW, QUIET, Clock
-from loglib import (
-    CorruptLogError,
-    InvalidOffsetError,
-    LogError,
-    OffsetOutOfRangeError,
-    Record,
-    Topic,
-    description,
-    testing,
-)
-from loglib.config import TopicConfig
-from loglib.cursor import Cursor
+from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Record, Topic, testing
+from loglib.config.policies import TopicConfig
+from loglib.format.record import Damage
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES, newest
-from loglib.records import Damage
-from loglib.search import after_damage, around
+from loglib.log import topic_file as description
+from loglib.log.cursor import Cursor
+from loglib.log.search import after_damage, around
 from loglib.segment import HEADER_BYTES, SegmentReader
 from loglib.testing import MemoryFiles
 

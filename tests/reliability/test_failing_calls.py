@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 from counts import count, need, scale
+from disks import memory
 from processes import fork, shared, wait
 from reference import POLICIES, STEPS, Kept, Reference, accounts_of
 
 from conftest import open_files
-from disks import memory
 from loglib import LogError, WriterFailedError
 from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, WatchedFiles

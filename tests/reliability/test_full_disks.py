@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from account import Account, by_value, failed, named, returned, settle, telling
 from counts import count, need, scale
+from disks import Disk, disk, fill, memory, mount, run, unmount
 from processes import fork, wait
 
 from conftest import QUIET, last_segment, open_files, records_of, tree, values_of
-from disks import Disk, disk, fill, memory, mount, run, unmount
 from loglib import (
     CorruptLogError,
     FlushPolicy,

@@ -28,10 +28,10 @@ from processes import fork, together, wait
 
 from loglib import Topic
 from loglib.groups import offsets as offsets_module
-from loglib.groups.beginning import Beginning
 from loglib.groups.group import Group
 from loglib.groups.offsets import Entry, Offsets
 from loglib.groups.owners import Ownership
+from loglib.groups.start_position import Beginning
 from loglib.system.files import Files
 
 pytestmark = [pytest.mark.reliability, pytest.mark.timeout(scale(300))]

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 from counts import count, scale
-
 from healed import HEALTHY, KINDS, beside, copies, healed, judge
+
 from loglib.testing import CrashState
 
 pytestmark = pytest.mark.reliability

@@ -23,20 +23,20 @@ import fuzzing
 import hostile_batches
 import hostile_bytes
 import pytest
+from builders import IDENTITY, LOG_ID, NOW, a_mark, calm, describe, make_topic, resealed_segment
 from hostile_bytes import Draw, Outcome, pick, wild
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spark_logs import all_rows, scan_rows
 
-from builders import IDENTITY, LOG_ID, NOW, a_mark, calm, describe, make_topic, resealed_segment
 from conftest import QUIET, Clock, run_python, sound, tree
 from loglib import LogError, Topic, testing
-from loglib.arguments import check_names
-from loglib.config import TopicConfig
-from loglib.format.jumps import added
+from loglib.config.arguments import check_names
+from loglib.config.policies import TopicConfig
+from loglib.config.times import to_datetime
+from loglib.format.skip_pointers import added
 from loglib.format.watermark import encode_new
 from loglib.testing import CrashFS, Image
-from loglib.times import to_datetime
-from spark_logs import all_rows, scan_rows
 
 pytestmark = pytest.mark.reliability
 
@@ -275,7 +275,7 @@ from builders import IDENTITY, a_mark, encoded, forged, make_topic
 from loglib import CorruptLogError, Topic
 from loglib.format import codec
 from loglib.format.columns import Columns
-from loglib.config import TopicConfig
+from loglib.config.policies import TopicConfig
 from loglib.format.watermark import encode_new
 
 path, number, size, declared = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])

@@ -19,17 +19,17 @@ from unittest import mock
 
 import counts
 import pytest
-from payload_stories import TOPIC, WATERMARK, Reads, Stored, Story, records_of, same, segment, without_lock
-
 from builders import BODY_AT
+from payload_stories import TOPIC, WATERMARK, Reads, Stored, Story, records_of, same, segment, without_lock
+from spark_logs import as_row, scan_rows
+
 from conftest import NOW, QUIET, Clock
 from loglib import CorruptLogError, Record, Topic, testing
 from loglib import segment as segments
-from loglib.format.batch import parse_header
+from loglib.config.times import to_datetime
+from loglib.format.header import parse_header
 from loglib.segment import HEADER_BYTES
 from loglib.testing import CrashFS, Image
-from loglib.times import to_datetime
-from spark_logs import as_row, scan_rows
 
 pytestmark = pytest.mark.reliability
 SHARDS = 4

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 from counts import count, scale
+from interrupted_calls import ACTIONS, POLICIES, interrupt_everywhere
+from interrupts import Interrupter, every_line
 from processes import shared, together
 
 from conftest import QUIET, open_files, records_of, sound, values_of
-from interrupted_calls import ACTIONS, POLICIES, interrupt_everywhere
-from interrupts import Interrupter, every_line
 from loglib import Batch, Record, Retention, Topic, testing
 from loglib.testing import UnsyncedFiles
 

@@ -13,12 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from clock_worlds import live
 from counts import count, scale
 
-from clock_worlds import live
 from conftest import run_python, start_python
-from loglib import FlushPolicy, Retention, Topic, timeline
-from loglib.timeline import Stamp
+from loglib import FlushPolicy, Retention, Topic
+from loglib.log import ages as timeline
+from loglib.log.ages import Stamp
 
 pytestmark = pytest.mark.reliability
 
@@ -58,7 +59,7 @@ def test_worlds_find_a_rule_that_is_too_trusting(
     name: str, mistake: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proof can fail: with a weaker rule it fails."""
-    monkeypatch.setattr(f"loglib.timeline.{name}", mistake)
+    monkeypatch.setattr(f"loglib.log.ages.{name}", mistake)
     for number in range(1000):
         try:
             live(random.Random(f"trusting {number}"), steps=STEPS, lies=True)

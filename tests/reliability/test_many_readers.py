@@ -23,9 +23,9 @@ from processes import ended, fork, shared, wait
 
 from conftest import MANUAL
 from loglib import OffsetOutOfRangeError, Record, Retention, Topic, testing
-from loglib.reader import Reader
+from loglib.config.times import to_datetime
+from loglib.log.reader import Reader
 from loglib.testing import UnsyncedFiles
-from loglib.times import to_datetime
 
 pytestmark = pytest.mark.reliability
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from counts import count, scale
-
 from mirror_programs import MirrorProgram
 
 pytestmark = pytest.mark.reliability

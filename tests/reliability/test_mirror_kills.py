@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 from counts import count, scale
+from mirrored import assert_same, segments
 from processes import fork
+from streamed import served
 
 from conftest import QUIET, sound, values_of
 from loglib import LogError, Mirror, Topic, serve_mirror, testing
-from mirrored import assert_same, segments
-from streamed import served
 
 pytestmark = pytest.mark.reliability
 

@@ -1,4 +1,4 @@
-"""G10: a long run of the model in tests/topic_machine.py: thousands of sequences of calls, crashes and clock jumps.
+"""G10: a long run of the model in topic_machine.py: thousands of sequences of calls, crashes and clock jumps.
 
 Each shard has its own seed, so a failure comes again. The failure says how to repeat it by hand.
 """
@@ -6,11 +6,10 @@ Each shard has its own seed, so a failure comes again. The failure says how to r
 from __future__ import annotations
 
 import pytest
+from builders import calm
 from counts import count, scale
 from hypothesis import Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
-
-from builders import calm
 from topic_machine import TopicMachine
 
 pytestmark = pytest.mark.reliability

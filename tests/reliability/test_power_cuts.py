@@ -27,11 +27,11 @@ from typing import Any
 import pytest
 from account import Account, Broken
 from counts import count, need, scale
+from disks import DROP_JOURNAL, FLUSH_JOURNAL, Disk, disk
 from processes import fork, wait
 from promises import PARTITIONS, Told, key_of, value_of
 
 from conftest import QUIET, sound, values_of
-from disks import DROP_JOURNAL, FLUSH_JOURNAL, Disk, disk
 from loglib import LogError, StorageIOError, Topic, testing
 from loglib.system.files import REAL, Files
 

@@ -20,13 +20,14 @@ from pathlib import Path
 
 import pytest
 from counts import count, scale
+from mirrored import segments
 from processes import fork, shared, wait
 
 from conftest import QUIET, sound, values_of
-from loglib import LogError, Topic, mirror, promote, role
+from loglib import LogError, Topic, mirror, promote
+from loglib.log import copy_role as role
 from loglib.segment import HEADER_BYTES
 from loglib.system.files import REAL
-from mirrored import segments
 
 pytestmark = pytest.mark.reliability
 

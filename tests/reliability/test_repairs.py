@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 from counts import count, scale
-
 from damaged import damage, files_with, judge, repaired, rows_of, whole_log
+
 from loglib.testing import CrashState
 
 pytestmark = pytest.mark.reliability

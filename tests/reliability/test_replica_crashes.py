@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from counts import count, scale
 from processes import killed, shared
+from replica_programs import ReplicaProgram, walk
+from replicated import assert_same, open_all
 
 from conftest import QUIET, values_of
 from loglib import LogError, Topic, testing
-from replica_programs import ReplicaProgram, walk
-from replicated import assert_same, open_all
 
 pytestmark = pytest.mark.reliability
 

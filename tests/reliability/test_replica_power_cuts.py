@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from account import Broken
 from counts import count, scale
+from disks import DROP_JOURNAL, Disk, disk
+from replicated import assert_same
 from test_power_cuts import NeverSynced, PowerCuts, Scribe, Work, need_power_cuts
 
 from conftest import sound, values_of
-from disks import DROP_JOURNAL, Disk, disk
 from loglib import Topic
 from loglib.system.files import REAL, Files
-from replicated import assert_same
 
 pytestmark = pytest.mark.reliability
 

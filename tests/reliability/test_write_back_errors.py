@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 from counts import count, need, scale
+from disks import Disk, disk
 
 from conftest import QUIET, last_segment, records_of, sound, values_of
-from disks import Disk, disk
-from loglib import LogError, StorageFullError, Topic, WriterFailedError, recovery
+from loglib import LogError, StorageFullError, Topic, WriterFailedError
+from loglib.log import recovery
 from loglib.system.files import Files
 
 pytestmark = pytest.mark.reliability

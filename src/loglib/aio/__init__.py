@@ -9,9 +9,9 @@ async with aio.open("data/orders", partitions=4) as topic:
         print(record.value)
 """
 
-from .consumer_groups import group
 from .group import AsyncGroup
 from .reader import AsyncReader
+from .several_topics import group
 from .topic import AsyncTopic, open_topic
 
 open = open_topic  # noqa: A001  as in `aio.open(...)`

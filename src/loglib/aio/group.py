@@ -18,13 +18,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
-from ..arguments import Start, check_timeout
+from ..config.arguments import Start, check_timeout
 from ..errors import LogClosedError
 from ..groups import Commit
 from ..groups.group import AnyGroup
 from ..groups.run import Run, Way
-from ..lag import Lag
-from ..unique import Unique
+from ..log.lag import Lag
+from ..system.not_copyable import Unique
 from .calls import Calls, settled
 
 __all__ = ["AsyncGroup"]

@@ -15,11 +15,11 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Self
 
-from ..arguments import check_timeout
-from ..batch import Batch
-from ..reader import Reader, StartLike
-from ..records import Damage, Record
-from ..unique import Unique
+from ..config.arguments import check_timeout
+from ..format.batch import Batch
+from ..format.record import Damage, Record
+from ..log.reader import Reader, StartLike
+from ..system.not_copyable import Unique
 from .calls import Calls
 from .watcher import Watch, watch
 

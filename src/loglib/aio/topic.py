@@ -18,17 +18,17 @@ from functools import partial
 from typing import Any
 
 from ..append.record_arguments import HeadersLike
-from ..batch import Batch
-from ..lifetime import Listeners
-from ..reader import OnGap, StartLike
-from ..records import OffsetRange, Position, Record
-from ..stats import TopicStats
+from ..append.stats import TopicStats
+from ..format.batch import Batch
+from ..format.record import OffsetRange, Position, Record
+from ..log.reader import OnGap, StartLike
+from ..system.not_copyable import Unique
+from ..system.process import Listeners
 from ..topic import Topic
-from ..unique import Unique
 from .calls import settled
 from .group import AsyncGroup
 from .reader import AsyncReader
-from .writing import Writing
+from .writer import Writing
 
 __all__ = ["AsyncTopic", "open_topic"]
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
-from ..log import LOOK_S, LiveWriter, Log
-from ..system.wait import REPLACED, Observer
-from ..unique import Unique
+from ..log.log import LOOK_S, LiveWriter, Log
+from ..system.not_copyable import Unique
+from ..system.notify import REPLACED, Observer
 
 __all__ = ["Watch", "watch"]
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import LogMovedError
-from ..recovery import rewrite
+from ..log.recovery import rewrite
 from ..segment import HEADER_BYTES
 from ..system.files import Buffer, Files
-from ..unique import Unique
+from ..system.not_copyable import Unique
 
 __all__ = ["ActiveSegment"]
 

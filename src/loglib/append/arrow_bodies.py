@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..config import MAX_BATCH_BYTES, TopicConfig
+from ..config.policies import MAX_BATCH_BYTES, TopicConfig
 from ..errors import RecordTooLargeError
-from ..format.batch import Body, body_of
 from ..format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, Encoded, aligned
+from ..format.header import Body, body_of
 from ..system.files import Buffer
 
 __all__ = ["BinaryView", "Numbers", "Rows"]

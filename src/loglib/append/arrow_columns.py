@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..append.record_arguments import look_at_unit
 from ..format.arrow import HEADERS_TYPE
+from .record_arguments import look_at_unit
 
 __all__ = ["Names", "Source", "open_source"]
 

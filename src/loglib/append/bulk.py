@@ -15,11 +15,11 @@ from collections.abc import Hashable, Iterator, Mapping
 from itertools import accumulate
 from typing import TypeVar
 
-from ..append.record_arguments import check_columns, record_sizes
-from ..config import TopicConfig
+from ..config.policies import TopicConfig
 from ..errors import RecordTooLargeError
-from ..format.batch import Body, encode_body
 from ..format.columns import Columns
+from ..format.header import Body, encode_body
+from .record_arguments import check_columns, record_sizes
 
 __all__ = ["chunks", "encode_all"]
 

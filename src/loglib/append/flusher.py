@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..errors import LogClosedError, LogError, StorageIOError
-from ..unique import Unique
+from ..system.not_copyable import Unique
 from .writer import Writer
 
 __all__ = ["Flusher", "from_background"]

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from ..errors import LogError, together
 from ..format.columns import Columns, Headers
-from ..records import Position, new_tuple
-from ..recovery import Tail
+from ..format.record import Position, new_tuple
+from ..log.recovery import Tail
 
 __all__ = ["NO_ROOM", "OpenBatch"]
 

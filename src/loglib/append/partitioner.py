@@ -16,9 +16,9 @@ from struct import Struct
 from typing import Any
 from zlib import crc32
 
-from ..append.record_arguments import binary_column
-from ..config import PARTITIONER_NAME
+from ..config.policies import PARTITIONER_NAME
 from ..format.columns import Columns
+from .record_arguments import binary_column
 
 __all__ = ["BUILT_IN", "Partitioner", "by_crc32", "by_murmur2", "murmur2", "name_of", "spread"]
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from ..config.times import from_datetime
 from ..errors import RecordTooLargeError
 from ..format.columns import Columns, Headers
-from ..records import new_tuple
-from ..times import from_datetime
+from ..format.record import new_tuple
 
 __all__ = [
     "HeadersLike",

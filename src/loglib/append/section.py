@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from ..format.batch import SECTION, SECTION_END, Header, Producer
+from ..format.header import SECTION, SECTION_END, Header, Producer
 from ..system.files import Buffer
 from .tail import NewBatch
 from .writer import Writer

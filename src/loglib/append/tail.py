@@ -26,16 +26,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, NoReturn, Protocol
 
-from ..config import MAX_OFFSET, TopicConfig, microseconds
+from ..config.policies import MAX_OFFSET, TopicConfig, microseconds
 from ..errors import LogMovedError, StorageIOError, WriterFailedError
-from ..format.batch import NO_PRODUCER, PRODUCERS, Body, Header, Producer, batch_of_one, stamp
-from ..format.jumps import added
+from ..format.header import NO_PRODUCER, PRODUCERS, Body, Header, Producer, batch_of_one, stamp
+from ..format.record import new_tuple
+from ..format.skip_pointers import added
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, WatermarkWriter
-from ..index import SegmentIndex
-from ..log import Wakeable
-from ..records import new_tuple
-from ..recovery import NO_SECTIONS, Recovery, Tail, recover
+from ..log.ages import Stamp, open_since
+from ..log.index import SegmentIndex
+from ..log.log import Wakeable
+from ..log.producers import Producers
+from ..log.recovery import NO_SECTIONS, Recovery, Tail, recover
 from ..segment import (
     Identity,
     SegmentHeader,
@@ -49,10 +51,8 @@ from ..segment import (
 from ..system.clock import Moment
 from ..system.directory import Directory
 from ..system.files import Buffer
-from ..timeline import Stamp, open_since
-from ..unique import Unique
+from ..system.not_copyable import Unique
 from .active import ActiveSegment
-from .producers import Producers
 
 __all__ = ["Asked", "Copies", "NewBatch", "TailWriter"]
 
@@ -76,7 +76,7 @@ class Asked(Protocol):
 
 
 class Copies(Protocol):
-    """The other directories of a replicated partition (replication/replica.py)."""
+    """The other directories of a replicated partition (copies/replica.py)."""
 
     accepted: bool  # whether enough of them take this log for the writer's; before that, readers see nothing new
 
@@ -90,7 +90,7 @@ class Copies(Protocol):
 class TailWriter(Unique):
     """The files at the end of a partition's log, open for writing.
 
-    Construction recovers the partition (see recovery.py), whose lock the caller must hold. It raises
+    Construction recovers the partition (see log/recovery.py), whose lock the caller must hold. It raises
     `CorruptLogError` without having changed anything. The caller closes `files_to_close`. With `copies`, what is
     flushed is also flushed in other directories before readers see it.
     """

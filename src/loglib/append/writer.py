@@ -17,7 +17,7 @@ dropped; the error names its offsets. After a failed fsync the writer refuses ev
 Threads: any number may append and flush. `lock` guards the open batch and the active segment. It is
 held while a batch is written, and never during the sync of a flush. `_turn` is held during the sync:
 the thread that has it syncs for all waiting threads (group commit). Locks are acquired in this order: the
-lock of a retention pass (keeper.py), _turn, lock, the lock of a publication (tail.py).
+lock of a retention pass (retention_pass.py), _turn, lock, the lock of a publication (tail.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import NoReturn, Protocol
 
-from ..config import MAX_BATCH_BYTES, TopicConfig
+from ..config.policies import MAX_BATCH_BYTES, TopicConfig
 from ..errors import (
     ForkedHandleError,
     InvalidOffsetError,
@@ -42,22 +42,22 @@ from ..errors import (
     WriterFailedError,
     tell_appended,
 )
-from ..format.batch import NO_PRODUCER, SECTION, Body, Header, Producer, encode_body
 from ..format.codec import codec_id
 from ..format.columns import Columns
+from ..format.header import NO_PRODUCER, SECTION, Body, Header, Producer, encode_body
+from ..format.record import OffsetRange
 from ..format.watermark import Mark
-from ..index import SegmentIndex
-from ..lifetime import finish, in_child
-from ..log import Wakeable
-from ..records import OffsetRange
-from ..recovery import Tail
+from ..log.index import SegmentIndex
+from ..log.log import Wakeable
+from ..log.recovery import Tail
 from ..segment import Identity
 from ..system import lock as writer_lock
 from ..system.clock import SYSTEM, Moment, clock_of
 from ..system.directory import Directory
 from ..system.files import Buffer, Files
-from ..system.turn import Turn
-from ..unique import Unique
+from ..system.group_commit import Turn
+from ..system.not_copyable import Unique
+from ..system.process import finish, in_child
 from .active import ActiveSegment
 from .flush_times import FlushClock
 from .open_batch import OpenBatch
@@ -89,7 +89,7 @@ class Timer(Protocol):
 class Writer(Unique):
     """The one writer of a partition. It holds the partition's lock from construction to `close`.
 
-    Construction recovers the partition (see recovery.py). If it raises `LockedError` or `CorruptLogError`,
+    Construction recovers the partition (see log/recovery.py). If it raises `LockedError` or `CorruptLogError`,
     it has changed nothing. `held`: the lock, if the caller has it already. `copies`: the partition's other directories.
     """
 

@@ -7,8 +7,8 @@ with Topic.open("data/orders", mode="r") as orders, Topic.open("data/_audit") as
 report = audit.balance(["a/"], "b/")              # what a/ had, and what arrived in b/
 """
 
-from .balance import TRAIL, Balance, BalanceReport, balance
-from .counting import Auditor, Counter
+from .auditor import TRAIL, Balance, BalanceReport, balance
+from .counter import Auditor, Counter
 from .tally import Tally
 
 __all__ = ["TRAIL", "Auditor", "Balance", "BalanceReport", "Counter", "Tally", "balance"]

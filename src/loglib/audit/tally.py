@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from itertools import compress
 from typing import NamedTuple
 
-from ..batch import Batch
-from ..format.batch import crc32c
+from ..format.batch import Batch
+from ..format.header import crc32c
 
 __all__ = ["NOTHING", "Tally", "Windows", "merged", "tallies"]
 

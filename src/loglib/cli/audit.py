@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from ..audit import TRAIL, Balance, balance
-from .given import DIRECTORY, DURATION, as_json
-from .shown import note, print_json, print_table, when
+from .arguments import DIRECTORY, DURATION, as_json
+from .output import note, print_json, print_table, when
 
 __all__ = ["audit"]
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .shown import safe
+from .output import safe
 
 __all__ = ["bar"]
 

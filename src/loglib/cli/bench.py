@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import click
 
-from ..config import FlushPolicy
+from ..config.policies import FlushPolicy
 from ..system.files import REAL
 from ..topic import Topic
-from .given import DIRECTORY, SIZE, as_json
-from .shown import note, print_json, print_table, sized
+from .arguments import DIRECTORY, SIZE, as_json
+from .output import note, print_json, print_table, sized
 
 __all__ = ["bench"]
 

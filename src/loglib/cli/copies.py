@@ -6,11 +6,11 @@ from typing import Literal
 
 import click
 
-from ..replication.mirror import Mirror, Mirrored
-from ..replication.promotion import promote as make_leader
-from ..replication.snapshot import snapshot as take_snapshot
-from .given import DIRECTORY, TOPIC, as_json
-from .shown import note, print_json, sized
+from ..copies.mirror import Mirror, Mirrored
+from ..copies.promote import promote as make_leader
+from ..copies.snapshot import snapshot as take_snapshot
+from .arguments import DIRECTORY, TOPIC, as_json
+from .output import note, print_json, sized
 
 __all__ = ["mirror", "promote", "show", "snapshot"]
 

@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..config import CODEC_NAMES
+from ..config.policies import CODEC_NAMES
 from ..errors import CorruptLogError
-from ..format.batch import HEADER_BYTES, PRODUCERS, SECTION, SECTION_END, Header
 from ..format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS
-from ..log import Log
-from ..recovery import list_segments
-from ..search import around
+from ..format.header import HEADER_BYTES, PRODUCERS, SECTION, SECTION_END, Header
+from ..log.log import Log
+from ..log.recovery import list_segments
+from ..log.search import around
 from ..segment import Identity, SegmentReader, read_segment_header
 from ..system.files import REAL
 from ..topic import Topic
-from .given import TOPIC, as_json
-from .shown import print_json, record_facts, safe, sized, when
+from .arguments import TOPIC, as_json
+from .output import print_json, record_facts, safe, sized, when
 
 __all__ = ["dump"]
 

@@ -11,8 +11,8 @@ import click
 from ..errors import GroupElsewhereError
 from ..groups import GroupInfo
 from ..topic import Topic
-from .given import DIRECTORY, START, TOPIC, as_json, confirmed, topic_paths
-from .shown import age, is_terminal, note, print_json, print_table, sized
+from .arguments import DIRECTORY, START, TOPIC, as_json, confirmed, topic_paths
+from .output import age, is_terminal, note, print_json, print_table, sized
 
 __all__ = ["groups", "lag", "reset"]
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from ..replication.health import HealReport
-from ..replication.health import heal as heal_from
-from ..replication.scrubbing import Scrub
+from ..copies.heal import HealReport
+from ..copies.heal import heal as heal_from
+from ..copies.scrub import Scrub
+from .arguments import DIRECTORY, as_json
 from .bar import bar
-from .given import DIRECTORY, as_json
-from .shown import note, print_json
-from .upkeep import facts_of, print_report
+from .care import facts_of, print_report
+from .output import note, print_json
 
 __all__ = ["heal", "scrub"]
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from ..config import TopicConfig, microseconds
-from .given import DURATION, NAMES, SIZE
-from .shown import age
+from ..config.policies import TopicConfig, microseconds
+from .arguments import DURATION, NAMES, SIZE
+from .output import age
 
 __all__ = ["changed", "described", "policy_options"]
 

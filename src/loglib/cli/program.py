@@ -23,11 +23,11 @@ _INTERRUPTED, _NO_READER = 130, 141  # 128 and the number of the signal, as a sh
 
 _VERBS = {
     "alter": "topics",
-    "append": "writing",
-    "archive": "archiving",
+    "append": "write",
+    "archive": "offload",
     "audit": "audit",
     "bench": "bench",
-    "cat": "reading",
+    "cat": "read",
     "completion": "completion",
     "create": "topics",
     "delete": "topics",
@@ -40,15 +40,15 @@ _VERBS = {
     "mirror": "copies",
     "promote": "copies",
     "receive": "streams",
-    "repair": "upkeep",
+    "repair": "care",
     "reset": "groups",
-    "retain": "upkeep",
+    "retain": "care",
     "scrub": "healing",
     "serve": "streams",
     "snapshot": "copies",
-    "tail": "reading",
+    "tail": "read",
     "tier": "tiering",
-    "verify": "upkeep",
+    "verify": "care",
 }
 
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import click
 
+from ..copies.mirror import Mirror, Mirrored
+from ..copies.mirror_server import MirrorServer
+from ..copies.remote_source import TIMEOUT_S
 from ..errors import BrokenStreamError, LogError
-from ..replication.mirror import Mirror, Mirrored
-from ..replication.remote import TIMEOUT_S
-from ..replication.server import MirrorServer
+from .arguments import DIRECTORY, DURATION, TOPIC, as_json
 from .copies import show
-from .given import DIRECTORY, DURATION, TOPIC, as_json
-from .shown import note
+from .output import note
 
 __all__ = ["receive", "serve"]
 

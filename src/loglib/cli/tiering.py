@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from ..tiering.manifest import TieredPartition
-from ..tiering.uploader import tier as tier_topic
+from ..offload.tier import tier as tier_topic
+from ..offload.tier_manifest import TieredPartition
+from .arguments import TOPIC, as_json, roll_all
 from .bar import bar
-from .given import TOPIC, as_json, roll_all
-from .shown import note, print_json, print_table, sized, when
+from .output import note, print_json, print_table, sized, when
 
 __all__ = ["tier"]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from ..config import TopicConfig
-from ..description import NAME
+from ..config.policies import TopicConfig
+from ..log.topic_file import NAME
 from ..partition import Partition
 from ..system.files import REAL
 from ..topic import Topic, topics
-from .given import DIRECTORY, TOPIC, as_json, confirmed, topic_paths
+from .arguments import DIRECTORY, TOPIC, as_json, confirmed, topic_paths
+from .output import note, print_json, print_table, safe, sized, when
 from .policies import changed, described, policy_options
-from .shown import note, print_json, print_table, safe, sized, when
 
 __all__ = ["alter", "create", "delete", "info", "ls"]
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .batch import Header
 from .bundle import Bundled, Items
 from .columns import BadColumns, BinaryColumn, HeadersColumn, Layout, bitmap_bytes, header_columns, offsets_bytes
+from .header import Header
 
 __all__ = ["HEADERS_TYPE", "SCHEMA", "bundle_batch", "join", "record_batch", "schema_of"]
 

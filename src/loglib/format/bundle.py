@@ -3,7 +3,7 @@
 A program that flushes each record makes batches of one record. A batch by itself costs some twenty microseconds to
 check and decode, most of it the interpreter's. Here each check is made once for a column of all batches.
 
-Invariant: every batch of a bundle has passed the checks of `batch.py` and `columns.py`, and each follows the batch
+Invariant: every batch of a bundle has passed the checks of `header.py` and `columns.py`, and each follows the batch
 before it. Batches are found by their lengths, one after the other, and never by what their bytes look like. A batch
 that fails a check ends the bundle, and so does one with what small batches rarely have: compression, nulls, record
 headers. The caller reads such a batch by itself, and gets its error in words.
@@ -20,15 +20,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..config import MAX_BATCH_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
-from .batch import HEADER_BYTES, MAGIC, VERSION, crc32c
+from ..config.policies import MAX_BATCH_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
 from .columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, BinaryColumn
+from .header import HEADER_BYTES, MAGIC, VERSION, crc32c
 
 __all__ = ["Bundled", "Items", "bundled"]
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-# The table at the top of batch.py.
+# The table at the top of header.py.
 _FIELDS = np.dtype(
     [
         ("magic", "<u4"), ("header_crc", "<u4"), ("body_crc", "<u4"), ("length", "<u4"), ("base_offset", "<u8"),

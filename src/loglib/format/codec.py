@@ -17,7 +17,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from ..config import CODEC_NAMES, MAX_DECOMPRESSED_BYTES
+from ..config.policies import CODEC_NAMES, MAX_DECOMPRESSED_BYTES
 from ..errors import MissingCodecError
 from ..system.files import Buffer
 

@@ -33,7 +33,7 @@ from operator import sub
 from struct import Struct, pack
 from typing import Any, Literal, NamedTuple
 
-from ..config import MAX_BATCH_BYTES
+from ..config.policies import MAX_BATCH_BYTES
 from ..errors import RecordTooLargeError
 from ..system.files import Buffer
 

@@ -25,7 +25,7 @@ wins. If the file is lost, recovery scans the last segment; no data is lost.
       96   8  held_tail         base offset of the batch that ends at held_from; held_from if there is none
      104  24  zero
 
-Every lookup starts from a tail: see search.py.
+Every lookup starts from a tail: see log/search.py.
 
 Threads: one writer; any number of readers, in any process, without a lock.
 """
@@ -37,12 +37,12 @@ from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple
 
-from ..config import MAX_OFFSET
+from ..config.policies import MAX_OFFSET
 from ..errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from ..system.directory import Directory
 from ..system.files import Files
-from ..unique import Unique
-from .batch import crc32c
+from ..system.not_copyable import Unique
+from .header import crc32c
 
 __all__ = ["NAME", "Mark", "WatermarkReader", "WatermarkWriter", "broken_slots", "encode_new"]
 
@@ -258,7 +258,7 @@ def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mar
         raise UnsupportedFormatError(path, "watermark version", version, VERSION)
     if version < VERSION:
         raise CorruptLogError(path, at + 3, f"watermark version {version}", f"at least {VERSION}")
-    mark: Mark = tuple.__new__(Mark, numbers)  # as `new_tuple` in records.py
+    mark: Mark = tuple.__new__(Mark, numbers)  # as `new_tuple` in record.py
     if not mark.log_start_offset <= mark.durable_end <= mark.flushed_end <= MAX_OFFSET:
         found = f"log start {mark.log_start_offset}, durable end {mark.durable_end}, flushed end {mark.flushed_end}"
         raise CorruptLogError(path, at, found, f"numbers in that order, up to {MAX_OFFSET}")

@@ -1,6 +1,6 @@
 """Consumer groups: members that share a topic's partitions. File locks are the only coordination."""
 
-from ..lag import Lag
+from ..log.lag import Lag
 from .administration import GroupInfo, Move
 from .assignment import TopicPartition
 from .group import Group, TopicsGroup

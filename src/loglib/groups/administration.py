@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, TypeVar
 
-from ..arguments import Start
+from ..config.arguments import Start
 from ..errors import GroupBusyError, GroupElsewhereError, LogError
-from ..lag import Lag
+from ..log.lag import Lag
 from ..system.files import Files
 from .assignment import TopicPartition
+from .directory import GROUPS, Place, group_names
 from .lag import lag_of_group
 from .members import Member, Membership, live_members
 from .offsets import Commit, Entries, Entry, Offsets, history_at
 from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
-from .place import GROUPS, Place, group_names
 
 __all__ = ["GroupInfo", "Move", "check_no_members", "committed", "delete", "evict", "inspect", "lag", "reset"]
 

@@ -1,6 +1,6 @@
 """Group: one member of a consumer group. It finds the other members, owns partitions, reads and commits.
 
-Invariant: only handled records (progress.py) are committed. A process that dies between any two
+Invariant: only handled records (delivery.py) are committed. A process that dies between any two
 instructions loses no record, and its uncommitted records are read again. Only the owner of a partition
 (owners.py) reads it and commits for it. The owner starts at the last commit.
 
@@ -32,10 +32,8 @@ from datetime import timedelta
 from itertools import repeat
 from typing import Any, Generic, Literal, NoReturn, Self, TypeVar
 
-from ..arguments import Start, check_count, check_timeout, partition_number
-from ..batch import Batch
-from ..config import microseconds
-from ..display import Shown
+from ..config.arguments import Start, check_count, check_timeout, partition_number
+from ..config.policies import microseconds
 from ..errors import (
     ForkedHandleError,
     LogClosedError,
@@ -44,21 +42,23 @@ from ..errors import (
     StaleGenerationError,
     StorageIOError,
 )
-from ..lag import Lag
-from ..lifetime import in_child
-from ..records import Record
-from ..system.wait import Observer
-from ..unique import Unique
+from ..format.batch import Batch
+from ..format.display import Shown
+from ..format.record import Record
+from ..log.lag import Lag
+from ..system.not_copyable import Unique
+from ..system.notify import Observer
+from ..system.process import in_child
 from .assignment import STRATEGIES, TopicPartition, assign
-from .beginning import Beginning
+from .delivery import Progress
+from .directory import Place
 from .lag import lag_of_group
 from .members import Member, Membership, new_member_name
 from .offsets import Commit, Entry, merged
 from .owners import Ownership, read_owner
-from .place import Place
 from .prepared_commit import PreparedCommit
-from .progress import Progress
 from .run import Run, Way
+from .start_position import Beginning
 
 __all__ = ["AnyGroup", "CommitPolicy", "Group", "OnChange", "TopicsGroup"]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..lag import Lag, measure_lag
-from ..log import Log
+from ..log.lag import Lag, measure_lag
+from ..log.log import Log
 from .assignment import TopicPartition
+from .directory import Place
 from .offsets import Entries
-from .place import Place
 
 __all__ = ["lag_of_group"]
 

@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..arguments import check_names
+from ..config.arguments import check_names
 from ..errors import GroupMismatchError, LockedError
 from ..system.files import Files
-from ..unique import Unique
-from .held import HeldFile, look
+from ..system.not_copyable import Unique
+from .lock_file import HeldFile, look
 
 __all__ = ["Member", "Membership", "live_members", "new_member_name"]
 

@@ -32,10 +32,7 @@ from typing import NamedTuple
 
 from ..append.record_arguments import record_sizes
 from ..append.writer import Writer
-from ..batch import Batch
-from ..config import Durability, FlushPolicy, Retention, TopicConfig
-from ..cursor import Cursor
-from ..description import make_partition, put_in_place
+from ..config.policies import Durability, FlushPolicy, Retention, TopicConfig
 from ..errors import (
     CorruptLogError,
     LockedError,
@@ -46,17 +43,20 @@ from ..errors import (
     StorageIOError,
     WriterFailedError,
 )
-from ..format.batch import crc32c
+from ..format.batch import Batch
 from ..format.columns import Columns
+from ..format.header import crc32c
 from ..format.watermark import Mark
-from ..log import Log
-from ..recovery import list_segments, measure
+from ..log.cursor import Cursor
+from ..log.log import Log
+from ..log.recovery import list_segments, measure
+from ..log.topic_file import make_partition, put_in_place
 from ..segment import HEADER_BYTES, Identity, SegmentReader, read_segment_header, segment_name
 from ..system.directory import Directory
 from ..system.files import Files
-from ..unique import Unique
+from ..system.not_copyable import Unique
 from .assignment import TopicPartition
-from .held import readable_by_all
+from .lock_file import readable_by_all
 
 __all__ = ["Commit", "Entries", "Entry", "Offsets", "history_at", "make_offsets", "merged", "offsets_identity"]
 

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from ..system.directory import Directory
 from ..system.files import Files
-from ..unique import Unique
+from ..system.not_copyable import Unique
 from .assignment import TopicPartition
-from .held import MOST_BYTES, HeldFile, look, readable_by_all
+from .lock_file import MOST_BYTES, HeldFile, look, readable_by_all
 
 __all__ = ["Owner", "Ownership", "evict_owner", "holder_of", "owned_partitions", "read_owner"]
 

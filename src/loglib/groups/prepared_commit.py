@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .directory import Place
 from .offsets import Entries, Offsets
-from .place import Place
 
 __all__ = ["PreparedCommit"]
 

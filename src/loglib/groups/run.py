@@ -3,7 +3,7 @@
 Invariant: `offset` is the next record to be handed out, at any moment and from any thread. A record counts
 as handed out only when its receiver has it.
 
-A run is sized to take a few milliseconds (progress.py): between two runs the group commits and looks at
+A run is sized to take a few milliseconds (delivery.py): between two runs the group commits and looks at
 its members. A run that takes longer is cut, so that the group also acts in a slow loop. The run reads the
 clock a few times, not for each record.
 """
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from operator import length_hint
 from typing import Literal
 
-from ..batch import Batch
-from ..records import Record
+from ..format.batch import Batch
+from ..format.record import Record
 from .assignment import TopicPartition
 
 __all__ = ["RUN_S", "Run", "Way"]

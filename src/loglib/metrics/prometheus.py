@@ -18,8 +18,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..append.flush_times import FLUSH_BOUNDS_S
+from ..append.stats import PartitionStats, TopicStats
 from ..groups import Group, TopicsGroup
-from ..stats import PartitionStats, TopicStats
 from ..topic import Topic
 from .sources import Sources
 

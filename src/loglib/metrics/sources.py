@@ -12,11 +12,11 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..append.stats import TopicStats
 from ..errors import LogError
 from ..groups import Group, TopicPartition, TopicsGroup
-from ..stats import TopicStats
+from ..system.not_copyable import Unique
 from ..topic import Topic
-from ..unique import Unique
 
 __all__ = ["Sources"]
 

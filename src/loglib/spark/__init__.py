@@ -5,7 +5,7 @@ Spark finds the format through the module `pyspark_loglib`. This package needs t
 does not import it.
 """
 
-from .direct import counts, map_batches
+from .map_batches import counts, map_batches
 from .session import backfill, configure, read
 
 __all__ = ["backfill", "configure", "counts", "map_batches", "read"]

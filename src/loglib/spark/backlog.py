@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from ..errors import CorruptLogError
 from ..format.watermark import Mark
-from ..log import Log
+from ..log.log import Log
 
 __all__ = ["LogBacklog"]
 

@@ -19,22 +19,22 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from .. import description
 from ..errors import CorruptLogError, LockedError, LogError
-from ..format.batch import HEADER_BYTES
+from ..format.header import HEADER_BYTES
+from ..log import topic_file as description
+from ..log.store_pointer import read_home, settle
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Files
 from ..system.lock import is_free, try_acquire
-from ..transactions.applying import Applier
-from ..transactions.home import read_home, settle
-from ..transactions.inbox import knock
+from ..transactions.apply import Applier
 from ..transactions.manifest import Section
+from ..transactions.notifications import knock
 from ..transactions.staging import HEADERS, STAGING, remove_attempt, sweep
 from ..transactions.state import Intent
 from ..transactions.store import Store, make_store, open_store
 from ..transactions.transaction import STORE
+from .sink_target import find_place
 from .stage import NAME, StagedSection
-from .target import find_place
 
 __all__ = ["Outcome", "Staging", "Write", "abort", "commit"]
 

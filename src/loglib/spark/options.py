@@ -18,12 +18,12 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import NoReturn
 
-from ..arguments import Start, Time, check_names, parse_start
-from ..config import microseconds
-from ..reader import StartLike
-from ..tiering.storage import storage_of
-from ..times import to_datetime
-from ..uri import is_remote, local_path
+from ..config.arguments import Start, Time, check_names, parse_start
+from ..config.policies import microseconds
+from ..config.times import to_datetime
+from ..config.uri import is_remote, local_path
+from ..log.reader import StartLike
+from ..offload.storage import storage_of
 
 __all__ = [
     "DEFAULT_ARROW_BATCH_BYTES",

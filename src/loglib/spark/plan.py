@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ..tiering.storage import LOCAL, Storage
+from ..offload.storage import LOCAL, Storage
 
 __all__ = ["Range", "Split", "cut", "plan"]
 

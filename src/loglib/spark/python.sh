@@ -1,6 +1,6 @@
 #!/bin/sh
 # The Python interpreter of loglib.spark.configure, for Spark's workers: `python -m pyspark.daemon` and the other modules
-# of PySpark are run by daemon.py, and everything else runs as with the interpreter itself. Spark itself offers no such
+# of PySpark are run by spark/daemon.py, and everything else runs as with the interpreter itself. Spark itself offers no such
 # choice for all of its Python processes.
 case "${1:-} ${2:-}" in
 "-m pyspark.daemon")

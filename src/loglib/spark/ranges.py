@@ -19,21 +19,21 @@ from itertools import groupby
 from typing import NamedTuple
 from urllib.parse import quote
 
-from .. import description
 from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.record import Damage
 from ..format.watermark import Mark
-from ..log import Log, Still, marks_at_once
-from ..records import Damage
-from ..recovery import list_segments
+from ..log import topic_file as description
+from ..log.log import Log, Still, marks_at_once
+from ..log.lookup import resolve
+from ..log.recovery import list_segments
+from ..offload.storage import LOCAL, Storage, storage_of
+from ..offload.tier_files import is_place, newest
 from ..segment import HEADER_BYTES, Identity, segment_name
-from ..starts import resolve
 from ..system.files import REAL, Files
-from ..tiering.place import is_place, newest
-from ..tiering.storage import LOCAL, Storage, storage_of
-from .archive import mark_of_archive
+from .copied_mark import mark_of_archive
+from .host_check import made_on
 from .options import Options, Places
 from .plan import Range, Split
-from .presence import made_on
 
 __all__ = [
     "Part",

@@ -1,7 +1,7 @@
 """Scan: the records of one split as Arrow batches of a good size for Spark.
 
 Invariant: a split gives its records once and in order, or an error. Pointers in the batch headers
-(search.py) find the batch that covers the split's first byte. The scan never guesses from bytes, because
+(log/search.py) find the batch that covers the split's first byte. The scan never guesses from bytes, because
 a record's value may look like a batch. From there each batch is checked and follows the batch before it.
 
 With `skip_damage` a split leaves out damage instead, and reports the damage that begins in it. The damage before
@@ -25,16 +25,16 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..bundle import Bundle
-from ..cursor import Cursor, Piece
 from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.record import Damage
 from ..format.watermark import Mark
-from ..log import Log
-from ..records import Damage
-from ..search import around
+from ..log.bundle_reader import Bundle
+from ..log.cursor import Cursor, Piece
+from ..log.log import Log
+from ..log.search import around
 from .columns import known_name
+from .host_check import check_here
 from .plan import Range, Split
-from .presence import check_here
 from .ranges import open_split, report_gap, warn_of_loss
 
 __all__ = ["scan"]

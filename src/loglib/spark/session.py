@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ..reader import StartLike
+from ..config.uri import is_remote, local_path
+from ..log.reader import StartLike
 from ..topic import Topic
-from ..uri import is_remote, local_path
 from .options import as_option
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from .past import Backfill
+    from .archive_and_tail import Backfill
 
 __all__ = ["backfill", "configure", "path_of", "read"]
 
@@ -53,7 +53,7 @@ def read(
     retention has dropped records that are not in the archive.
     """
     if archive is not None:
-        from .past import past_and_tail
+        from .archive_and_tail import past_and_tail
 
         return past_and_tail(spark, path_of(topic), archive, start=start, end=end, columns=columns).table
     reader = spark.read.format("loglib").option("start", as_option(start)).option("end", as_option(end))
@@ -75,7 +75,7 @@ def backfill(
     `.table` is a DataFrame as `read` gives it. A stream that begins at `.ends` goes on without a gap and without a
     repetition: `spark.readStream.format("loglib").option("start", json.dumps(ends))`. Raises the errors of `read`.
     """
-    from .past import past_and_tail
+    from .archive_and_tail import past_and_tail
 
     return past_and_tail(spark, path_of(topic), archive, start=start, end="end", columns=columns)
 

@@ -33,11 +33,11 @@ from ..errors import LogError
 from ..system.clock import SYSTEM
 from ..system.files import REAL
 from .commit import Staging, Write, abort, commit
-from .deal import Dealer
-from .shipping import by_value
+from .partition_rows import Dealer
+from .pickling import by_value
+from .sink_target import Target, parse
 from .source import as_schema, freeze_worker
 from .stage import StagedSection, TaskStage
-from .target import Target, parse
 
 __all__ = ["BatchWriter", "Message", "StreamWriter"]
 

@@ -27,10 +27,10 @@ from pyspark.sql.types import StructType
 from ..system.clock import SYSTEM
 from .columns import arrow_schema, default_schema
 from .options import Options, for_streams, parse
+from .pickling import by_value
 from .plan import Range, Split, plan
 from .ranges import find_ranges, find_topics
 from .scan import scan
-from .shipping import by_value
 
 __all__ = ["BatchReader", "arrow_schema_of", "as_schema", "freeze_worker", "read_task", "schema_of", "tasks_of"]
 

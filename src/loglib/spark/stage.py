@@ -28,7 +28,7 @@ from ..format.codec import codec_id
 from ..segment import Identity
 from ..system.files import Files
 from ..transactions.staging import STAGING, Portion, Staged, remove_attempt
-from .target import Place
+from .sink_target import Place
 
 __all__ = ["NAME", "StagedSection", "TaskStage"]
 

@@ -1,11 +1,11 @@
 """Stream: the streaming reader that Spark uses for planning a query's batches and in its tasks.
 
-Invariant: the facts of a batch are in its end offset (offsets.py), which Spark stores before it runs the batch. So a
-batch that Spark repeats has the same records. A stream that has read everything returns the same offset again, and
+Invariant: the facts of a batch are in its end offset (stream_offsets.py), which Spark stores before it runs the batch.
+So a batch that Spark repeats has the same records. A stream that has read everything returns the same offset again, and
 Spark runs no batch.
 
 Spark gives a limit only to repeat what `getDefaultReadLimit` said, or says that there is none. Its kinds of limits
-cannot be combined, so the limits of the options count (admission.py).
+cannot be combined, so the limits of the options count (limits.py).
 
 Processes: one process on the driver's host plans the whole run of a query; `read` in executors' workers.
 """
@@ -29,12 +29,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from ..system.clock import SYSTEM
-from .follow import Follower
-from .offsets import INITIAL
+from .micro_batch import Follower
 from .options import parse
+from .pickling import by_value
 from .publish import Publisher
-from .shipping import by_value
 from .source import arrow_schema_of, as_schema, read_task, tasks_of
+from .stream_offsets import INITIAL
 
 __all__ = ["StreamReader"]
 

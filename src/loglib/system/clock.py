@@ -61,7 +61,7 @@ class Clock:
             if nearest[0] <= _READ_WITHIN_NS:
                 break
         assert nearest is not None
-        return tuple.__new__(Moment, (nearest[1] // 1000, nearest[2] // 1000, boot_id))  # as `new_tuple` in records.py
+        return tuple.__new__(Moment, (nearest[1] // 1000, nearest[2] // 1000, boot_id))  # as format/record.py
 
 
 class PlainClock(Clock):

@@ -16,8 +16,8 @@ import os
 import time
 
 from ..errors import LockedError
-from ..unique import Unique
 from .files import Files
+from .not_copyable import Unique
 
 __all__ = ["Directory"]
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from ..errors import LockedError, printable
-from ..lifetime import finish, fork_lock, in_child
-from ..unique import Unique
 from .directory import Directory
 from .files import Files
+from .not_copyable import Unique
+from .process import finish, fork_lock, in_child
 
 __all__ = ["NAME", "Lock", "acquire", "is_free", "try_acquire"]
 

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import BrokenStreamError, LogClosedError
-from ..unique import Unique
 from .files import REAL, Buffer
-from .wait import Observer
+from .not_copyable import Unique
+from .notify import Observer
 
 __all__ = ["Stream"]
 

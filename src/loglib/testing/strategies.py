@@ -19,7 +19,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from ..config import FlushPolicy, Retention
+from ..config.policies import FlushPolicy, Retention
 
 __all__ = ["Call", "batches", "keys", "policies", "records", "values", "workloads"]
 

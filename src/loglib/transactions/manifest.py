@@ -3,7 +3,7 @@
 Invariant: what `encode` has written, `decode` returns, or it raises. A flipped or missing byte anywhere is
 `CorruptLogError`; a newer format that is intact is `UnsupportedFormatError`.
 
-A file is one line of JSON (see sealed.py), and behind it the frames of a manifest:
+A file is one line of JSON (see format/checked_json.py), and behind it the frames of a manifest:
 
     {"format": 1, ..., "frames": {"size": 3, "crc": "..."}, "crc": "a1b2c3d4"}
     frames
@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CorruptLogError, RecordTooLargeError, UnsupportedFormatError
-from ..format.batch import crc32c
-from ..sealed import seal, unseal
+from ..format.checked_json import seal, unseal
+from ..format.header import crc32c
 
 __all__ = [
     "FORMAT", "MOST_BYTES", "AppState", "Checkpoint", "Fence", "Manifest", "Offsets", "Section", "decode",

@@ -26,11 +26,13 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
+from ..append.batching import Load
 from ..append.bulk import chunks, encode_all
-from ..append.router import Load
-from ..config import TopicConfig
+from ..config.policies import TopicConfig
 from ..errors import CorruptLogError
-from ..format.batch import (
+from ..format.codec import codec_id
+from ..format.columns import Columns
+from ..format.header import (
     HEADER_BYTES,
     NO_PRODUCER,
     BadBatch,
@@ -42,12 +44,10 @@ from ..format.batch import (
     parse_header,
     stamp,
 )
-from ..format.codec import codec_id
-from ..format.columns import Columns
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment import Identity
 from ..system.files import Buffer, Files
-from ..unique import Unique
+from ..system.not_copyable import Unique
 
 __all__ = [
     "HEADERS", "STAGING", "Portion", "Stage", "Staged", "header_in", "read_headers", "read_section", "remove_attempt",

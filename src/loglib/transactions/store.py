@@ -31,12 +31,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from ..description import put_in_place
 from ..errors import CorruptLogError, ForkedHandleError, LogClosedError, LogError, LogMovedError, StorageIOError
+from ..log.topic_file import put_in_place
+from ..log.transaction_numbers import CHECKPOINT, DONE, name_of, newest_checkpoint, numbers
 from ..system.directory import Directory
 from ..system.files import Files
-from ..unique import Unique
-from .done import CHECKPOINT, DONE, name_of, newest_checkpoint, numbers
+from ..system.not_copyable import Unique
 from .manifest import (
     MOST_BYTES,
     Checkpoint,

@@ -16,26 +16,26 @@ from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Any, Literal
 
+from ..append.batching import weigh
 from ..append.record_arguments import HeadersLike, gather_columns, record_columns
-from ..append.router import weigh
-from ..arguments import check_timeout
-from ..config import microseconds
+from ..config.arguments import check_timeout
+from ..config.policies import microseconds
 from ..errors import CommitPendingError, LockedError, LogClosedError, LogError, StorageIOError
 from ..format.columns import Columns
 from ..groups import Group, TopicsGroup
 from ..groups.offsets import Offsets
 from ..groups.prepared_commit import PreparedCommit
-from ..groups.transacted import leave_mark, stored
-from ..log import Log
+from ..log.log import Log
+from ..log.store_pointer import read_home, settle
 from ..open_topic import OpenTopic
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Buffer, Files
 from ..system.lock import is_free, try_acquire
-from ..unique import Unique
-from .applying import Applier, pending_for
-from .home import read_home, settle
-from .inbox import knock
+from ..system.not_copyable import Unique
+from .apply import Applier, pending_for
+from .group_commits import leave_mark, stored
 from .manifest import Section
+from .notifications import knock
 from .staging import STAGING, Stage, Staged, sweep
 from .state import Intent
 from .store import Store, make_store, open_store

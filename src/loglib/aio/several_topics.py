@@ -1,0 +1,23 @@
+"""Consumer groups on several topics, in an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from ..format.batch import Batch
+from ..format.record import Record
+from ..groups import TopicPartition
+from ..groups import several_topics as consumer_groups
+from .group import AsyncGroup
+from .topic import AsyncTopic
+
+__all__ = ["group"]
+
+
+def group(
+    topics: Sequence[AsyncTopic], name: str, **options: Any
+) -> AsyncGroup[tuple[str, Record], tuple[str, Batch], TopicPartition]:
+    """A member of a group on several topics; the options are those of `loglib.group`. It joins with `async with`."""
+    return AsyncGroup(partial(consumer_groups.group, [each.topic for each in topics], name, **options))

@@ -1,0 +1,68 @@
+"""Helper: a thread that encodes the next batches of a call while the caller writes.
+
+Invariant: what is taken comes in the order of what was given, and an error of the work is raised where its result
+would be taken. The thread ends with `stop`, which waits for it.
+
+Threads: the methods belong to one thread. The work runs in the helper, so it must call nothing of the application.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from ..system.not_copyable import Unique
+
+__all__ = ["Helper"]
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+class _End(Exception):
+    """Stands behind the results of one piece."""
+
+
+class Helper(Unique, Generic[Given, Made]):
+    """Makes several results of each piece that it is given, in a thread of its own."""
+
+    def __init__(self, work: Callable[[Given], Iterator[Made]]) -> None:
+        self._work = work
+        self._given: SimpleQueue[tuple[Given] | None] = SimpleQueue()
+        self._made: SimpleQueue[tuple[Made] | BaseException] = SimpleQueue()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="loglib-encode", daemon=True)
+        self._thread.start()
+
+    def give(self, piece: Given) -> None:
+        """Let the helper work on this piece, after those before it."""
+        self._given.put((piece,))
+
+    def take(self) -> Iterator[Made]:
+        """The results of the oldest piece of which they were not yet taken."""
+        while True:
+            found = self._made.get()
+            if isinstance(found, _End):
+                return
+            if isinstance(found, BaseException):
+                raise found
+            yield found[0]
+
+    def stop(self) -> None:
+        """End the thread, after the result that it is making."""
+        self._stopped = True
+        self._given.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (given := self._given.get()) is not None:
+            try:
+                for made in self._work(*given):
+                    if self._stopped:
+                        return
+                    self._made.put((made,))
+                self._made.put(_End())
+            except BaseException as error:  # noqa: BLE001  `take` raises it.
+                self._made.put(error)

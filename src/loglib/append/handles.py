@@ -1,0 +1,66 @@
+"""Handles: the readers and writers that a topic has open, and whether the topic itself is open.
+
+Invariant: after `closed` is set, no writer is added. The topic, its partitions and its background thread
+refer to the handles. The handles refer to none of them, so garbage collection can free an unused topic, which
+then closes itself. The readers refer to the topic, so it stays open as long as one of them is used.
+
+Threads: safe for all; `opening` is held while a writer is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ..errors import LogClosedError
+from ..system.not_copyable import Unique
+from ..system.process import Listeners
+from .writer import Timer, Writer
+
+__all__ = ["Handles"]
+
+
+class Handles(Unique):
+    """The open readers and writers of one topic."""
+
+    def __init__(self) -> None:
+        self.opening = threading.Lock()
+        self.topic: Callable[[], object] = lambda: None  # a weak reference to the topic
+        self.closed: LogClosedError | None = None
+        self.timer: Timer | None = None  # for future writers
+        self.flush_observers: list[Callable[[float], object]] = []  # called with the seconds of each flush
+        self.writers: list[Writer] = []
+        self._readers: Listeners[[str]] = Listeners()  # readers, and members of groups
+
+    def check_open(self) -> None:
+        if self.closed is not None:
+            raise self.closed
+
+    def set_timer(self, timer: Timer | None) -> None:
+        """Set the timer that present and future writers touch. None: they flush by themselves."""
+        with self.opening:
+            self.timer = timer
+            for writer in self.writers:
+                writer.timer = timer
+
+    def add_writer(self, writer: Writer) -> None:
+        writer.timer = self.timer
+        writer.flush_clock.observers = self.flush_observers
+        self.writers.append(writer)
+
+    def track(self, end: Callable[[str], object]) -> object:
+        """Let a reader or a group member end when the topic is closed: `end` is called with the reason.
+
+        Returns the topic. The reader must refer to it, because a topic without references closes itself.
+        """
+        self._readers.add(end)
+        return self.topic()
+
+    def end_readers(self) -> list[Exception]:
+        """Tell all readers that the topic is closed; returns the errors that they raised."""
+        return self._readers.call(str(self.closed))
+
+    def abandon_in_child(self, why: LogClosedError) -> None:
+        """After a fork: only the parent may use the handles."""
+        self.opening = threading.Lock()
+        self.closed = why

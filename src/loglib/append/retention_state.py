@@ -1,0 +1,252 @@
+"""Kept: one partition of a topic as a pass of retention sees it: its timeline, and the segments that it looked at.
+
+Invariant: only a writer drops segments, the partition's own or one that a pass has borrowed. The moment of a pass is
+read after the open segment is known. So all segments below it were sealed by then, and no age is too high.
+
+Each pass reads the clock and adds the moment to the partition's timeline. Some moments prove something: the first of
+a boot, the first after a jump, and the end of an hour without a jump. The pass writes these to the file `clock`, for
+later processes; that is two writes per boot. If that file is lost, damaged or cannot be written, retention only waits
+longer.
+
+Threads: the keeper's lock guards it. A copy belongs to the call that made it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from ..config.policies import TopicConfig
+from ..errors import CorruptLogError
+from ..log.ages import MOST_BYTES, NAME, Age, Stamp, Timeline, decode, encode, open_since
+from ..log.log import Log
+from ..retention import ArchiveHold, Candidate, Decision, Hold, Sealed, Verdict, reason_to_keep
+from ..segment import SegmentReader, read_segment_header, segment_name
+from ..system.clock import Clock, Moment
+from ..system.files import Files
+from .writer import Writer
+
+__all__ = ["Kept"]
+
+logger = logging.getLogger("loglib")
+
+
+class Kept:
+    """One partition: its timeline, and its segments as far as a pass has looked at them."""
+
+    def __init__(self, files: Files, log: Log, config: TopicConfig, clock: Clock) -> None:
+        self.log = log
+        self.writer: Writer | None = None
+        self._borrowed: Writer | None = None  # for a pass over a partition that nobody holds; until it is closed
+        self._files = files
+        self._config = config
+        self._clock = clock
+        self._path = os.path.join(log.directory, NAME)
+        self._timeline: Timeline | None = None
+        self._now = Moment(0, 0, b"")  # the moment of the pass
+        self._looks = Timeline()  # the moments of this process while it did not own the partition
+        self._stamps: dict[int, Stamp] = {}  # by base offset
+        self._looked_at: list[Sealed] = []  # the segments that the pass looked at, oldest first
+        self._news = False  # whether the timeline has stamps that the file does not have
+
+    def use(self, config: TopicConfig) -> None:
+        self._config = config
+
+    def copy(self) -> Kept:
+        return Kept(self._files, self.log, self._config, self._clock)
+
+    def own(self, writer: Writer) -> None:
+        self._borrowed = None  # it has let the lock go, or this writer had not been made
+        self._write_by(writer)
+        self._timeline, self._stamps = None, {}  # another process may have changed the partition
+
+    def borrow(self, writer: Writer) -> None:
+        """Drop and write with this writer until it is given back. The facts about the segments stay."""
+        self._borrowed = writer
+        self._write_by(writer)
+
+    def give_back(self) -> None:
+        """Close the writer that was borrowed, if any. When an interrupt ends it, it may be called again."""
+        if self._borrowed is not None:
+            self.writer = None
+            self._borrowed.close()
+            self._borrowed = None
+
+    def _write_by(self, writer: Writer) -> None:
+        self.writer = writer
+        writer.disk.believes = self._believes
+
+    def candidate(
+        self, hold: Callable[[int], Hold | None], archived: Callable[[int, int], ArchiveHold | None]
+    ) -> Candidate:
+        """The partition as it is now. Also reads the clock.
+
+        `hold` tells what groups hold in a partition, and `archived` how far an archive holds it from its start on.
+        """
+        if self.writer is not None:
+            self.writer.check_place()
+        timeline = self._load()
+        mark = self.log.mark()
+        open_base = self.log.index.find(mark.flushed_end) or 0
+        self._now = self._clock.moment()  # after the open segment is known: all segments below it are sealed by now
+        look = Stamp(open_base, *self._now)
+        self._news |= timeline.add(look)
+        timeline.forget_before(mark.log_start_offset)
+        if self.writer is None:
+            self._looks.add(look)
+            self._looks.forget_before(mark.log_start_offset)
+        kept_bytes = mark.flushed_end - mark.log_start_offset
+        number, start = self.log.partition, mark.log_start_offset
+        return Candidate(
+            number, kept_bytes, self._sealed(start), lambda: hold(number), lambda: archived(number, start)
+        )
+
+    def decisions(self, verdict: Verdict) -> list[Decision]:
+        """A decision for each segment, oldest first."""
+        dropped = {each.base_offset: reason for each, reason in zip(self._looked_at, verdict.reasons, strict=False)}
+        blocker = verdict.blocker
+        decisions: list[Decision] = []
+        keeping = ""  # once a segment stays: why the rest stays
+        for segment in self.log.segments():
+            age = self._age(segment.end_offset) if segment.sealed else None
+            drop = segment.base_offset in dropped
+            held_by = None if drop or keeping or blocker is None else blocker[0]
+            reason = dropped.get(segment.base_offset) or keeping
+            if held_by is not None:
+                reason = f"{verdict.held_against}, but {blocker}"
+            reason = reason or self._reason_to_keep(age)
+            keeping = keeping if drop else "an older segment stays"
+            at_least_us = None if age is None else age.at_least_us
+            decisions.append(
+                Decision(
+                    self.log.partition, segment.base_offset, segment.size_bytes, at_least_us, drop, reason,
+                    segment.path, held_by,
+                )
+            )
+        return decisions
+
+    def open_bytes(self) -> int:
+        """The size of the open segment at the last listing."""
+        end = self.log.mark().flushed_end if self.writer is None else self.writer.next_offset
+        return end - (self.log.index.find(end) or 0)
+
+    def open_age_us(self) -> int:
+        """The time since the first batch of the open segment, by its writer's clock; -1 without a batch.
+
+        For a process that does not write here.
+        """
+        self.log.refresh()
+        end = self.log.mark().flushed_end
+        base = self.log.index.find(end)
+        if base is None or base == end:
+            return -1
+        path = os.path.join(self.log.directory, segment_name(base))
+        with SegmentReader(self._files, path, self.log.identity) as segment:
+            now = self._clock.moment()
+            return now.boottime_us - open_since(segment, now)
+
+    def end_of(self, reasons: Sequence[str]) -> int:
+        """The log start after dropping the oldest segments, one for each reason."""
+        return self._looked_at[len(reasons) - 1].end_offset
+
+    def drop(self, reasons: Sequence[str]) -> None:
+        """Drop the oldest segments that the pass looked at, one for each reason."""
+        assert self.writer is not None
+        if not reasons:
+            return
+        dropped = self._looked_at[: len(reasons)]
+        if self.writer.drop_before(dropped[-1].end_offset):  # False: another pass has dropped them
+            logger.info(
+                "%s: retention dropped %d segments, offsets %d to %d; reason for the last one: %s",
+                self.log.directory, len(dropped), dropped[0].base_offset, dropped[-1].end_offset, reasons[-1],
+            )  # fmt: skip
+        for each in dropped:
+            self._stamps.pop(each.base_offset, None)
+
+    def write_down(self) -> None:
+        """Write the timeline to its file, if there is a limit on age. Synced, except its name."""
+        if self.writer is None or not self._news or self._timeline is None or self._config.retention.age is None:
+            return
+        place, temporary = self.writer.disk.place, f"{NAME}.tmp"
+        content = encode(self._timeline.worth_keeping(), self.log.identity.salt)
+        try:
+            with suppress(FileNotFoundError):
+                place.unlink(temporary)
+            place.write_new(temporary, content, self._config.permissions)
+            place.rename(temporary, NAME)
+        except OSError as error:  # a full disk must not stop the pass that frees it
+            logger.warning("%s: not written (%s); retention by age may wait longer after a restart", self._path, error)
+        self._news = False
+
+    def _sealed(self, base: int) -> Iterator[Sealed]:
+        self._looked_at = []
+        while (end := self.log.index.after(base)) is not None:
+            self._looked_at.append(Sealed(base, end, self._age(end)))
+            yield self._looked_at[-1]
+            base = end
+
+    def _age(self, end_offset: int) -> Age:
+        """The age of the sealed segment that ends there."""
+        assert self._timeline is not None
+        return self._timeline.age(self._stamp(end_offset), self._now)
+
+    def _believes(self, now: Moment) -> bool:
+        return (self._timeline or Timeline()).believes(now)
+
+    def _reason_to_keep(self, age: Age | None) -> str:
+        assert self._timeline is not None
+        believed, steady = self._timeline.believes(self._now), self._timeline.steady_us(self._now)
+        return reason_to_keep(age, self._config.retention, believed=believed, steady_us=steady)
+
+    def _stamp(self, base_offset: int) -> Stamp:
+        stamp = self._stamps.get(base_offset)
+        if stamp is None:
+            path = os.path.join(self.log.directory, segment_name(base_offset))
+            within = None if self.writer is None else self.writer.disk.place
+            stamp = Stamp.of(read_segment_header(self._files, path, self.log.identity, within=within))
+            self._stamps[base_offset] = stamp
+        return stamp
+
+    def _load(self) -> Timeline:
+        """The partition's timeline, from its segment headers and from its file."""
+        made: list[Stamp] = []
+        if self.writer is None:  # another process may write here
+            self._load_stamps()
+            self._timeline = None
+        else:
+            while self.writer.disk.stamps:
+                made.append(self.writer.disk.stamps.popleft())
+            self._stamps.update((stamp.base_offset, stamp) for stamp in made)
+        if self._timeline is None:
+            read = self._read()
+            looks = self._looks.worth_keeping() if self.writer is None else ()
+            self._timeline = Timeline([*self._stamps.values(), *read, *looks])
+            self._news = set(self._timeline.worth_keeping()) != set(read)  # headers go when segments go
+            return self._timeline
+        for stamp in made:
+            self._news |= self._timeline.add(stamp)
+        return self._timeline
+
+    def _load_stamps(self) -> None:
+        """Read the headers of the existing segments. The last one may be made again after a crash."""
+        self.log.refresh()
+        bases = self.log.index.bases()
+        self._stamps = {base: self._stamps[base] for base in bases[:-1] if base in self._stamps}
+        for base in bases:
+            with suppress(FileNotFoundError):  # retention has dropped it meanwhile
+                self._stamp(base)
+
+    def _read(self) -> list[Stamp]:
+        try:
+            if self.writer is None:
+                content = self._files.read_whole(self._path, MOST_BYTES)
+            else:
+                content = self.writer.disk.place.read_whole(NAME, MOST_BYTES)
+            return decode(content, self.log.identity.salt, self._path)
+        except FileNotFoundError:
+            return []
+        except CorruptLogError as error:
+            logger.warning("%s; retention by age starts to observe the clock again", error)
+            return []

@@ -1,1 +1,0 @@
-"""Archiving: sealed segments as Parquet, and reading them back beside the log."""

@@ -1,0 +1,258 @@
+"""Balance: compares what was counted in several places, window by window.
+
+Invariant: a difference in a closed window is a difference of the records that were there, and never of the moment of
+counting. A window is closed when everything was counted at every place after its end and a time of grace, and
+no record of it was dropped uncounted. Balancing changes nothing.
+
+The log of a topic is counted by its trail (trail.py) as far as that reaches, since retention may have dropped the
+records. Behind that, and without a trail, the records are counted where they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import NamedTuple
+
+from ..config.policies import microseconds
+from ..format.record import OffsetRange
+from ..log import catalog as store
+from ..partition import Partition
+from ..segment import Identity, read_segment_header
+from ..system.clock import SYSTEM
+from ..system.files import REAL
+from ..topic import Topic
+from .counter import WINDOW
+from .tally import NOTHING, Tally, Windows, merged, tallies
+from .trail import LOG, Entry, entries, once
+
+__all__ = ["TRAIL", "Balance", "BalanceReport", "balance"]
+
+_LONG_AGO, _FOR_EVER = -1 << 63, 1 << 63
+TRAIL = "_audit"  # name of the topic that is the trail of the topics beside it
+
+
+class Balance(NamedTuple):
+    """One window of one topic at one place, compared with what should be there."""
+
+    topic: str
+    window_us: int  # the first microsecond of the window
+    place: str  # the directory
+    tier: str  # "log", or the application that counted
+    expected: Tally
+    found: Tally
+    closed: bool  # False: more may come
+    offsets: tuple[OffsetRange, ...] = ()  # if they differ: where to look, in the log of this place
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the same records were counted."""
+        return self.expected == self.found
+
+    @property
+    def missing(self) -> int:
+        """How many records are missing; negative if there are too many."""
+        return self.expected.records - self.found.records
+
+
+class BalanceReport(NamedTuple):
+    """The result of a comparison."""
+
+    balances: tuple[Balance, ...]
+
+    @property
+    def differences(self) -> tuple[Balance, ...]:
+        """The closed windows that do not add up."""
+        return tuple(each for each in self.balances if each.closed and not each.adds_up)
+
+
+def balance(
+    sources: Sequence[str | os.PathLike[str]],
+    destination: str | os.PathLike[str] | None = None,
+    *,
+    window: timedelta = WINDOW,
+    grace: timedelta | None = None,
+    trail: str = TRAIL,
+    now_us: int | None = None,
+) -> BalanceReport:
+    """Compare what directories of topics have, and what applications have counted there.
+
+    The logs of a topic in all `sources` together should have the records that its log in the `destination` has. And
+    each tier of a trail should have counted the records of the log in the same directory. Without a destination only
+    the second is compared, and the log with what a trail says of logs elsewhere, if entries of other hosts were copied
+    into it. A topic of a source that the destination does not have is missing there in all its windows.
+
+    `window` must be that of the trails. `grace` is how long records may come late; one window by default. Reads all
+    records that no trail has counted. Raises `ValueError` if a trail has other windows, and the errors of `Topic.open`.
+    """
+    window_us = microseconds(window)
+    grace_us = window_us if grace is None else microseconds(grace)
+    now = SYSTEM() if now_us is None else now_us
+    with ExitStack() as opened:
+        places = [_Place(os.fspath(path), trail, window_us, now, opened) for path in sources]
+        found = [row for place in places for row in _tiers(place, grace_us)]
+        if destination is None:
+            for place in places:
+                for name, elsewhere in place.elsewhere.items():
+                    found += _logs(name, [elsewhere], place, grace_us)
+        else:
+            target = _Place(os.fspath(destination), trail, window_us, now, opened)
+            found += _tiers(target, grace_us)
+            for name in sorted({name for place in places for name in place.logs}):
+                having = [place.logs[name] for place in places if name in place.logs]
+                found += _logs(name, having, target, grace_us)
+    return BalanceReport(tuple(found))
+
+
+class _Counts(NamedTuple):
+    """What one tier has counted of one topic."""
+
+    windows: Windows
+    ranges: tuple[Entry, ...]  # one for each counted range
+    through: int  # everything is counted that was flushed before, microseconds
+    complete_from: int = _LONG_AGO  # records of earlier windows may have been dropped uncounted
+
+    def is_closed(self, window: int, until: int) -> bool:
+        """Whether a window is complete here, if it is over at `until`."""
+        return self.complete_from <= window and until <= self.through
+
+
+class _Place:
+    """A directory of topics, with its trail."""
+
+    def __init__(self, path: str, trail: str, window_us: int, now: int, opened: ExitStack) -> None:
+        self.path = path
+        self.window_us = window_us
+        self.logs: dict[str, _Counts] = {}
+        self.tiers: dict[tuple[str, str], _Counts] = {}  # by topic and tier
+        self.elsewhere: dict[str, _Counts] = {}  # by topic: logs that are not in this place
+        self.topics: dict[str, Topic] = {}
+        self._recounted: dict[tuple[str, int, int], Windows] = {}
+        names = store.names(REAL, os.path.abspath(path))
+        if not names:
+            raise ValueError(f"{path} has no topic")
+        found: list[Entry] = []
+        if trail in names:
+            with Topic.open(os.path.join(path, trail), mode="r") as topic:
+                found = once(entries(topic))
+        for entry in found:
+            if entry.window_us != window_us:
+                raise ValueError(
+                    f"{os.path.join(path, trail)} counts windows of {timedelta(microseconds=entry.window_us)}, and not "
+                    f"of {timedelta(microseconds=window_us)}: give that window"
+                )
+        for name in names:
+            if name != trail:
+                self.topics[name] = topic = opened.enter_context(Topic.open(os.path.join(path, name), mode="r"))
+                of_topic = [each for each in found if each.topic == name and each.log_id == topic.log_id.hex()]
+                self.logs[name] = self._log(topic, [each for each in of_topic if each.tier == LOG], now)
+                for tier in sorted({each.tier for each in of_topic} - {LOG}):
+                    ranges = tuple(each for each in of_topic if each.tier == tier)
+                    windows = merged(each.windows for each in ranges)
+                    self.tiers[name, tier] = _Counts(windows, ranges, max(each.time for each in ranges))
+        local = {topic.log_id.hex() for topic in self.topics.values()}
+        others = [each for each in found if each.tier == LOG and each.log_id not in local]
+        for name in sorted({each.topic for each in others} & self.topics.keys()):
+            self.elsewhere[name] = _of_logs([each for each in others if each.topic == name])
+
+    def _log(self, topic: Topic, counted: list[Entry], now: int) -> _Counts:
+        """The counts of a log: those of its trail, and of the records that it has not counted."""
+        ranges = [each for each in counted if each.partition is not None]
+        complete_from = _LONG_AGO
+        for partition in topic.partitions:
+            done = sorted((each.start, each.end) for each in ranges if each.partition == partition.id)
+            if any(_holes(done, 0, partition.log_start_offset)):
+                complete_from = max(complete_from, _latest_before(topic, partition) + 1)
+            place = LOG, topic.name, topic.log_id.hex(), partition.id
+            for start, end in _holes(done, partition.log_start_offset, partition.high_watermark):
+                windows = self.recount(partition, start, end)
+                ranges.append(Entry(*place, start, end, self.window_us, windows, now))
+        return _Counts(merged(each.windows for each in ranges), tuple(ranges), now, complete_from)
+
+    def recount(self, partition: Partition, start: int, end: int) -> Windows:
+        """The tallies of what can be read in [start, end) of a log. Each range is read once."""
+        key = partition.path, start, end
+        if key not in self._recounted:
+            batches = partition.batches(start, end, on_gap="skip")
+            self._recounted[key] = merged(tallies(batch, self.window_us) for batch in batches)
+        return self._recounted[key]
+
+
+def _of_logs(ranges: list[Entry]) -> _Counts:
+    """The counts of logs that are elsewhere."""
+    through = dict.fromkeys([each.log_id for each in ranges], 0)
+    for each in ranges:
+        if each.partition is None:
+            through[each.log_id] = max(through[each.log_id], each.time)
+    return _Counts(merged(each.windows for each in ranges), tuple(ranges), min(through.values()))
+
+
+def _latest_before(topic: Topic, partition: Partition) -> int:
+    """The largest timestamp in the log before its start."""
+    path, identity = partition.segments[0].path, Identity.of(topic.log_id, partition.id)
+    return read_segment_header(REAL, path, identity).running_max_timestamp
+
+
+def _holes(done: Iterable[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of [start, end) that are in none of these ranges, which are in order."""
+    for first, stop in done:
+        if start < min(first, end):
+            yield start, min(first, end)
+        start = max(start, stop)
+    if start < end:
+        yield start, end
+
+
+# --- comparing -----------------------------------------------------------------------------------------
+
+
+def _tiers(place: _Place, grace_us: int) -> Iterator[Balance]:
+    """What applications have counted, compared with the log in the same place."""
+    for (name, tier), counts in place.tiers.items():
+        log = place.logs[name]
+        for window in sorted({*log.windows, *counts.windows}):
+            expected, found = log.windows.get(window, NOTHING), counts.windows.get(window, NOTHING)
+            closed = log.is_closed(window, window + place.window_us + grace_us)  # a tier that is behind is told
+            offsets = () if expected == found else tuple(_uncounted(place, name, window, counts))
+            yield Balance(name, window, place.path, tier, expected, found, closed, offsets)
+
+
+def _uncounted(place: _Place, name: str, window: int, counts: _Counts) -> Iterator[OffsetRange]:
+    """The ranges of the log with records of the window that the tier has not counted, or has counted otherwise."""
+    for partition in place.topics[name].partitions:
+        ranges = sorted((each.start, each.end) for each in counts.ranges if each.partition == partition.id)
+        for start, end in _holes(ranges, partition.log_start_offset, partition.high_watermark):
+            if window in place.recount(partition, start, end):
+                yield OffsetRange(partition.id, range(start, end))
+    yield from _differing(place, name, window, counts.ranges)
+
+
+def _differing(place: _Place, name: str, window: int, ranges: Iterable[Entry]) -> Iterator[OffsetRange]:
+    """The counted ranges in which the log has other records of the window now."""
+    topic = place.topics[name]
+    for each in ranges:
+        if each.partition is None or each.partition >= len(topic.partitions) or window not in each.windows:
+            continue
+        log = topic.partition(each.partition)
+        if log.log_start_offset <= each.start:
+            found = place.recount(log, each.start, min(each.end, log.high_watermark))
+            if found.get(window, NOTHING) != each.windows[window]:
+                yield OffsetRange(log.id, range(each.start, each.end))
+
+
+def _logs(name: str, sources: Sequence[_Counts], target: _Place, grace_us: int) -> Iterator[Balance]:
+    """The logs of a topic in all sources, compared with its log in the destination."""
+    expected = merged(each.windows for each in sources)
+    found = target.logs.get(name, _Counts({}, (), _FOR_EVER))
+    for window in sorted({*expected, *found.windows}):
+        one, other = expected.get(window, NOTHING), found.windows.get(window, NOTHING)
+        over = window + target.window_us + grace_us
+        closed = all(each.is_closed(window, over) for each in (*sources, found))
+        offsets: tuple[OffsetRange, ...] = ()
+        if one != other and name in target.topics:
+            log_id = target.topics[name].log_id.hex()
+            same = [each for source in sources for each in source.ranges if each.log_id == log_id]
+            offsets = tuple(_differing(target, name, window, same))
+        yield Balance(name, window, target.path, LOG, one, other, closed, offsets)

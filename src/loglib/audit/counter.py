@@ -1,0 +1,196 @@
+"""Counting: what has passed here, by topic, partition and time window, published to a trail.
+
+Invariant: each record of a partition is counted once by each tier, whatever dies when. A counter begins behind the
+range that its tier published last. An entry is flushed before the group commits, and before it releases a partition.
+Whoever gets a partition reads the trail again. So what comes again after a crash is not counted again.
+
+Threads: a counter belongs to one thread, an auditor as well; `close` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+from ..config.arguments import check_timeout
+from ..config.policies import microseconds
+from ..format.batch import Batch
+from ..system.clock import SYSTEM
+from ..system.not_copyable import Unique
+from ..topic import Topic
+from .tally import Windows, merged, tallies
+from .trail import LOG, Entry, entries, publish
+
+__all__ = ["WINDOW", "Auditor", "Counter"]
+
+WINDOW = timedelta(minutes=10)
+_GROUP = "audit"
+
+
+class _Range(NamedTuple):
+    """Counts that are not published yet."""
+
+    start: int
+    end: int
+    windows: Windows
+
+
+class Counter(Unique):
+    """Counts the records that an application has handled, by time window, and publishes the counts.
+
+    `tier` names the application. Give `on_assign` and `on_revoke` to the group, and call `publish` before it commits:
+    so records that come again, to whomever, are not counted again.
+    """
+
+    def __init__(
+        self, trail: Topic, tier: str, *, window: timedelta = WINDOW, clock: Callable[[], int] = SYSTEM
+    ) -> None:
+        self.window_us = microseconds(window)
+        if not tier or self.window_us <= 0:
+            raise ValueError(f"a counter needs the name of a tier and a window above 0, not {tier!r} and {window!r}")
+        self._trail = trail
+        self._tier = tier
+        self._clock = clock
+        self._counted: dict[tuple[str, int], int] = {}  # by log id and partition: the end of what is counted
+        self._new: dict[tuple[str, str, int], list[_Range]] = {}  # by topic, log id and partition
+        self.on_assign()
+
+    def on_assign(self, partitions: object = None) -> None:
+        """Read in the trail what was counted, perhaps by another process. For the group to call."""
+        del partitions  # all are looked up
+        for entry in entries(self._trail):
+            if entry.tier == self._tier and entry.partition is not None:
+                key = entry.log_id, entry.partition
+                self._counted[key] = max(entry.end, self._counted.get(key, 0))
+
+    def on_revoke(self, partitions: object = None) -> None:
+        """Publish what was counted, before another member reads on. For the group to call."""
+        del partitions
+        self.publish()
+
+    def add(self, topic: Topic, batch: Batch) -> None:
+        """Count the records of a batch that were not counted before."""
+        log_id, partition = topic.log_id.hex(), batch.partition
+        counted = self._counted.get((log_id, partition), -1)
+        if batch.next_offset <= counted:
+            return
+        if batch.offsets.start < counted:
+            batch = batch.between(counted, batch.offsets.stop)
+        windows = tallies(batch, self.window_us)
+        ranges = self._new.setdefault((topic.name, log_id, partition), [])
+        start = batch.offsets.start
+        if ranges and ranges[-1].end == start:
+            before = ranges.pop()
+            start = before.start
+            windows = merged([before.windows, windows])
+        ranges.append(_Range(start, batch.next_offset, windows))
+        self._counted[log_id, partition] = batch.next_offset
+
+    def publish(self, caught_up: tuple[Topic, int] | None = None) -> int:
+        """Publish what was counted since the last time, and flush it. Returns the number of records.
+
+        `caught_up`: a topic of which everything is counted that was flushed before that time (microseconds).
+        """
+        now, count = self._clock(), 0
+        for (name, log_id, partition), counted in self._new.items():
+            for start, end, windows in counted:
+                place = self._tier, name, log_id, partition, start, end
+                publish(self._trail, Entry(*place, self.window_us, windows, now))
+                count += sum(tally.records for tally in windows.values())
+        if caught_up is not None:
+            topic, time = caught_up
+            log_id = topic.log_id.hex()
+            publish(self._trail, Entry(self._tier, topic.name, log_id, None, 0, 0, self.window_us, {}, time))
+        self._trail.flush()
+        self._new.clear()
+        return count
+
+
+class Auditor(Unique):
+    """Counts what is in a topic's log, and publishes the counts to a trail.
+
+    It reads as the consumer group "audit", so retention can wait for it: `Retention(hold_for=["audit"], ...)`. Several
+    auditors of a topic share its partitions. The topic may be open for reading; the trail must be open for writing,
+    with `shared=True` if several processes write it.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        trail: Topic,
+        *,
+        window: timedelta = WINDOW,
+        group: str = _GROUP,
+        clock: Callable[[], int] = SYSTEM,
+    ) -> None:
+        self._topic = topic
+        self._clock = clock
+        self._counter = counter = Counter(trail, LOG, window=window, clock=clock)
+        self._member = topic.group(
+            group, commit="manual", on_out_of_range="start", on_assign=counter.on_assign, on_revoke=counter.on_revoke
+        )
+        self._open_until = 0  # the end of the last window that is not over yet, microseconds
+        self._ended = threading.Event()
+        self._working = threading.RLock()
+        self._depth = 0  # of uses within each other, by a signal handler for one
+
+    def publish(self) -> int:
+        """Count everything that is flushed and publish it. Returns the number of records read."""
+        with self._at_work():
+            began, found = self._clock(), 0
+            for batch in self._member.batches(timeout=0.0):
+                self._counter.add(self._topic, batch)
+                found += len(batch)
+                self._open_until = max(self._open_until, max(batch.timestamps) + 2 * self._counter.window_us)
+                if self._ended.is_set():
+                    break
+            alone = len(self._member.assignment) == len(self._topic.partitions)
+            is_over = 0 < self._open_until < began  # all windows so far are over: say so once
+            if found or (alone and is_over):
+                caught_up = alone and not self._ended.is_set()
+                self._counter.publish((self._topic, began) if caught_up else None)
+                self._member.commit()
+            if is_over:
+                self._open_until = 0
+            return found
+
+    def run(self, *, every: float = 60.0) -> None:
+        """Publish every so many seconds, until `close` is called from another thread or in a signal handler."""
+        check_timeout(every)
+        while not self._ended.is_set():
+            with self._at_work():
+                if not self._ended.is_set():
+                    self.publish()
+            self._ended.wait(every)
+        self.close()
+
+    def close(self) -> None:
+        """Leave the group. What was flushed since the last `publish` is counted by the next auditor.
+
+        It waits for a `publish` in another thread, which ends with the batch that it has. In a signal handler it does
+        not wait: the interrupted call leaves the group at its end. After both the topic and the trail may be closed.
+        """
+        self._ended.set()
+        with self._at_work():
+            pass
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Use the member alone. The outermost use ends with leaving the group, if that was asked for meanwhile."""
+        with self._working:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if not self._depth and self._ended.is_set():
+                    self._member.close()
+
+    def __enter__(self) -> Auditor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,132 @@
+"""Upkeep: drop what retention says, check everything, and repair what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from ..format.record import Damage
+from ..log.repair import RepairReport
+from ..log.repair import repair as repair_topic
+from ..log.verify import VerifyReport
+from ..topic import Topic
+from .arguments import DIRECTORY, TOPIC, as_json, confirmed, topic_paths
+from .bar import bar
+from .output import age, note, print_json, print_table, sized
+
+__all__ = ["facts_of", "print_report", "repair", "retain", "verify"]
+
+_DAMAGED = 1
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@click.option("--dry-run", is_flag=True, help="Say what would be dropped, and why, and why other segments stay.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@as_json
+def retain(topic: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Drop the segments of a topic that its retention policy does not keep.
+
+    A service that writes the topic does this by itself. Here it is done for partitions that nobody writes.
+    """
+    with Topic.open(topic, create=False, **({"mode": "r"} if dry_run else {"shared": True})) as opened:
+        decisions = opened.retain(dry_run=True)
+        dropped = [each for each in decisions if each.drop]
+        if not dry_run and dropped:
+            total = sized(sum(each.size_bytes for each in dropped))
+            confirmed(f"Drop {len(dropped)} segments of {topic}, {total}?", yes=yes)
+            decisions = opened.retain()
+    if as_json:
+        for each in decisions:
+            print_json(each._asdict())
+        return
+    rows = [
+        (each.partition, each.base_offset, sized(each.size_bytes), age(each.age_us), "drop" if each.drop else "keep",
+         each.reason)
+        for each in decisions
+    ]  # fmt: skip
+    print_table([">partition", ">from", ">size", ">sealed for", "decision", "reason"], rows)
+    if dry_run:
+        note("nothing was dropped")
+
+
+@click.command()
+@click.argument("topics", type=DIRECTORY, nargs=-1, required=True)
+@as_json
+def verify(topics: tuple[str, ...], as_json: bool) -> int:
+    """Read and check all of a topic: every header, batch and link. Exit code 1 if anything is damaged or missing.
+
+    Changes nothing, and may run beside a writer. Gaps that a repair has declared count as missing.
+    """
+    damaged = False
+    for path in [each for one in topics for each in topic_paths(one)]:
+        with Topic.open(path, mode="r") as topic, bar(path) as progress:
+            report = topic.verify(progress=progress)
+        damaged |= bool(report.damage or report.gaps)
+        if as_json:
+            print_json({"topic": path, **facts_of(report)})
+        else:
+            print_report(path, report)
+    return _DAMAGED if damaged else 0
+
+
+def print_report(path: str, report: VerifyReport) -> None:
+    """What was verified, and the damage and gaps, for a person."""
+    whole = f"{report.records:,} records in {report.batches:,} batches, {sized(report.bytes)}"
+    gaps = f", {len(report.gaps)} declared gap{'s' * (len(report.gaps) > 1)}" if report.gaps else ""
+    click.echo(f"{path}: {whole} in {report.segments:,} segments: {len(report.damage) or 'no'} damage{gaps}")
+    for each in (*report.damage, *report.gaps):
+        click.echo(f"  {each}")
+
+
+def facts_of(report: VerifyReport) -> dict[str, Any]:
+    """The same, for a program."""
+    return report._asdict() | {"damage": _listed(report.damage), "gaps": _listed(report.gaps)}
+
+
+def _listed(found: Iterable[Damage]) -> list[dict[str, Any]]:
+    return [each._asdict() | {"offsets": _ends(each.offsets)} for each in found]
+
+
+def _ends(offsets: range) -> list[int] | None:
+    return [offsets.start, offsets.stop] if offsets else None
+
+
+@click.command()
+@click.argument("topic", type=DIRECTORY)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done. Exit code 1 if there is anything to do.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@as_json
+def repair(topic: str, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Make a damaged topic one that opens, and that is read past the damage.
+
+    What cannot be read is declared as a gap: readers pass over it and say so. Damaged bytes stay, and bytes that must
+    be overwritten or cut are copied aside first. Stop the topic's writer before, unless only sealed segments are
+    damaged.
+    """
+    with bar(topic) as progress:
+        report = repair_topic(topic, dry_run=dry_run or not yes, progress=progress)
+    if report.repairs and not dry_run and not yes:
+        lost = f"declare {sized(report.lost_bytes)} as lost" if report.lost_bytes else "lose nothing"
+        if not as_json:
+            _print_repairs(topic, report, as_json=False)
+        confirmed(f"Do these {len(report.repairs)} repairs of {topic}, and {lost}?", yes=False)
+        with bar(topic) as progress:
+            report = repair_topic(topic, progress=progress)
+    _print_repairs(topic, report, as_json=as_json)
+    if dry_run and report.repairs:
+        note("nothing was changed")
+    return _DAMAGED if report.verified.damage else 0
+
+
+def _print_repairs(path: str, report: RepairReport, *, as_json: bool) -> None:
+    if as_json:
+        repairs = [each._asdict() | {"offsets": _ends(each.offsets)} for each in report.repairs]
+        print_json({"topic": path, "repairs": repairs, "verified": facts_of(report.verified)})
+        return
+    for each in report.repairs:
+        click.echo(str(each))
+    if not report.repairs:
+        click.echo(f"{path}: nothing to repair")

@@ -1,0 +1,58 @@
+"""Archiving: the sealed segments of a topic as Parquet files."""
+
+from __future__ import annotations
+
+import click
+
+from ..offload.archive import archive as archive_topic
+from ..offload.archive_manifest import Archived, ArchivedPartition
+from ..offload.storage import storage_of
+from .arguments import SIZE, TOPIC, as_json, roll_all
+from .bar import bar
+from .output import note, print_json, print_table, sized, when
+
+__all__ = ["archive"]
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("to", type=click.Path(file_okay=False))
+@click.option("--roll", is_flag=True, help="Seal the open segments first, so that every record is archived.")
+@click.option("--file-bytes", type=SIZE, default="512MiB", show_default=True, help="Of log, at least, for each file.")
+@click.option("--skip-gaps", is_flag=True, help="Pass over damage, and over what retention dropped too soon.")
+@click.option("--delta", is_flag=True, help="Also make TO a Delta table of the same files; needs the extra [delta].")
+@as_json
+def archive(topic: str, to: str, roll: bool, file_bytes: int, skip_gaps: bool, delta: bool, as_json: bool) -> None:
+    """Write the sealed segments of a topic to Parquet files in TO, a directory or s3://bucket/key.
+
+    Goes on where the last call ended, and may run beside a writer. Each file is read back and compared with the log
+    before it counts. --roll cannot run beside a writer.
+    """
+    if roll:
+        roll_all(topic)
+    with bar(topic) as progress:
+        made = archive_topic(
+            topic, to, file_bytes=file_bytes, on_gap="skip" if skip_gaps else "raise", progress=progress, delta=delta
+        )
+    if as_json:
+        for partition in made.partitions:
+            print_json({"version": made.version, **_facts(partition)})
+        return
+    print_table([">partition", ">from", ">to", ">files", ">records", ">size", "newest record"], _rows(made))
+    size = f"{sized(made.bytes)}, {made.bytes / made.log_bytes:.0%} of the log" if made.log_bytes else "empty"
+    note(f"version {made.version} of {storage_of(to)[1]}: {made.rows:,} records, {size}")
+
+
+def _facts(each: ArchivedPartition) -> dict[str, object]:
+    return each._asdict() | {"files": [file._asdict() for file in each.files]}
+
+
+def _rows(made: Archived) -> list[tuple[object, ...]]:
+    return [
+        (
+            each.partition, each.start, each.end, len(each.files), sum(file.rows for file in each.files),
+            sized(sum(file.bytes for file in each.files)),
+            when(max((file.last_time for file in each.files), default=None)),
+        )
+        for each in made.partitions
+    ]  # fmt: skip

@@ -1,0 +1,127 @@
+"""Shown: tables, JSON and text as the command line prints them.
+
+Invariant: text that comes from a log is safe for a terminal. Control characters, also those that other alphabets hide,
+are shown as escapes, unless raw output was asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from ..config.times import to_datetime
+from ..format.display import sized
+from ..format.record import Record
+
+__all__ = [
+    "age", "is_terminal", "json_line", "note", "print_json", "print_table", "record_facts", "safe", "sized", "when",
+]  # fmt: skip
+
+# Control, format (such as those that turn the direction of writing), surrogate, private and unassigned characters,
+# and the separators of lines and paragraphs.
+_UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_UNITS = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s"), (1_000, "ms"))
+
+
+def is_terminal() -> bool:
+    """Whether standard output is a terminal."""
+    return sys.stdout.isatty()
+
+
+def safe(data: bytes | str | None) -> str:
+    """Text that a terminal can show, in one line: what is not UTF-8, and what could move the cursor, as escapes."""
+    if data is None:
+        return "null"
+    text = data.decode(errors="surrogateescape") if isinstance(data, bytes) else data
+    return text if text.isprintable() else "".join(map(_safe_character, text))
+
+
+def _safe_character(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    if unicodedata.category(character) not in _UNSAFE:
+        return character
+    short = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+    return short.get(character) or character.encode("unicode_escape").decode()
+
+
+def when(timestamp_us: int | None) -> str:
+    """A time in UTC, to the millisecond."""
+    if timestamp_us is None:
+        return "-"
+    try:
+        return f"{to_datetime(timestamp_us):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    except OverflowError:
+        return f"{timestamp_us} us"
+
+
+def age(duration_us: float | None) -> str:
+    """A duration in its largest unit and the next one: 3d 4h, 1m 5s, 250ms."""
+    if duration_us is None:
+        return "-"
+    rest = round(duration_us)
+    for at, (size, unit) in enumerate(_UNITS):
+        if rest >= size:
+            first = f"{rest // size}{unit}"
+            smaller, name = _UNITS[at + 1] if at + 1 < len(_UNITS) - 1 else (0, "")
+            second = rest % size // smaller if smaller else 0
+            return f"{first} {second}{name}" if second else first
+    return f"{rest}us" if rest else "0s"
+
+
+def note(text: str) -> None:
+    """Tell a person something that is not data."""
+    click.echo(text, err=True)
+
+
+def json_line(facts: Mapping[str, Any]) -> str:
+    """An object as JSON. For a terminal all that is not ASCII is escaped."""
+    return json.dumps(facts, ensure_ascii=is_terminal(), default=str)
+
+
+def print_json(facts: Mapping[str, Any]) -> None:
+    click.echo(json_line(facts))
+
+
+def print_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table with a heading. Numbers stand on the right; a name with `>` in front does so, too."""
+    right = [name.startswith(">") for name in names]
+    table = [[name.removeprefix(">").upper() for name in names]]
+    table += [[safe(str(cell)) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(names))]
+    for row in table:
+        cells = [
+            cell.rjust(width) if at_right else cell.ljust(width)
+            for cell, width, at_right in zip(row, widths, right, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def record_facts(record: Record) -> dict[str, Any]:
+    """A record for JSON. Bytes are text if they are UTF-8; otherwise the name ends in `_base64`."""
+    facts: dict[str, Any] = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp_us": record.timestamp,
+        **_bytes_fact("key", record.key),
+        **_bytes_fact("value", record.value),
+    }
+    if record.headers:
+        facts["headers"] = [{"name": name, **_bytes_fact("value", value)} for name, value in record.headers]
+    return facts
+
+
+def _bytes_fact(name: str, data: bytes | None) -> dict[str, str | None]:
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}

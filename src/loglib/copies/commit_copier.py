@@ -1,0 +1,155 @@
+"""Commits: the committed offsets of a topic's groups, copied to a mirror.
+
+Invariant: the copy of a group has a log of commits for each one that the group had at one moment (topic_source.py). A
+member may fold logs into another one and remove them; so a log goes from the copy only when the others have been
+copied.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from typing import Protocol
+
+from ..groups.directory import GROUPS, MIRRORED
+from ..groups.lock_file import readable_by_all
+from ..groups.offsets import offsets_identity
+from ..system.files import Files
+from .follower_log import CopiedLog
+from .log_copier import Pair, Source
+from .topic_source import FOLDED, Noted
+
+__all__ = ["CopiedCommits", "Groups", "settle_commits"]
+
+logger = logging.getLogger("loglib")
+
+
+class Groups(Protocol):
+    """The groups of the source; see `origin.TopicHere`."""
+
+    def groups(self) -> dict[str, Noted]: ...
+
+    def has_group(self, name: str) -> bool: ...
+
+    def log_of_commits(self, group: str, name: str) -> Source: ...
+
+
+class CopiedCommits:
+    """The groups of a topic, and their copies."""
+
+    def __init__(self, files: Files, source: Groups, to: str, log_id: bytes, permissions: int) -> None:
+        self._files = files
+        self._source, self._to = source, os.path.join(to, GROUPS)
+        self._log_id = log_id
+        self._permissions = permissions
+        self._copied: dict[str, Noted] = {}  # as they were copied last
+
+    def note(self) -> dict[str, Noted]:
+        """Where the commits of each group end now. To be called before the data's ends are noted."""
+        return self._source.groups()
+
+    def _names(self, directory: str) -> list[str]:
+        try:
+            return sorted(name for name in self._files.listdir(directory) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    def copy(self, noted: Mapping[str, Noted]) -> None:
+        """Copy the commits up to what was noted. To be called after the data was published."""
+        for group, found in noted.items():
+            if self._copied.get(group) == found:
+                continue
+            with suppress(*FOLDED):  # folded since then: the next pass finds another list
+                self._copy(group, found)
+                self._copied[group] = found
+        for group in self._names(self._to):
+            if group not in noted and self._is_mirrored(group) and not self._source.has_group(group):
+                self._remove(group)
+
+    def _is_mirrored(self, group: str) -> bool:
+        return self._files.exists(os.path.join(self._to, group, MIRRORED))
+
+    def adopt(self) -> None:
+        """From now on all groups of the copy are those of the source: the copy was a topic of its own before."""
+        for group in self._names(self._to):
+            path = os.path.join(self._to, group)
+            if self._files.is_directory(path) and not self._is_mirrored(group):
+                self._mark_mirrored(path)
+
+    def _mark_mirrored(self, path: str) -> None:
+        self._files.write_new(os.path.join(path, MIRRORED), b"", readable_by_all(self._permissions))
+        self._files.sync_directory(path)
+
+    def _copy(self, group: str, noted: Noted) -> None:
+        files, to = self._files, os.path.join(self._to, group)
+        self._make_directory(self._to)
+        if noted.pointer is not None:
+            if not files.exists(to):
+                files.write_new(to, noted.pointer, readable_by_all(self._permissions))
+                files.sync_directory(self._to)
+            return
+        if files.exists(to):
+            if self._is_mirrored(group):
+                self._fill(group, to, noted)
+            else:
+                logger.warning("%s: the copy has a group of its own of this name: its commits are not copied", to)
+            return
+        aside = os.path.join(self._to, f".{group[:200]}.tmp")
+        if files.exists(aside):  # left by a crash
+            files.remove_tree(aside)
+        files.make_directory(aside, self._permissions)
+        for name in ("members", "owners", "offsets"):
+            files.make_directory(os.path.join(aside, name), self._permissions)
+        self._fill(group, aside, noted)
+        self._mark_mirrored(aside)
+        files.rename(aside, to)
+        files.sync_directory(self._to)
+
+    def _fill(self, group: str, to: str, noted: Noted) -> None:
+        """Bring the copy of a group in this directory to what was noted. Synced."""
+        files, offsets = self._files, os.path.join(to, "offsets")
+        for name, mark in noted.marks.items():
+            identity = offsets_identity(self._log_id, group, name)
+            permissions = readable_by_all(self._permissions)
+            source = self._source.log_of_commits(group, name)
+            with closing(Pair(files, source, os.path.join(offsets, name), identity, permissions)) as pair:
+                pair.advance(mark, lambda _: None, restart=True)
+                pair.publish(mark)
+                pair.retire(mark)
+        for name in self._names(offsets):
+            if name not in noted.marks:
+                files.remove_tree(os.path.join(offsets, name))
+        files.sync_directory(offsets)
+
+    def _make_directory(self, path: str) -> None:
+        if not self._files.exists(path):
+            self._files.make_directory(path, self._permissions)
+            self._files.sync_directory(os.path.dirname(path))
+
+    def _remove(self, group: str) -> None:
+        """The group was deleted at the source."""
+        files = self._files
+        self._copied.pop(group, None)
+        aside = os.path.join(self._to, f".{group[:200]}.{files.random_bytes(8).hex()}.tmp")
+        files.rename(os.path.join(self._to, group), aside)
+        files.sync_directory(self._to)
+        files.remove_tree(aside)
+
+
+def settle_commits(files: Files, to: str, log_id: bytes, permissions: int) -> None:
+    """Bring the copied logs of commits to what their marks promise; their mirror may have died."""
+    groups = os.path.join(to, GROUPS)
+    if not files.exists(groups):
+        return
+    for group in files.listdir(groups):
+        offsets = os.path.join(groups, group, "offsets")
+        if not group.startswith(".") and files.is_directory(os.path.join(groups, group)):
+            for name in files.listdir(offsets):
+                if not name.startswith("."):
+                    identity = offsets_identity(log_id, group, name)
+                    place = os.path.join(offsets, name)
+                    CopiedLog(files, place, identity, readable_by_all(permissions)).close()

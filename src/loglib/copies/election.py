@@ -1,0 +1,83 @@
+"""Choice: which copy of a log has everything that was acknowledged.
+
+Invariant: of the copies that are looked at, the chosen one has the largest accepted epoch, and of those the largest
+claim. An acknowledged record is in it if enough copies are looked at: one more than those that may lack it. No other
+rule holds: the longest log, or that of the newest batch, may lack records that were acknowledged (decision 32).
+
+A damaged copy counts as lost. If too few are left then, it counts by what its mark, or a whole batch behind the damage,
+says to be durable; and another copy of the same writer's log that is as long must give the bytes.
+
+Threads: no state, safe for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+from ..errors import CorruptLogError, LogError
+from ..format.watermark import Mark
+from ..log.search import proven_headers
+from ..segment import HEADER_BYTES, Identity, SegmentReader, segment_name
+from ..system.directory import Directory
+from .follower_log import look_behind
+
+__all__ = ["Standing", "choose", "standing_of"]
+
+Name = TypeVar("Name")
+
+
+class Standing(NamedTuple):
+    """What a copy of a log has, as far as it says."""
+
+    epoch: int  # of the writer whose log it has accepted as its own
+    nonce: int  # of that writer
+    claim: int  # where it ends, or ended before it was damaged
+    damage: CorruptLogError | None = None
+    is_rotten: bool = False  # the damage is below its mark: what is before it cannot be used either
+
+
+def standing_of(place: Directory, identity: Identity, mark: Mark) -> Standing:
+    """What the copy in an open directory has. It changes nothing.
+
+    It reads what is behind the mark, and the last batch before it. Damage before that is found by whoever reads there.
+    """
+    epoch, nonce = mark.writer_epoch, mark.writer_nonce
+    try:
+        behind = look_behind(place, identity, mark)
+        claim = end = behind.tail.end
+        path = place.path_of(segment_name(behind.bases[-1]))
+        with SegmentReader(place.files, path, identity, within=place) as reader:
+            if reader.base_offset <= mark.flushed_tail < mark.flushed_end:
+                size = mark.flushed_end - mark.flushed_tail
+                reader.batches(mark.flushed_tail, mark.flushed_end, block_bytes=size)
+            for later in proven_headers(reader, end, reader.end_of_file()):
+                claim = max(claim, later.durable_up_to)
+    except CorruptLogError as error:
+        return Standing(epoch, nonce, mark.durable_end, error, is_rotten=True)
+    if claim == end:
+        return Standing(epoch, nonce, end)
+    position = HEADER_BYTES + end - behind.bases[-1]
+    return Standing(epoch, nonce, claim, CorruptLogError(path, position, "no whole batch", "one that was durable"))
+
+
+def choose(found: Mapping[Name, Standing], *, least: int) -> list[Name]:
+    """The copies that have all of the right history, whole as far as is known, in the order given.
+
+    `least`: so many copies have every acknowledged record among them. `CorruptLogError` if the right copy is damaged
+    and no other has the same.
+    """
+    whole = {name: each for name, each in found.items() if each.damage is None}
+    if len(whole) >= least:
+        found = whole
+    best = max(found.values(), key=lambda each: (each.epoch, each.claim))
+    if len({each.nonce for each in found.values() if each.epoch == best.epoch}) > 1:
+        raise LogError(
+            f"the directories have two histories of writer {best.epoch}: a part of them was opened apart from the "
+            "others with lose=; open one part, with the others in lose="
+        )
+    donors = [name for name, each in found.items() if each[:3] == best[:3] and each.damage is None]
+    if not donors:
+        damages = [each.damage for each in found.values() if each[:3] == best[:3] and each.damage is not None]
+        raise damages[0]
+    return donors

@@ -1,0 +1,514 @@
+"""Copied: one log of a copy, open to be continued with the bytes of its source.
+
+Invariant: the mark of the copy promises only bytes that were checked, written and synced here. When the log is opened,
+whole batches behind the mark are kept, and what follows them is cut, even if a later batch says that it was durable: it
+says so of the source. Nothing that the mark has promised is removed before it is kept aside and the mark is lowered.
+
+    append     bytes of whole checked batches: handed to the system
+    pull       the same bytes straight from the file of a writer in this process, which has just written them
+    begin      the next segment, with the header that it has at the source: synced
+    sync       all that was appended: durable; sync_soon: the same, while more is appended
+    publish    the mark: visible to readers of the copy
+    promise    no writer with a lower number may write here; accept: the log is that of a writer (both in the mark)
+    cut        what the source does not have: kept aside, then no longer promised, then removed
+
+Threads: one, and a helper that syncs for it. Processes: the object holds the lock of the log's directory until `close`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..append.encode_thread import Helper
+from ..errors import CorruptLogError
+from ..format.header import Header
+from ..format.watermark import MOST_BYTES, Mark, WatermarkWriter, broken_slots, encode_new, newest
+from ..format.watermark import NAME as WATERMARK
+from ..log.recovery import Sections, Tail, load_headers, rewrite, tail_at, valid_prefix
+from ..segment import (
+    HEADER_BYTES,
+    Identity,
+    SegmentHeader,
+    SegmentReader,
+    create_segment,
+    parse_producers_name,
+    parse_segment_name,
+    producers_name,
+    segment_name,
+)
+from ..system import lock
+from ..system.directory import Directory
+from ..system.files import Files
+from ..system.not_copyable import Unique
+
+__all__ = ["Behind", "CopiedLog", "End", "look_behind", "make_copied", "promise", "read_mark"]
+
+_ASIDE = ".diverged-"
+
+
+class End(NamedTuple):
+    """Where a copy ends, and the batch before."""
+
+    end: int
+    last_batch: int  # base offset of the batch before; `end` if there is none
+    crc: int | None  # of that batch's header; None if it is not known, behind a gap
+
+    @classmethod
+    def of(cls, tail: Tail) -> End:
+        return cls(tail.end, tail.last_batch, tail.previous_crc)
+
+
+class Behind(NamedTuple):
+    """What is whole behind the mark of a log."""
+
+    tail: Tail
+    bases: list[int]  # of the log's segments, up to that tail
+    unsynced: list[tuple[int, int, int]]  # parts that may not be on the disk: segment, start and end offset
+
+
+class CopiedLog(Unique):
+    """A log whose bytes are those of another directory, up to its end.
+
+    Construction makes it whole again after a crash. `LockedError` if another process writes it; `CorruptLogError` if
+    it has less than its mark promises, and then nothing is changed. `held`: the lock, if the caller has it already; it
+    is the log's from then on. Unless it `shows`, whole batches behind the mark are kept and not published: they may
+    not be acknowledged.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        identity: Identity,
+        permissions: int,
+        *,
+        promised: Mark | None = None,
+        held: lock.Lock | None = None,
+        shows: bool = True,
+    ) -> None:
+        self._files = files
+        self.path = path
+        self.identity = identity
+        self._permissions = permissions
+        self._fd = -1  # of the last segment; -1: it is opened by its next use
+        self._watermark: WatermarkWriter | None = None  # the same
+        self._syncer: Helper[tuple[int, End], End] | None = None  # at work on one sync, or none
+        self._failure: OSError | None = None  # of a sync: what the page cache has is not to be believed
+        self._shows = shows
+        self.held = held or lock.acquire(files, os.path.join(path, lock.NAME), permissions)
+        self.place = self.held.directory
+        try:
+            self._open(promised)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, promised: Mark | None) -> None:
+        place, mark = self.place, read_mark(self.place, self.identity)
+        if promised is not None and (mark is None or promised.sequence > mark.sequence):
+            self._write_anew(promised)
+            mark = promised
+        if mark is None:  # it was lost: the last segment tells
+            sizes = _sizes(place)
+            if not sizes:
+                raise CorruptLogError(self.path, 0, "no segment", "one at 0")
+            header = self.header(max(sizes))
+            mark = Mark.at_rest(0, min(sizes), max(sizes), header.previous_batch)
+            mark = mark._replace(applied_txn=header.applied_txn)
+            self._write_anew(mark)
+        behind = look_behind(place, self.identity, mark)
+        self.bases = behind.bases
+        for part in behind.unsynced:
+            self._rewrite(*part)
+        tail = self._shown(behind.tail)
+        self.end = self.synced = End.of(tail)
+        self._remove_rest()
+        self.mark = mark  # the last publication
+        self._fd = self._cut_file(segment_name(self.bases[-1]), self._position(tail.end))
+        broken = broken_slots(place.read_whole(WATERMARK, MOST_BYTES), self.identity.salt)  # a write was torn
+        if self._shows and tail.end != mark.flushed_end:
+            end, last = tail.end, tail.last_batch
+            self._promise(mark._replace(flushed_end=end, durable_end=end, flushed_tail=last, durable_tail=last))
+        elif broken:
+            self._promise(mark)
+
+    def _shown(self, tail: Tail) -> Tail:
+        """The tail without a transaction that the mark does not have: the other partitions may lack it."""
+        held = tail.sections
+        if held.held_txn and held.held_from < tail.end:
+            return tail._replace(end=held.held_from, last_batch=held.held_tail, previous_crc=self._crc_before(held))
+        return tail
+
+    def _crc_before(self, held: Sections) -> int:
+        """The header CRC of the batch before a transaction's records, which are in the last segment."""
+        with self._reader(self.bases[-1]) as reader:
+            if held.held_from == reader.base_offset:
+                return reader.header.previous_crc
+            return reader.header_at(held.held_tail).header_crc
+
+    def _rewrite(self, base: int, start: int, end: int) -> None:
+        """Make bytes of a segment durable; an earlier sync of them may have failed."""
+        fd = self.place.open_write(segment_name(base))
+        try:
+            rewrite(self._files, fd, HEADER_BYTES + start - base, HEADER_BYTES + end - base)
+        finally:
+            self._files.close(fd)
+
+    def _write_anew(self, mark: Mark) -> None:
+        self.place.replace(WATERMARK, encode_new(mark, self.identity.salt), self._permissions)
+
+    def _remove_rest(self) -> None:
+        """Remove what no mark has promised, and what retention had begun to remove."""
+        removed = False
+        for name in self.place.names():
+            base, more = parse_segment_name(name), parse_producers_name(name)
+            unwanted = base not in (None, *self.bases) or more not in (None, *self.bases) or name.endswith(".tmp")
+            if unwanted and not self.place.is_directory(name):
+                self.place.unlink(name)
+                removed = True
+        if removed:
+            self.place.sync()
+
+    def _marks(self) -> WatermarkWriter:
+        if self._watermark is None:
+            path = self.place.path_of(WATERMARK)
+            self._watermark = WatermarkWriter(self._files, path, self.identity.salt, self.mark, within=self.place)
+        return self._watermark
+
+    def _segment(self) -> int:
+        if self._fd < 0:
+            self._fd = self.place.open_write(segment_name(self.bases[-1]))
+        return self._fd
+
+    def rest(self) -> None:
+        """Close the files until their next use; the lock stays. What was appended must be synced."""
+        syncer, self._syncer = self._syncer, None
+        if syncer is not None:  # an error has ended the work
+            syncer.stop()
+        watermark, self._watermark = self._watermark, None
+        if watermark is not None:
+            watermark.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._files.close(fd)
+
+    def _position(self, offset: int) -> int:
+        return HEADER_BYTES + offset - self.bases[-1]
+
+    # --- what the copy has -----------------------------------------------------------------------------
+
+    def header(self, base: int) -> SegmentHeader:
+        """The header of a segment."""
+        with self._reader(base) as reader:
+            return reader.header
+
+    def headers(self, base: int) -> Iterator[Header]:
+        """The headers of the batches of a segment, up to the end of the copy."""
+        following = next((each for each in self.bases if each > base), self.end.end)
+        with self._reader(base) as reader:
+            yield from reader.headers(base, min(following, self.end.end))
+
+    def _reader(self, base: int) -> SegmentReader:
+        return _reader(self.place, self.identity, base)
+
+    # --- growth ----------------------------------------------------------------------------------------
+
+    def append(self, content: bytes, end: End) -> None:
+        """Write whole checked batches, which follow the end in the same segment. Handed to the system."""
+        self._files.write_all(self._segment(), [content], self._position(self.end.end))
+        self.end = end
+
+    def pull(self, source: int, end: End) -> None:
+        """Copy what the open file of the same segment has up to `end`, unchecked. Handed to the system."""
+        start, stop = self._position(self.end.end), self._position(end.end)
+        self._files.copy_range(source, self._segment(), start=start, end=stop, at=start)
+        self.end = end
+
+    def begin(self, header: SegmentHeader, more_producers: bytes | None) -> None:
+        """Begin the segment that follows the end, with the source's header. Synced, also all before it."""
+        self.sync()
+        if more_producers is not None:
+            self.place.replace(producers_name(header.base_offset), more_producers, self._permissions)
+        fd = create_segment(self.place, header, self._permissions)
+        old, self._fd = self._fd, fd
+        self.bases.append(header.base_offset)
+        self.end = self.synced = End(self.end.end, header.previous_batch, header.previous_crc)
+        if old >= 0:
+            self._files.close(old)
+
+    def sync(self) -> None:
+        """Make all that was appended durable. Synced; an `OSError` is final."""
+        self._await_sync()
+        if self.synced != self.end:
+            fd = self._segment()
+            self._syncing(lambda: self._files.datasync(fd))
+            self.synced = self.end
+
+    def sync_soon(self) -> None:
+        """Begin to make durable what was appended, in a thread; `synced` is how far the sync before it came."""
+        self._await_sync()
+        self._syncer = Helper(self._sync_to)
+        self._syncer.give((self._segment(), self.end))
+
+    def _sync_to(self, given: tuple[int, End]) -> Iterator[End]:
+        self._files.datasync(given[0])
+        yield given[1]
+
+    def _await_sync(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        syncer, self._syncer = self._syncer, None
+        if syncer is not None:
+            try:
+                self._syncing(lambda: setattr(self, "synced", next(syncer.take())))
+            finally:
+                syncer.stop()
+
+    def _syncing(self, sync: Callable[[], object]) -> None:
+        """After a failed sync, a second one may succeed without having written anything. So no other is tried."""
+        try:
+            sync()
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def publish(self, mark: Mark) -> None:
+        """Let readers of the copy see up to this mark, which must be synced, unless it has nothing new."""
+        assert mark.flushed_end <= self.synced.end
+        if mark._replace(sequence=0) != self.mark._replace(sequence=0):
+            self._publish(mark)
+
+    def _publish(self, mark: Mark) -> None:
+        mark = mark._replace(sequence=self.mark.sequence + 1)
+        self._marks().publish(mark)
+        self.mark = mark
+
+    def promise(self, epoch: int) -> None:
+        """Let no writer with a lower number write here from now on. Synced."""
+        self.publish(self.mark._replace(promised_epoch=epoch))
+        self.sync_mark()
+
+    def accept(self, epoch: int, nonce: int) -> None:
+        """Take this log for that of a writer, from whose log it does not differ; all of it is durable. Synced."""
+        assert self.synced == self.end
+        self.publish(self.mark._replace(writer_epoch=epoch, writer_nonce=nonce, promised_epoch=epoch))
+        self.sync_mark()
+
+    def show(self, end: int, last_batch: int) -> None:
+        """Let readers see up to `end`, where the batch at `last_batch` ends, if that is here and new. Synced."""
+        mark = self.mark
+        if mark.flushed_end < end <= self.synced.end:
+            self.publish(mark._replace(
+                flushed_end=end, flushed_tail=last_batch, durable_end=end, durable_tail=last_batch
+            ))  # fmt: skip
+            self.sync_mark()
+
+    def rest_at(self, mark: Mark) -> None:
+        """Publish this mark in both slots. Synced."""
+        assert mark.flushed_end <= self.synced.end
+        self._promise(mark)
+
+    def sync_mark(self) -> None:
+        """Make the last publication durable. Synced."""
+        self._marks().sync()
+
+    def drop_before(self, base: int, mark: Mark | None = None) -> None:
+        """Let the log begin at this segment, and remove those before it. Synced."""
+        assert base in self.bases
+        self._promise((mark or self.mark)._replace(log_start_offset=base))
+        names = [segment_name(each) for each in self.bases if each < base]
+        self.bases = [each for each in self.bases if each >= base]
+        for name in names:
+            with suppress(FileNotFoundError):
+                self.place.unlink(name.removesuffix(".log") + ".producers")
+            self.place.unlink(name)
+        self.place.sync()
+
+    def begin_first(self, header: SegmentHeader) -> None:
+        """Give the only segment, which has no batches, this header. Synced."""
+        if self.header(self.bases[0]) != header:
+            self.rest()
+            self._fd = create_segment(self.place, header, self._permissions)
+            self.end = self.synced = End(header.base_offset, header.previous_batch, header.previous_crc)
+
+    def begin_anew(self, header: SegmentHeader, more_producers: bytes | None) -> None:
+        """Let the log consist of this segment alone, which is empty and does not follow the end. Synced."""
+        self.begin(header, more_producers)
+        start = header.base_offset
+        self.end = self.synced = End(start, header.previous_batch, header.previous_crc)
+        mark = Mark.at_rest(self.mark.sequence, start, start, header.previous_batch)
+        self.drop_before(start, mark._replace(applied_txn=header.applied_txn))
+
+    def _promise(self, mark: Mark) -> None:
+        """Write the mark into both slots. Synced."""
+        for _ in range(2):
+            self._publish(mark)
+            self.sync_mark()
+
+    # --- another history -------------------------------------------------------------------------------
+
+    def cut(self, to: End, mark: Mark) -> list[str]:
+        """Remove what lies behind `to`, which is the end of a batch of this copy; returns the files that keep it.
+
+        A segment that begins there goes, too, unless it is the only one: its header is of the other history.
+        `mark` is the one to be promised. A crash at any point leaves all of it aside, or still in the log.
+        """
+        base = max([each for each in self.bases if each < to.end], default=self.bases[0])
+        later = [each for each in self.bases if each > base]
+        kept: list[str] = []
+        if (start := HEADER_BYTES + to.end - base) < self._size(base):
+            kept.append(self._keep_aside(base, start))
+        kept += [self._keep_aside(each, 0) for each in later if self._size(each) > HEADER_BYTES]
+        self.place.sync()
+        self._promise(mark)
+        for each in reversed(later):
+            self.place.unlink(segment_name(each))
+        self.place.sync()
+        self.bases = [each for each in self.bases if each <= base]
+        self.end = self.synced = to
+        self.rest()
+        self._fd = self._cut_file(segment_name(base), start)
+        return kept
+
+    def _cut_file(self, name: str, size: int) -> int:
+        """Cut a file, and return it open for writing. A file that a snapshot shares is copied first. Synced."""
+        files = self._files
+        fd = self.place.open_write(name)
+        try:
+            if files.fstat(fd).st_nlink > 1:
+                temporary = name + ".tmp"
+                shared, fd = fd, self.place.create(temporary, self._permissions, exclusive=False)
+                try:
+                    files.ftruncate(fd, 0)  # an earlier try may have failed
+                    files.share_range(shared, fd, start=0, end=size, at=0)
+                finally:
+                    files.close(shared)
+                files.datasync(fd)
+                self.place.rename(temporary, name)
+                self.place.sync()
+            elif files.size(fd) > size:
+                files.ftruncate(fd, size)
+                files.datasync(fd)
+        except BaseException:
+            files.close(fd)
+            raise
+        return fd
+
+    def _size(self, base: int) -> int:
+        return self._files.facts(self.place.path_of(segment_name(base)), dir_fd=self.place.fd).st_size
+
+    def _keep_aside(self, base: int, start: int) -> str:
+        """Keep the bytes of a segment from file position `start` on, in a file beside it: synced, but for its name."""
+        name = segment_name(base)
+        stem = name.removesuffix(".log") + _ASIDE + str(start)
+        number, kept = 0, stem
+        while self.place.exists(kept):  # of an earlier time
+            number += 1
+            kept = f"{stem}.{number}"
+        source = self.place.open_read(name)
+        try:
+            copy = self.place.create(kept, 0o600)
+            try:
+                self._files.share_range(source, copy, start=start, end=self._files.size(source), at=0)
+                self._files.datasync(copy)
+            finally:
+                self._files.close(copy)
+        finally:
+            self._files.close(source)
+        return self.place.path_of(kept)
+
+    # --- end ---------------------------------------------------------------------------------------------
+
+    def let_go(self) -> lock.Lock:
+        """Close the files, and leave the lock to the caller."""
+        self.rest()
+        return self.held
+
+    def close(self) -> None:
+        """Release the log. What was appended and not published will be cut by the next opening."""
+        try:
+            self.rest()
+        finally:
+            self.held.release()
+
+
+def read_mark(place: Directory, identity: Identity) -> Mark | None:
+    """The mark of the log in an open directory; None if it is lost."""
+    if not place.exists(WATERMARK):
+        return None
+    return newest(place.read_whole(WATERMARK, MOST_BYTES), identity.salt, place.path_of(WATERMARK))
+
+
+def promise(place: Directory, identity: Identity, mark: Mark, epoch: int) -> Mark:
+    """Let no writer with a lower number write in this directory, whose newest mark is given. Synced."""
+    writer = WatermarkWriter(place.files, place.path_of(WATERMARK), identity.salt, mark, within=place)
+    try:
+        writer.publish(mark._replace(sequence=mark.sequence + 1, promised_epoch=epoch))
+        writer.sync()
+        return writer.mark
+    finally:
+        writer.close()
+
+
+def look_behind(place: Directory, identity: Identity, mark: Mark) -> Behind:
+    """What is whole behind the mark of the log in an open directory. It changes nothing.
+
+    `CorruptLogError` if there is less than the mark promises.
+    """
+    sizes = _sizes(place)
+    bases = sorted(base for base in sizes if base >= mark.log_start_offset)
+    if not bases or bases[0] != mark.log_start_offset:
+        found = f"a first segment at {bases[0]}" if bases else "no segment"
+        raise CorruptLogError(place.path, 0, found, f"one at {mark.log_start_offset}")
+    there = [base for base in bases if base <= mark.flushed_end]
+    load_headers(place, {base: sizes[base] for base in there}, identity)
+    start, following = mark.flushed_end, iter([base for base in bases if base > mark.flushed_end])
+    unsynced: list[tuple[int, int, int]] = []
+    with _reader(place, identity, there[-1]) as reader:
+        if (file_end := reader.end_of_file()) < start:
+            position = reader.file_position(file_end)
+            raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {start}")
+        sections = Sections(mark.applied_txn, mark.held_txn, mark.held_from, mark.held_tail)
+        tail = tail_at(reader, start, mark.flushed_tail)._replace(sections=sections)
+        tail, fault = valid_prefix(reader, tail, file_end)
+    if start < tail.end:
+        unsynced.append((there[-1], start, tail.end))
+    while fault is None and next(following, None) == tail.end and not tail.sections.held_txn:
+        with _reader(place, identity, tail.end) as reader:
+            if End.of(tail_at(reader, tail.end, tail.end)) != End.of(tail):
+                break
+            there.append(tail.end)
+            tail, fault = valid_prefix(reader, tail, reader.end_of_file())
+        if there[-1] < tail.end:
+            unsynced.append((there[-1], there[-1], tail.end))
+    return Behind(tail, there, unsynced)
+
+
+def _sizes(place: Directory) -> dict[int, int]:
+    return {base: size for name, size in place.sizes().items() if (base := parse_segment_name(name)) is not None}
+
+
+def _reader(place: Directory, identity: Identity, base: int) -> SegmentReader:
+    return SegmentReader(place.files, place.path_of(segment_name(base)), identity, within=place)
+
+
+def make_copied(
+    files: Files, path: str, header: SegmentHeader, more_producers: bytes | None, identity: Identity, permissions: int
+) -> None:
+    """Make an empty copy that begins with this segment, in a new directory. Synced, also its name."""
+    start, (parent, name) = header.base_offset, os.path.split(path)
+    aside = os.path.join(parent, f".{name}.tmp")
+    if files.exists(aside):  # left by a crash
+        files.remove_tree(aside)
+    files.make_directory(aside, permissions)
+    with Directory.open(files, aside) as place:
+        mark = Mark.at_rest(0, start, start, header.previous_batch)._replace(applied_txn=header.applied_txn)
+        place.write_new(WATERMARK, encode_new(mark, identity.salt), permissions)
+        if more_producers is not None:
+            place.write_new(producers_name(start), more_producers, permissions)
+        files.close(create_segment(place, header, permissions))
+    files.rename(aside, path)
+    files.sync_directory(parent)

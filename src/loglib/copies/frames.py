@@ -1,0 +1,173 @@
+"""Link: the frames that the two ends of a mirror's stream send each other.
+
+Invariant: a frame is handed out whole and checked, or the link breaks: then every later call raises the error. The
+bodies of all kinds end with a checksum, but for BATCHES, whose batches have their own.
+
+Each frame begins with the header of a transfer frame (append/transfer.py). The copy asks, and the source answers:
+
+    kind      from    body                                                     partition, salt   base_offset
+    0 BATCHES  source  whole batches of one segment, as they are stored         of the log        of the first one
+    1 REQUEST  copy    JSON: what is asked for                                  0                 0
+    2 ANSWER   source  JSON: the answer; after a READ its end                   0                 0
+    3 ERROR    source  JSON: the error that came instead of the answer          0                 0
+    4 SEGMENT  source  a segment begins: its header, and files beside it        of the log        of the segment
+    5 GAP      source  bytes of a declared gap, as they are                     of the log        of the first byte
+    6 ACK      copy    none: the log is durable in the copy up to base_offset   of the log        the end
+    7 BEAT     copy    none: a sign of life                                     0                 0
+    8 STOP     copy    none: end the present READ                               0                 0
+
+docs/mirror-stream.md has the requests and answers. `salt` is that of the log, so a frame of another log is refused.
+
+Threads: `wake` from any thread; the rest from one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..append.transfer import BATCHES, FRAME_BYTES, FrameHeader
+from ..config.policies import MAX_BATCH_BYTES
+from ..errors import BrokenStreamError, CorruptLogError, UnsupportedFormatError
+from ..format.header import crc32c
+from ..segment import HEADER_BYTES
+from ..system.not_copyable import Unique
+from ..system.stream import Stream
+from .log_source import BLOCK_BYTES, MOST_BESIDE_BYTES
+
+__all__ = [
+    "ACK", "ANSWER", "BATCHES", "BEAT", "ERROR", "GAP", "PROTOCOL", "REQUEST", "SEGMENT", "STOP", "Frame", "Link",
+]  # fmt: skip
+
+PROTOCOL = 1
+REQUEST, ANSWER, ERROR, SEGMENT, GAP, ACK, BEAT, STOP = range(1, 9)
+_CRC_BYTES = 4
+_COALESCED_BYTES = 1 << 16  # so small a body is written together with its header
+_MOST_BYTES = {  # behind the header of a frame
+    BATCHES: MAX_BATCH_BYTES,
+    REQUEST: 1 << 20,
+    ANSWER: 64 << 20,  # the marks of 10,000 partitions are 4 MiB
+    ERROR: 1 << 20,
+    SEGMENT: HEADER_BYTES + 2 * (8 + MOST_BESIDE_BYTES) + _CRC_BYTES,
+    GAP: BLOCK_BYTES + _CRC_BYTES,
+    ACK: 0,
+    BEAT: 0,
+    STOP: 0,
+}
+_FROM_SOURCE = (BATCHES, ANSWER, ERROR, SEGMENT, GAP)
+_FROM_COPY = (REQUEST, ACK, BEAT, STOP)
+
+
+class Frame(NamedTuple):
+    """One frame; the table at the top of the module explains each field."""
+
+    kind: int
+    partition: int = 0
+    salt: int = 0
+    base_offset: int = 0
+    content: bytes = b""
+
+    def facts(self) -> Any:
+        """The JSON of the content."""
+        return json.loads(self.content)
+
+
+class Link(Unique):
+    """One end of a stream of frames: the source's, or the copy's."""
+
+    def __init__(self, stream: Any, *, timeout_s: float, doing: str, at_source: bool) -> None:
+        self._awaited = _FROM_COPY if at_source else _FROM_SOURCE
+        self._failure: BrokenStreamError | UnsupportedFormatError | None = None
+        self._stream = Stream(stream, timeout_s=timeout_s, doing=doing)
+        self.timeout_s = timeout_s
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def wake(self) -> None:
+        """End the present wait and all later ones with `LogClosedError`."""
+        self._stream.wake()
+
+    def broken(self, why: object) -> BrokenStreamError:
+        """The link is of no more use: the other end does not keep to the protocol. The error to raise."""
+        self._failure = self._stream.broken(why)
+        return self._failure
+
+    def now_doing(self, doing: str) -> None:
+        """What completes the sentence "the stream broke while ..." from now on."""
+        self._stream.doing = doing
+
+    @property
+    def failed(self) -> bool:
+        """Whether the link is broken."""
+        return self._failure is not None
+
+    # --- frames ------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame."""
+        self._check()
+        kind, partition, salt, base_offset, content = frame
+        crc = b"" if kind == BATCHES or not content else crc32c(content).to_bytes(_CRC_BYTES, "little")
+        header = FrameHeader(kind, partition, salt, base_offset, len(content) + len(crc)).encode()
+        try:
+            if len(content) < _COALESCED_BYTES:
+                self._stream.write(b"".join((header, content, crc)))
+            else:
+                for part in (header, content, crc):
+                    self._stream.write(part)
+        except BaseException as error:
+            self._note(error)
+            raise
+
+    def send_facts(self, kind: int, facts: Any) -> None:
+        """Send a frame with these facts as JSON."""
+        self.send(Frame(kind, content=json.dumps(facts).encode()))
+
+    def waits(self, timeout_s: float = 0.0, others: Sequence[int] = ()) -> bool:
+        """Whether a frame has arrived, or the end. It waits for one so long, or until another descriptor is readable.
+
+        That is no silence of the other end.
+        """
+        self._check()
+        return self._stream.wait(timeout_s, others)
+
+    def receive(self, *, may_end: bool = False) -> Frame | None:
+        """The next frame. None at the end of the stream, if it may end here."""
+        self._check()
+        try:
+            return self._receive(may_end=may_end)
+        except BaseException as error:
+            self._note(error)
+            raise
+
+    def _receive(self, *, may_end: bool) -> Frame | None:
+        raw = self._stream.read(FRAME_BYTES, may_end=may_end)
+        if not raw:
+            return None
+        try:
+            kind, partition, salt, base_offset, size = FrameHeader.decode(raw)
+        except CorruptLogError as error:
+            raise self.broken(f"{error.found} came, and not {error.expected}") from error
+        if kind not in _MOST_BYTES:
+            raise UnsupportedFormatError("the stream", "frame kind", kind, max(_MOST_BYTES))
+        if kind not in self._awaited or size > _MOST_BYTES[kind]:
+            raise self.broken(f"a frame of kind {kind} and {size} bytes came, which has no place here")
+        content = self._stream.read(size) if size else b""
+        if content and kind != BATCHES:
+            content, crc = content[:-_CRC_BYTES], content[-_CRC_BYTES:]
+            if crc != crc32c(content).to_bytes(_CRC_BYTES, "little"):
+                raise self.broken(f"a frame of kind {kind} came with the CRC {crc.hex()}, and not that of its bytes")
+        return Frame(kind, partition, salt, base_offset, content)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure.again()
+
+    def _note(self, error: BaseException) -> None:
+        """What was interrupted in mid-frame cannot be continued."""
+        if isinstance(error, BrokenStreamError | UnsupportedFormatError):
+            self._failure = error
+        else:
+            self._failure = self._stream.broken(repr(error))

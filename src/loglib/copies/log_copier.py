@@ -1,0 +1,295 @@
+"""Pair: a log and its copy, and how the copy is brought up to the log.
+
+Invariant: the copy is a prefix of the log, byte for byte. If the source turns out to have another history (a power cut
+has taken its end, or a backup was put in place), the copy goes back to the last batch that both have.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Protocol
+
+from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.watermark import Mark
+from ..log import gaps
+from ..log.ages import NAME as CLOCK
+from ..segment import Identity
+from ..system.files import Files
+from ..system.lock import Lock
+from ..system.not_copyable import Unique
+from .follower_log import CopiedLog, End, make_copied
+from .log_source import Begun, Block, own_mark
+
+__all__ = ["SYNC_BYTES", "Pair", "Source"]
+
+logger = logging.getLogger("loglib")
+
+SYNC_BYTES = 32 << 20  # of the log: a long copy is synced and shown in such parts
+_COMPARED_AT_ONCE = 1000  # ends of batches
+
+
+class Source(Protocol):
+    """What a pair asks the log for that it copies; see `source.SourceLog`."""
+
+    @property
+    def place(self) -> str:
+        """Where the log is, for messages."""
+
+    @property
+    def credit_bytes(self) -> int:
+        """The source hands out so many bytes that are not acknowledged, and then waits."""
+
+    @property
+    def published_end(self) -> int: ...
+
+    def first(self) -> Begun: ...
+
+    def begun(self, base: int) -> Begun: ...
+
+    def piece(self, at: End, base: int, limit: int) -> Begun | Block: ...
+
+    def beside(self, name: str) -> bytes | None: ...
+
+    def same(self, ends: Sequence[End], mark: Mark) -> int: ...
+
+    def acknowledge(self, end: int) -> None: ...
+
+    def rest(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Pair(Unique):
+    """One log, and its copy in another directory. The copy is made if there is none."""
+
+    def __init__(
+        self, files: Files, source: Source, to: str, identity: Identity, permissions: int,
+        *, promised: Mark | None = None, held: Lock | None = None, shows: bool = True,
+    ) -> None:  # fmt: skip
+        self._files = files
+        self._permissions = permissions
+        self._seen = (-1, -1)  # the writer of the source's mark at the last look for a common history
+        self._carried: dict[str, bytes] = {}
+        self.set_aside: list[str] = []  # files that keep what the source does not have
+        self.source = source
+        try:
+            if not files.exists(to):
+                begun = source.first()
+                make_copied(files, to, begun.header, begun.more_producers, identity, permissions)
+            self.copied = CopiedLog(files, to, identity, permissions, promised=promised, held=held, shows=shows)
+        except BaseException:
+            self.source.close()
+            raise
+        self._acknowledged = self.copied.synced.end
+
+    def close(self) -> None:
+        self.source.close()
+        self.copied.close()
+
+    def let_go(self) -> None:
+        """Close all files, and leave the lock to the caller."""
+        self.source.close()
+        self.copied.let_go()
+
+    def rest(self) -> None:
+        """Close files until their next use."""
+        self.source.rest()
+        self.copied.rest()
+
+    @property
+    def lag_bytes(self) -> int:
+        """How much of what readers of the source see is not yet published in the copy."""
+        return max(0, self.source.published_end - self.copied.mark.flushed_end)
+
+    def is_ahead_of(self, target: Mark) -> bool:
+        """Whether the copy has more than `target`, and the source has that, too.
+
+        So it is if the store of the transactions could not be read: then a transaction that was done does not count.
+        """
+        shown = self.copied.mark.flushed_end
+        return target.flushed_end < shown <= self.source.published_end
+
+    def turn_to(self, source: Source) -> None:
+        """Copy from another directory from now on."""
+        before, self.source = self.source, source
+        before.close()
+        self._seen = (-1, -1)
+
+    def advance(
+        self,
+        target: Mark,
+        pace: Callable[[int], object],
+        *,
+        restart: bool = False,
+        acknowledged: int | None = None,
+    ) -> int:
+        """Copy up to the source's mark `target`; returns the bytes that were written. They are synced, not published.
+
+        `pace` is called with the size of each piece that was copied. If retention at the source has overtaken the
+        copy, it raises `OffsetOutOfRangeError`; with `restart` the copy begins anew at the source's log start. In a
+        long copy, parts are published; with `acknowledged` only those below it, and the copy does not yet take the
+        source's writer for its own.
+        """
+        before, unsynced = self.copied.end.end, 0
+        writer = target.writer_epoch, target.writer_nonce
+        if writer != self._seen or not target.log_start_offset <= before <= target.flushed_end:
+            before = self._join(target, restart=restart)
+            self._seen = writer
+            self.source.acknowledge(min(before, self.copied.synced.end))
+        self._acknowledged = before
+        written = -before
+        while self.copied.end.end < target.flushed_end:
+            try:
+                size = self._step(target)
+            except CorruptLogError:
+                end = self.copied.end.end
+                written += end
+                self._join(target, restart=restart)
+                if self.copied.end.end == end:  # the source is damaged: it has the same history
+                    raise
+                self._acknowledged = self.copied.end.end
+                written -= self._acknowledged
+                continue
+            pace(size)
+            unsynced += size
+            if unsynced >= SYNC_BYTES and self.copied.end.crc is not None:
+                self.copied.sync_soon()
+                self._acknowledge()
+                self._publish_part(target, acknowledged)
+                unsynced = 0
+            if self.copied.end.end - self._acknowledged >= self.source.credit_bytes:  # the source may be waiting
+                self.copied.sync()
+                self._acknowledge()
+        self.copied.sync()
+        self._acknowledge()
+        return written + self.copied.end.end
+
+    def _acknowledge(self) -> None:
+        """Tell the source how far the copy is durable."""
+        if self._acknowledged != self.copied.synced.end:
+            self._acknowledged = self.copied.synced.end
+            self.source.acknowledge(self._acknowledged)
+
+    def _step(self, target: Mark) -> int:
+        """Copy the next piece; returns its size."""
+        copied = self.copied
+        piece = self.source.piece(copied.end, copied.bases[-1], target.flushed_end)
+        if isinstance(piece, Begun):
+            self._keep(CLOCK, piece.clock)
+            copied.begin(piece.header, piece.more_producers)
+            return 0
+        if piece.end.crc is None:
+            self.carry(gaps.NAME)
+        copied.append(piece.content, piece.end)
+        return len(piece.content)
+
+    def carry(self, name: str) -> None:
+        """Copy a small file of the log, if the source has another one than at the last time. Synced."""
+        self._keep(name, self.source.beside(name))
+
+    def _keep(self, name: str, content: bytes | None) -> None:
+        if content is not None and self._carried.get(name) != content:
+            self.copied.place.replace(name, content, self._permissions)
+            self._carried[name] = content
+
+    def _publish_part(self, target: Mark, acknowledged: int | None) -> None:
+        """Publish what is synced, on the way to `target`."""
+        end, mark = self.copied.synced, self.copied.mark
+        if acknowledged is None:
+            mark = mark._replace(writer_epoch=target.writer_epoch, writer_nonce=target.writer_nonce)
+        elif not mark.flushed_end <= end.end <= acknowledged:
+            return
+        self.copied.publish(mark._replace(
+            flushed_end=end.end, flushed_tail=end.last_batch, durable_end=end.end, durable_tail=end.last_batch
+        ))  # fmt: skip
+
+    def next_mark(self, target: Mark) -> Mark:
+        """What the copy promises when it has come to `target`; its sequence is that of the next publication."""
+        own = self.copied.mark
+        return own_mark(target)._replace(sequence=own.sequence + 1, log_start_offset=own.log_start_offset)
+
+    def publish(self, target: Mark) -> None:
+        """Let readers of the copy see up to the source's mark `target`, to which it was advanced."""
+        self.copied.publish(self.next_mark(target))
+
+    def retire(self, target: Mark) -> None:
+        """Drop the segments that the source has dropped."""
+        if target.log_start_offset > self.copied.mark.log_start_offset:
+            if target.log_start_offset not in self.copied.bases:
+                found = f"a log that begins at offset {target.log_start_offset}"
+                raise CorruptLogError(self.source.place, 0, found, "one that begins where a segment does")
+            self.copied.drop_before(target.log_start_offset)
+
+    # --- another history ---------------------------------------------------------------------------------
+
+    def _join(self, target: Mark, *, restart: bool) -> int:
+        """Let the copy end where both logs are the same; returns that end."""
+        copied = self.copied
+        if copied.end.end < target.log_start_offset:
+            if not restart:
+                raise OffsetOutOfRangeError(
+                    copied.identity.partition, copied.end.end, target.log_start_offset, target.flushed_end
+                )
+            return self._begin_anew(target)
+        common = self._common_end(target)
+        if common == copied.end and common.end not in copied.bases[1:]:
+            self._join_first()
+            return common.end
+        if common is None or common.end < copied.mark.log_start_offset:
+            raise CorruptLogError(
+                copied.path, 0, "no batch that the source has", f"a copy of {self.source.place}"
+            )
+        mark, (end, last, _) = copied.mark, common
+        if end < mark.flushed_end:
+            mark = mark._replace(flushed_end=end, flushed_tail=last, durable_end=end, durable_tail=last)
+        kept = copied.cut(common, mark)
+        self._join_first()
+        self.set_aside += kept
+        if not kept:  # only a segment without batches went
+            return common.end
+        logger.warning(
+            "%s: its source %s does not have the offsets from %d on; they are set aside in %s",
+            copied.path, self.source.place, common.end, ", ".join(kept),
+        )  # fmt: skip
+        return common.end
+
+    def _common_end(self, target: Mark) -> End | None:
+        """The largest end of the copy up to which the source is the same; None if they have nothing in common."""
+        copied, same = self.copied, self.source.same
+        if same([copied.end], target):
+            return copied.end
+        for base in reversed(copied.bases):
+            header = copied.header(base)
+            end = End(base, header.previous_batch, header.previous_crc)
+            if base < target.log_start_offset:  # whether they are the same there cannot be known any more
+                return None
+            if same([end], target):
+                ends = (End(each.next_offset, each.base_offset, each.header_crc) for each in copied.headers(base))
+                while some := list(islice(ends, _COMPARED_AT_ONCE)):
+                    count = same(some, target)
+                    end = (end, *some)[count]
+                    if count < len(some):
+                        break
+                return end
+        return None
+
+    def _join_first(self) -> None:
+        """If the copy has no batches, let it begin as the source does."""
+        copied = self.copied
+        if copied.end.end == copied.bases[0]:
+            copied.begin_first(self.source.begun(copied.end.end).header)
+
+    def _begin_anew(self, target: Mark) -> int:
+        """Let the copy begin where the source begins now: what was between is lost."""
+        copied, start = self.copied, target.log_start_offset
+        logger.warning(
+            "%s: retention at its source has overtaken it; it begins anew at offset %d, without [%d, %d)",
+            copied.path, start, copied.end.end, start,
+        )  # fmt: skip
+        begun = self.source.begun(start)
+        copied.begin_anew(begun.header, begun.more_producers)
+        return start

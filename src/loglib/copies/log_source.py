@@ -1,0 +1,231 @@
+"""Source: one log in a directory, as a copy reads it: whole checked batches as they are stored.
+
+Invariant: a block that is handed out holds whole batches that are checked and follow the batch before, or the bytes of
+a declared gap. Two logs are the same up to an end if both have the batch before it: its header's CRC covers that of
+the batch before, and so on to the beginning of the log.
+
+`pair.Source` says what a pair asks a source for; the other one is `remote.RemoteLog`, where the log is on another host.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import takewhile
+from typing import NamedTuple
+
+from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.header import HEADER_BYTES as BATCH_HEADER_BYTES
+from ..format.header import BadBatch, NewerBatch, check_body, parse_header
+from ..format.watermark import Mark
+from ..log.ages import NAME as CLOCK
+from ..log.bundle_reader import Bundle
+from ..log.log import Log
+from ..segment import Identity, SegmentHeader, SegmentReader, producers_name, read_segment_header, segment_name
+from ..system.files import Files
+from ..system.not_copyable import Unique
+from .follower_log import End
+
+__all__ = [
+    "BLOCK_BYTES", "MOST_BESIDE_BYTES", "SMALL_BATCH_BYTES", "Begun", "Block", "SourceLog", "own_mark", "whole_batches",
+]  # fmt: skip
+
+BLOCK_BYTES = 1 << 20
+SMALL_BATCH_BYTES = BLOCK_BYTES // 64  # of so small ones a block is checked as columns
+MOST_BESIDE_BYTES = 16 << 20  # of a small file beside the segments
+
+
+class Begun(NamedTuple):
+    """A segment as it begins."""
+
+    header: SegmentHeader
+    more_producers: bytes | None  # the content of its file of producers, if it has one
+    clock: bytes | None  # that of the log's file `clock`, if it has one
+
+
+class Block(NamedTuple):
+    """The next batches, or a part of a declared gap: then the CRC of `end` is None."""
+
+    content: bytes
+    end: End
+
+
+class SourceLog(Unique):
+    """A log that is copied."""
+
+    credit_bytes = 1 << 62  # nobody waits for an acknowledgement
+
+    def __init__(self, files: Files, directory: str, identity: Identity) -> None:
+        self._files = files
+        self.place = directory
+        self.log = Log(files, directory, identity)
+        self._segment: SegmentReader | None = None
+        self._restored = self.log.restored  # its value when the segment was opened
+
+    def close(self) -> None:
+        self.rest()
+        self.log.close()
+
+    def rest(self) -> None:
+        """Close the files until the next use."""
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+        self.log.rest()
+
+    @property
+    def published_end(self) -> int:
+        """The end that the writer has published, also behind a transaction that is not done."""
+        return self.log.published().flushed_end
+
+    def acknowledge(self, end: int) -> None:
+        """The copy is durable up to this end. A directory need not know."""
+
+    def beside(self, name: str) -> bytes | None:
+        """The content of a small file beside the segments; None if there is none."""
+        with suppress(FileNotFoundError):
+            return self._files.read_whole(os.path.join(self.place, name), MOST_BESIDE_BYTES)
+        return None
+
+    # --- segments --------------------------------------------------------------------------------------
+
+    def first(self) -> Begun:
+        """The segment at which the log begins."""
+        while True:
+            with suppress(OffsetOutOfRangeError):  # retention has dropped it meanwhile
+                return self.begun(self.log.published().log_start_offset)
+
+    def begun(self, base: int) -> Begun:
+        """The segment with this base offset, as it begins. `OffsetOutOfRangeError` if retention has dropped it."""
+        log, more = self.log, None
+        path = os.path.join(log.directory, segment_name(base))
+        try:
+            header = read_segment_header(self._files, path, log.identity)
+            if header.more_producers:
+                more = self._files.read_whole(os.path.join(log.directory, producers_name(base)), MOST_BESIDE_BYTES)
+        except FileNotFoundError as error:
+            log.check_not_dropped(base)
+            raise CorruptLogError(path, 0, "no file", "the segment of this name, with its producers") from error
+        return Begun(header, more, self.beside(CLOCK))
+
+    def _check_joins(self, end: End, header: SegmentHeader) -> None:
+        """`CorruptLogError` if the segment does not follow this end. Behind a declared gap nobody knows."""
+        if end.crc in (None, header.previous_crc) or any(gap.end == end.end for gap in self.log.gaps()):
+            return
+        path = os.path.join(self.log.directory, segment_name(header.base_offset))
+        found = f"a segment that follows a batch with CRC {header.previous_crc:08x}"
+        raise CorruptLogError(path, 72, found, f"{end.crc:08x}")
+
+    def _open(self, offset: int) -> SegmentReader:
+        segment, log = self._segment, self.log
+        if segment is not None:
+            stop = log.index.after(segment.base_offset) or segment.end_of_file()
+            if self._restored == log.restored and segment.base_offset <= offset < stop:
+                return segment
+            self._segment = None
+            segment.close()
+        self._restored = log.restored
+        self._segment = segment = log.open_segment(offset)
+        return segment
+
+    def _end(self, segment: SegmentReader, limit: int) -> int:
+        """Where the batches of the segment end, if not at `limit`."""
+        return min(limit, self.log.index.after(segment.base_offset) or limit, segment.end_of_file())
+
+    # --- bytes -----------------------------------------------------------------------------------------
+
+    def piece(self, at: End, base: int, limit: int) -> Begun | Block:
+        """What follows `at` in the log, below `limit`; `base` is the base offset of the segment that `at` ends in.
+
+        Either a segment begins there; or the next whole batches of one segment, about 1 MiB of them.
+        `CorruptLogError` if they are damaged or do not follow the batch before, and
+        `OffsetOutOfRangeError` if retention has dropped them.
+        """
+        if self._open(at.end).base_offset == at.end != base:
+            begun = self.begun(at.end)
+            self._check_joins(at, begun.header)
+            return begun
+        try:
+            return self._checked(at, limit)
+        except CorruptLogError:
+            gap = self.log.gap_at(at.end)
+            if gap is None:
+                raise
+            return self._unchecked(at, min(gap.end, limit))
+
+    def _checked(self, at: End, limit: int) -> Block:
+        segment = self._open(at.end)
+        stop = self._end(segment, limit)
+        first = segment.header_at(at.end)
+        if first.length <= SMALL_BATCH_BYTES:
+            bundle = Bundle.read(segment, at.end, stop, block_bytes=BLOCK_BYTES)
+            if bundle is not None and at.crc in (None, bundle.previous_crc):
+                return Block(bundle.stored, End(bundle.next_offset, bundle.last_batch, bundle.last_crc))
+        content = segment.read(at.end, max(min(BLOCK_BYTES, stop - at.end), first.length))
+        end, fault = whole_batches(content, at, at, segment.salt)
+        if fault is not None and end == at:
+            segment.refuse(fault, end.end)
+        return Block(content[: end.end - at.end], end)
+
+    def _unchecked(self, at: End, limit: int) -> Block:
+        """The bytes of a declared gap, as they are."""
+        segment = self._open(at.end)
+        content = segment.read(at.end, min(BLOCK_BYTES, self._end(segment, limit) - at.end))
+        return Block(content, End(at.end + len(content), at.last_batch, None))
+
+    # --- common history ----------------------------------------------------------------------------------
+
+    def same(self, ends: Sequence[End], mark: Mark) -> int:
+        """Of how many of these ends, in order, the log has the batch before, the same one. It stops where it differs.
+
+        `OffsetOutOfRangeError` if retention has dropped what follows.
+        """
+        self.log.refresh()
+        return len(list(takewhile(lambda each: self._has(each, mark), ends)))
+
+    def _has(self, end: End, mark: Mark) -> bool:
+        """Whether this log has a batch that ends there, and it is the same batch."""
+        if not mark.log_start_offset <= end.end <= mark.flushed_end:
+            return False
+        if end.end in self.log.index.bases():
+            begun = self.begun(end.end).header
+            if (begun.previous_batch, begun.previous_crc) == (end.last_batch, end.crc):
+                return True
+        if end.end == mark.log_start_offset:
+            return False
+        header = self.log.header_around(end.last_batch, mark)
+        if not header.record_count:  # a gap: the batch is lost here
+            return True
+        return (header.base_offset, header.next_offset, header.header_crc) == (end.last_batch, end.end, end.crc)
+
+
+def whole_batches(content: bytes, at: End, end: End, salt: int) -> tuple[End, BadBatch | NewerBatch | None]:
+    """Where the whole checked batches in these bytes end, and what is wrong with the next batch, if it is all there.
+
+    The bytes begin at `at`; those up to `end` have been checked. Each batch must follow the one before.
+    """
+    try:
+        while len(content) - (place := end.end - at.end) >= BATCH_HEADER_BYTES:
+            header = parse_header(content, place, salt=salt, offset=end.end)
+            if place and header.length > len(content) - place:
+                break
+            if end.crc not in (None, header.previous_crc):
+                found = f"a batch that follows one with CRC {header.previous_crc:08x}"
+                raise BadBatch(60, found, f"{end.crc:08x}, the CRC of the batch before")
+            check_body(header, memoryview(content)[place + BATCH_HEADER_BYTES : place + header.length])
+            end = End(header.next_offset, header.base_offset, header.header_crc)
+    except (BadBatch, NewerBatch) as error:
+        return end, error
+    return end, None
+
+
+def own_mark(mark: Mark) -> Mark:
+    """What a copy that ends where this mark of its source ends promises, when all of it is durable."""
+    applied = mark.applied_txn
+    if mark.held_txn and mark.flushed_end <= mark.held_from:  # the mark ends before that transaction
+        applied = min(applied, mark.held_txn - 1)
+    own = Mark.at_rest(mark.sequence, mark.log_start_offset, mark.flushed_end, mark.flushed_tail)
+    return own._replace(writer_epoch=mark.writer_epoch, writer_nonce=mark.writer_nonce, applied_txn=applied)

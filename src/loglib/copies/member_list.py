@@ -1,0 +1,78 @@
+"""Members: the directories of a replicated topic. Each of them has the list, in its `copy.json`.
+
+Invariant: a member is known by an id that was drawn for it, not by its path: mounts get swapped. The list with the
+highest version counts. A list is written when every member of it holds the log, and before anything is appended; old
+members get it before new ones. A directory with version 0 is not whole yet, or no longer: it is brought up, and what
+it has says nothing about what was acknowledged. A new one has the version that it `joins`: while there is such a
+member, all must be there.
+
+    {"format": 1, "role": "replica", "log_id": "<32 digits>", "id": "<16 digits>", "of": "<paths>", "time": <us>,
+     "members": {"<16 digits>": "<path>", ...}, "acks": "all", "version": 3, "joins": 0,
+     "crc": "<8 digits>"}
+
+(in one line). The paths are where the members were last, for messages.
+
+Threads: no state, safe for all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from ..errors import CorruptLogError
+from ..format.checked_json import seal, unseal
+from ..log import copy_role as role
+from ..system.directory import Directory
+from ..system.files import Files
+
+__all__ = ["ACKS", "Acks", "Members", "needed", "read_members"]
+
+Acks = Literal["all", "quorum", "leader"]
+ACKS: tuple[Acks, ...] = ("all", "quorum", "leader")
+_MOST_BYTES = 1 << 20
+_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def needed(acks: Acks, members: int) -> int:
+    """How many directories must have what is acknowledged."""
+    return {"all": members, "quorum": members // 2 + 1, "leader": 1}[acks]
+
+
+class Members(NamedTuple):
+    """The list as one directory has it."""
+
+    log_id: bytes
+    id: str  # of this directory
+    paths: Mapping[str, str]  # by id: where each member was last
+    acks: Acks
+    version: int
+    joins: int = 0
+
+    def write(self, files: Files, path: str, permissions: int, *, now: int) -> None:
+        """Give the directory this list. Synced."""
+        others = ", ".join(each for id_, each in self.paths.items() if id_ != self.id)
+        facts = {
+            "format": role.FORMAT, "role": role.REPLICA, "log_id": self.log_id.hex(), "id": self.id, "of": others,
+            "time": now, "members": dict(self.paths), "acks": self.acks, "version": self.version,
+            "joins": self.joins,
+        }  # fmt: skip
+        with Directory.open(files, path) as directory:
+            directory.replace(role.NAME, seal(facts), permissions)
+
+
+def read_members(files: Files, path: str) -> Members | None:
+    """The list that the directory has; None if it is no member of a replicated topic."""
+    found = role.read(files, path)
+    if found is None or found.role != role.REPLICA:
+        return None
+    name = os.path.join(path, role.NAME)
+    try:
+        facts = unseal(files.read_whole(name, _MOST_BYTES))
+        paths = {str(each): str(where) for each, where in facts["members"].items()}
+        if facts["acks"] not in ACKS or facts["id"] not in paths:
+            raise ValueError(f"acks {facts['acks']}, id {facts['id']}")
+        return Members(found.log_id, found.id, paths, facts["acks"], int(facts["version"]), int(facts["joins"]))
+    except _ERRORS as error:
+        raise CorruptLogError(name, 0, f"no valid facts ({error!r})", "the members of a replicated topic") from error

@@ -1,0 +1,426 @@
+"""Mirror: a copy of a topic that follows it, byte for byte, so that offsets and committed offsets hold on the copy.
+
+Invariant: what the copy shows was flushed at the source, in the same order, at the same offsets. One pass brings all
+partitions to one moment of the source. A pass can be cut at any point, and the next one goes on where it was.
+
+The order of a pass: note where the groups' commits end, then where the data ends; copy the data, and sync it; publish
+the data's marks; copy and publish the commits. So a commit of the copy is never behind its data. If the pass brings a
+transaction to several partitions, the marks are written into one file before they are published: either that file is
+there, and the next opening publishes all of them, or none was.
+
+Threads: `close` and `lag` from any thread; the rest from one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any, Literal, NamedTuple, Protocol
+
+from ..config.arguments import topic_path
+from ..config.policies import TopicConfig
+from ..errors import LogClosedError, LogError, NotLeaderError, OffsetOutOfRangeError
+from ..format.watermark import Mark
+from ..log import copy_role as role
+from ..log import gaps
+from ..log import store_pointer as home
+from ..log import topic_file as description
+from ..log.ages import NAME as CLOCK
+from ..segment import Identity
+from ..system.clock import SYSTEM
+from ..system.directory import Directory
+from ..system.files import REAL, Files
+from ..system.not_copyable import Unique
+from .commit_copier import CopiedCommits, Groups
+from .log_copier import Pair, Source
+from .pending_marks import forget_marks, read_marks, write_marks
+from .rate_limit import Pace
+from .remote_source import TIMEOUT_S, RemoteTopic
+from .topic_source import TopicHere
+
+__all__ = ["Mirror", "MirrorLag", "Mirrored", "Origin", "mirror", "receive_mirror"]
+
+logger = logging.getLogger("loglib")
+
+_LOOK_S = 1.0  # how often to look for news of groups and policies, and for what the system has not reported
+_MANY = 64  # partitions: with more, files are closed after each pass
+
+
+class Origin(Groups, Protocol):
+    """What a mirror asks the topic for that it copies; see `origin.TopicHere`."""
+
+    @property
+    def place(self) -> str:
+        """Where the topic is, for messages."""
+
+    @property
+    def log_id(self) -> bytes: ...
+
+    def heard_at(self) -> float: ...
+
+    def beat(self) -> None: ...
+
+    def described(self) -> tuple[bytes, TopicConfig]: ...
+
+    def home(self, copy: str, /) -> bytes | None: ...
+
+    def log(self, number: int) -> Source: ...
+
+    def marks(self, numbers: Iterable[int]) -> dict[int, Mark]: ...
+
+    def watch(self) -> bool: ...
+
+    def news(self, timeout_s: float) -> list[int]: ...
+
+    def wake(self) -> None: ...
+
+    def unwatch(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MirrorLag(NamedTuple):
+    """How far a mirror is behind its source."""
+
+    bytes: int  # of the log: what readers of the source see and those of the copy do not
+    seconds: float  # since the copy was last known to be up to the source
+
+
+class Mirrored(NamedTuple):
+    """What a mirror has done."""
+
+    path: str
+    ends: tuple[int, ...]  # of each partition: what readers of the copy see offsets below
+    copied_bytes: int  # of the log
+    set_aside: tuple[str, ...]  # files that keep what the copy had and the source has not
+
+
+def mirror(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    follow: bool = False,
+    on_gap: Literal["error", "restart"] = "error",
+    bytes_per_second: float | None = None,
+    demote: bool = False,
+) -> Mirrored:
+    """Copy the topic in the directory `source` to the directory `to`, or bring an earlier copy up to it.
+
+    With `follow` it goes on until the program is interrupted (`KeyboardInterrupt`). See `Mirror` for the rest.
+    """
+    with Mirror(source, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote) as made:
+        if follow:
+            made.follow()
+        else:
+            made.copy()
+        return made.report()
+
+
+def receive_mirror(
+    stream: Any,
+    to: str | os.PathLike[str],
+    *,
+    follow: bool = False,
+    on_gap: Literal["error", "restart"] = "error",
+    bytes_per_second: float | None = None,
+    demote: bool = False,
+    timeout: float = TIMEOUT_S,
+) -> Mirrored:
+    """Copy a topic from another host to the directory `to`, or bring an earlier copy up to it: `mirror` over a stream.
+
+    At the other end of the stream `loglib.serve_mirror` runs. See `Mirror.over` for the rest.
+    """
+    with Mirror.over(
+        stream, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote, timeout=timeout
+    ) as made:  # fmt: skip
+        if follow:
+            made.follow()
+        else:
+            made.copy()
+        return made.report()
+
+
+class Mirror(Unique):
+    """A copy of a topic, which follows it: `copy` brings it up to the topic once, and `follow` keeps it there.
+
+    The copy has the same segments, byte for byte, so offsets are the same, and so are the groups' committed offsets. It
+    opens with mode="r". `loglib.promote` makes it a topic that is written. Each batch is checked before it is copied:
+    damage at the source stops the mirror with `CorruptLogError`, and does not get into the copy. What the source drops
+    by its retention, the copy drops, too.
+
+    `on_gap`: what to do if the source has dropped records that the copy does not have yet: "error" raises
+    `OffsetOutOfRangeError`, and "restart" lets the copy begin anew where the source begins. `bytes_per_second` limits
+    how fast it copies.
+
+    After a forced promotion there are two topics of one history. With `demote`, the one at `to` gives up: it becomes a
+    mirror of `source`, and what it has alone is set aside. No process may have it open for writing.
+
+    If the source has lost records that the copy has (its power failed, or a backup took its place), these records are
+    set aside into files `*.diverged-*` of the copy, with a warning, and are in `report().set_aside`.
+
+    Raises `FileNotFoundError` if there is no topic at `source`, `NotLeaderError` if at `to` there is a topic that is
+    not a copy of it, `LockedError` if another process has the copy, and `CorruptLogError` if the copy is damaged.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | RemoteTopic,
+        to: str | os.PathLike[str],
+        *,
+        on_gap: Literal["error", "restart"] = "error",
+        bytes_per_second: float | None = None,
+        demote: bool = False,
+        files: Files = REAL,
+    ) -> None:
+        origin: Origin = source if isinstance(source, RemoteTopic) else TopicHere(files, topic_path(source))
+        self._files = files
+        self._origin = origin
+        self._pairs: list[Pair] = []
+        self._copied_bytes = 0
+        self._caught_up_at = time.monotonic()
+        self._closing = threading.Event()
+        self._in_pass = threading.Lock()
+        self._described = b""
+        with ExitStack() as opened:
+            opened.callback(origin.close)
+            self.source, self.path = origin.place, topic_path(to)
+            if on_gap not in ("error", "restart"):
+                raise ValueError(f"on_gap is 'error' or 'restart', not {on_gap!r}")
+            self._restart = on_gap == "restart"
+            self._limit = Pace(bytes_per_second, self._closing)
+            self._log_id, (_, self._config) = origin.log_id, origin.described()
+            while not files.exists(self.path):
+                self._make()
+            self._commits = CopiedCommits(files, origin, self.path, self._log_id, self._config.permissions)
+            demoted = self._check_copy(demote=demote)
+            promised = read_marks(files, self.path, self._log_id)
+            for number in range(self._config.partitions):
+                opened.callback(self._open(number, promised.get(number)).close)
+            forget_marks(files, self.path)
+            origin.marks(range(len(self._pairs)))  # from here on `lag` is known
+            if demoted is not None:  # nobody writes it now
+                self._commits.adopt()
+                self._take_role(demoted)
+            opened.pop_all()
+
+    @classmethod
+    def over(
+        cls,
+        stream: Any,
+        to: str | os.PathLike[str],
+        *,
+        on_gap: Literal["error", "restart"] = "error",
+        bytes_per_second: float | None = None,
+        demote: bool = False,
+        timeout: float = TIMEOUT_S,
+        files: Files = REAL,
+    ) -> Mirror:
+        """A mirror of a topic on another host, over a stream at whose other end `loglib.serve_mirror` runs.
+
+        `stream` is a connected socket, or two files or descriptors: what is read and what is written. It stays the
+        caller's, and must not be used by others meanwhile. If it breaks, `copy` and `follow` raise
+        `BrokenStreamError`: make another mirror over a new stream, and it goes on where this one was. A source that
+        neither sends nor takes a byte for `timeout` seconds is given up. The source gives up a mirror that is silent
+        for as long; so it is for one that follows, or is closed when it has copied.
+        """
+        source = RemoteTopic(stream, timeout_s=timeout)
+        return cls(source, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote, files=files)
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Mirror of {self.source!r} in {self.path!r}>"
+
+    # --- the copy as a directory -----------------------------------------------------------------------
+
+    def _make(self) -> None:
+        """Make the copy's directory, without partitions. Synced, with its name."""
+        files, permissions = self._files, self._config.permissions
+        parent, name = os.path.split(self.path)
+        files.make_directories(parent, permissions)
+        aside = os.path.join(parent, f".{name[:200]}.{files.random_bytes(8).hex()}.tmp")
+
+        def build() -> None:
+            files.make_directory(aside, permissions)
+            with Directory.open(files, aside) as made:
+                self._as_mirror().write(made, permissions)
+
+        if description.put_in_place(files, aside, self.path, build):
+            files.sync_directory(parent)
+
+    def _check_copy(self, *, demote: bool) -> role.Role | None:
+        """Refuse what is not a mirror of the source. The role to take for what was a topic of its own."""
+        files, path = self._files, self.path
+        found = role.read(files, path)
+        if found is not None and found.role in (role.MIRROR, role.SUPERSEDED) and found.log_id == self._log_id:
+            return None if found.role == role.MIRROR else self._as_mirror()
+        if found is not None and found.role != role.LEADER:
+            what = f"a {found.role} of {found.of}" + " with another log id" * (found.log_id != self._log_id)
+            raise LogError(f"{path} is {what}, and not a mirror of {self.source}; mirror to a new directory")
+        described = description.read(files, path)
+        if described is None:
+            raise LogError(f"{path} holds files but no copy; a mirror is made in a new directory")
+        if not demote or described[0] != self._log_id or path == self.source:
+            raise NotLeaderError(path, "topic of its own, and no mirror", self.source)
+        return self._as_mirror()
+
+    def _as_mirror(self) -> role.Role:
+        return role.Role(role.MIRROR, self._log_id, self._files.random_bytes(8).hex(), self.source, SYSTEM())
+
+    def _take_role(self, new: role.Role) -> None:
+        with Directory.open(self._files, self.path) as directory:
+            directory.lock_for_a_moment("a process that changes the topic", advice="try again")
+            new.write(directory, self._config.permissions)
+
+    def _open(self, number: int, promised: Mark | None = None) -> Pair:
+        pair = Pair(
+            self._files,
+            self._origin.log(number),
+            description.partition_directory(self.path, number),
+            Identity.of(self._log_id, number),
+            self._config.permissions,
+            promised=promised,
+        )
+        self._pairs.append(pair)
+        return pair
+
+    def _carry_description(self) -> None:
+        """Copy the policies, the name of the transactions' store, and new partitions."""
+        content, self._config = self._origin.described()
+        if content == self._described:
+            return
+        for number in range(len(self._pairs), self._config.partitions):
+            self._open(number)
+        with Directory.open(self._files, self.path) as directory:
+            directory.sync()  # the names of the partitions
+            for pair in self._pairs:
+                pair.carry(CLOCK)
+                pair.carry(gaps.NAME)
+            directory.replace(description.NAME, content, self._config.permissions)
+        self._described = content
+
+    def _carry_home(self) -> None:
+        if home.read_home(self._files, self.path) is None and (content := self._origin.home(self.path)) is not None:
+            with Directory.open(self._files, self.path) as directory:
+                directory.replace(home.NAME, content, self._config.permissions)
+
+    # --- a pass ------------------------------------------------------------------------------------------
+
+    def copy(self) -> int:
+        """Bring the copy up to the source as it is now; returns the bytes of log that were copied.
+
+        Raises what `Mirror` says, and `LogMovedError` if the source was moved or removed, or the copy was.
+        """
+        with self._in_pass:
+            self._check_open()
+            self._carry_description()
+            commits = self._commits.note()
+            copied = self._copy(self._pairs)
+            self._commits.copy(commits)
+            return copied
+
+    def _copy(self, pairs: Iterable[Pair]) -> int:
+        while True:
+            try:
+                return self._pass(pairs)
+            except OffsetOutOfRangeError:
+                if not self._restart:
+                    raise
+
+    def _pass(self, pairs: Iterable[Pair]) -> int:
+        marks = self._origin.marks([pair.copied.identity.partition for pair in pairs])
+        if any(mark.applied_txn > self._pairs[number].copied.mark.applied_txn for number, mark in marks.items()):
+            self._carry_home()
+            pairs = self._pairs  # a transaction may be in partitions of which nothing is known yet
+            marks = self._origin.marks(range(len(self._pairs)))
+        wanted = {pair: marks[pair.copied.identity.partition] for pair in pairs}
+        wanted = {pair: mark for pair, mark in wanted.items() if not pair.is_ahead_of(mark)}
+        copied = sum([pair.advance(mark, self._pace, restart=self._restart) for pair, mark in wanted.items()])
+        self._copied_bytes += copied
+        together = self._promise(wanted)
+        for pair, mark in wanted.items():
+            pair.publish(mark)
+        if together:
+            for pair in wanted:
+                pair.copied.sync_mark()
+            forget_marks(self._files, self.path)
+        for pair, mark in wanted.items():
+            pair.retire(mark)
+        self._caught_up_at = time.monotonic()
+        if len(self._pairs) > _MANY:
+            for pair in pairs:
+                pair.rest()
+        return copied
+
+    def _pace(self, size: int) -> None:
+        """Wait as long as the limit says for so many bytes."""
+        self._limit.wait(size, self._origin.beat)
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise LogClosedError(f"the mirror {self.path} is closed; make another one")
+
+    def _promise(self, wanted: dict[Pair, Mark]) -> bool:
+        """Write down what will be published, if it brings a transaction to more than one partition. Synced."""
+        news = [pair for pair, mark in wanted.items() if mark.applied_txn > pair.copied.mark.applied_txn]
+        if len(news) < 2:
+            return False
+        marks = {pair.copied.identity.partition: pair.next_mark(wanted[pair]) for pair in news}
+        write_marks(self._files, self.path, self._log_id, marks, self._config.permissions)
+        return True
+
+    # --- following ---------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Keep the copy up to the source until `close` is called in another thread, or an interrupt.
+
+        Waits without work while the source is idle. Raises what `copy` does.
+        """
+        try:
+            full_at = 0.0
+            while not self._closing.is_set():
+                if time.monotonic() >= full_at:
+                    self.copy()
+                    full_at = time.monotonic() + _LOOK_S * max(1, len(self._pairs) // _MANY)  # idle: 50 us a partition
+                if self._origin.watch():
+                    full_at = 0.0  # look once more, since they are watched
+                elif numbers := self._origin.news(full_at - time.monotonic()):
+                    with self._in_pass:
+                        self._check_open()
+                        self._copy([self._pairs[number] for number in numbers])
+        except LogClosedError:  # by `close`, in mid-pass
+            pass
+        finally:
+            self._origin.unwatch()
+
+    def lag(self) -> MirrorLag:
+        """How far the copy is behind its source now."""
+        bytes_behind, now = sum(pair.lag_bytes for pair in self._pairs), time.monotonic()
+        known_at = self._caught_up_at if bytes_behind else self._origin.heard_at()
+        return MirrorLag(bytes_behind, max(0.0, now - known_at))
+
+    def report(self) -> Mirrored:
+        """What was done so far."""
+        ends = tuple(pair.copied.mark.flushed_end for pair in self._pairs)
+        aside = [each for pair in self._pairs for each in pair.set_aside]
+        return Mirrored(self.path, ends, self._copied_bytes, tuple(aside))
+
+    def close(self) -> None:
+        """End `follow`, and release the copy. Further calls do nothing."""
+        self._closing.set()
+        self._origin.wake()
+        with self._in_pass:
+            pairs, self._pairs = self._pairs, []
+            with ExitStack() as closing:
+                closing.callback(self._origin.close)
+                for pair in pairs:
+                    closing.callback(pair.close)

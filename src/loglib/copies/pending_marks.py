@@ -1,0 +1,61 @@
+"""Marks: the file `marks.json` of a mirror, which has the marks that are about to be published together.
+
+Invariant: all that the marks promise is synced before the file is written. It is removed after the marks were published
+and synced. So whoever finds it publishes them, and a transaction is in all partitions of a copy or in none.
+
+    {"format": 1, "log_id": "<32 digits>", "marks": {"<partition>": [<the fields of the mark>], ...},
+     "crc": "<8 digits>"}
+
+(in one line). A mark whose sequence is not above that of the partition's own mark was published.
+
+Threads: no state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ..errors import CorruptLogError, UnsupportedFormatError
+from ..format.checked_json import seal, unseal
+from ..format.watermark import Mark
+from ..system.directory import Directory
+from ..system.files import Files
+
+__all__ = ["forget_marks", "read_marks", "write_marks"]
+
+NAME = "marks.json"
+FORMAT = 1
+_MOST_BYTES = 64 << 20
+_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def read_marks(files: Files, path: str, log_id: bytes) -> dict[int, Mark]:
+    """The marks of the copy at `path` that are to be published, by partition."""
+    name = os.path.join(path, NAME)
+    try:
+        facts = unseal(files.read_whole(name, _MOST_BYTES))
+        if facts["format"] != FORMAT:
+            raise UnsupportedFormatError(name, "format of marks.json", facts["format"], FORMAT)
+        if facts["log_id"] != log_id.hex():
+            raise ValueError(f"log {facts['log_id']}")
+        return {int(number): Mark(*map(int, fields)) for number, fields in facts["marks"].items()}
+    except FileNotFoundError:
+        return {}
+    except _ERRORS as error:
+        raise CorruptLogError(name, 0, f"no valid facts ({error!r})", "the marks of this copy") from error
+
+
+def write_marks(files: Files, path: str, log_id: bytes, marks: Mapping[int, Mark], permissions: int) -> None:
+    """Write down the marks that will be published. Synced."""
+    fields = {str(number): list(mark) for number, mark in marks.items()}
+    with Directory.open(files, path) as directory:
+        directory.replace(NAME, seal({"format": FORMAT, "log_id": log_id.hex(), "marks": fields}), permissions)
+
+
+def forget_marks(files: Files, path: str) -> None:
+    """Remove the file, if it is there. Synced."""
+    if files.exists(os.path.join(path, NAME)):
+        with Directory.open(files, path) as directory:
+            directory.unlink(NAME)
+            directory.sync()

@@ -1,0 +1,196 @@
+"""Scrubbing: a topic is read and checked at a limited rate, so that damage is found while other copies can heal it.
+
+Invariant: a scrub without donors changes nothing. With donors it heals as `heal` does, and only the partitions in which
+it has found damage.
+
+Threads: `close` from any thread. `run` from one at a time; `start` makes a thread for it, which ends with `close`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from datetime import timedelta
+from typing import NamedTuple
+
+from ..config.arguments import donor_paths, topic_path
+from ..errors import CorruptLogError, LogClosedError, LogError
+from ..log import topic_file as description
+from ..log.log import Log
+from ..log.verify import Progress, VerifyReport, verify_description, verify_log
+from ..segment import Identity
+from ..system.files import REAL, Files
+from ..system.not_copyable import Unique
+from .heal import HealReport, heal_topic
+from .rate_limit import Pace
+
+__all__ = ["Scrub", "ScrubReport"]
+
+logger = logging.getLogger("loglib")
+
+
+class ScrubReport(NamedTuple):
+    """What one pass of a scrub has found and healed."""
+
+    path: str  # of the topic
+    found: VerifyReport  # as the topic was
+    healing: HealReport | None  # what was done about the damage; None if there was none, or no donors
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is damaged now, and nothing is declared as lost."""
+        left = self.found if self.healing is None else self.healing.verified
+        return not (left.damage or left.gaps)
+
+
+class Scrub(Unique):
+    """Reads and checks all of a topic at a limited rate: every header, batch and link.
+
+    `run` makes one pass. `start` makes a thread that makes a pass every `every`, until `close`. Each pass logs what it
+    has found, and calls `on_report` with its `ScrubReport`.
+
+    With `donors`, the directories of other copies of the topic, damage is healed from them, as `loglib.heal` does it.
+    Without, the scrub only reads, and may run in any process. `bytes_per_second` limits how fast it reads, in bytes of
+    log; None: as fast as it can.
+
+    Raises `FileNotFoundError` if there is no topic, and `ValueError` for a rate that is not above 0.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        bytes_per_second: float | None = None,
+        donors: Iterable[str | os.PathLike[str]] = (),
+        on_report: Callable[[ScrubReport], object] | None = None,
+        files: Files = REAL,
+    ) -> None:
+        self.path = topic_path(path)
+        self._files = files
+        self._donors = donor_paths(donors, self.path)
+        self._on_report = on_report
+        self._closing = threading.Event()
+        self._limit = Pace(bytes_per_second, self._closing)
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Scrub:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Scrub of {self.path!r}>"
+
+    # --- a pass ------------------------------------------------------------------------------------------
+
+    def run(self) -> ScrubReport:
+        """Make one pass in this thread.
+
+        Raises `LogClosedError` if `close` is called meanwhile, `FileNotFoundError` if there is no topic,
+        `CorruptLogError` if `topic.json` is damaged and no donor has it, and `StorageIOError` if the disk fails.
+        """
+        self._check_open()
+        damaged: list[int] | None = None  # all partitions
+        try:
+            found, damaged = self._verify()
+        except CorruptLogError as error:
+            if not self._donors:
+                raise
+            found = VerifyReport.of_error(error, None)
+        healing = None
+        if self._donors and (found.damage or found.gaps):
+            healing = heal_topic(self._files, self.path, self._donors, only=damaged, progress=self._paced())
+        report = ScrubReport(self.path, found, healing)
+        _log(report)
+        if self._on_report is not None:
+            self._on_report(report)
+        return report
+
+    def _verify(self) -> tuple[VerifyReport, list[int]]:
+        """What is damaged or declared as lost, and in which partitions. `CorruptLogError` for `topic.json`."""
+        described = description.read(self._files, self.path)
+        if described is None:
+            if not self._files.exists(self.path):
+                raise FileNotFoundError(errno.ENOENT, "no topic here", self.path)
+            name = os.path.join(self.path, description.NAME)
+            raise CorruptLogError(name, 0, "no file", "the description of the topic")
+        log_id, config = described
+        reports, damaged = [verify_description(self._files, self.path, log_id)], []
+        for number in range(config.partitions):
+            report = self._verify_partition(Identity.of(log_id, number))
+            reports.append(report)
+            if report.damage or report.gaps:
+                damaged.append(number)
+        return VerifyReport.of_all(reports), damaged
+
+    def _verify_partition(self, identity: Identity) -> VerifyReport:
+        place, paced = description.partition_directory(self.path, identity.partition), self._paced()
+        try:
+            with closing(Log(self._files, place, identity)) as log:
+                return verify_log(log, lambda done: paced(done, 0))
+        except CorruptLogError as error:  # there is no directory
+            return VerifyReport.of_error(error, identity.partition)
+
+    def _paced(self) -> Progress:
+        """Takes how many bytes are read so far, and waits as the limit says; raises if the scrub is closed."""
+        last = 0
+
+        def advance(done: int, _total: int) -> None:
+            nonlocal last
+            self._limit.wait(max(0, done - last))
+            last = done
+            self._check_open()
+
+        return advance
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise LogClosedError(f"the scrub of {self.path} is closed; make another one")
+
+    # --- in the background ---------------------------------------------------------------------------------
+
+    def start(self, every: timedelta = timedelta(days=1)) -> None:
+        """Make a pass now and then a pass each time `every` has gone by after the last one, in a thread.
+
+        An error of a pass is logged, and the next pass is made in its time. `close` ends the thread.
+        """
+        self._check_open()
+        if self._thread is not None:
+            raise LogError(f"a scrub of {self.path} is running already")
+        pause_s = every.total_seconds()
+        thread = threading.Thread(target=self._go_on, args=(pause_s,), name="loglib-scrub", daemon=True)
+        self._thread = thread
+        thread.start()
+
+    def _go_on(self, pause_s: float) -> None:
+        while not self._closing.is_set():
+            try:
+                self.run()
+            except LogClosedError:
+                return
+            except Exception:  # of the callback, too
+                logger.exception("%s: a pass of the scrub has failed", self.path)
+            self._closing.wait(pause_s)
+
+    def close(self) -> None:
+        """End a pass that is being made, and the thread, if there is one. What was being healed is finished first."""
+        self._closing.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _log(report: ScrubReport) -> None:
+    found, healing = report.found, report.healing
+    if not found.damage and not found.gaps:
+        logger.info("%s: scrubbed %d batches, %d bytes: no damage", report.path, found.batches, found.bytes)
+        return
+    for damage in (*found.damage, *found.gaps):
+        logger.warning("%s", damage)
+    if healing is not None:
+        for each in (*healing.healed, *healing.unhealed):
+            logger.warning("%s", each)

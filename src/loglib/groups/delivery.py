@@ -1,0 +1,308 @@
+"""Progress: how far a member has read, handed out and handled each partition that it owns.
+
+Invariant: the positions say where reading continues in each partition, also after an interrupt. Cursors and
+blocks only serve reading, and can be made again at any time. Records are handed out in runs, one run at a
+time. A run is handled when its receiver asks for more.
+
+A partition that is read to its end sleeps until the system reports a write to its watermark, so a thousand
+idle partitions cost nothing. Only the few partitions that were read last have open files.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Hashable, Iterable, Mapping
+
+from ..errors import StorageIOError
+from ..format.batch import Batch, stored_header
+from ..format.header import Header
+from ..log.cursor import Cursor, Lent
+from ..log.log import LiveWriter
+from ..system.not_copyable import Unique
+from ..system.notify import REPLACED, Observer
+from .assignment import TopicPartition
+from .directory import Place
+from .offsets import history_at
+from .run import RUN_S, Run, Way
+
+__all__ = ["Progress"]
+
+logger = logging.getLogger("loglib")
+
+_LONGEST_RUN = 8192  # records
+_MOST_OPEN = 32  # partitions whose segment and watermark are open: two files each
+
+
+class Progress(Unique):
+    """The reading of one member. Ownership and commits belong to `Group`."""
+
+    def __init__(self, place: Place, observer: Observer) -> None:
+        self.handled: dict[TopicPartition, int] = {}  # next offset after handled, uncommitted records
+        self.run: Run | None = None  # the run that is being handed out
+        self._place = place
+        self._observer = observer  # of the watermarks, by partition
+        self._positions: dict[TopicPartition, int] = {}  # the offset after the run
+        self._paused: set[TopicPartition] = set()
+        self._by_hand: dict[TopicPartition, int] = {}  # offsets that the caller committed: handled even if a loop ends
+        self._headers: dict[TopicPartition, Header] = {}  # of the batch handed out last
+        self._turns: dict[TopicPartition, None] = {}  # partitions that may have more, in order; the others sleep
+        self._blocks: deque[tuple[TopicPartition, Batch]] = deque()  # batches read and not fully handed out
+        self._cursors: OrderedDict[TopicPartition, Cursor] = OrderedDict()  # after the blocks; last used is last
+        self._stale = False  # all blocks and cursors must be made again
+        self._moved: dict[TopicPartition, None] = {}  # blocks and cursors of these partitions must be made again
+        self._heard: dict[TopicPartition, LiveWriter] = {}  # the writers that report what they publish
+        self._run_length = 1
+        self._handed: Counter[TopicPartition] = Counter()  # records of earlier runs
+
+    # --- partitions ------------------------------------------------------------------------------
+
+    def add(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Read these partitions as well."""
+        for partition, offset in starts.items():
+            if partition not in self._positions:
+                self._observer.observe_file(partition, self._place.logs[partition].watermark_path)
+            self._go_to(partition, offset)
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stop reading these partitions, and forget their handled offsets."""
+        for each in partitions:
+            self._moved[each] = None
+            self._observer.forget(each)
+            for facts in (self.handled, self._positions, self._by_hand, self._headers, self._heard):
+                facts.pop(each, None)
+            self._paused.discard(each)
+            self._place.logs[each].rest()
+
+    def pause(self, partition: TopicPartition) -> None:
+        """Hand out no more records of this partition."""
+        if partition not in self._paused:
+            if self.run is not None and self.run.partition == partition:
+                self.run.cut()
+            self._moved[partition] = None
+            self._paused.add(partition)
+
+    def resume(self, partition: TopicPartition) -> None:
+        """Continue where the partition was paused."""
+        if partition in self._paused:
+            self._moved[partition] = None
+            self._paused.remove(partition)
+
+    def next_offsets(self) -> dict[TopicPartition, int]:
+        """The offset of the next record, by partition."""
+        run = self.run
+        return self._positions | ({} if run is None else {run.partition: run.next_after(run.offset)})
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Continue at the offset, and count it as progress."""
+        if of_run := self.run is not None and self.run.partition == partition:
+            self.run.cut()
+        self._go_to(partition, offset)
+        self._by_hand.pop(partition, None)
+        self.handled[partition] = offset
+        if of_run:
+            self.run = None
+
+    def history(self, partition: TopicPartition, offset: int) -> int:
+        """`history_at` of the offset; usually from the batch just read."""
+        header = self._headers.get(partition)
+        if header is not None and header.base_offset <= offset <= header.next_offset:
+            return header.previous_crc if offset == header.base_offset else header.header_crc
+        return history_at(self._place.logs[partition], offset)
+
+    def overtaken(self) -> list[TopicPartition]:
+        """The partitions whose next record was dropped by retention."""
+        found = []
+        for each, offset in self._positions.items():
+            log = self._place.logs[each]
+            if offset < log.mark().log_start_offset:
+                found.append(each)
+            log.rest()
+        return found
+
+    # --- records ---------------------------------------------------------------------------------
+
+    def changed(self, changes: Mapping[Hashable, Collection[str]]) -> None:
+        """These partitions were written to: read those that are read here again.
+
+        Raises `LogMovedError` if a log was moved or removed.
+        """
+        for each, names in changes.items():
+            if isinstance(each, TopicPartition) and each in self._positions:
+                self._turns.setdefault(each)
+                if REPLACED in names:
+                    self._place.logs[each].look()
+
+    def take(self, way: Way, most: int | None = None) -> Run | None:
+        """The next records, if there are any now: up to `most`, or up to the end of a batch."""
+        if way == "one by one":
+            most = self._run_length
+        try:
+            self._prepare()
+            if not self._blocks and not self._read():
+                return None
+            partition, batch = self._blocks[0]
+            start, stop = max(batch.offsets.start, self._positions[partition]), batch.offsets.stop
+            part = batch
+            if start > batch.offsets.start or (most is not None and stop - start > most):
+                batch.decode()  # once for all parts of the batch
+                part = batch.between(start, stop if most is None else min(stop, start + most))
+            if part.offsets.stop == stop:
+                self._blocks.popleft()
+                del batch  # the last reference, so that the next block reuses memory in the processor's cache
+            self._headers[partition] = stored_header(part)
+            self.run = Run(partition, part, way)
+            self._positions[partition] = part.next_offset
+            return self.run
+        except BaseException:
+            self._stale = True  # batches that were read but not handed out are read again
+            raise
+
+    def leave(self, run: Run, *, came_back: bool) -> None:
+        """Note what is handled, and where to continue. `came_back`: the receiver of the run asked for more."""
+        if self.run is not run:  # seek() or close() has ended the run
+            return
+        partition, by_hand = run.partition, self._by_hand.get(run.partition, -1)
+        offset = max(run.handled_to(came_back=came_back), min(by_hand, run.offset))
+        if run.way == "one by one":
+            self._adapt(run)
+        next_offset = run.next_after(offset)
+        if offset > run.batch.offsets.start and next_offset > by_hand:
+            self.handled[partition] = next_offset
+        if next_offset != run.batch.next_offset:
+            self._go_to(partition, next_offset)
+        self._handed[partition] += run.offset - run.batch.offsets.start
+        self.run = None  # the last step: after an interrupt the run is left again
+
+    def settle(self) -> None:
+        """A call asks for more: polled records are now handled. The last record of an open loop is not."""
+        if self.run is not None:
+            self.run.cut()
+            self.leave(self.run, came_back=self.run.way == "polled")
+
+    def put_back(self) -> None:
+        """End the run: its receiver will not ask for more."""
+        if self.run is not None:
+            self.run.cut()
+            self.leave(self.run, came_back=False)
+
+    def so_far(self) -> dict[TopicPartition, int]:
+        """The handled offsets, including the record that is being handed out."""
+        run = self.run
+        if run is None or run.offset == run.batch.offsets.start:
+            return dict(self.handled)
+        return self.handled | {run.partition: run.next_after(run.offset)}
+
+    def handed_out(self) -> dict[TopicPartition, int]:
+        """The number of records that were handed out, by partition."""
+        counts, run = dict(self._handed), self.run
+        if run is not None:
+            counts[run.partition] = counts.get(run.partition, 0) + run.offset - run.batch.offsets.start
+        return counts
+
+    def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """These offsets are committed."""
+        for partition, offset in offsets.items():
+            if self.handled.get(partition, offset) <= offset:
+                self.handled.pop(partition, None)
+
+    def committed_by_hand(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """The caller committed these offsets: they are handled even if a loop ends there."""
+        self._by_hand.update(offsets)
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the files; reading opens them again."""
+        self._blocks.clear()
+        while self._cursors:
+            partition, cursor = self._cursors.popitem()
+            cursor.close()
+            self._place.logs[partition].rest()
+
+    def _prepare(self) -> None:
+        """Drop blocks and cursors that no longer match the positions."""
+        if self._stale:
+            self.close()
+            self._turns = dict.fromkeys(self._positions)
+            self._stale = False
+        while self._moved:
+            partition = next(iter(self._moved))
+            if any(each == partition for each, _ in self._blocks):
+                self._blocks = deque(each for each in self._blocks if each[0] != partition)
+            cursor = self._cursors.pop(partition, None)
+            if cursor is not None:
+                cursor.close()
+            self._turns[partition] = None
+            self._moved.pop(partition, None)
+
+    def _read(self) -> bool:
+        """Read a block of the next partition that has more; False if no partition has."""
+        while self._turns:
+            partition = next(iter(self._turns))
+            wanted = partition in self._positions and partition not in self._paused
+            batches = self._read_block(partition) if wanted else []
+            del self._turns[partition]
+            if batches:
+                self._turns[partition] = None  # put it at the end of the turns
+                self._blocks.extend((partition, batch) for batch in batches)
+                self._observer.progressed()
+                return True
+        return False
+
+    def _read_block(self, partition: TopicPartition) -> list[Batch]:
+        log = self._place.logs[partition]
+        try:
+            self._listen(partition)
+            cursor = self._cursors.get(partition)
+            end = log.mark().flushed_end
+            if cursor is None and self._positions[partition] == end:
+                return []  # only the watermark was opened
+            if cursor is None:
+                cursor = Cursor.at(log, self._positions[partition], on_lent=_note_lent)
+                self._cursors[partition] = cursor
+            return cursor.read(end)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            if not self._cursors:
+                raise StorageIOError(log.directory, error, "opening it to read; raise the limit (ulimit -n)") from error
+            self.close()  # the open files of other partitions may be the reason
+            return self._read_block(partition)
+        finally:
+            self._keep_open(partition)
+
+    def _listen(self, partition: TopicPartition) -> None:
+        """Let a writer in this process report when it has published: the system's report comes too early."""
+        writer = self._place.logs[partition].writer
+        if writer is not None and writer is not self._heard.get(partition):
+            writer.listen(self._observer.bell(partition))
+            self._heard[partition] = writer
+
+    def _keep_open(self, partition: TopicPartition) -> None:
+        """If too many files are open, close the files that were read longest ago."""
+        if partition in self._cursors:
+            self._cursors.move_to_end(partition)
+        elif len(self._positions) > _MOST_OPEN:
+            self._place.logs[partition].rest()
+        while len(self._cursors) > _MOST_OPEN:
+            other, cursor = self._cursors.popitem(last=False)
+            cursor.close()
+            self._place.logs[other].rest()
+
+    def _go_to(self, partition: TopicPartition, offset: int) -> None:
+        self._moved[partition] = None
+        self._positions[partition] = offset
+
+    def _adapt(self, run: Run) -> None:
+        """Make the next runs shorter or longer, depending on the time that this run took."""
+        took = run.seconds()
+        if took > 2 * RUN_S:
+            self._run_length = max(1, self._run_length // 8)
+        elif took < RUN_S:
+            self._run_length = min(2 * self._run_length, _LONGEST_RUN)
+
+
+def _note_lent(lent: Lent) -> None:
+    logger.warning("%s", lent)

@@ -1,0 +1,230 @@
+"""Place: the directory of a consumer group, and the logs that the group reads.
+
+Invariant: an existing directory `groups/<name>` is whole: it is built aside, synced, and renamed. A group
+has one directory, in one of its topics. Each of its other topics has a file that names that topic.
+
+    groups/<name>/members/     the live members: members.py
+    groups/<name>/owners/      the owner of each partition: owners.py
+    groups/<name>/offsets/     the committed offsets: offsets.py
+    groups/<name>/mirrored     an empty file, if a mirror has copied the group
+
+    groups/<name>              in the directories of the other topics: {"topic": "<the first>"}
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from ..config.arguments import Start, check_names, parse_start
+from ..config.policies import NAME, Durability
+from ..errors import GroupElsewhereError, GroupNotFoundError, LogMovedError, NotLeaderError
+from ..log import copy_role as role
+from ..log.log import Log
+from ..log.lookup import resolve
+from ..log.topic_file import put_in_place, read
+from ..system.files import Files
+from .assignment import TopicPartition
+from .lock_file import readable_by_all
+from .offsets import Entries, Offsets, make_offsets
+
+__all__ = ["GROUPS", "MIRRORED", "GenerationFence", "Place", "group_names"]
+
+logger = logging.getLogger("loglib")
+
+_MOST_BYTES = 4096  # of a file that names a group's topic
+GROUPS = "groups"  # the subdirectory in a topic's directory
+MIRRORED = "mirrored"  # an empty file in the directory of a group that a mirror has copied
+
+
+def group_names(files: Files, topic_path: str) -> list[str]:
+    """The names of the groups whose directory is in this topic, sorted."""
+    parent = os.path.join(topic_path, GROUPS)
+    try:
+        names = files.listdir(parent)
+    except FileNotFoundError:  # no group was ever made
+        _check_here(files, topic_path)
+        return []
+    found = []
+    for name in names:
+        with suppress(FileNotFoundError):  # the group has just been deleted
+            if not name.startswith(".") and files.is_directory(os.path.join(parent, name)):
+                found.append(name)
+    return sorted(found)
+
+
+def _check_here(files: Files, topic_path: str) -> None:
+    if not files.exists(topic_path):
+        raise LogMovedError(topic_path, "was moved or removed")
+
+
+class GenerationFence(Protocol):
+    """Commits of a group that are part of transactions, as a new owner of a partition must know them."""
+
+    def known_generations(self, place: Place) -> Mapping[str, int]:
+        """The highest generation of each partition in a transaction or its fence, by `str` of the partition."""
+
+    def fence(self, place: Place, generations: Mapping[TopicPartition, int]) -> Entries:
+        """End the transactions of former owners, and return the commits of those that are not applied yet."""
+
+
+class Place(NamedTuple):
+    """One group's directory, and the facts that its members share."""
+
+    files: Files
+    topic_path: str  # of the topic that contains the group's directory
+    log_id: bytes  # of that topic
+    name: str
+    logs: Mapping[TopicPartition, Log]
+    durability: Durability
+    permissions: int
+    clock: Callable[[], int]  # microseconds UTC
+    transactions: GenerationFence
+    track: tuple[Callable[[Callable[[str], None]], object], ...]  # ends a member with a topic; returns it
+    other_paths: tuple[str, ...] = ()  # of the other topics
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.topic_path, GROUPS, self.name)
+
+    @property
+    def members(self) -> str:
+        return os.path.join(self.path, "members")
+
+    @property
+    def owners(self) -> str:
+        return os.path.join(self.path, "owners")
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted({partition.topic for partition in self.logs})
+
+    def resolve(
+        self, start: Start | Mapping[TopicPartition, Start], partitions: Iterable[TopicPartition] = ()
+    ) -> dict[TopicPartition, int]:
+        """The offsets of a start in these partitions, or in the partitions that a mapping names."""
+        if isinstance(start, int) and len(self.logs) > 1:
+            raise ValueError(f"offset {start} means another record in each partition; give {{partition: offset}}")
+        starts = start if isinstance(start, Mapping) else dict.fromkeys(partitions, start)
+        now = self.clock()
+        offsets: dict[TopicPartition, int] = {}
+        for each, start_of_it in starts.items():
+            offsets[each] = resolve(self.logs[each], parse_start(start_of_it, now_us=now))
+            self.logs[each].rest()  # so that few of a thousand logs have open files
+        return offsets
+
+    def exists(self) -> bool:
+        """Whether the group exists here; `GroupElsewhereError` if another topic keeps it."""
+        check_names(self.name)
+        if not self.files.exists(self.path):
+            return False
+        if not self.files.is_directory(self.path):
+            raise GroupElsewhereError(self.path, self.name, _first_topic(self.files, self.path))
+        return True
+
+    def require(self) -> None:
+        """`GroupNotFoundError` if the group does not exist."""
+        if not self.exists():
+            raise GroupNotFoundError(self.topic_path, self.name, group_names(self.files, self.topic_path))
+
+    def at(self, topic: str) -> Place:
+        """The same group's place in another topic beside this one; `GroupNotFoundError` if there is no such topic."""
+        path = os.path.join(os.path.dirname(self.topic_path), topic)
+        described = read(self.files, path) if NAME.fullmatch(topic) else None
+        if described is None:
+            raise GroupNotFoundError(path, self.name, [])
+        return self._replace(topic_path=path, log_id=described[0])
+
+    def make(self) -> None:
+        """Make the group's directory if there is none. It and its name are synced, whichever process made it.
+
+        `NotLeaderError` for a group that a mirror or a replica copies: its members are at the source.
+        """
+        files, parent = self.files, os.path.join(self.topic_path, GROUPS)
+        if files.exists(os.path.join(self.path, MIRRORED)):
+            found = role.read(files, self.topic_path)
+            if found is not None and found.role in (role.MIRROR, role.REPLICA):
+                raise NotLeaderError(self.path, found.role, found.of)
+        if not self.exists():
+            self._make_parent(parent)
+            aside = self._aside(parent)
+            if not put_in_place(files, aside, self.path, lambda: self._build(aside)):
+                self.exists()  # the directory entry that came first may not be a group
+        files.sync_directory(self.topic_path)
+        files.sync_directory(parent)
+        for path in self.other_paths:
+            self._point_here(path)
+
+    def _make_parent(self, parent: str) -> None:
+        if not self.files.exists(parent):
+            _check_here(self.files, os.path.dirname(parent))
+            with suppress(FileExistsError):  # another member has made it
+                self.files.make_directory(parent, self.permissions)
+
+    def _aside(self, parent: str) -> str:
+        return os.path.join(parent, f".{self.name[:200]}.{os.urandom(8).hex()}.tmp")
+
+    def _build(self, aside: str) -> None:
+        files = self.files
+        files.make_directory(aside, self.permissions)
+        for name in ("members", "owners", "offsets"):
+            files.make_directory(os.path.join(aside, name), self.permissions)
+        make_offsets(
+            files, os.path.join(aside, "offsets"), self.log_id, self.name,
+            now=self.clock(), permissions=self.permissions,
+        )  # fmt: skip
+        files.sync_directory(aside)
+
+    def _point_here(self, topic_path: str) -> None:
+        """Write in another topic's directory that this topic keeps the group. Synced."""
+        files, parent = self.files, os.path.join(topic_path, GROUPS)
+        path, first = os.path.join(parent, self.name), os.path.basename(self.topic_path)
+        try:
+            if not files.exists(path):
+                self._make_parent(parent)
+                aside = self._aside(parent)
+                files.write_new(aside, json.dumps({"topic": first}).encode(), readable_by_all(self.permissions))
+                with suppress(IsADirectoryError):  # a group of this name was meanwhile made there
+                    files.rename(aside, path)
+                files.sync_directory(topic_path)
+                files.sync_directory(parent)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            logger.warning("%s: cannot write that group %s is kept with topic %s: %s", parent, self.name, first, error)
+            return
+        found = os.path.basename(topic_path) if files.is_directory(path) else _first_topic(files, path)
+        if found != first:
+            raise GroupElsewhereError(path, self.name, found)
+
+    def remove(self) -> None:
+        """Remove the group's directory by one rename, and the files that point to it. Synced."""
+        files, parent = self.files, os.path.join(self.topic_path, GROUPS)
+        aside = self._aside(parent)
+        files.rename(self.path, aside)
+        files.sync_directory(parent)
+        files.remove_tree(aside)
+        for path in self.other_paths:
+            pointer = os.path.join(path, GROUPS, self.name)
+            with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # already removed, or not permitted
+                files.unlink(pointer)
+                files.sync_directory(os.path.dirname(pointer))
+
+    def offsets(self) -> Offsets:
+        """The group's committed offsets. The caller must close them."""
+        return Offsets(
+            self.files, os.path.join(self.path, "offsets"), self.log_id, self.name,
+            durability=self.durability, permissions=self.permissions, clock=self.clock,
+        )  # fmt: skip
+
+
+def _first_topic(files: Files, path: str) -> str:
+    """The topic that keeps the group, as the file in another topic's directory says."""
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        return str(json.loads(files.read_whole(path, _MOST_BYTES))["topic"])
+    return "another"

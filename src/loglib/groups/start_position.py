@@ -1,0 +1,70 @@
+"""Beginning: where a member reads on in a partition that it has just claimed, and what it commits for that.
+
+Invariant: the offset of a commit is used only in the log that the commit names, and only if the log still has the
+history of the commit. A start that depends on the time is committed, so that the next owner does not start later.
+
+Threads: facts that do not change.
+"""
+
+from __future__ import annotations
+
+from ..config.arguments import Start, parse_start
+from ..errors import LogReplacedError, OffsetOutOfRangeError
+from ..log.log import Log
+from ..log.lookup import resolve
+from .assignment import TopicPartition
+from .directory import Place
+from .offsets import Entry, history_at
+
+__all__ = ["Beginning"]
+
+
+class Beginning:
+    """The policy of one member: where a group without a commit starts, and what retention may skip."""
+
+    def __init__(self, place: Place, start: Start, member: str, *, restart: bool) -> None:
+        if isinstance(start, int):
+            raise ValueError(f"a group cannot start at offset {start} in every partition; seek() after the start")
+        parse_start(start, now_us=place.clock())
+        self.restart = restart  # at the start, if the log no longer has the committed offset
+        self._place = place
+        self._start = start
+        self._member = member
+
+    def first(self, log: Log) -> int:
+        """The first offset of a group without a commit."""
+        return resolve(log, parse_start(self._start, now_us=self._place.clock()))
+
+    def after(self, entry: Entry | None, partition: TopicPartition, *, generation: int) -> tuple[int, Entry]:
+        """The offset to read on from after the last commit, and the entry to commit in this generation."""
+        log = self._place.logs[partition]
+        offset = self._offset(entry, partition)
+        if entry is not None and entry.offset == offset and entry.log_id == log.identity.log_id:
+            return offset, entry._replace(generation=generation)
+        history, committed = 0, None
+        if self._start != "begin" or (entry is not None and entry.offset is not None):
+            committed, history = offset, history_at(log, offset)
+        log_id, now = log.identity.log_id, self._place.clock()
+        return offset, Entry(committed, generation, log_id, history, "", self._member, now)
+
+    def _offset(self, entry: Entry | None, partition: TopicPartition) -> int:
+        log = self._place.logs[partition]
+        if entry is None or entry.offset is None:
+            return self.first(log)
+        try:
+            self._check(entry, entry.offset, partition)
+            return entry.offset
+        except (OffsetOutOfRangeError, LogReplacedError):
+            if not self.restart:
+                raise
+            return self.first(log)
+
+    def _check(self, entry: Entry, offset: int, partition: TopicPartition) -> None:
+        """`LogReplacedError` if the commit was made in another log, or in another history of this log."""
+        log, differs = self._place.logs[partition], ""
+        if entry.log_id != log.identity.log_id:
+            differs = f"the commit names log {entry.log_id.hex()}, this log is {log.identity.log_id.hex()}"
+        elif (found := history_at(log, offset)) != entry.history and found and entry.history:  # 0: unknown
+            differs = f"the batch before the offset had CRC {entry.history:08x} and now has {found:08x}"
+        if differs:
+            raise LogReplacedError(self._place.name, str(partition), offset, differs)

@@ -1,0 +1,196 @@
+"""Bundle: neighbouring small batches of one block, handed out together.
+
+Invariant: a bundle shows what its batches would show one by one: the same records, in the same order, with the same
+places. Everything has been checked when a bundle is made (format/bundle.py), so nothing of it is damaged.
+
+Threads: immutable facts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from ..format.batch import Batch, Source
+from ..format.columns import decode_binary
+from ..format.header import HEADER_BYTES, unchecked_header
+from ..format.record import Record, new_tuple
+from ..segment import SegmentReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ..format.bundle import Bundled, Items
+
+__all__ = ["Bundle"]
+
+_WORTH_JOINING = 8  # records a batch; with so many, their values are joined and then decoded as one column
+
+
+@cache
+def _parser() -> Callable[..., Bundled | None] | None:
+    """The parser of bundles, which needs NumPy; None if that is not installed."""
+    try:
+        from ..format.bundle import bundled
+    except ImportError:
+        return None
+    return bundled
+
+
+class Bundle:
+    """Records of neighbouring batches, by number: 0 is the first that the bundle shows."""
+
+    __slots__ = ("_block", "_facts", "_first", "_position", "_stop", "partition", "path")
+
+    def __init__(self, partition: int, facts: Bundled, block: bytes, path: str, file_position: int) -> None:
+        self.partition = partition
+        self.path = path
+        self._facts = facts
+        self._block = block
+        self._position = file_position  # of the block
+        self._first = 0
+        self._stop = len(facts.offsets)
+
+    @staticmethod
+    def costs_no_import() -> bool:
+        """Whether the program has imported NumPy already."""
+        return "numpy" in sys.modules
+
+    @classmethod
+    def read(cls, segment: SegmentReader, offset: int, limit: int, *, block_bytes: int) -> Bundle | None:
+        """The whole checked batches from `offset` in one block of the segment, all of them below `limit`.
+
+        None if NumPy is not installed, or if the first of them must be read by itself.
+        """
+        if _parser() is None:
+            return None
+        block = segment.read(offset, min(block_bytes, limit - offset))
+        source = Source(segment.path, segment.file_position(offset))
+        return cls.of(block, offset, source, segment.partition, segment.salt)
+
+    @classmethod
+    def of(cls, block: bytes, offset: int, source: Source, partition: int, salt: int) -> Bundle | None:
+        """The same, in bytes that were read already, from this place on."""
+        parse = _parser()
+        facts = None if parse is None else parse(block, offset, salt=salt)
+        return facts and cls(partition, facts, block, source.path, source.file_position)
+
+    def __len__(self) -> int:
+        return self._stop - self._first
+
+    @property
+    def next_offset(self) -> int:
+        """The offset where a reader continues after this bundle."""
+        return self.offset_of(len(self))
+
+    @property
+    def batch_count(self) -> int:
+        """The number of batches, also of those that are not shown."""
+        return len(self._facts.positions)
+
+    @property
+    def previous_crc(self) -> int:
+        """The header CRC of the batch that the first batch follows."""
+        return self._facts.previous_crc
+
+    @property
+    def last_crc(self) -> int:
+        """The header CRC of the last batch."""
+        return self._facts.last_crc
+
+    @property
+    def last_batch(self) -> int:
+        """Base offset of the last batch."""
+        return self._facts.begin + int(self._facts.positions[-1])
+
+    @property
+    def stored(self) -> bytes:
+        """The whole batches as they are stored, also those that are not shown."""
+        return self._block[: self._facts.end]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the log that the bundle keeps in memory."""
+        return len(self._block)
+
+    @property
+    def content_bytes(self) -> int:
+        """The bytes of keys and values; for a part of the bundle its share of them, by records."""
+        values, keys = self._facts.values, self._facts.keys
+        whole = int(values.sizes.sum()) + (0 if keys is None else int(keys.sizes.sum()))
+        return whole * len(self) // len(self._facts.offsets)
+
+    def offset_of(self, number: int) -> int:
+        """The offset of a record. For the number after the last one: where a reader continues after the bundle."""
+        facts, at = self._facts, self._first + number
+        return int(facts.offsets[at]) if at < len(facts.offsets) else facts.begin + facts.end
+
+    def part(self, first: int, stop: int) -> Bundle:
+        """The records with the numbers [first, stop), over the same memory."""
+        part = Bundle(self.partition, self._facts, self._block, self.path, self._position)
+        part._first = min(self._first + first, self._stop)
+        part._stop = max(min(self._first + stop, self._stop), part._first)
+        return part
+
+    def between(self, start_offset: int, end_offset: int) -> Bundle:
+        """The records with offsets in [start_offset, end_offset)."""
+        first, stop = self._facts.record_from(start_offset), self._facts.record_from(end_offset)
+        return self.part(max(first - self._first, 0), max(stop - self._first, 0))
+
+    def beginning_before(self, offset: int) -> Bundle:
+        """The records of those batches whose base offsets are below `offset`."""
+        facts = self._facts
+        batch = facts.batch_from(offset)
+        return self if batch == len(facts.positions) else self.part(0, int(facts.first_records[batch]) - self._first)
+
+    def decode(self) -> None:
+        """Nothing is left to be decoded or found damaged."""
+
+    def records(self) -> list[Record]:
+        """The records as `Record` objects."""
+        facts, take = self._facts, slice(self._first, self._stop)
+        offsets = facts.offsets[self._first : self._stop + 1].tolist()
+        if self._stop == len(facts.offsets):
+            offsets.append(self.next_offset)
+        keys: Iterable[bytes | None] = repeat(None)
+        if facts.keys is not None:
+            keys = self._items(facts.keys)
+            if facts.keyed is not None:
+                keys = [key if keyed else None for key, keyed in zip(keys, facts.keyed[take].tolist(), strict=True)]
+        fields = zip(
+            repeat(self.partition), offsets, facts.timestamps[take].tolist(), keys, self._values(), repeat(()),
+            offsets[1:],
+        )  # fmt: skip
+        return list(map(new_tuple, repeat(Record), fields))
+
+    def _values(self) -> Iterable[bytes | None]:
+        facts = self._facts
+        batches = facts.batches_of(self._first, self._stop)
+        if len(self) < _WORTH_JOINING * max(1, len(batches)):
+            return self._items(facts.values)
+        body, column = facts.values.together(self._block, self._first, self._stop, batches)
+        return decode_binary(body, 0, column)
+
+    def _items(self, items: Items) -> Iterator[bytes]:
+        take = slice(self._first, self._stop)
+        return map(self._block.__getitem__, map(slice, items.starts[take].tolist(), items.ends[take].tolist()))
+
+    def batches(self) -> Iterator[Batch]:
+        """The same records batch by batch; the first and the last batch may be shown in part."""
+        facts, block = self._facts, self._block
+        for number in facts.batches_of(self._first, self._stop):
+            place = int(facts.positions[number])
+            header = unchecked_header(block, place)
+            source = Source(self.path, self._position + place)
+            batch = Batch(self.partition, header, block, place + HEADER_BYTES, source)
+            yield batch.between(self.offset_of(0), self.next_offset)
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """The columns as `Batch.to_arrow` gives them, of all records at once. Keys and values are copied once."""
+        from ..format.arrow import bundle_batch
+
+        whole = bundle_batch(self.partition, self._facts, self._block, columns=columns)
+        return whole if len(self) == whole.num_rows else whole.slice(self._first, len(self))

@@ -1,0 +1,146 @@
+"""Store: list, describe, grow and delete the topics of a directory.
+
+Invariant: listing opens no topic and changes nothing. A topic is deleted, or gets more partitions, only while no
+process writes it and no group in its directory has members. One rename deletes it for all readers.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from ..config.arguments import check_count, topic_path
+from ..config.policies import TopicConfig
+from ..errors import LogError
+from ..system import lock
+from ..system.clock import SYSTEM
+from ..system.directory import Directory
+from ..system.files import REAL, Files
+from . import copy_role as role
+from . import topic_file as description
+from .recovery import list_segments
+
+__all__ = ["TopicInfo", "add_partitions", "delete", "describe_all", "names"]
+
+logger = logging.getLogger("loglib")
+
+GroupsOf = Callable[[Files, str], list[str]]  # the names of the groups in a topic's directory
+CheckUnused = Callable[[Files, str], None]  # raises `GroupBusyError` if a group in a topic's directory has members
+
+
+class TopicInfo(NamedTuple):
+    """The facts in a topic's files, read without opening the topic."""
+
+    name: str
+    path: str
+    config: TopicConfig | None  # None if the description cannot be read: `error` says why
+    size_bytes: int  # of all segment files
+    groups: list[str]  # the consumer groups in its directory
+    error: LogError | None = None
+
+
+def names(files: Files, directory: str) -> list[str]:
+    """The names of the topics in a directory, sorted."""
+    try:
+        found = files.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(
+        name for name in found
+        if not name.startswith(".") and files.exists(os.path.join(directory, name, description.NAME))
+    )  # fmt: skip
+
+
+def describe_all(files: Files, directory: str | os.PathLike[str], *, groups_of: GroupsOf) -> list[TopicInfo]:
+    """The topics in a directory, sorted by name. `groups_of` lists the groups in a topic's directory."""
+    absolute = os.path.abspath(os.fsdecode(directory))
+    return [_describe(files, name, os.path.join(absolute, name), groups_of) for name in names(files, absolute)]
+
+
+def _describe(files: Files, name: str, path: str, groups_of: GroupsOf) -> TopicInfo:
+    try:
+        described = description.read(files, path)
+        config = None if described is None else described[1]
+        partitions = 0 if config is None else config.partitions
+        directories = [description.partition_directory(path, number) for number in range(partitions)]
+        size_bytes = sum(sum(list_segments(files, each).values()) for each in directories)
+        return TopicInfo(name, path, config, size_bytes, groups_of(files, path))
+    except LogError as error:
+        return TopicInfo(name, path, None, 0, groups_of(files, path), error)
+
+
+def delete(path: str | os.PathLike[str], *, check_unused: CheckUnused, files: Files = REAL) -> None:
+    """`Topic.delete`, which hands in what refuses a topic whose groups have members.
+
+    A crash may leave a directory whose name begins with a dot; it is not a topic.
+    """
+    absolute = _existing_topic(files, path)
+    check_unused(files, absolute)
+    parent, name = os.path.split(absolute)
+    aside = os.path.join(parent, f".{name}.{files.random_bytes(8).hex()}.tmp")
+    with _locked(files, absolute):
+        files.rename(absolute, aside)
+        files.sync_directory(parent)
+    files.remove_tree(aside)
+    if files.exists(aside):
+        logger.warning("%s: this rest of the deleted topic %s could not be removed", aside, name)
+
+
+def add_partitions(
+    path: str | os.PathLike[str],
+    partitions: int,
+    *,
+    check_unused: CheckUnused,
+    files: Files = REAL,
+    clock: Callable[[], int] = SYSTEM,
+) -> None:
+    """`Topic.add_partitions`, which hands in what refuses a topic whose groups have members."""
+    absolute = _existing_topic(files, path)
+    check_unused(files, absolute)
+    check_count("partitions", partitions)
+    with _locked(files, absolute) as topic:
+        role.check_leader(files, absolute)
+        described = description.read(files, absolute)
+        assert described is not None
+        log_id, config = described
+        if partitions <= config.partitions:
+            raise ValueError(f"{absolute} has {config.partitions} partitions; the number can only rise")
+        description.add_partitions(topic, log_id, config, partitions, now=clock())
+    logger.warning(
+        "%s: has %d partitions now, and had %d: keys may belong to other partitions than before",
+        absolute, partitions, config.partitions,
+    )  # fmt: skip
+
+
+def _existing_topic(files: Files, path: str | os.PathLike[str]) -> str:
+    """The absolute path of a topic."""
+    absolute = topic_path(path)
+    if not files.exists(os.path.join(absolute, description.NAME)):
+        raise FileNotFoundError(errno.ENOENT, "no topic here", absolute)
+    if not files.is_directory(absolute):
+        raise LogError(f"{absolute} is a link to a topic; name the topic where it is")
+    return absolute
+
+
+@contextmanager
+def _locked(files: Files, path: str) -> Iterator[Directory]:
+    """The topic's directory, while no other process writes or changes the topic."""
+    with ExitStack() as held:
+        topic = held.enter_context(Directory.open(files, path))
+        topic.lock_for_a_moment("a process that runs retention or changes policies", advice="try again")
+        for number in range(_partitions(files, path)):
+            directory = description.partition_directory(path, number)
+            held.callback(lock.acquire(files, os.path.join(directory, lock.NAME), 0o600).release)
+        yield topic
+
+
+def _partitions(files: Files, path: str) -> int:
+    """The number of partition directories. The description is not used, because it may be damaged."""
+    count = 0
+    while files.exists(description.partition_directory(path, count)):
+        count += 1
+    return count

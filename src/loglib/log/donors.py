@@ -1,0 +1,317 @@
+"""Donors: other copies of a log, whose batches stand in for damaged ones.
+
+Invariant: a batch of a donor is taken only if this log names it. The batch behind the damage has the CRC and the place
+of the batch before it, and so each proven batch proves the one before: the walk goes backwards from what is whole here.
+So a copy that is older, or of another history, has nothing that is taken, and several damaged copies complete each
+other.
+
+    behind the damage      what names the last damaged batch
+    a batch                its previous_crc and previous_bytes
+    a segment without one  the same facts in its header
+    the end of the log     the watermark has its place only. The batch's own header, if that is still whole; otherwise
+                           the writer: a writer's log only grows, so a copy that has durable what the same writer (its
+                           epoch and its nonce) has published has the same bytes
+
+Also the batch before the damage, if it is whole, must be the one that the first proven batch follows.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..config.policies import MAX_BATCH_BYTES
+from ..errors import CorruptLogError, LogError
+from ..format.batch import Batch, Source
+from ..format.header import HEADER_BYTES, BadBatch, Header, NewerBatch, check_body, layout, open_body, parse_header
+from ..format.watermark import Mark
+from ..segment import Identity, SegmentReader
+from ..system.files import Files
+from ..system.not_copyable import Unique
+from .log import Log
+
+__all__ = ["Donor", "Donors", "Stretch", "Whole", "crc_before", "header_here", "named_end"]
+
+_STRETCH_BYTES = 1 << 20
+_MOST_DECOMPRESSED = 4 << 20  # of the batches of a stretch, if they are more than one
+
+
+class Whole(NamedTuple):
+    """A batch that has passed the checks of its CRCs, as it is stored."""
+
+    header: Header
+    stored: bytes
+
+
+class Stretch(NamedTuple):
+    """Neighbouring batches in one segment of a donor that this log names."""
+
+    start: int
+    end: int
+    segment: int  # base offset of the donor's segment
+    first_crc: int  # of the first batch's header
+    last_crc: int  # of the last batch's header; it proves all of them
+    decompressed_bytes: int
+    donor: Donor
+
+
+class _Link(NamedTuple):
+    """What a log says of its batch that ends at an offset."""
+
+    base: int
+    crc: int | None  # of the batch's header; None: only who wrote it is known
+    writer: tuple[int, int] = (0, 0)  # epoch and nonce
+
+
+class Donor(Unique):
+    """One other copy of a log. Its methods raise `LogError` or `OSError` for what it does not have."""
+
+    def __init__(self, files: Files, directory: str, identity: Identity) -> None:
+        self.directory = directory
+        self.log = Log(files, directory, identity)
+        self.mark = self.log.mark()
+        self._segment: SegmentReader | None = None
+        self._stop = 0  # where the open segment ends
+
+    def rest(self) -> None:
+        """Close the files until the next use."""
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+        self.log.rest()
+
+    def segment_of(self, offset: int) -> SegmentReader:
+        """The segment that holds the offset, open."""
+        segment = self._segment
+        if segment is None or not segment.base_offset <= offset < self._stop:
+            self.rest()
+            self._segment = segment = self.log.open_segment(offset, past_damage=True)
+            self._stop = self.log.index.after(segment.base_offset) or self.mark.flushed_end
+        return segment
+
+    def batch(self, base: int, length: int) -> Whole:
+        """The batch of this place and length, checked down to its columns."""
+        segment = self.segment_of(base)
+        if base + length > self.mark.flushed_end or not 0 < length <= MAX_BATCH_BYTES:
+            segment.corrupt(base, f"a flushed end at {self.mark.flushed_end}", f"a batch of {length} bytes")
+        try:
+            batches = _whole_batches(segment.read(base, length), base, segment)
+        except (BadBatch, NewerBatch) as error:
+            segment.refuse(error, base)
+        if len(batches) > 1:
+            segment.corrupt(base, f"{len(batches)} batches", f"one of {length} bytes")
+        as_batch(batches[0], segment.partition, self.source(base)).decode()
+        return batches[0]
+
+    def fetch(self, stretch: Stretch) -> list[Whole]:
+        """The batches of a stretch, proven again: the files of a donor may change at any time."""
+        segment = self.segment_of(stretch.start)
+        try:
+            batches = _whole_batches(segment.read(stretch.start, stretch.end - stretch.start), stretch.start, segment)
+        except (BadBatch, NewerBatch) as error:
+            segment.refuse(error, stretch.start)
+        if batches[-1].header.header_crc != stretch.last_crc:
+            found = f"batches that end with CRC {batches[-1].header.header_crc:08x}"
+            segment.corrupt(stretch.start, found, f"{stretch.last_crc:08x}")
+        return batches
+
+    def source(self, offset: int) -> Source:
+        """The place of a batch, for messages."""
+        segment = self.segment_of(offset)
+        return Source(segment.path, segment.file_position(offset))
+
+    def has_durable(self, end: int, by: tuple[int, int], of: tuple[int, int]) -> bool:
+        """Whether this copy has durable what the writer `by` published up to `end`; its batch there is one `of` that.
+
+        The copy's own mark may name that writer, too.
+        """
+        ours = self.mark.writer_epoch, self.mark.writer_nonce
+        return self.mark.durable_end >= end and by[0] > 0 and by in (of, ours)
+
+
+class Donors(Unique):
+    """The other copies of a log. They are opened by their first use."""
+
+    def __init__(self, files: Files, directories: Sequence[str], identity: Identity) -> None:
+        self._files = files
+        self._directories = directories
+        self._identity = identity
+        self._opened: list[Donor] | None = None
+        self._proven: dict[int, Stretch] = {}  # what the last reader was promised, by its start
+        self.refused: list[str] = []  # the donors that cannot be used, and why
+
+    def close(self) -> None:
+        """Close the files. The next use opens the donors again."""
+        for each in self._opened or ():
+            each.rest()
+        self._opened = None
+        self._proven.clear()
+
+    def opened(self) -> list[Donor]:
+        """The copies that can be read."""
+        if self._opened is None:
+            self._opened, self.refused = [], []
+            for directory in self._directories:
+                try:
+                    self._opened.append(Donor(self._files, directory, self._identity))
+                except (LogError, OSError) as error:
+                    self.refused.append(f"{directory} cannot be used: {error}")
+        return self._opened
+
+    # --- the proof -------------------------------------------------------------------------------------
+
+    def prove(self, log: Log, lost: range, mark: Mark, *, before: int | None) -> tuple[list[Stretch], str]:
+        """What the donors have of the damaged offsets, oldest first, up to their end; and why it is not all.
+
+        `lost` begins and ends where a batch of the log does. `before` is the CRC of the batch before, if it is known.
+        """
+        link = _link_at(log, lost.stop, mark)
+        if link is None:
+            return [], f"nothing that is whole at offset {lost.stop} names the batch that ends there"
+        proven: list[Stretch] = []
+        at, why = lost.stop, ""
+        while at > lost.start:
+            if link.base < lost.start:
+                why = f"what is whole here names a batch at offset {link.base}, before the damage"
+                break
+            found = self._find(link, at, latest=proven[-1].donor if proven else None)
+            if found is None:
+                why = f"no donor has the batch at offset {link.base} that is named here, whole"
+                break
+            whole, donor = found
+            header = whole.header
+            if header.base_offset == lost.start and before not in (None, header.previous_crc):
+                why = f"the batch at offset {header.base_offset} of {donor.directory} does not follow the one before"
+                break
+            _extend(proven, whole, donor)
+            at, link = header.base_offset, _Link(header.previous_offset, header.previous_crc)
+        return proven[::-1], "; ".join([why, *self.refused]) if why else ""
+
+    def _find(self, link: _Link, end: int, *, latest: Donor | None) -> tuple[Whole, Donor] | None:
+        """The batch before `end` that is named so, and who has it. The latest donor is asked first."""
+        for donor in sorted(self.opened(), key=lambda each: each is not latest):
+            with suppress(LogError, OSError):
+                whole = donor.batch(link.base, end - link.base)
+                header = whole.header
+                if link.crc is None:
+                    if donor.has_durable(end, link.writer, (header.writer_epoch, header.writer_nonce)):
+                        return whole, donor
+                elif link.crc == header.header_crc:
+                    return whole, donor
+        return None
+
+    # --- for a reader ------------------------------------------------------------------------------------
+
+    def lend(self, log: Log, lost: range, *, before: int | None) -> tuple[list[Batch], str] | None:
+        """The first batches of the damaged offsets, and the donor's directory; None if no donor has all of them.
+
+        They end before or at the end of `lost`. The next call may begin there, and does not prove it again.
+        """
+        if lost.start not in self._proven:
+            self.close()  # a donor may have grown since then
+            proven, why = self.prove(log, lost, log.mark(), before=before)
+            self._proven = {} if why else {each.start: each for each in proven}
+        stretch = self._proven.pop(lost.start, None)
+        if stretch is None:
+            return None
+        donor = stretch.donor
+        try:
+            found = donor.fetch(stretch)
+            batches = [as_batch(each, log.partition, donor.source(each.header.base_offset)) for each in found]
+        except (LogError, OSError):  # it has changed meanwhile
+            return None
+        return batches, donor.directory
+
+
+def as_batch(whole: Whole, partition: int, source: Source) -> Batch:
+    """The batch as readers get it."""
+    header, stored = whole
+    if not header.codec:
+        return Batch(partition, header, stored, HEADER_BYTES, source)
+    try:
+        return Batch(partition, header, open_body(header, memoryview(stored)[HEADER_BYTES:]), 0, source)
+    except BadBatch as error:
+        raise CorruptLogError(
+            source.path, source.file_position + error.at, error.found, error.expected
+        ) from error
+
+
+def _whole_batches(content: bytes, start: int, segment: SegmentReader) -> list[Whole]:
+    """The batches that fill the bytes, each following the one before; `BadBatch` if they do not."""
+    batches: list[Whole] = []
+    place = 0
+    while place < len(content) or not batches:
+        header = parse_header(content, place, salt=segment.salt, offset=start + place)
+        if batches and batches[-1].header.header_crc != header.previous_crc:
+            raise BadBatch(60, f"a batch that follows one with CRC {header.previous_crc:08x}", "the batch before")
+        stored = content[place : place + header.length]
+        if len(stored) < header.length:
+            raise BadBatch(len(stored), "the end of the data", f"a batch of {header.length} bytes")
+        check_body(header, memoryview(stored)[HEADER_BYTES:])
+        batches.append(Whole(header, stored))
+        place += header.length
+    return batches
+
+
+def _extend(proven: list[Stretch], whole: Whole, donor: Donor) -> None:
+    """Note one more proven batch, which stands before those that are noted."""
+    header, segment = whole.header, donor.segment_of(whole.header.base_offset).base_offset
+    size, crc = layout(header).end, header.header_crc
+    if proven:
+        last = proven[-1]
+        small = last.end - header.base_offset <= _STRETCH_BYTES and last.decompressed_bytes + size <= _MOST_DECOMPRESSED
+        if small and last.donor is donor and last.segment == segment:
+            proven[-1] = last._replace(
+                start=header.base_offset, first_crc=crc, decompressed_bytes=last.decompressed_bytes + size
+            )
+            return
+    proven.append(Stretch(header.base_offset, header.next_offset, segment, crc, crc, size, donor))
+
+
+# --- what is whole here -----------------------------------------------------------------------------------
+
+
+def header_here(log: Log, offset: int) -> Header | None:
+    """The header of the log's own batch at the place; None if it is not whole."""
+    base = log.index.find(offset)
+    if base is not None:
+        with suppress(LogError, OSError), log.open_base(base, past_damage=True) as segment:
+            return segment.header_at(offset)
+    return None
+
+
+def crc_before(log: Log, offset: int, mark: Mark) -> int | None:
+    """The CRC of the log's own batch that ends at the offset; None if it is not whole, or if there is none."""
+    if offset > mark.log_start_offset:
+        with suppress(LogError, OSError):
+            header = log.header_around(offset - 1, mark)
+            if header.record_count and header.next_offset == offset:
+                return header.header_crc
+    return None
+
+
+def named_end(log: Log, offset: int, limit: int) -> int:
+    """The next place behind damage at which this log says what ends there; `limit` if there is none before."""
+    end, mark = log.behind_damage(offset, limit), log.mark()
+    while end < limit and _link_at(log, end, mark) is None:  # the batch there is damaged, too
+        end = log.behind_damage(end, limit)
+    return end
+
+
+def _link_at(log: Log, end: int, mark: Mark) -> _Link | None:
+    """What names the batch that ends there."""
+    following = header_here(log, end) if end < mark.flushed_end else None
+    if following is not None:
+        return _Link(following.previous_offset, following.previous_crc)
+    if end in log.index.bases():
+        with suppress(LogError, OSError), log.open_base(end) as segment:
+            return _Link(segment.header.previous_batch, segment.header.previous_crc)
+    if end != mark.flushed_end:
+        return None
+    own = header_here(log, mark.flushed_tail)
+    if own is not None and own.next_offset == end:
+        return _Link(own.base_offset, own.header_crc)
+    return _Link(mark.flushed_tail, None, (mark.writer_epoch, mark.writer_nonce))

@@ -1,0 +1,249 @@
+"""Examination: what is wrong with a partition's files, and how they should lie instead. For repair.py.
+
+Invariant: an examination changes nothing. It finds each range of offsets that a reader with `on_gap="skip"` would
+leave out, and no other range, so that a declared gap hides nothing that can be read.
+
+The end of the log is that of the watermark. If no slot of it is whole, the end is that of the last whole batch that
+can be found in the last segment.
+
+Threads: no state, safe for all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import NamedTuple
+
+from ..errors import CorruptLogError
+from ..format.batch import stored_header
+from ..format.record import Damage
+from ..format.watermark import MOST_BYTES, Mark, broken_slots, newest
+from ..format.watermark import NAME as WATERMARK
+from ..segment import (
+    HEADER_BYTES,
+    Identity,
+    SegmentHeader,
+    SegmentReader,
+    read_producers,
+    read_segment_header,
+    segment_name,
+)
+from ..system.files import Files
+from .cursor import Cursor
+from .gaps import NAME as GAPS
+from .gaps import Gap, read_gaps
+from .log import Log, Still
+from .recovery import list_segments
+from .search import after_damage
+
+__all__ = ["Findings", "Place", "examine", "log_as_found"]
+
+_BLOCK_BYTES = 1 << 20
+
+
+class Place(NamedTuple):
+    """Where a segment should lie, and what is there."""
+
+    base: int
+    end: int  # of its batches: the base of the next segment
+    held: int | None  # bytes of batches in the file; None if there is no file
+    header: SegmentHeader | None  # None if it is damaged, or contradicts the other files
+    fault: str  # of the header, in words; "" if it is whole
+
+
+class Findings(NamedTuple):
+    """What is wrong with a partition."""
+
+    mark: Mark  # of the whole log
+    fault_of_mark: str  # in words; "" if the watermark is whole
+    places: tuple[Place, ...]  # all segments as they should lie, oldest first
+    known_gaps: tuple[Gap, ...]
+    met: tuple[Damage, ...]  # what of them still cannot be read
+    fault_of_gaps: str
+    damage: tuple[Damage, ...]  # ranges that cannot be read and that no gap declares
+    undecodable: tuple[Damage, ...]  # those of them whose bytes are as they were written, but are no batch
+    end: int  # of the last whole batch, at or above the mark's
+
+    @property
+    def healed(self) -> int:
+        """How many declared gaps can be read again."""
+        return len(self.known_gaps) - len(self.still_gaps)
+
+    @property
+    def still_gaps(self) -> tuple[Gap, ...]:
+        """The declared gaps that still cannot be read, at least in part."""
+        ends = {each.offsets.stop for each in self.met}
+        return tuple(each for each in self.known_gaps if each.end in ends)
+
+    @property
+    def needs_new_end(self) -> bool:
+        """Whether the last segment must be sealed, because the log cannot go on at its end."""
+        last = self.places[-1]
+        if self.end == last.base:  # it has no batch
+            return False
+        lost = last.held is None or last.held < self.mark.flushed_end - last.base
+        return lost or any(each.offsets.stop > last.base for each in (*self.damage, *self.met))
+
+    def misplaced(self, place: Place) -> int:
+        """How many bytes the file has too much, or too few if it is negative. The last file may be longer."""
+        assert place.held is not None
+        if place is self.places[-1]:
+            return place.held - (self.end - place.base) if self.needs_new_end else 0
+        return place.held - (place.end - place.base)
+
+    @property
+    def needs_lock(self) -> bool:
+        """Whether more than a declaration of gaps is needed."""
+        faulty = any(each.held is None or each.fault or self.misplaced(each) for each in self.places)
+        return bool(self.fault_of_mark or faulty or self.undecodable or self.needs_new_end)
+
+
+def log_as_found(files: Files, path: str, identity: Identity, mark: Mark) -> Log:
+    """The partition's log up to this mark, whatever the watermark says."""
+    log = Log(files, path, identity)
+    log.writer = Still(mark)
+    return log
+
+
+def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[int], object]) -> Findings:
+    """Examine a partition. Reads all of it, and says now and then how many bytes it has read.
+
+    Raises `CorruptLogError` if there is neither a watermark nor a segment, so that nothing says what the log was,
+    and `UnsupportedFormatError` for files of a newer format.
+    """
+    found = {base: size - HEADER_BYTES for base, size in list_segments(files, path).items()}
+    mark, fault_of_mark = _mark(files, path, identity, found)
+    places = _places(files, path, identity, mark, found)
+    known, fault_of_gaps = _known_gaps(files, path, identity)
+    damage: list[Damage] = []
+    met: list[Damage] = []
+    undecodable: list[Damage] = []
+    with closing(log_as_found(files, path, identity, mark)) as log:
+        cursor = Cursor(log, mark.log_start_offset, on_damage=damage.append, on_gap=met.append)
+        with closing(cursor):
+            while batches := cursor.read(mark.flushed_end):
+                for batch in batches:
+                    try:
+                        batch.decode()
+                    except CorruptLogError as error:
+                        header = stored_header(batch)
+                        lost = range(header.base_offset, header.next_offset)
+                        undecodable.append(Damage.of(error, identity.partition, lost))
+                progress(cursor.position - mark.log_start_offset)
+    lost_to = [each for each in damage if each.offsets]
+    end = _end_of_whole(files, path, identity, places[-1].base, mark)
+    return Findings(
+        mark, fault_of_mark, places, known, tuple(met), fault_of_gaps, (*lost_to, *undecodable), tuple(undecodable), end
+    )
+
+
+def _known_gaps(files: Files, path: str, identity: Identity) -> tuple[tuple[Gap, ...], str]:
+    try:
+        return read_gaps(files, path, identity), ""
+    except CorruptLogError as error:
+        return (), f"{os.path.join(path, GAPS)} is damaged: {error.found}"
+
+
+# --- the ends of the log ---------------------------------------------------------------------------
+
+
+def _mark(files: Files, path: str, identity: Identity, found: dict[int, int]) -> tuple[Mark, str]:
+    """The mark of the whole log, and what is wrong with the watermark."""
+    mark, fault, name = None, "", os.path.join(path, WATERMARK)
+    try:
+        raw = files.read_whole(name, MOST_BYTES)
+        mark = newest(raw, identity.salt, name)
+        broken = broken_slots(raw, identity.salt, name)
+        fault = f"{len(broken)} of its 2 slots are not whole" if broken else ""
+    except FileNotFoundError:
+        fault = "there is no file"
+    except CorruptLogError as error:
+        fault = error.found
+    if mark is None:
+        if not found:
+            raise CorruptLogError(path, 0, "no watermark and no segment", "at least one of them")
+        mark = _mark_without_watermark(files, path, identity, found)
+    last = max(found, default=0)
+    if mark.flushed_end < last:  # the segment was begun after the mark: all before it was durable
+        header = _whole_header(files, path, identity, last)
+        tail = last if header is None else header.previous_batch
+        mark = mark._replace(flushed_end=last, durable_end=last, flushed_tail=tail, durable_tail=tail)
+    return mark, fault
+
+
+def _mark_without_watermark(files: Files, path: str, identity: Identity, found: dict[int, int]) -> Mark:
+    """A mark behind the last whole batch that can be found in the last segment."""
+    last = max(found)
+    header = _whole_header(files, path, identity, last)
+    end, tail = last, last if header is None else header.previous_batch
+    with _segment(files, path, identity, last) as segment:
+        place, limit = last, segment.end_of_file()
+        while place < limit:
+            try:
+                batches = segment.batches(place, limit, block_bytes=_BLOCK_BYTES)
+                tail = stored_header(batches[-1]).base_offset
+                place = end = batches[-1].next_offset
+            except CorruptLogError:
+                place = after_damage(segment, place, limit, None)
+    return Mark.at_rest(1, min(found), end, tail)
+
+
+def _end_of_whole(files: Files, path: str, identity: Identity, last: int, mark: Mark) -> int:
+    """The end of the whole batches that follow the mark's end in the last segment: perhaps not yet synced."""
+    end = mark.flushed_end
+    with suppress(FileNotFoundError, CorruptLogError), _segment(files, path, identity, last) as segment:
+        before, limit = mark.flushed_tail, segment.end_of_file()
+        while end < limit:
+            for batch in segment.batches(end, limit, block_bytes=_BLOCK_BYTES):
+                header = stored_header(batch)
+                if header.previous_offset != before:
+                    return end
+                before, end = header.base_offset, header.next_offset
+    return end
+
+
+# --- where segments should lie -----------------------------------------------------------------------
+
+
+def _places(
+    files: Files, path: str, identity: Identity, mark: Mark, found: dict[int, int]
+) -> tuple[Place, ...]:
+    found = {base: held for base, held in found.items() if base >= mark.log_start_offset}
+    headers: dict[int, SegmentHeader] = {}
+    faults: dict[int, str] = {}
+    for base in found:
+        try:
+            header = read_segment_header(files, os.path.join(path, segment_name(base)), identity)
+            read_producers(files, path, header)
+            headers[base] = header
+        except CorruptLogError as error:
+            faults[base] = f"{os.path.basename(error.path)}: found {error.found}, expected {error.expected}"
+    bases = {mark.log_start_offset, *found}
+    for base, header in headers.items():
+        before = max((each for each in bases if each < base), default=None)
+        stated = header.previous_base_offset
+        if before is not None and before + found.get(before, 0) <= stated < base:
+            bases.add(stated)  # a segment is missing
+    ordered = sorted(bases)
+    places = []
+    for number, base in enumerate(ordered):
+        end = ordered[number + 1] if number + 1 < len(ordered) else max(mark.flushed_end, base)
+        whole = headers.get(base)
+        if whole is not None and number and (whole.previous_base_offset, whole.previous_bytes) != (
+            ordered[number - 1], base - ordered[number - 1],
+        ):  # fmt: skip
+            whole, faults[base] = None, "the segment before it is another one than its header states"
+        places.append(Place(base, end, found.get(base), whole, faults.get(base, "")))
+    return tuple(places)
+
+
+def _whole_header(files: Files, path: str, identity: Identity, base: int) -> SegmentHeader | None:
+    with suppress(CorruptLogError, FileNotFoundError):
+        return read_segment_header(files, os.path.join(path, segment_name(base)), identity)
+    return None
+
+
+def _segment(files: Files, path: str, identity: Identity, base: int) -> SegmentReader:
+    return SegmentReader(files, os.path.join(path, segment_name(base)), identity, base_offset=base)

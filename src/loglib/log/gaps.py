@@ -1,0 +1,111 @@
+"""Gaps: the file `gaps.json` of a partition, which declares offsets as lost.
+
+Invariant: a declared gap begins where a batch of the log begins or should begin, and ends where one does. It changes
+no byte of the log: what can be read is read. The file is looked at only after damage was met, so a whole log pays
+nothing for it. It is replaced in one step, and may be replaced while others read the log.
+
+    {"format": 1, "log_id": "<32 digits>", "partition": 0, "gaps": [
+        {"start": 1024, "end": 2048, "found": "...", "time": 1764000000000000}], "crc": "<8 digits>"}
+
+(in one line). `found` is what the damage was, in words; `time` is when it was declared, in microseconds UTC.
+
+Threads: no state, safe for all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..config.policies import MAX_OFFSET
+from ..errors import CorruptLogError, RecordTooLargeError, UnsupportedFormatError
+from ..format.checked_json import seal, unseal
+from ..format.record import Damage
+from ..segment import Identity
+from ..system.directory import Directory
+from ..system.files import Files
+
+__all__ = ["NAME", "Gap", "joined", "parse_gaps", "read_gaps", "write_gaps"]
+
+NAME = "gaps.json"
+FORMAT = 1
+_MOST_BYTES = 16 << 20  # some hundred thousand gaps
+_MOST_WORDS = 200  # characters about one gap
+_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+class Gap(NamedTuple):
+    """Offsets [start, end) of a log that are declared as lost: a reader passes over them and goes on behind them."""
+
+    start: int
+    end: int
+    found: str  # what the damage was, in words
+    time: int  # when the gap was declared, microseconds UTC
+
+    def as_damage(self, partition: int, path: str) -> Damage:
+        """The gap as readers report it."""
+        found = f"a gap that a repair has declared ({self.found})"
+        return Damage(partition, range(self.start, self.end), os.path.join(path, NAME), 0, found, "whole batches")
+
+
+def read_gaps(files: Files, directory: str, identity: Identity) -> tuple[Gap, ...]:
+    """The declared gaps of a partition, in order; `CorruptLogError` if the file is damaged or of another log."""
+    path = os.path.join(directory, NAME)
+    try:
+        content = files.read_whole(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return ()
+    return parse_gaps(content, path, identity)
+
+
+def parse_gaps(content: bytes, path: str, identity: Identity) -> tuple[Gap, ...]:
+    """The declared gaps in the content of the file at `path`, in order."""
+    try:
+        facts = unseal(content)
+        version = facts["format"]
+        if type(version) is int and version > FORMAT:
+            raise UnsupportedFormatError(path, "format of gaps.json", version, FORMAT)
+        if version != FORMAT:
+            raise ValueError(f"format {version}")
+        if (facts["log_id"], facts["partition"]) != (identity.log_id.hex(), identity.partition):
+            raise ValueError(f"log {facts['log_id']}, partition {facts['partition']}")
+        gaps = tuple(_gap(each) for each in facts["gaps"])
+        if any(after.start <= gap.end for gap, after in pairwise(gaps)):
+            raise ValueError("gaps that meet")
+        return gaps
+    except _ERRORS as error:
+        raise CorruptLogError(path, 0, f"no valid facts ({error!r})", "the gaps of this partition") from error
+
+
+def _gap(facts: dict[str, object]) -> Gap:
+    match facts:
+        case {"start": int() as start, "end": int() as end, "found": str() as found, "time": int() as time}:
+            if 0 <= start < end <= MAX_OFFSET:
+                return Gap(start, end, found, time)
+    raise ValueError(f"a gap {facts!r:.100}")
+
+
+def write_gaps(directory: Directory, identity: Identity, gaps: Sequence[Gap], permissions: int) -> None:
+    """Replace the declared gaps of a partition. Synced."""
+    content = seal({
+        "format": FORMAT, "log_id": identity.log_id.hex(), "partition": identity.partition,
+        "gaps": [each._asdict() for each in gaps],
+    })  # fmt: skip
+    if len(content) > _MOST_BYTES:
+        raise RecordTooLargeError(f"the list of gaps in {directory.path}", len(content), _MOST_BYTES)
+    directory.replace(NAME, content, permissions)
+
+
+def joined(gaps: Iterable[Gap]) -> list[Gap]:
+    """The gaps in order, and those that meet or overlap as one."""
+    found: list[Gap] = []
+    for gap in sorted(gaps):
+        if found and gap.start <= found[-1].end:
+            before = found.pop()
+            known = gap.found in before.found or len(before.found) > _MOST_WORDS
+            words = before.found if known else f"{before.found}; {gap.found}"
+            gap = Gap(before.start, max(before.end, gap.end), words, max(before.time, gap.time))
+        found.append(gap)
+    return found

@@ -1,0 +1,168 @@
+"""Starts: the offset at which reading begins, for "begin", "end", a time or an offset.
+
+Invariant: a start by time is the offset of the first record at or after that time, in the order of the log. Event
+times need not rise. So the search uses the largest event time so far, which never falls: segment headers have it, and
+batch headers too. If retention drops segments during the search, the search begins again.
+
+Threads: safe for all.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from ..config.arguments import Time
+from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.batch import stored_header
+from ..format.record import Damage
+from ..format.watermark import Mark
+from .cursor import Cursor
+from .log import Log
+from .search import first_reaching
+
+__all__ = ["before_end", "resolve"]
+
+
+def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past_damage: bool = False) -> int:
+    """The offset of a start. A time gives the first record at or after it, or the flushed end.
+
+    A declared gap that may contain the record counts as the first, so that a reader reports the gap; with
+    `past_damage`, other damage does so, too.
+    """
+    mark = mark or log.mark()
+    if start == "begin":
+        return mark.log_start_offset
+    if start == "end":
+        return mark.flushed_end
+    if isinstance(start, Time):
+        return _of_time(log, start.timestamp_us, mark, past_damage=past_damage)
+    assert isinstance(start, int)
+    log.batch_base(start, mark, past_damage=past_damage)
+    return start
+
+
+def before_end(log: Log, count: int) -> int:
+    """The offset of the first of the last `count` records; the log start if there are fewer, the end for none.
+
+    Reads the headers of the batches that have them. If damage is in the way, it is the offset behind the damage.
+    """
+    while True:
+        mark = log.mark()
+        try:
+            return _before_end(log, count, mark)
+        except OffsetOutOfRangeError:  # retention has meanwhile dropped the segment
+            continue
+
+
+def _before_end(log: Log, count: int, mark: Mark) -> int:
+    found = mark.flushed_end
+    while count > 0 and found > mark.log_start_offset:
+        try:
+            with log.open_segment(found - 1) as segment:
+                place, end = log.end_of(segment, mark)
+                if found < end:  # before a gap
+                    place = log.header_around(found - 1, mark).base_offset
+                while place is not None and count > 0:
+                    header = segment.header_at(place)
+                    if header.record_count >= count:
+                        return header.offsets[-count]
+                    count -= header.record_count
+                    found = place
+                    place = header.previous_offset if place > segment.base_offset else None
+        except CorruptLogError:
+            gap = log.gap_at(found - 1)
+            if gap is None:
+                break
+            found = gap.start
+    return found
+
+
+def _of_time(log: Log, timestamp: int, mark: Mark, *, past_damage: bool) -> int:
+    while True:
+        try:
+            return _first_whole_at_or_after(log, timestamp, mark, past_damage=past_damage)
+        except (FileNotFoundError, OffsetOutOfRangeError) as error:
+            before, mark = mark, log.mark()
+            if mark.log_start_offset == before.log_start_offset:  # retention has not moved the log start
+                expected = "all segments from the log start"
+                raise CorruptLogError(log.directory, 0, f"no file ({error})", expected) from error
+
+
+def _first_at_or_after(log: Log, timestamp: int, mark: Mark) -> int:
+    for base in _segments_from(log, timestamp, mark):
+        if base >= mark.flushed_end:
+            break
+        with log.open_base(base) as segment:
+            last, end = log.end_of(segment, mark)
+            first = first_reaching(segment, timestamp, last, end)
+        if first is not None:
+            gaps: list[Damage] = []
+            found = _next_at_or_after(timestamp, Cursor(log, first.base_offset, on_gap=gaps.append), mark)
+            return min((gap.offsets.start for gap in gaps), default=found)
+    return mark.flushed_end
+
+
+def _segments_from(log: Log, timestamp: int, mark: Mark) -> list[int]:
+    """The base offsets of the segments, from the one that may have the first event at or after the time."""
+    bases = [base for base in log.index.bases() if base >= mark.log_start_offset]
+    if not bases or mark.flushed_end > bases[-1]:
+        log.refresh()
+        bases = [base for base in log.index.bases() if base >= mark.log_start_offset]
+    # The header of segment i + 1 has the largest event time up to the end of segment i. Retention may have dropped
+    # that event since.
+    low, high = 0, len(bases) - 1
+    while low < high:
+        middle = (low + high) // 2
+        with log.open_base(bases[middle + 1]) as following:
+            reached = following.header.running_max_timestamp >= timestamp
+        low, high = (low, middle) if reached else (middle + 1, high)
+    return bases[low:]
+
+
+def _first_whole_at_or_after(log: Log, timestamp: int, mark: Mark, *, past_damage: bool) -> int:
+    """The same with possible damage: if damage blocks the search, it looks at every batch from that segment on.
+
+    If segment headers are damaged, it looks at every batch of the log. Without `past_damage` damage that is no
+    declared gap raises.
+    """
+    try:
+        return _first_at_or_after(log, timestamp, mark)
+    except CorruptLogError:
+        doubtful: list[Damage] = []
+        on_damage = doubtful.append if past_damage else None
+        first = mark.log_start_offset
+        with suppress(CorruptLogError):
+            first = next(iter(_segments_from(log, timestamp, mark)), first)
+        cursor = Cursor(log, first, on_damage=on_damage, on_gap=doubtful.append)
+        found = _next_at_or_after(timestamp, cursor, mark, doubtful)
+        return min((gap.offsets.start for gap in doubtful if gap.offsets), default=found)
+
+
+def _next_at_or_after(timestamp: int, cursor: Cursor, mark: Mark, doubtful: list[Damage] | None = None) -> int:
+    log = cursor.log
+    segment: int | None = None
+    early = False  # whether all events before that segment are known to be before the time
+    try:
+        while batches := cursor.read(mark.flushed_end):
+            for batch in batches:
+                if doubtful and stored_header(batch).running_max_timestamp < timestamp:
+                    base = log.index.find(stored_header(batch).base_offset)
+                    if base is None or base != segment:
+                        segment, early = base, _begins_before(log, timestamp, stored_header(batch).base_offset)
+                    if early:
+                        doubtful.clear()  # the damaged records were earlier
+                if stored_header(batch).max_timestamp >= timestamp:
+                    stamped = zip(batch.offsets, batch.timestamps, strict=True)
+                    late = next((offset for offset, each in stamped if each >= timestamp), None)
+                    if late is not None:  # None: a forged header states a later time than its records have
+                        return late
+    finally:
+        cursor.close()
+    return mark.flushed_end
+
+
+def _begins_before(log: Log, timestamp: int, offset: int) -> bool:
+    """Whether all events before the segment that holds the offset are known to be before the time."""
+    with suppress(CorruptLogError), log.open_segment(offset) as segment:
+        return segment.header.running_max_timestamp < timestamp
+    return False

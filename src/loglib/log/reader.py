@@ -1,0 +1,581 @@
+"""Reader: reads records from one or more partitions, up to an end or for ever.
+
+Invariant: a reader owns its position and writes nothing to the log. `tell` gives the next record for each
+partition, without the records that were read ahead; `seek` accepts what `tell` gave. Order holds within a
+partition. Partitions take turns, one block each.
+
+A reader keeps a batch until all its records are handed out, and notes each record in one step. So an
+interrupt in any line (Ctrl-C) loses no record: the next call yields the next record.
+
+A reader refers to its topic, because a topic that nothing refers to closes itself. Closing a reader ends its
+iteration. If the topic is closed, an iteration that would have ended by itself raises `LogClosedError`;
+otherwise it would look complete. An iteration that follows for ever just ends.
+
+Threads: a reader belongs to one thread. `close` may be called from any thread, and ends the iteration.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from itertools import chain, islice
+from operator import length_hint
+from typing import TYPE_CHECKING, Literal
+
+from ..config.arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers, spin_seconds
+from ..errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
+from ..format.batch import Batch
+from ..format.display import Shown, sized
+from ..format.record import Damage, Record
+from ..system.not_copyable import Unique
+from ..system.notify import Waiter
+from .bundle_reader import Bundle
+from .cursor import BLOCK_BYTES, Cursor, Lent, Piece
+from .log import LOOK_S, Log, Still, marks_at_once
+from .lookup import resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["OnGap", "Reader", "StartLike", "watch"]
+
+logger = logging.getLogger("loglib")
+
+StartLike = Start | Mapping[int, Start]
+OnGap = Literal["raise", "skip"]
+_FOR_EVER = 1 << 63
+_RECORDS_AT_ONCE = 512  # made into objects at once; more do not fit the processor's cache and cost 50 % more each
+
+
+class Reader(Shown, Unique):
+    """An iterable of `Record`s over some partitions; made by `read` and `follow`.
+
+    Iteration continues at the current position, so a second loop continues the first. A reader keeps its
+    topic open. Closing the reader ends the iteration. If the topic is closed, an iteration with an end or a
+    timeout raises `LogClosedError`.
+
+    Damage raises `CorruptLogError`. With `on_gap="skip"` the reader logs a warning, adds the damage to
+    `gaps`, and continues at the next whole batch. It always does so with a gap that `repair` has declared.
+
+    If the topic was opened with `donors`, damage and gaps are first looked for there. What another copy has, proven to
+    be the same, is handed out; the reader logs a warning and adds it to `healed`. A start that is a time may then begin
+    with some earlier records, of the damage that may hold the first one.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[Log],
+        start: StartLike,
+        *,
+        clock: Callable[[], int],
+        end: StartLike | None = None,
+        follow: bool = False,
+        timeout: float | None = None,
+        spin: timedelta | None = None,
+        on_gap: OnGap = "raise",
+        track: Callable[[Callable[[str], None]], object],
+    ) -> None:
+        if on_gap not in ("raise", "skip"):
+            raise ValueError(f'on_gap must be "raise" or "skip", not {on_gap!r}')
+        check_timeout(timeout)
+        self.gaps: list[Damage] = []  # the damage skipped so far, in reading order
+        self.healed: list[Lent] = []  # what other copies have given for damaged bytes so far, in reading order
+        self._skip = on_gap == "skip"
+        self._logs = {log.partition: log for log in logs}
+        self._clock = clock
+        self._follow = follow
+        still = [log for log in logs if isinstance(log.writer, Still)]
+        self._timeout = 0.0 if still and follow else timeout  # logs that do not grow are followed to their ends
+        self._spin_s = spin_seconds(spin)  # how long a wait reads the watermarks again and again before it sleeps
+        self._closed = False
+        self._why = ""  # why the reader is closed, if its topic was closed
+        self._reading = threading.Lock()  # held while files are in use, so that close() can see it
+        self._waiter: Waiter | None = None
+        self._has_waited = False  # since the last look: then most often there is one small batch to read
+        self._watching = (0, 0)  # the waiter's process id, and the logs' number of restores when it was made
+        self._ready: deque[Piece] = deque()  # read ahead, oldest first; the first may be handed out in part
+        self._piece: Piece | None = None  # the piece whose records are being made, if it is the first of `_ready`
+        self._made = 0  # how many records of `_piece` are made, or handed out as a whole
+        self._records: list[Record] = []  # the records made last
+        self._rest: Iterator[Record] = iter(self._records)  # the rest of them, not yet handed out
+        self._left: list[Record] = []  # the records that were not yet handed out when the reader was closed
+        self._ends = dict.fromkeys(self._logs, _FOR_EVER)
+        if not follow:
+            ends = self._starts("end" if end is None else end, others="end")
+            marks = marks_at_once(logs)  # a transaction is in all partitions before the end, or in none
+            self._ends = {
+                each: resolve(log, ends[each], mark=marks[each], past_damage=self._passes(log))
+                for each, log in self._logs.items()
+            }
+        starts = self._starts(start, others="begin")
+        self._cursors = {partition: self._cursor(partition, each) for partition, each in starts.items()}
+        self._turns = deque(self._cursors)
+        self._topic = track(self._end)  # a topic closes itself when nothing refers to it
+
+    def _facts(self) -> Iterator[tuple[str, object]]:
+        if self._closed:
+            yield "", "closed"
+        yield "at", self.tell()
+        yield "behind", sized(sum(self.lag_bytes().values()))
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Record]:
+        return chain.from_iterable(self._runs())  # a loop in C: a generator of records costs a tenth more
+
+    def _runs(self) -> Iterator[Iterator[Record]]:
+        while self._have_records(self._timeout):
+            yield self._rest
+        self._check_not_cut_short()
+
+    def batches(self) -> Iterator[Batch]:
+        """Iterate over batches (whole columns). A partly read batch yields its remaining records."""
+        while (batch := self._first_batch(self._timeout)) is not None:
+            yield self._take_batch(batch)
+        self._check_not_cut_short()
+
+    def _take_batch(self, batch: Batch) -> Batch:
+        """The rest of the batch that is handed out next."""
+        part = batch.part(self._next_in(batch), len(batch))
+        self._take(batch)
+        return part
+
+    def _take(self, piece: Piece) -> None:
+        """Note that the piece is handed out."""
+        self._unmake()
+        self._piece, self._made = piece, len(piece)
+
+    def _first_batch(self, timeout: float | None) -> Batch | None:
+        """The batch that is handed out next, perhaps in part; None if `_have_records` gives False."""
+        while (piece := self._first(timeout)) is not None:
+            if isinstance(piece, Batch):
+                return piece
+            self._unbundle(piece)
+        return None
+
+    def _unbundle(self, bundle: Bundle) -> None:
+        """Put the batches of the bundle's rest in its place."""
+        batches = bundle.part(self._next_in(bundle), len(bundle)).batches()
+        rest = islice(self._ready, 1, None)
+        self._unmake()
+        self._ready = deque([*batches, *rest])  # one step: from here on the bundle's progress does not count
+
+    def arrow(self, columns: Sequence[str] | None = None, *, batch_bytes: int = BLOCK_BYTES) -> pa.RecordBatchReader:
+        """The records as a `pyarrow.RecordBatchReader`, which reads while it is read; columns as in `Batch.to_arrow`.
+
+        Small batches are joined up to `batch_bytes` bytes of keys and values, and larger ones are cut; a larger record
+        comes by itself. About so much is in memory. A reader that follows gives what there is, and waits for more.
+        `tell` is behind the batch that was given last. The stream ends and raises as iterating does; an error comes
+        as it is if you iterate in Python, and in Arrow's words from other engines. Needs the extra [arrow].
+        """
+        import pyarrow as pa
+
+        from ..format.arrow import schema_of
+
+        check_count("batch_bytes", batch_bytes)
+        return pa.RecordBatchReader.from_batches(schema_of(columns), self._arrow_batches(columns, batch_bytes))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The rest of the records, all columns, for what takes Arrow streams: DuckDB, Polars, pandas, DataFusion."""
+        return self.arrow().__arrow_c_stream__(requested_schema)
+
+    def _arrow_batches(self, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+        while self._first(self._timeout, wanted_bytes=batch_bytes // 2) is not None:
+            yield self._take_arrow(columns, batch_bytes)
+        self._check_not_cut_short()
+
+    def _take_arrow(self, columns: Sequence[str] | None, batch_bytes: int) -> pa.RecordBatch:
+        """The pieces that are ready, up to so many bytes, as one batch; at least one record."""
+        from ..format.arrow import join
+
+        batches: list[pa.RecordBatch] = []
+        last = made = 0  # the last of the pieces, and how many of its records are taken
+        for number, piece in enumerate(self._ready):
+            start = self._next_in(piece)
+            rest = piece.part(start, len(piece))
+            size = rest.content_bytes
+            if size > batch_bytes:
+                if batches:
+                    break
+                rest = rest.part(0, max(1, len(rest) * batch_bytes // size))
+            try:
+                batches.append(rest.to_arrow(columns))
+            except CorruptLogError:
+                if not batches:
+                    raise
+                break  # the next call meets it again
+            batch_bytes -= size
+            last, made = number, start + len(rest)
+        joined = join(batches)
+        ready = deque(islice(self._ready, last, None))
+        self._unmake()
+        self._ready, self._piece, self._made = ready, ready[0], made
+        return joined
+
+    def poll(
+        self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: float | None = 0.0
+    ) -> list[Record]:
+        """Return up to `max_records` records, or the first that together reach `max_bytes` of keys and values.
+
+        Waits up to `timeout` seconds (None: for ever) for the first record, and returns an empty list if
+        none comes. Without limits it returns one batch, or the rest of a partly read one, or many small
+        batches that were read together. Raises `LogClosedError` if the reader is closed, or if the topic is
+        closed before a record comes.
+        """
+        for name, limit in (("max_records", max_records), ("max_bytes", max_bytes)):
+            if limit is not None:
+                check_count(name, limit)
+        check_timeout(timeout)
+        self._check_open()
+        before = self.tell()
+        polled: list[Record] = []
+        room = max_bytes
+        try:
+            while self._have_more(polled, timeout):
+                for record in self._rest:
+                    polled.append(record)
+                    if room is not None:
+                        room -= len(record.value or b"") + len(record.key or b"")
+                    if len(polled) == max_records or (room is not None and room <= 0):
+                        return polled
+                if max_records is None and max_bytes is None and self._is_made():
+                    break
+        except BaseException:  # an interrupt: the caller does not get the polled records
+            now = self.tell()
+            with suppress(LogError):
+                self.seek({partition: offset for partition, offset in before.items() if offset != now[partition]})
+            raise
+        if not polled and self._why and not self._is_at_end():
+            self._check_open()
+        return polled
+
+    def tell(self) -> dict[int, int]:
+        """The offset of the next record for each partition."""
+        positions = {partition: cursor.offset for partition, cursor in self._cursors.items()}
+        for piece in reversed(self._ready):
+            if (number := self._next_in(piece)) < len(piece):
+                positions[piece.partition] = piece.offset_of(number)
+        return positions
+
+    def seek(self, start: StartLike) -> None:
+        """Go to a start. A mapping moves only the partitions that it names.
+
+        The keys of a mapping may be strings of digits, as when a result of `tell` was stored as JSON. An
+        invalid start raises the same errors as `Topic.read`, and moves nothing.
+        """
+        self._check_open()
+        cursors = {partition: self._cursor(partition, each) for partition, each in self._starts(start).items()}
+        for partition, cursor in cursors.items():  # all or none: an invalid start has already raised
+            self._cursors[partition].close()
+            self._cursors[partition] = cursor
+            self._forget(partition)
+
+    def lag_bytes(self) -> dict[int, int]:
+        """Bytes of log between the position and the flushed end, for each partition."""
+        ends = {partition: log.mark().flushed_end for partition, log in self._logs.items()}
+        return {partition: max(0, ends[partition] - offset) for partition, offset in self.tell().items()}
+
+    @property
+    def closed(self) -> bool:
+        """Whether the reader is closed, by `close` or with its topic."""
+        return self._closed
+
+    def close(self) -> None:
+        """End the iteration, also an iteration that waits in another thread."""
+        self._closed = True
+        self._left.extend(self._rest)  # empties the iterator in one step in C, so that its loop ends
+        if (waiter := self._waiter) is not None:
+            waiter.wake()
+        if self._reading.acquire(blocking=False):  # otherwise the thread that is reading cleans up
+            try:
+                self._release()
+            finally:
+                self._reading.release()
+
+    # --- the topic -------------------------------------------------------------------------------
+
+    def _end(self, why: str) -> None:
+        """Close because the topic was closed. An iteration that is not at its end then raises."""
+        if not self._closed:
+            self._why = why
+        self.close()
+
+    def _check_not_cut_short(self) -> None:
+        """Raise if the topic was closed before the iteration ended by itself."""
+        ends_by_itself = not self._follow or self._timeout is not None
+        if self._why and ends_by_itself and not self._is_at_end():
+            raise LogClosedError(f"{self._why}, and read on from {self.tell()}")
+
+    def _is_at_end(self) -> bool:
+        return all(offset >= self._ends[partition] for partition, offset in self.tell().items())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosedError(self._why or "this reader is closed; read or follow again")
+
+    # --- places ----------------------------------------------------------------------------------
+
+    def _starts(self, start: StartLike, *, others: str | None = None) -> dict[int, str | int | Time]:
+        """The start of each partition. Partitions missing from a mapping get `others`, or are omitted if it is None."""
+        now = self._clock()
+        if isinstance(start, Mapping):
+            by_partition = partition_numbers(start)
+            unknown = [partition for partition in by_partition if partition not in self._logs]
+            if unknown:
+                raise ValueError(f"no partition {unknown[0]} here; there are {sorted(self._logs)}")
+            starts = {} if others is None else dict.fromkeys(self._logs, parse_start(others, now_us=now))
+            return starts | {partition: parse_start(each, now_us=now) for partition, each in by_partition.items()}
+        parsed = parse_start(start, now_us=now)
+        if isinstance(parsed, int) and len(self._logs) > 1:
+            raise ValueError(f"offset {parsed} means another record in each partition; give {{partition: offset}}")
+        return dict.fromkeys(self._logs, parsed)
+
+    def _passes(self, log: Log) -> bool:
+        """Whether a start or an end may lie in damage. A time then gives the damage that may hold its record."""
+        return self._skip or bool(log.donors)
+
+    def _cursor(self, partition: int, start: str | int | Time) -> Cursor:
+        """A cursor at the start. If retention drops a start that the caller gave without an offset, look again."""
+        log = self._logs[partition]
+        on_gap = partial(_note, self.gaps)
+        on_damage = on_gap if self._skip else None
+        on_lent = partial(_note_lent, self.healed)
+        while True:
+            offset = start if isinstance(start, int) else resolve(log, start, past_damage=self._passes(log))
+            try:
+                return Cursor.at(log, offset, on_damage=on_damage, on_gap=on_gap, on_lent=on_lent)
+            except OffsetOutOfRangeError:
+                if isinstance(start, int):
+                    raise
+
+    # --- records ---------------------------------------------------------------------------------
+
+    def _forget(self, partition: int) -> None:
+        """Drop what is read ahead of this partition. The rest stays: it may be impossible to read it again."""
+        if self._piece is not None and self._piece.partition == partition:
+            self._unmake()
+            self._piece = None
+        self._ready = deque(piece for piece in self._ready if piece.partition != partition)
+
+    def _have_records(self, timeout: float | None) -> bool:
+        """Fill `_rest`; False at the end, or after `timeout` seconds without a record."""
+        if length_hint(self._rest):
+            return True
+        if self._closed:
+            return False
+        piece = self._first(timeout)
+        if piece is None:
+            return False
+        part, start = piece, self._next_in(piece)
+        if start or len(piece) > _RECORDS_AT_ONCE:
+            piece.decode()  # once for all its parts
+            part = piece.part(start, start + _RECORDS_AT_ONCE)
+        records = part.records()
+        self._piece, self._made, self._records, self._rest = piece, start + len(part), records, iter(records)
+        return True
+
+    def _have_more(self, polled: list[Record], timeout: float | None) -> bool:
+        """Fill `_rest` for a poll. An error after the first record is left to the next poll, which meets it again."""
+        if not polled:
+            return self._have_records(timeout)
+        try:
+            return self._have_records(0.0)
+        except LogError:  # raised now, it would lose the polled records
+            return False
+
+    def _next_in(self, piece: Piece) -> int:
+        """The number of the piece's record that is handed out next; the piece's length, if there is none."""
+        if piece is not self._piece:
+            return 0
+        return self._made - length_hint(self._rest) - len(self._left)
+
+    def _is_made(self) -> bool:
+        """Whether all records of the piece being handed out are made."""
+        return self._piece is None or self._made >= len(self._piece)
+
+    def _unmake(self) -> None:
+        """Forget the records that are made but not handed out. They are made again later."""
+        records = self._records
+        self._made, self._records, self._rest = self._made - length_hint(self._rest), [], iter(())
+        records.clear()  # a list iterator ends with its list, even if a loop holds the iterator
+
+    def _first(self, timeout: float | None, *, wanted_bytes: int = 0) -> Piece | None:
+        """The piece that is handed out next, perhaps in part; None if `_have_records` gives False.
+
+        If there is one, as many more are read as have the wanted bytes together, and are there now.
+        """
+        with self._reading:
+            try:
+                piece = self._read_or_wait(timeout)
+                if piece is not None and wanted_bytes:
+                    self._read_more(wanted_bytes)
+                return piece
+            except LogClosedError:
+                if not self._closed:
+                    raise
+                return None  # the topic was closed while this thread was reading
+            finally:
+                if self._closed:
+                    self._release()
+
+    def _read_or_wait(self, timeout: float | None) -> Piece | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        spin_until: float | None = None
+        while not self._closed:
+            if self._ready:
+                if self._next_in(self._ready[0]) < len(self._ready[0]):
+                    return self._ready[0]
+                self._ready.popleft()
+                self._piece = None  # the last reference, so that the next block reuses memory in the processor's cache
+                continue
+            if self._read_news() or self._read_ahead():
+                if self._waiter is not None:
+                    self._waiter.progressed()
+                continue
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if not self._follow or (remaining is not None and remaining <= 0):
+                return None
+            if self._spin_s and spin_until is None:
+                spin_until = time.monotonic() + self._spin_s
+            if spin_until is None or not self._spin(spin_until, deadline):
+                self._wait(remaining)
+        return None
+
+    def _read_more(self, wanted_bytes: int) -> None:
+        with suppress(LogError):  # the next call meets it again
+            while sum(piece.content_bytes for piece in self._ready) < wanted_bytes and self._read_ahead():
+                pass
+    def _read_news(self) -> bool:
+        """After a wait: read the one batch that a partition has got, in few steps. False: `_read_ahead` must look.
+
+        Only once after each wait, so that a busy partition does not keep the others from their turns.
+        """
+        waited, self._has_waited = self._has_waited, False
+        for cursor in self._cursors.values() if waited else ():
+            place = cursor.place
+            try:
+                batch = cursor.read_news()
+                if batch is not None and (not self._skip or self._is_sound(batch)):
+                    self._ready = deque([*self._ready, batch])
+            except BaseException:  # otherwise the batch that it has read would be skipped
+                cursor.place = place
+                raise
+            if batch is not None:
+                return True
+        return False
+
+    def _read_ahead(self) -> bool:
+        """Read one block of the next partition that has more; False if no partition has."""
+        for _ in self._cursors:
+            partition = self._turns[0]
+            self._turns.rotate(-1)
+            cursor, end = self._cursors[partition], self._ends[partition]
+            if cursor.offset >= end:
+                continue
+            place = cursor.place
+            try:
+                pieces = cursor.read_pieces(self._logs[partition].mark().flushed_end)
+                if self._skip:
+                    pieces = list(filter(self._is_sound, pieces))
+                if pieces and pieces[-1].next_offset > end:  # the end lies inside a batch or a block
+                    pieces = [part for piece in pieces if len(part := piece.between(0, end))]
+                    cursor.seek(end)
+                self._ready = deque([*self._ready, *pieces])
+            except BaseException:  # otherwise what it has read would be skipped
+                cursor.place = place
+                raise
+            if pieces:
+                return True
+        return False
+
+    def _is_sound(self, piece: Piece) -> bool:
+        """Whether the columns of a batch agree with its header. If not, the batch is a gap."""
+        try:
+            piece.decode()
+        except CorruptLogError as error:
+            _note(self.gaps, Damage.of(error, piece.partition, range(piece.offset_of(0), piece.next_offset)))
+            return False
+        return True
+
+    def _spin(self, until: float, deadline: float | None) -> bool:
+        """Read the watermarks again and again. False when it is time to sleep; True to look, whatever it has seen.
+
+        A log that this process writes is not spun on: its writer needs the interpreter, and wakes the reader.
+        """
+        now = time.monotonic()
+        watermarks = [log.watermark_of_another() for log in self._logs.values()]
+        if now >= until or None in watermarks:
+            return False
+        until = min(until, now + LOOK_S, math.inf if deadline is None else deadline)
+        self._has_waited = True
+        while not self._closed and time.monotonic() < until:
+            for watermark in watermarks:
+                if watermark is None or watermark.has_news():
+                    return True
+        return True
+
+    def _wait(self, timeout: float | None) -> None:
+        # A forked child needs its own waiter. Replaced files need a new one.
+        watching = os.getpid(), sum([log.restored for log in self._logs.values()])
+        self._has_waited = True
+        if self._waiter is None or self._watching != watching:
+            self._waiter, self._watching = watch(self._logs.values()), watching
+            return  # the caller looks once more: records from before the watch are not reported
+        if self._waiter.wait(LOOK_S if timeout is None else min(timeout, LOOK_S)):
+            for log in self._logs.values():
+                log.look()
+
+    def _release(self) -> None:
+        for cursor in self._cursors.values():
+            cursor.close()
+        if self._waiter is not None:
+            self._waiter.close()
+            self._waiter = None
+
+
+def watch(logs: Iterable[Log]) -> Waiter:
+    """A waiter for new records in any of the logs. It does not report earlier records: look once more."""
+    logs = list(logs)
+    watched = [log for log in logs if log.writer is None]
+    # The system cannot watch files that exist only in a test's memory.
+    waiter = Waiter((log.watermark_path for log in watched), use_inotify=all(log.files.real for log in watched))
+    for log in logs:
+        if log.writer is not None:
+            log.writer.listen(waiter)
+    return waiter
+
+
+def _note(gaps: list[Damage], gap: Damage) -> None:
+    """A function, not a method: cursors must not refer to their reader, which is freed with its last user."""
+    if gap not in gaps:  # after a seek back the reader meets it again
+        logger.warning("%s", gap)
+        gaps.append(gap)
+
+
+def _note_lent(healed: list[Lent], lent: Lent) -> None:
+    """The same for what another copy has given. Neighbouring pieces become one."""
+    if any(_has(each, lent) for each in healed):  # after a seek back
+        return
+    last = healed[-1] if healed else lent
+    if last.offsets.stop == lent.offsets.start and last._replace(offsets=lent.offsets) == lent:
+        healed[-1] = lent._replace(offsets=range(last.offsets.start, lent.offsets.stop))
+        return
+    logger.warning("%s", lent)
+    healed.append(lent)
+
+
+def _has(known: Lent, lent: Lent) -> bool:
+    within = known.offsets.start <= lent.offsets.start and lent.offsets.stop <= known.offsets.stop
+    return within and known._replace(offsets=lent.offsets) == lent

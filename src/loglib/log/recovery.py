@@ -1,0 +1,422 @@
+"""Recovery: what a writer does to a partition before it appends, and what every reader may assume.
+
+Invariant: recovery cuts only bytes that were never promised, and keeps a copy of them. Damage below the
+durable end raises `CorruptLogError` and changes nothing. Recovery may crash at any point and be run again:
+it overwrites bytes with the same bytes, cuts only bytes that it has copied, and publishes last.
+
+    D = the largest of: the watermark's durable end, the base of the last segment, and the `durable_up_to`
+        of any whole batch above
+    p = the first offset, from D on, at which no valid batch begins
+
+    p < D, or a segment missing, cut or swapped     corruption: raise, change nothing
+    bytes above p                                   torn tail: copy aside, cut, continue
+    bytes in [D, p)                                 whole but never synced: write them again, then sync,
+                                                    because after a failed fsync the page cache lies
+
+It reads only the bytes above the watermark, and a few batch headers below it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections import deque
+from contextlib import suppress
+from itertools import chain
+from typing import NamedTuple
+
+from ..errors import CorruptLogError, LogMovedError
+from ..format.batch import stored_header
+from ..format.header import PRODUCERS, SECTION, Header, Producer
+from ..format.skip_pointers import Jumps
+from ..format.watermark import MOST_BYTES, Mark, encode_new, newest
+from ..format.watermark import NAME as WATERMARK
+from ..segment import (
+    HEADER_BYTES,
+    NO_TIMESTAMP,
+    Identity,
+    ProducerState,
+    SegmentHeader,
+    SegmentReader,
+    parse_producers_name,
+    parse_segment_name,
+    read_producers,
+    read_segment_header,
+    segment_name,
+)
+from ..system.directory import Directory
+from ..system.files import Files
+from .search import jumps_at, likely_headers, proven_headers
+
+__all__ = [
+    "NO_SECTIONS", "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "measure",
+    "proven_end", "rebuild_watermark", "recover", "tail_at",
+]  # fmt: skip
+
+logger = logging.getLogger("loglib")
+
+QUARANTINE_BYTES = 64 << 20  # the most bytes of a torn tail that are copied aside; a tail is a few flushes long
+_BLOCK_BYTES = 1 << 20
+_LAST_EPOCH = (1 << 32) - 1
+_PAGE_BYTES = 1 << 16  # the largest page size of any system
+
+
+class Sections(NamedTuple):
+    """Which transactions' records the log has; the fields are those of the watermark (format/watermark.py)."""
+
+    applied_txn: int
+    held_txn: int
+    held_from: int
+    held_tail: int
+
+    def after(self, header: Header) -> Sections:
+        """The same after one more batch. A batch of a new transaction begins its section.
+
+        A transaction begins in a log only after the one before it is done.
+        """
+        number = header.producer_sequence
+        if not header.flags & SECTION or number <= max(self.applied_txn, self.held_txn):
+            return self
+        return Sections(max(self.applied_txn, self.held_txn), number, header.base_offset, header.previous_offset)
+
+
+    def progress(self) -> tuple[int, int]:
+        """Grows with each step of each transaction. The older of two states counts less."""
+        return max(self.applied_txn, self.held_txn), self.applied_txn
+
+
+NO_SECTIONS = Sections(0, 0, 0, 0)
+_UNKNOWN = -1  # as `held_tail`: to be looked up
+
+
+class Tail(NamedTuple):
+    """Where the next batch is written, and the facts about the log before it for its header."""
+
+    end: int  # base offset of the next batch
+    last_batch: int  # base offset of the batch before it; `end` if the log has none
+    previous_crc: int
+    append_time: int
+    running_max_timestamp: int  # in the log
+    segment_max_timestamp: int  # in the segment of the batch before
+    writer_epoch: int  # of the previous writer
+    jumps: Jumps | None = None  # of the last batch
+    producers_in_segment: bool = False  # whether a batch before this in the segment names a producer
+    records: int = 0  # appended by this writer so far
+    sections: Sections = NO_SECTIONS  # found by recovery
+    produced: tuple[tuple[Producer, range], ...] = ()  # producers and offsets of the last batches, if not yet noted
+
+
+class Recovery(NamedTuple):
+    """What recovery found and did; all zero after a clean close."""
+
+    cut_bytes: int  # bytes of a torn tail, cut off
+    rewritten_bytes: int  # bytes of whole but unsynced batches, written again
+    quarantine: str | None  # the file that keeps the cut bytes
+    watermark_lost: bool  # neither slot was whole: the last segment was scanned instead
+
+    @property
+    def clean(self) -> bool:
+        """Whether there was nothing to repair."""
+        return not (self.cut_bytes or self.rewritten_bytes or self.watermark_lost)
+
+
+class Recovered(NamedTuple):
+    """A partition that is ready for appending."""
+
+    headers: dict[int, SegmentHeader]  # by base offset
+    tail: Tail
+    mark: Mark  # as on disk
+    report: Recovery
+    producers: tuple[ProducerState, ...]  # before the last segment
+
+
+def list_segments(files: Files, directory: str) -> dict[int, int]:
+    """Base offset and file size in bytes of each segment, in order of offset.
+
+    `LogMovedError` if the directory and its parent are gone.
+    """
+    try:
+        if not files.is_directory(directory):  # behind a planted link, the writer would lock and write elsewhere
+            raise CorruptLogError(directory, 0, "something else", "a directory, and no link to one")
+        return _segments_of(files.sizes(directory))
+    except FileNotFoundError as error:
+        if not files.exists(os.path.dirname(directory)):
+            raise LogMovedError(os.path.dirname(directory), "was moved or removed") from error
+        raise CorruptLogError(directory, 0, "no directory", "that of a partition") from error
+
+
+def _segments_of(found: dict[str, int]) -> dict[int, int]:
+    sizes = {parse_segment_name(name): size for name, size in found.items()}
+    return {base: sizes[base] for base in sorted(base for base in sizes if base is not None)}
+
+
+def load_headers(directory: Directory, segments: dict[int, int], identity: Identity) -> dict[int, SegmentHeader]:
+    """The headers of the segments, checked against each other: a chain without a gap."""
+    headers: dict[int, SegmentHeader] = {}
+    previous: SegmentHeader | None = None
+    for base in segments:
+        path = directory.path_of(segment_name(base))
+        header = read_segment_header(directory.files, path, identity, within=directory)
+        if previous is not None:
+            check_link(path, header, previous.base_offset, segments[previous.base_offset] - HEADER_BYTES)
+        headers[base] = previous = header
+    return headers
+
+
+def check_link(path: str, header: SegmentHeader, previous_base: int, previous_bytes: int) -> None:
+    """Check that the segment follows the previous segment in the directory."""
+    if header.previous_base_offset != previous_base or header.previous_bytes != previous_bytes:
+        raise CorruptLogError(
+            path,
+            56,
+            f"before it, a segment of {previous_bytes} bytes at offset {previous_base}",
+            f"one of {header.previous_bytes} bytes at offset {header.previous_base_offset}",
+        )
+    if header.previous_base_offset + header.previous_bytes != header.base_offset:
+        raise CorruptLogError(path, 40, f"base offset {header.base_offset}", "the end of the segment before")
+
+
+def proven_end(reader: SegmentReader) -> tuple[int, int]:
+    """The durable end that the last segment proves without a watermark, and the last batch below that end."""
+    end, tail = reader.base_offset, reader.header.previous_batch
+    later: deque[tuple[int, int]] = deque()  # (base, end) of the batches that are not known to be durable
+    for header in proven_headers(reader, reader.base_offset, reader.end_of_file()):
+        later.append((header.base_offset, header.next_offset))
+        end = max(end, header.durable_up_to)
+        while later and later[0][1] <= end:
+            tail = later.popleft()[0]
+    return end, tail
+
+
+def recover(directory: Directory, identity: Identity, permissions: int) -> Recovered:
+    """Make appending to the partition safe. The caller holds the writer lock of the directory."""
+    files = directory.files
+    _check_place(directory)
+    mark = _read_mark(directory, identity)
+    found = _segments_of(directory.sizes())
+    log_start = 0 if mark is None else mark.log_start_offset
+    segments = {base: size for base, size in found.items() if base >= log_start}
+    if not segments:
+        raise CorruptLogError(directory.path, 0, "no segment", "at least one: a partition is made with one")
+    headers = load_headers(directory, segments, identity)
+    producers = read_producers(directory.files, directory.path, headers[max(segments)], within=directory)
+    first, last = min(segments), max(segments)
+    if mark is not None and first != mark.log_start_offset:
+        raise CorruptLogError(directory.path, 0, f"a first segment at {first}", f"one at {mark.log_start_offset}")
+    with SegmentReader(files, directory.path_of(segment_name(last)), identity, within=directory) as reader:
+        durable_end, tail = measure(reader, mark)
+        valid_end = tail.end
+        torn_bytes = reader.end_of_file() - valid_end
+        sections = tail.sections
+        if sections.held_txn and sections.held_from < first:  # retention drops it only when it is done
+            sections = Sections(max(sections[:2]), 0, 0, 0)
+        if sections.held_txn and sections.held_from > valid_end:  # a power cut took what came before its section
+            sections = sections._replace(held_from=valid_end, held_tail=tail.last_batch)
+        if sections.held_tail == _UNKNOWN:
+            held_tail = 0
+            if sections.held_txn:
+                held_tail = _batch_before(directory, identity, segments, sections.held_from, tail)
+            sections = sections._replace(held_tail=held_tail)
+    if max(tail.writer_epoch, mark.writer_epoch if mark else 0) == _LAST_EPOCH:
+        path = directory.path_of(WATERMARK)
+        raise CorruptLogError(path, 40, f"writer epoch {_LAST_EPOCH}", "one that the next writer's may follow")
+    quarantine = _mend(directory, reader, durable_end=durable_end, valid_end=valid_end, torn_bytes=torn_bytes)
+    given_up = [segment_name(base) for base in found if base < log_start]  # by retention, before a crash
+    names = directory.names()
+    half_made = [name for name in names if name.endswith(".tmp")]
+    alone = [name for name in names if parse_producers_name(name) not in (None, *segments)]  # their segment is gone
+    for name in given_up + half_made + alone:
+        if not directory.is_directory(name):  # loglib makes no directory of such a name
+            directory.unlink(name)
+    directory.sync()
+    report = Recovery(torn_bytes, valid_end - durable_end, quarantine, mark is None)
+    if not report.clean:
+        logger.warning(
+            "%s: recovered; cut %d bytes of a torn tail%s, wrote %d unsynced bytes again%s",
+            directory.path,
+            report.cut_bytes,
+            f" (kept in {quarantine})" if quarantine else "",
+            report.rewritten_bytes,
+            ", rebuilt the watermark" if report.watermark_lost else "",
+        )
+    if mark is not None:
+        # With durability "os" readers may have seen more than the disk has kept.
+        if mark.flushed_end > valid_end:
+            mark = mark._replace(flushed_end=valid_end, flushed_tail=tail.last_batch)
+        return Recovered(headers, tail, mark._replace(**sections._asdict()), report, producers)
+    mark = Mark.at_rest(1, first, valid_end, tail.last_batch)._replace(**sections._asdict())
+    rebuild_watermark(directory, identity, permissions, mark)
+    return Recovered(headers, tail, mark, report, producers)
+
+
+def tail_at(reader: SegmentReader, end: int, last_batch: int) -> Tail:
+    """The tail of a log that ends at `end`, from the last batch before it."""
+    if end == reader.base_offset:
+        return _tail_before(reader)
+    last = reader.header_at(last_batch)
+    if last.next_offset != end:
+        reader.corrupt(last.base_offset, f"a batch that ends at offset {last.next_offset}", f"one that ends at {end}")
+    return _tail_after(last, reader)
+
+
+def _tail_before(reader: SegmentReader) -> Tail:
+    """The tail of a log whose last segment has no batch."""
+    header = reader.header
+    sections = Sections(header.applied_txn, header.held_txn, header.held_from, _UNKNOWN)
+    return Tail(
+        header.base_offset, header.previous_batch, header.previous_crc, header.last_append_time,
+        header.running_max_timestamp, NO_TIMESTAMP, header.writer_epoch, sections=sections,
+    )  # fmt: skip
+
+
+def _tail_after(last: Header, reader: SegmentReader) -> Tail:
+    running_max = max(reader.header.running_max_timestamp, last.running_max_timestamp)
+    return Tail(
+        last.next_offset, last.base_offset, last.header_crc, last.append_time, running_max, last.running_max_timestamp,
+        last.writer_epoch, producers_in_segment=bool(last.flags & PRODUCERS),
+    )  # fmt: skip
+
+
+def _batch_before(directory: Directory, identity: Identity, segments: dict[int, int], offset: int, tail: Tail) -> int:
+    """Base offset of the batch that ends at the offset; the offset itself if there is none."""
+    if offset >= tail.end:
+        return tail.last_batch
+    base = max(each for each in segments if each <= offset)
+    with SegmentReader(directory.files, directory.path_of(segment_name(base)), identity, within=directory) as reader:
+        return reader.header.previous_batch if offset == base else reader.header_at(offset).previous_offset
+
+
+def _check_place(directory: Directory) -> None:
+    """Check that the directory is still at its path: readers would not find records in a moved one."""
+    if not directory.is_named():
+        if directory.files.exists(directory.path) and not directory.files.is_directory(directory.path):
+            raise CorruptLogError(directory.path, 0, "something else", "a directory, and no link to one")
+        raise LogMovedError(directory.path, "was moved or removed while it was being opened")
+
+
+def _read_mark(directory: Directory, identity: Identity) -> Mark | None:
+    if not directory.exists(WATERMARK):
+        return None
+    return newest(directory.read_whole(WATERMARK, MOST_BYTES), identity.salt, directory.path_of(WATERMARK))
+
+
+def measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
+    """D of the last segment and the tail at p, as the module's table defines them; `CorruptLogError` if p < D."""
+    end_of_file = reader.end_of_file()
+    durable_end, last_batch = proven_end(reader) if mark is None else (mark.durable_end, mark.durable_tail)
+    durable_end = max(reader.base_offset, durable_end)
+    if end_of_file < durable_end:
+        position = reader.file_position(end_of_file)
+        raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {durable_end}")
+    start = _tail_before(reader) if mark is None else tail_at(reader, durable_end, last_batch)
+    if mark is not None:
+        known = Sections(mark.applied_txn, mark.held_txn, mark.held_from, mark.held_tail)
+        start = start._replace(sections=max(known, start.sections, key=Sections.progress))
+    tail, fault = valid_prefix(reader, start, end_of_file)
+    if fault is not None:
+        # A later batch may prove that the bad bytes were durable. Then they are corruption, and not a torn tail.
+        later = proven_headers(reader, tail.end, end_of_file)
+        if mark is None:
+            later = chain(later, likely_headers(reader, tail.end, end_of_file))
+        if any(header.durable_up_to > tail.end for header in later):
+            raise fault
+    if tail.end > reader.base_offset:
+        tail = tail._replace(jumps=jumps_at(reader, tail.last_batch))
+    return durable_end, tail
+
+
+def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, CorruptLogError | None]:
+    """The tail after the last whole batch that follows in the chain from `tail`, and the fault after it, if any."""
+    while tail.end < end:
+        try:
+            for batch in reader.batches(tail.end, end, block_bytes=_BLOCK_BYTES):
+                header = stored_header(batch)
+                if (header.previous_crc, header.previous_offset) != (tail.previous_crc, tail.last_batch):
+                    position = reader.file_position(header.base_offset) + 60
+                    found = f"a batch that follows one with CRC {header.previous_crc:08x}"
+                    return tail, CorruptLogError(reader.path, position, found, f"{tail.previous_crc:08x}")
+                tail = _tail_after(header, reader)._replace(sections=tail.sections.after(header))
+        except CorruptLogError as error:
+            return tail, error
+    return tail, None
+
+
+def _mend(
+    directory: Directory, reader: SegmentReader, *, durable_end: int, valid_end: int, torn_bytes: int
+) -> str | None:
+    """Copy the torn tail aside, cut it, write the unsynced batches again and sync; returns the path of the copy."""
+    if not torn_bytes and valid_end == durable_end:
+        return None
+    quarantine = None
+    files, name = directory.files, segment_name(reader.base_offset)
+    fd = directory.open_write(name)
+    try:
+        if torn_bytes:
+            start = reader.file_position(valid_end)
+            quarantine = _keep_aside(directory, name, fd, start, min(torn_bytes, QUARANTINE_BYTES))
+            files.ftruncate(fd, start)
+        rewrite(files, fd, reader.file_position(durable_end), reader.file_position(valid_end))
+    finally:
+        files.close(fd)
+    return quarantine
+
+
+def rewrite(files: Files, fd: int, start: int, end: int) -> None:
+    """Overwrite bytes [start, end) of the file with the same bytes, and sync them.
+
+    A second fsync after a failed one succeeds without writing anything. Only pages that are dirtied again are
+    written. They must not be the same pages: ext4 treats pages that it failed to write as written, and never
+    records that their blocks hold data. Such blocks read as zeros after a restart. So whole pages are read and
+    dropped from the cache before they are written. A crash in between is harmless, and so is a repetition: the
+    same bytes go to the same place.
+    """
+    while start < end:
+        block_end = min(end, _whole_pages(start + _BLOCK_BYTES))
+        block = files.read_at(fd, block_end - start, start)
+        if len(block) < block_end - start:
+            raise OSError(errno.EIO, "the file ended early")
+        first_page = start - start % _PAGE_BYTES
+        files.drop_cached(fd, first_page, _whole_pages(block_end) - first_page)
+        files.write_all(fd, [block], start)
+        start = block_end
+    files.datasync(fd)
+
+
+def _whole_pages(position: int) -> int:
+    """The position, rounded up to the end of a page."""
+    return -(-position // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _keep_aside(directory: Directory, name: str, fd: int, start: int, size_bytes: int) -> str | None:
+    files = directory.files
+    kept = f"{name.removesuffix('.log')}.torn-{start}"
+    try:
+        copy = directory.create(kept, 0o600, exclusive=False)
+        try:
+            files.ftruncate(copy, 0)  # an earlier crash at the same place may have left a copy
+            files.copy_range(fd, copy, start=start, end=start + size_bytes, at=0)
+            files.datasync(copy)
+        finally:
+            files.close(copy)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        path = directory.path_of(name)
+        logger.warning("%s: no room to keep %d bytes of a torn tail aside; they are cut", path, size_bytes)
+        with suppress(FileNotFoundError):
+            directory.unlink(kept)
+        return None
+    return directory.path_of(kept)
+
+
+def rebuild_watermark(directory: Directory, identity: Identity, permissions: int, mark: Mark) -> None:
+    """Write the mark into both slots, in place, so that readers with the file open see it. Synced."""
+    files = directory.files
+    fd = directory.create(WATERMARK, permissions, exclusive=False)
+    try:
+        files.write_all(fd, [encode_new(mark, identity.salt)], 0)
+        files.datasync(fd)
+    finally:
+        files.close(fd)
+    directory.sync()

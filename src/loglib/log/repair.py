@@ -1,0 +1,172 @@
+"""Repair: makes a damaged topic one that opens, whose readers pass over what is lost and say so.
+
+Invariant: what can be read before a repair is read after it, at the same offsets. No offset is used again. Bytes that
+a repair overwrites or cuts are copied aside first, and damaged bytes of batches stay where they are. A repair may
+crash at any point and be run again.
+
+    gaps.json       declares the ranges that cannot be read (gaps.py), and no longer those that can be read again
+    headers         a damaged header of a segment is made anew, from the segment before it and its own first batch
+    places          a missing segment becomes a file of zeros, and a file that is too short ends with zeros: gaps;
+                    what a file has too much is cut
+    the end         if the end of the log is damaged, the last segment is sealed, and a new one begins behind it
+    the watermark   is written anew, if one of its slots is not whole
+    topic.json      is written anew if it is damaged, with the default policies
+
+The last step is what a writer does before it appends (recovery.py): it proves that the partition opens.
+
+Threads: no state. Processes: declaring gaps needs no lock and may be done beside a writer. All else needs the
+partition's lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import NamedTuple
+
+from ..config.policies import TopicConfig
+from ..errors import CorruptLogError, LogError, NotLeaderError
+from ..segment import HEADER_BYTES, Identity, SegmentHeader
+from ..system.clock import SYSTEM
+from ..system.directory import Directory
+from ..system.files import REAL, Files
+from . import copy_role as role
+from . import topic_file as description
+from .log import Log
+from .repair_partition import PartitionRepair, Repair, copy_aside
+from .verify import Progress, VerifyReport, verify_description, verify_log
+
+__all__ = ["Repair", "RepairReport", "repair", "repair_topic", "stated_log_id"]
+
+
+class RepairReport(NamedTuple):
+    """The result of repairing a topic."""
+
+    repairs: tuple[Repair, ...]  # what was done; of a dry run: what would be done
+    verified: VerifyReport  # after the repair; of a dry run: as the topic is
+
+    @property
+    def lost_bytes(self) -> int:
+        """How many bytes of the log these repairs declare as lost."""
+        return sum(len(each.offsets) for each in self.repairs)
+
+
+def repair(
+    path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress | None = None
+) -> RepairReport:
+    """Repair a damaged topic, so that it opens and is read past the damage. A whole topic stays as it is.
+
+    Ranges of offsets that cannot be read are declared as gaps: all readers pass over them, log a warning and add them
+    to `Reader.gaps`. Damaged bytes stay in their files; bytes that must be overwritten or cut are copied aside first,
+    into files `*.damaged-*` beside them. A damaged `topic.json` is written anew with the default policies: nothing is
+    then dropped by retention until you set it again. A damaged log of a consumer group's commits is not repaired.
+
+    `dry_run` changes nothing and reports what would be done. `progress` is called now and then with two numbers of
+    bytes: those that are read, and all. Reads every partition twice.
+
+    Gaps inside sealed segments are declared also beside a writer. For all else nobody may write the partition, else
+    `LockedError` is raised. Raises `LogError` if there is no topic, `CorruptLogError` for a partition of which nothing
+    is left, and `StorageIOError` if the disk fails to read: copy the files to another disk first.
+    """
+    return repair_topic(REAL, os.path.abspath(path), dry_run=dry_run, progress=progress)
+
+
+def repair_topic(
+    files: Files,
+    path: str,
+    *,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    clock: Callable[[], int] = SYSTEM,
+) -> RepairReport:
+    """See `repair`."""
+    repairs: list[Repair] = []
+    found = role.read(files, path)
+    if found is not None and found.role == role.REPLICA and not dry_run:  # it would get a history of its own
+        raise NotLeaderError(path, found.role, found.of)
+    log_id, config = _description(files, path, repairs, dry_run=dry_run)
+    logs = [Identity.of(log_id, number) for number in range(config.partitions)]
+    sizes = [_size(files, path, each) for each in logs]
+    done, total = 0, 2 * sum(sizes)
+
+    def advance(to: int) -> None:
+        if progress is not None:
+            progress(min(done + to, total), total)
+
+    for identity, size in zip(logs, sizes, strict=True):
+        partition = PartitionRepair(files, path, identity, config.permissions, clock())
+        repairs += partition.run(dry_run=dry_run, progress=advance)
+        done += size
+    reports = [verify_description(files, path, log_id)]
+    for identity, size in zip(logs, sizes, strict=True):
+        try:
+            with closing(Log(files, description.partition_directory(path, identity.partition), identity)) as log:
+                reports.append(verify_log(log, advance))
+        except CorruptLogError as error:  # there is no directory
+            reports.append(VerifyReport.of_error(error, identity.partition))
+        done += size
+    return RepairReport(tuple(repairs), VerifyReport.of_all(reports))
+
+
+def _size(files: Files, path: str, identity: Identity) -> int:
+    directory = description.partition_directory(path, identity.partition)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sum(files.sizes(directory).values())
+    return 0
+
+
+# --- the description ---------------------------------------------------------------------------------
+
+
+def _description(files: Files, path: str, repairs: list[Repair], *, dry_run: bool) -> tuple[bytes, TopicConfig]:
+    """The log id and the policies of the topic. A description that is lost is written anew."""
+    name = os.path.join(path, description.NAME)
+    try:
+        described = description.read(files, path)
+        what = "there was no file"
+    except CorruptLogError as error:
+        described, what = None, f"found {error.found}"
+    if described is not None:
+        return described
+    log_id, config = stated_log_id(files, path), TopicConfig(partitions=max(_partitions(files, path)) + 1)
+    kept = None
+    if not dry_run:
+        with Directory.open(files, path) as directory:
+            directory.lock_for_a_moment("a process that changes the topic", advice="try again")
+            if directory.exists(description.NAME):
+                kept = copy_aside(directory, description.NAME, 0, files.sizes(path)[description.NAME])
+            description.write(directory, log_id, config)
+    policies = f"made anew for {config.partitions} partitions; all policies are the default ones: set them again"
+    repairs.append(Repair(None, name, f"{policies} ({what})", kept=kept))
+    return log_id, config
+
+
+def _partitions(files: Files, path: str) -> list[int]:
+    try:
+        names = files.sizes(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise LogError(f"{path} holds no topic: there is no such directory") from error
+    return [int(name) for name in names if len(name) == 4 and name.isascii() and name.isdigit()]
+
+
+def stated_log_id(files: Files, path: str) -> bytes:
+    """The log id that most headers of segments state. `LogError` if there is no partition."""
+    stated: Counter[bytes] = Counter()
+    numbers = _partitions(files, path)
+    if not numbers:
+        raise LogError(f"{path} holds no topic: it has neither {description.NAME} nor a partition")
+    for number in numbers:
+        directory = description.partition_directory(path, number)
+        for name in files.sizes(directory):
+            if name.endswith(".log"):
+                fd = files.open_read(os.path.join(directory, name))
+                try:
+                    with suppress(CorruptLogError):
+                        stated[SegmentHeader.decode(files.read_at(fd, HEADER_BYTES, 0), name).log_id] += 1
+                finally:
+                    files.close(fd)
+    if not stated:
+        raise CorruptLogError(path, 0, "no whole header of a segment", "at least one, which has the log's id")
+    return stated.most_common(1)[0][0]

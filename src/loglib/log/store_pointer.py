@@ -1,0 +1,88 @@
+"""Home: the file `transactions.json` of a topic, which names the store of its transactions.
+
+Invariant: the file is written once, before the first transaction that concerns the topic is committed. A topic
+has one store for ever. The path is relative to the topic, so topics and store can be moved together.
+
+    {"format": 1, "store": "../.transactions", "id": "<32 digits>", "crc": "<8 digits>"}
+
+`id` is that of the store; `crc` is explained in format/checked_json.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from ..errors import CorruptLogError, LogError, UnsupportedFormatError
+from ..format.checked_json import seal, unseal
+from ..system.directory import Directory
+from ..system.files import Files
+from . import copy_role as role
+from .transaction_numbers import is_done
+
+__all__ = ["NAME", "Home", "is_done_here", "read_home", "sealed", "settle"]
+
+NAME = "transactions.json"
+FORMAT = 1
+_MOST_BYTES = 1 << 16
+
+
+class Home(NamedTuple):
+    """The store of a topic's transactions."""
+
+    path: str  # absolute, not normalized: as far as links lead
+    id: bytes  # 16 bytes
+
+
+def read_home(files: Files, topic_path: str) -> Home | None:
+    """The store of the topic's transactions; None if the topic has never had one."""
+    path = os.path.join(topic_path, NAME)
+    try:
+        content = files.read_whole(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        values = unseal(content)
+        if values["format"] != FORMAT:
+            raise UnsupportedFormatError(path, "format of transactions.json", values["format"], FORMAT)
+        return Home(os.path.join(topic_path, str(values["store"])), bytes.fromhex(values["id"]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptLogError(path, 0, f"no valid description ({error!r})", "the JSON of a topic's store") from error
+
+
+def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, permissions: int) -> None:
+    """Give the topic this store. Synced. `LogError` if it has another one, or cannot have one."""
+    home = read_home(files, topic_path)
+    if home is None:
+        with Directory.open(files, topic_path) as directory:
+            directory.lock_for_a_moment("a process that changes the topic", advice="try again")
+            home = read_home(files, topic_path)  # another process may have been quicker
+            if home is None:
+                found = role.read(files, topic_path)
+                if found is not None and found.role == role.REPLICA:
+                    raise LogError(f"{topic_path} is a topic with replicas, and cannot take part in transactions")
+                _write(directory, store_path, store_id, permissions)
+                return
+    if home.id != store_id:
+        raise LogError(
+            f"{topic_path} has its transactions in {os.path.normpath(home.path)}, and not in {store_path}: "
+            "topics of one transaction must have one store"
+        )
+
+
+def _write(directory: Directory, store_path: str, store_id: bytes, permissions: int) -> None:
+    directory.replace(NAME, sealed(os.path.relpath(store_path, directory.path), store_id), permissions)
+
+
+def sealed(relative: str, store_id: bytes) -> bytes:
+    """The content of the file for a store at this path, as seen from the topic's directory."""
+    return seal({"format": FORMAT, "store": relative, "id": store_id.hex()})
+
+
+def is_done_here(files: Files, topic_path: str, txn: int) -> bool:
+    """Whether a transaction that concerns the topic is done. False if its store cannot be read."""
+    try:
+        home = read_home(files, topic_path)
+        return home is not None and is_done(files, home.path, txn)
+    except (LogError, OSError):
+        return False

@@ -1,0 +1,195 @@
+"""Description: the file `topic.json` of a topic, and how a topic is created.
+
+Invariant: a directory that has a `topic.json` is a whole topic. It is built aside, all its files and
+directories are synced, and then it is renamed into place. If several processes create it at once, one of
+them wins and the others use its topic.
+
+The file is JSON for people to read: format version, log id (a UUID, the salt of every checksum), and
+the policies under their names in `Topic.open`. Readers ignore unknown names. The last value is a CRC of
+the text before it, so that a flipped bit does not become another policy.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NoReturn
+
+from ..config.policies import CODEC_NAMES, TopicConfig
+from ..errors import CorruptLogError, LogError, UnsupportedFormatError
+from ..format.codec import codec_id
+from ..format.header import crc32c
+from ..format.watermark import NAME as WATERMARK
+from ..format.watermark import Mark, encode_new
+from ..segment import HEADER_BYTES, Identity, create_segment, first_segment
+from ..system.directory import Directory
+from ..system.files import Files
+
+__all__ = [
+    "FORMAT", "MOST_BYTES", "NAME", "add_partitions", "create", "make_partition", "parse", "partition_directory",
+    "put_in_place", "read", "write",
+]  # fmt: skip
+
+FORMAT = 2
+NAME = "topic.json"
+MOST_BYTES = 1 << 20
+
+
+def partition_directory(path: str, number: int) -> str:
+    return os.path.join(path, f"{number:04d}")
+
+
+def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
+    """The log id and policies in `topic.json`, or None if there is no topic yet."""
+    name = os.path.join(path, NAME)
+    try:
+        content = files.read_whole(name, MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    values, log_id, config = _parse(name, content)
+    beyond = partition_directory(path, config.partitions)
+    if "partitions" not in values or _has_records(files, beyond):  # with too small a number, records would be hidden
+        if files.read_whole(name, MOST_BYTES) != content:  # partitions were added meanwhile
+            return read(files, path)
+        _refuse_number(name, config, path)
+    return log_id, config
+
+
+def parse(name: str, content: bytes) -> tuple[bytes, TopicConfig]:
+    """The log id and policies in the content of a `topic.json` that came from elsewhere; `name` is for messages."""
+    values, log_id, config = _parse(name, content)
+    if "partitions" not in values:
+        _refuse_number(name, config, name)
+    return log_id, config
+
+
+def _refuse_number(name: str, config: TopicConfig, path: str) -> NoReturn:
+    raise CorruptLogError(name, 0, f"{config.partitions} partitions", f"the number of those in {path}")
+
+
+def _parse(name: str, content: bytes) -> tuple[dict[str, object], bytes, TopicConfig]:
+    try:
+        values = json.loads(content)
+        if "crc" in values:
+            _check_crc(name, content, values["crc"])
+        version = values["format"]
+        if type(version) is not int or version < 1:
+            raise ValueError(f"format {version}")
+        if version != FORMAT:
+            raise UnsupportedFormatError(name, "topic format", version, FORMAT)
+        if values.get("compression", "none") not in CODEC_NAMES:
+            raise UnsupportedFormatError(name, "compression", values["compression"], ", ".join(CODEC_NAMES))
+        log_id, config = uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
+    return values, log_id, config
+
+
+def _has_records(files: Files, directory: str) -> bool:
+    """Whether the directory has more than an empty log. A crash in `add_partitions` leaves empty logs."""
+    if not files.exists(directory):
+        return False
+    if not files.is_directory(directory):
+        return True
+    sizes = files.sizes(directory)
+    return any(name.endswith(".log") and size > HEADER_BYTES for name, size in sizes.items())
+
+
+def _check_crc(name: str, content: bytes, stated: str) -> None:
+    before = content.rpartition(b'"crc"')[0]
+    actual = f"{crc32c(before):08x}"
+    if stated != actual:
+        expected = f"{actual}, that of the text before it (remove the crc to edit the file by hand)"
+        raise CorruptLogError(name, len(before), f"crc {stated}", expected)
+
+
+def write(directory: Directory, log_id: bytes, config: TopicConfig) -> None:
+    """Replace `topic.json`. Synced."""
+    _check_stored(config)
+    values = {"format": FORMAT, "log_id": str(uuid.UUID(bytes=log_id))} | config.to_json()
+    text = json.dumps(values, indent=2).removesuffix("\n}") + ",\n  "
+    content = f'{text}"crc": "{crc32c(text.encode()):08x}"\n}}\n'
+    directory.replace(NAME, content.encode(), config.permissions)
+
+
+def _check_stored(config: TopicConfig) -> None:
+    """Refuse policies that would be read back differently, or not at all: the topic could not be opened again."""
+    try:
+        again = TopicConfig.from_json(json.loads(json.dumps(config.to_json())))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{config} cannot be stored: {error}") from error
+    if again != config:
+        raise ValueError(f"{config} cannot be stored: it would be read as {again}")
+
+
+def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
+    """Build the whole topic aside and move it into place. Synced, including its name."""
+    if files.exists(path) and files.sizes(path):
+        raise LogError(f"{path} holds files but no {NAME}; a topic is made in a new or an empty directory")
+    codec_id(config.compression)
+    _check_stored(config)
+    parent, name = os.path.split(path)
+    files.make_directories(parent, config.permissions)
+    log_id = uuid.uuid4().bytes
+    aside = os.path.join(parent, f".{name}.{log_id.hex()}.tmp")
+    if put_in_place(files, aside, path, lambda: _build(files, aside, log_id, config, now=now)):
+        files.sync_directory(parent)
+
+
+def put_in_place(files: Files, aside: str, path: str, build: Callable[[], object]) -> bool:
+    """Build a whole directory aside and move it into place; the name is not yet synced.
+
+    False if another process was quicker: then its directory stays.
+    """
+    try:
+        build()
+        files.rename(aside, path)
+    except OSError as error:
+        if files.exists(aside):  # if it does not exist, the error of removing it would hide this one
+            files.remove_tree(aside)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def _build(files: Files, aside: str, log_id: bytes, config: TopicConfig, *, now: int) -> None:
+    files.make_directory(aside, config.permissions)
+    for number in range(config.partitions):
+        directory = partition_directory(aside, number)
+        files.make_directory(directory, config.permissions)
+        make_partition(files, directory, Identity.of(log_id, number), now=now, permissions=config.permissions)
+    with Directory.open(files, aside) as made:
+        write(made, log_id, config)
+
+
+def add_partitions(directory: Directory, log_id: bytes, config: TopicConfig, partitions: int, *, now: int) -> None:
+    """Add empty partitions to a topic. Synced.
+
+    A crash leaves empty logs that `topic.json` does not count. The next call uses them.
+    """
+    files, path = directory.files, directory.path
+    grown = replace(config, partitions=partitions)
+    for number in range(config.partitions, partitions):
+        place = partition_directory(path, number)
+        if not files.exists(place):
+            aside = f"{place}.tmp"
+            if files.exists(aside):
+                files.remove_tree(aside)
+            files.make_directory(aside, config.permissions)
+            make_partition(files, aside, Identity.of(log_id, number), now=now, permissions=config.permissions)
+            files.rename(aside, place)
+    directory.sync()
+    write(directory, log_id, grown)
+
+
+def make_partition(files: Files, path: str, identity: Identity, *, now: int, permissions: int) -> None:
+    """Create an empty log in a new directory: its watermark and its first segment. Synced, including the names."""
+    first = encode_new(Mark.at_rest(0), identity.salt)
+    with Directory.open(files, path) as directory:
+        directory.write_new(WATERMARK, first, permissions)
+        files.close(create_segment(directory, first_segment(identity, created=now), permissions))

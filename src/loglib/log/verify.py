@@ -1,0 +1,291 @@
+"""Verify: reads a whole partition and trusts nothing.
+
+Invariant: verifying changes nothing. It reports no damage only if both slots of the watermark, every
+segment header, every batch header and body, every column's bounds and every link between them are as
+they were written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.batch import Batch, stored_header
+from ..format.header import Header
+from ..format.record import Damage
+from ..format.skip_pointers import Jumps
+from ..format.watermark import MOST_BYTES, Mark, broken_slots
+from ..segment import HEADER_BYTES, NO_TIMESTAMP, SegmentHeader, read_producers, read_segment_header, segment_name
+from ..system.files import Files
+from . import topic_file as description
+from .cursor import Cursor
+from .gaps import read_gaps
+from .log import Log, Still
+from .recovery import check_link, list_segments
+
+__all__ = ["Progress", "VerifyReport", "size_of", "verify_description", "verify_log"]
+
+Progress = Callable[[int, int], object]  # is called with the bytes that are done, and those of all
+
+
+class VerifyReport(NamedTuple):
+    """The result of verifying: how much is whole, the damage, and the gaps that a repair has declared."""
+
+    segments: int
+    batches: int
+    records: int
+    bytes: int
+    damage: tuple[Damage, ...] = ()
+    gaps: tuple[Damage, ...] = ()
+
+    @classmethod
+    def of_all(cls, reports: Iterable[VerifyReport]) -> VerifyReport:
+        """One report of several."""
+        segments, batches, records, size, damage, gaps = zip(*reports, strict=True)
+        return cls(sum(segments), sum(batches), sum(records), sum(size), sum(damage, ()), sum(gaps, ()))
+
+    @classmethod
+    def of_error(cls, error: CorruptLogError, partition: int | None) -> VerifyReport:
+        """The report on what is so damaged that nothing else can be checked."""
+        return cls(0, 0, 0, 0, (Damage.of(error, partition),))
+
+
+def verify_log(log: Log, progress: Callable[[int], object] | None = None) -> VerifyReport:
+    """Verify everything below the flushed end, and report all damage.
+
+    `progress` is called now and then with the number of bytes that are verified.
+    """
+    try:
+        return _Verification(log, progress).report()
+    except CorruptLogError as error:
+        return VerifyReport.of_error(error, log.partition)
+
+
+def size_of(log: Log) -> int:
+    """Bytes of batches that `verify_log` has to check; 0 if damage hides it."""
+    try:
+        mark = log.mark()
+    except CorruptLogError:
+        return 0
+    return mark.flushed_end - mark.log_start_offset
+
+
+def verify_description(files: Files, path: str, log_id: bytes) -> VerifyReport:
+    """Verify `topic.json`, which must belong to the log."""
+    name = os.path.join(path, description.NAME)
+    try:
+        described = description.read(files, path)
+        if described is None:
+            raise CorruptLogError(name, 0, "no file", "the description of the topic")
+        if described[0] != log_id:
+            raise CorruptLogError(name, 0, f"log {described[0].hex()}", f"log {log_id.hex()}")
+    except CorruptLogError as error:
+        return VerifyReport.of_error(error, None)
+    return VerifyReport(0, 0, 0, 0)
+
+
+class _Links(NamedTuple):
+    """What a batch or a segment header states about the log before it."""
+
+    end: int  # the end of the log before it
+    last_batch: int
+    previous_crc: int
+    append_time: int
+    running_max_timestamp: int | None  # of the log; None if unknown, as after damage
+    segment_max_timestamp: int = NO_TIMESTAMP
+    jumps: Jumps | None = None  # of the last batch; None if unknown, as after damage
+
+
+class _Verification:
+    """One verification of one log."""
+
+    def __init__(self, log: Log, progress: Callable[[int], object] | None) -> None:
+        self._log = log
+        self._progress = progress
+        self._damage: list[Damage] = []
+        self._gaps: list[Damage] = []
+
+    def report(self) -> VerifyReport:
+        while True:  # start again if retention dropped segments during the check
+            self._damage.clear()
+            self._gaps.clear()
+            mark = self._log.mark()
+            try:
+                report = self._check(mark)
+            except OffsetOutOfRangeError:
+                continue
+            except CorruptLogError:
+                if not self._overtaken(mark):
+                    raise
+            else:
+                if not self._damage or not self._overtaken(mark):
+                    return report._replace(damage=tuple(self._damage), gaps=tuple(self._gaps))
+
+    def _overtaken(self, mark: Mark) -> bool:
+        return self._log.mark().log_start_offset != mark.log_start_offset
+
+    def _tell(self, error: CorruptLogError, offsets: range = range(0)) -> None:
+        self._note(Damage.of(error, self._log.partition, offsets))
+
+    def _note(self, damage: Damage) -> None:
+        if damage not in self._damage:  # a bad header is found twice: alone, and before its batches
+            self._damage.append(damage)
+
+    def _check(self, mark: Mark) -> VerifyReport:
+        self._check_watermark()
+        self._check_gaps()
+        headers = self._check_segments(mark)
+        batches = records = size = 0
+        before: _Links | None = None
+        for batch in self._batches(mark):
+            before = self._check_links(batch, before, headers)
+            batches += 1
+            records += len(batch)
+            size += stored_header(batch).length
+        if mark.flushed_end in headers:
+            self._check_follows(headers[mark.flushed_end], before)
+        if before is not None and before.end == mark.flushed_end and before.last_batch != mark.flushed_tail:
+            found, expected = f"a last batch at {mark.flushed_tail}", f"{before.last_batch}"
+            self._tell(CorruptLogError(self._log.watermark_path, 48, found, expected))
+        return VerifyReport(len(headers), batches, records, size)
+
+    def _check_watermark(self) -> None:
+        """Check both slots. One whole slot is enough for reading, but the next torn write could destroy it."""
+        log, path = self._log, self._log.watermark_path
+        if isinstance(log.writer, Still):  # the manifest of its place has the ends
+            return
+        try:
+            broken = [0]
+            for _ in range(2):  # a slot that is bad only once was just being written
+                if broken:
+                    broken = broken_slots(log.files.read_whole(path, MOST_BYTES), log.identity.salt, path)
+        except FileNotFoundError:
+            log.refresh()  # raises another error if the topic is gone
+            self._tell(CorruptLogError(path, 0, "no file", "the watermark of the partition"))
+            return
+        for at in broken:
+            self._tell(CorruptLogError(path, at, "a slot that is not whole", "a mark with its CRC"))
+
+    def _check_gaps(self) -> None:
+        try:
+            read_gaps(self._log.files, self._log.directory, self._log.identity)
+        except CorruptLogError as error:
+            self._tell(error)
+
+    def _check_segments(self, mark: Mark) -> dict[int, SegmentHeader]:
+        """The whole headers, by base offset. Also checks that each segment follows the segment before it."""
+        log = self._log
+        found = list_segments(log.files, log.directory)
+        found = {base: size for base, size in found.items() if base >= mark.log_start_offset}
+        first = min(found, default=None)
+        nothing_uploaded = isinstance(log.writer, Still) and mark.flushed_end == mark.log_start_offset
+        if first != mark.log_start_offset and not nothing_uploaded:
+            expected = f"one at {mark.log_start_offset}"
+            self._tell(CorruptLogError(log.directory, 0, f"a first segment at {first}", expected))
+        headers: dict[int, SegmentHeader] = {}
+        previous: int | None = None
+        for base in found:
+            path = self._path(base)
+            try:
+                headers[base] = header = read_segment_header(log.files, path, log.identity)
+                # Beyond the mark a writer may have continued, so the size of the segment before is not its last one.
+                if previous is not None and base <= mark.flushed_end:
+                    check_link(path, header, previous, found[previous] - HEADER_BYTES)
+                read_producers(log.files, log.directory, header)
+            except FileNotFoundError:
+                self._tell(CorruptLogError(path, 0, "no file", "the segment that was listed"))
+            except CorruptLogError as error:
+                self._tell(error)
+            previous = base
+        return headers
+
+    def _batches(self, mark: Mark) -> Iterator[Batch]:
+        """The whole batches, with whole columns."""
+        cursor = Cursor(self._log, mark.log_start_offset, on_damage=self._note, on_gap=self._gaps.append)
+        try:
+            while block := cursor.read(mark.flushed_end):
+                for batch in block:
+                    try:
+                        batch.decode()
+                    except CorruptLogError as error:
+                        self._tell(error, range(stored_header(batch).base_offset, stored_header(batch).next_offset))
+                    else:
+                        yield batch
+                if self._progress is not None:
+                    self._progress(cursor.position - mark.log_start_offset)
+        finally:
+            cursor.close()
+
+    def _check_links(self, batch: Batch, before: _Links | None, headers: dict[int, SegmentHeader]) -> _Links:
+        """Check what a batch states about itself and earlier batches. The cursor has checked the chain of CRCs."""
+        header = stored_header(batch)
+        base, largest = header.base_offset, max(batch.timestamps)
+        if base in headers:
+            before = self._check_follows(headers[base], before)
+        if before is not None and before.end != base:  # there is damage between them
+            before = None
+        segment = self._log.index.find(base)
+        first = base == segment
+        append_time = header.append_time if before is None else before.append_time
+        segment_max = header.running_max_timestamp
+        if first:
+            segment_max = largest
+        elif before is not None:
+            segment_max = max(before.segment_max_timestamp, largest)
+        facts = (header.max_timestamp, header.running_max_timestamp, header.append_time)
+        expected = (largest, segment_max, max(append_time, header.append_time))
+        if facts != expected:
+            what = "largest event time, running maximum and append time"
+            self._tell(self._contradiction(base, 72, what, facts, expected))
+        jumps = None if before is None else self._check_pointers(header, before, first=first)
+        known = None if before is None else before.running_max_timestamp
+        if known is None and segment in headers:
+            known = headers[segment].running_max_timestamp
+        return _Links(
+            header.next_offset, base, header.header_crc, header.append_time,
+            None if known is None else max(known, header.running_max_timestamp), header.running_max_timestamp, jumps,
+        )  # fmt: skip
+
+    def _check_pointers(self, header: Header, before: _Links, *, first: bool) -> Jumps | None:
+        """Check the pointers of a batch, given the batch before it. Returns its chain of jumps, if all of it is known.
+
+        `first`: the batch is the first of its segment.
+        """
+        base, jump = header.base_offset, header.jump_offset
+        jumps: Jumps | None = None
+        if first:
+            jump, jumps = base, Jumps(base, 0, None)
+        elif before.jumps is not None:
+            jumps = before.jumps
+            while jumps.rest is not None and jumps.base_offset > jump:
+                jumps = jumps.rest
+            jump, jumps = jumps.base_offset, Jumps(base, 0, jumps)
+        facts, expected = (header.previous_offset, header.jump_offset), (before.last_batch, jump)
+        if facts != expected:
+            self._tell(self._contradiction(base, 112, "batches pointed to", facts, expected))
+        return jumps
+
+    def _check_follows(self, header: SegmentHeader, before: _Links | None) -> _Links:
+        """Check a segment header against the batch before it. If that batch was damaged, believe the header."""
+        base = header.base_offset
+        facts = _Links(
+            base, header.previous_batch, header.previous_crc, header.last_append_time, header.running_max_timestamp
+        )
+        if before is None or before.end != base:
+            return facts
+        if before.running_max_timestamp is None:
+            before = before._replace(running_max_timestamp=header.running_max_timestamp)
+        if before[:5] != facts[:5]:
+            what = "last batch, its CRC, append time and running maximum"
+            self._tell(CorruptLogError(self._path(base), 72, f"{what} {facts[1:5]}", f"{before[1:5]}"))
+        return before
+
+    def _contradiction(self, offset: int, at: int, what: str, facts: object, expected: object) -> CorruptLogError:
+        base = self._log.index.find(offset) or 0
+        position = HEADER_BYTES + offset - base + at
+        return CorruptLogError(self._path(base), position, f"{what} {facts}", f"{expected}")
+
+    def _path(self, base: int) -> str:
+        return os.path.join(self._log.directory, segment_name(base))

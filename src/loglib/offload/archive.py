@@ -1,0 +1,272 @@
+"""Archiver: the sealed segments of a topic, as files in an archive.
+
+Invariant: archiving goes on where the newest manifest ends, in each partition. A file is named in a manifest only after
+it was synced, read back and compared with the log. So a crash, a second run or another archiver doubles nothing and
+leaves nothing out.
+
+    write      a file without a name, row group by row group; synced, read back, compared
+    name       one that was never used (archive_store.py, archive_objects.py)
+    commit     after some files: the next manifest
+
+Whoever finds that another process has committed meanwhile throws its own files away, and goes on from there.
+
+Threads: a call belongs to one thread. Processes: any number may archive a topic, beside its writer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import chain, takewhile
+from typing import TYPE_CHECKING
+
+from ..config.arguments import check_count
+from ..config.uri import is_remote, local_path
+from ..errors import LogError, OffsetOutOfRangeError
+from ..log.cursor import BLOCK_BYTES
+from ..log.reader import OnGap, Reader, StartLike
+from ..log.topic_file import NAME
+from ..open_topic import OpenTopic, open_for_reading
+from ..partition import Partition
+from ..system.clock import SYSTEM
+from ..system.files import REAL, Files
+from . import delta as delta_table
+from . import parquet
+from .archive_manifest import Archived, ArchivedFile, ArchivedPartition, file_name
+from .archive_reader import Past, stream
+from .archive_store import DirectoryPlace, Place
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["archive", "archived", "read_archive"]
+
+FILE_BYTES = 512 << 20  # of log; engines read files of some 100 MB best
+ROW_GROUP_BYTES = 32 << 20
+FILES_A_COMMIT = 16  # a run that dies repeats at most so many; each manifest names all files
+_BATCH_BYTES = 1 << 20  # larger pieces come in new memory each time, which costs more than reading them
+_COLUMNS = ["key", "value", "partition", "offset", "timestamp", "headers"]
+
+Progress = Callable[[int, int], object]
+
+
+def archive(
+    topic: OpenTopic | str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    file_bytes: int = FILE_BYTES,
+    row_group_bytes: int = ROW_GROUP_BYTES,
+    on_gap: OnGap = "raise",
+    progress: Progress | None = None,
+    delta: bool = False,
+) -> Archived:
+    """Write the sealed segments of a topic that are not yet archived to Parquet files in the directory `to`.
+
+    The first call makes the archive. Each later call goes on where the one before it ended, and does nothing if no
+    segment was sealed since then. Every file is read back and compared with the log before it counts. A call that
+    dies is repeated; calls at once in several processes do no harm. The topic may be open for writing, here or
+    elsewhere. Only what is durable is archived. `Partition.roll` seals a segment at once.
+
+    - `file_bytes`: int, by default 512 MiB. A file gets whole segments, until it has that many bytes of log.
+    - `row_group_bytes`: int, by default 32 MiB, of keys and values. Memory grows with it, and not with the log.
+    - `on_gap`: "raise", or "skip": pass over damage, and over offsets that retention has dropped before they were
+      archived. The manifest lists them as gaps, like those that `repair` has declared.
+    - `progress`: called with two numbers of bytes of log: those that are archived by this call, and all that it
+      found at first.
+    - `delta`: also make the directory a Delta table of the same files, for engines that read such tables. Needs the
+      extra [delta]. The table is brought up to the archive at the end of each call that asks for it.
+
+    Returns what the archive holds then. Raises `CorruptLogError` if the log is damaged, or if a file differs from it
+    when it is read back; `OffsetOutOfRangeError` if the log does not have the offset where the archive ends;
+    `LogError` if the archive is another topic's, or if the Delta table cannot be written (the archive is complete
+    then); `FileNotFoundError` if there is no topic. Needs the extra [arrow].
+    """
+    check_count("file_bytes", file_bytes)
+    check_count("row_group_bytes", row_group_bytes)
+    if not isinstance(topic, OpenTopic):
+        with open_for_reading(topic) as opened:
+            return archive(
+                opened, to, file_bytes=file_bytes, row_group_bytes=row_group_bytes, on_gap=on_gap, progress=progress,
+                delta=delta,
+            )  # fmt: skip
+    files, path = topic._files, _path(to)  # noqa: SLF001
+    if delta:
+        delta_table.check_delta(files, path)
+    with closing(_place(files, path, topic.config.permissions)) as place:
+        made = _Archiver(topic, place, file_bytes, row_group_bytes, on_gap, progress).run()
+        if delta:
+            delta_table.publish(files, path, made)
+        return made
+
+
+def archived(to: str | os.PathLike[str]) -> Archived:
+    """What the archive `to`, a directory or a URI, holds: its files, with their ranges of offsets and times.
+
+    Raises `FileNotFoundError` if there is no archive, and `CorruptLogError` if its manifest is damaged.
+    """
+    return Past.load(REAL, _path(to)).archived
+
+
+def _path(to: str | os.PathLike[str]) -> str:
+    given = os.fsdecode(to)
+    if not given:
+        raise ValueError("the path of an archive is empty; give its directory")
+    return given if is_remote(given) else os.path.abspath(local_path(given))
+
+
+def _place(files: Files, path: str, permissions: int) -> Place:
+    """The archive at a path or a URI."""
+    if is_remote(path):
+        from .archive_objects import ObjectPlace
+
+        return ObjectPlace(path)
+    if files.exists(os.path.join(path, NAME)):
+        raise ValueError(f"{path} is a topic; an archive is a directory of its own")
+    return DirectoryPlace(files, path, permissions)
+
+
+class _Archiver:
+    """One call of `archive`."""
+
+    def __init__(
+        self, topic: OpenTopic, place: Place, file_bytes: int, row_group_bytes: int, on_gap: OnGap,
+        progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self._topic = topic
+        self._random_bytes = topic._files.random_bytes  # noqa: SLF001
+        self._clock = topic._clock  # noqa: SLF001
+        self._place = place
+        self._file_bytes = file_bytes
+        self._row_group_bytes = row_group_bytes
+        self._on_gap = on_gap
+        self._progress = progress
+        self._first: int | None = None  # the bytes of log that were archived when the call began
+        self._all = 0  # and those that will be
+
+    def run(self) -> Archived:
+        """Archive and commit until nothing is left."""
+        while True:
+            base = self._place.newest()
+            self._check_same(base)
+            version = 1 if base is None else base.version + 1
+            added: list[ArchivedFile] = []
+            try:
+                partitions = [self._begin(base, each) for each in self._topic.partitions]
+                self._add(partitions, added)
+            except OffsetOutOfRangeError:
+                if self._place.newest() == base:
+                    raise
+                self._give_up(added)  # another process has archived it meanwhile, and retention has dropped it
+                continue
+            if base is not None and partitions == list(base.partitions):
+                return base
+            made = Archived(version, self._topic.log_id, self._topic.name, self._clock(), tuple(partitions))
+            if not self._place.commit(made):
+                self._give_up(added)
+
+    def _check_same(self, base: Archived | None) -> None:
+        if base is not None and base.log_id != self._topic.log_id:
+            raise LogError(
+                f"{self._place.path} is the archive of another log (a topic {base.topic!r} with id "
+                f"{base.log_id.hex()}); archive {self._topic.path} (id {self._topic.log_id.hex()}) to another directory"
+            )
+
+    def _begin(self, base: Archived | None, partition: Partition) -> ArchivedPartition:
+        """A partition as the manifest has it, up to where the log can be read on."""
+        known = base.partitions[partition.id : partition.id + 1] if base is not None else ()
+        start = partition.log_start_offset
+        if not known:
+            return ArchivedPartition(partition.id, start, start)
+        (each,) = known
+        if each.end < start and self._on_gap == "skip":
+            return each._replace(end=start, gaps=(*each.gaps, (each.end, start)))
+        if not start <= each.end <= partition.high_watermark:
+            raise OffsetOutOfRangeError(partition.id, each.end, start, partition.high_watermark)
+        return each
+
+    def _add(self, partitions: list[ArchivedPartition], added: list[ArchivedFile]) -> None:
+        """Write some files, and note them in both lists."""
+        runs = {each.partition: list(self._runs(each)) for each in partitions}
+        self._tell(partitions, runs)
+        for number, ranges in runs.items():
+            for start, end in ranges[: FILES_A_COMMIT - len(added)]:
+                partitions[number], new = self._write(partitions[number], start, end)
+                added += new
+                self._tell(partitions, runs)
+
+    def _runs(self, archived: ArchivedPartition) -> Iterator[tuple[int, int]]:
+        """Ranges of offsets, each for one file: durable sealed segments behind those that are archived."""
+        partition = self._topic.partitions[archived.partition]
+        start = end = archived.end
+        durable_end = partition.durable_end
+        for each in takewhile(lambda each: each.sealed and each.end_offset <= durable_end, partition.segments):
+            end = max(end, each.end_offset)
+            if end - start >= self._file_bytes:
+                yield start, end
+                start = end
+        if start < end:
+            yield start, end
+
+    def _write(
+        self, archived: ArchivedPartition, start: int, end: int
+    ) -> tuple[ArchivedPartition, list[ArchivedFile]]:  # fmt: skip
+        """Write the records of a range to a file, if there are any; returns the partition with it."""
+        reader, records = self._read(archived.partition, start, end)
+        first = next(records, None)
+        files: list[ArchivedFile] = []
+        if first is not None:
+            files.append(self._write_file(archived.partition, start, end, chain([first], records)))
+        gaps = tuple((max(start, gap.start), min(end, gap.stop)) for gap in (each.offsets for each in reader.gaps))
+        added = archived._replace(end=end, gaps=(*archived.gaps, *gaps), files=(*archived.files, *files))
+        return added, files
+
+    def _read(self, partition: int, start: int, end: int) -> tuple[Reader, Iterator[pa.RecordBatch]]:
+        reader = self._topic.partitions[partition].read(start, end, on_gap=self._on_gap)
+        return reader, iter(reader.arrow(_COLUMNS, batch_bytes=min(self._row_group_bytes, _BATCH_BYTES)))
+
+    def _write_file(self, partition: int, start: int, end: int, records: Iterator[pa.RecordBatch]) -> ArchivedFile:
+        name, topic = file_name(partition, start, end, self._random_bytes(8)), self._topic.name
+        with self._place.new_file(name) as (files, fd, path):
+            written = parquet.write(files, fd, topic, records, row_group_bytes=self._row_group_bytes)
+            reader, again = self._read(partition, start, end)
+            with reader:
+                parquet.compare(files, fd, path, written, topic, again)
+        return ArchivedFile(name, start, end, *written, added=self._clock())
+
+    def _give_up(self, added: list[ArchivedFile]) -> None:
+        """Another process has committed this version. What it has not named goes."""
+        base = self._place.newest()
+        named = {file.name for each in base.partitions for file in each.files} if base is not None else set()
+        for name in {each.name for each in added} - named:
+            self._place.remove(name)
+
+    def _tell(self, partitions: list[ArchivedPartition], runs: dict[int, list[tuple[int, int]]]) -> None:
+        if self._progress is None:
+            return
+        done = sum(each.end - each.start for each in partitions)
+        if self._first is None:
+            self._first = done
+            self._all = sum(end - start for each in runs.values() for start, end in each)
+        self._progress(done - self._first, max(self._all, done - self._first))
+
+
+def read_archive(
+    to: str | os.PathLike[str],
+    start: StartLike = "begin",
+    end: StartLike | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    batch_bytes: int = BLOCK_BYTES,
+) -> pa.RecordBatchReader:
+    """The archived records from `start` to `end` as a `pyarrow.RecordBatchReader`, which reads while it is read.
+
+    The arguments and columns are those of `Topic.arrow`, which with `archive=to` also has the live tail. The records
+    come partition after partition. Files and row groups before `start` and behind `end` are not read. An age like
+    "-1h" counts from now.
+
+    Raises `FileNotFoundError` if there is no archive, `OffsetOutOfRangeError` for an offset outside of it, and
+    `CorruptLogError` if a file is damaged or missing. Needs the extra [arrow].
+    """
+    past = Past.load(REAL, to)
+    return stream(past, start, end, columns=columns, batch_bytes=batch_bytes, now_us=SYSTEM())

@@ -1,0 +1,169 @@
+"""Manifest: which files an archive has, and which offsets of which log these hold.
+
+Invariant: a manifest that is decoded is one that was encoded. In each partition the files are in order and do not
+overlap, and the archive has all readable records of [start, end): each is in one file, or its offset is in a gap.
+
+    {"format": 1, "version": 7, "log_id": "<32 digits>", "topic": "clicks", "time": 1764000000000000, "partitions": [
+        {"partition": 0, "start": 0, "end": 1073741824, "gaps": [[4096, 8192]], "files": [
+            {"name": "0000/<start>-<end>-<random>.parquet", "start": 0, "end": 1073741824, "rows": 5000000,
+             "bytes": 90000000, "crc": "<8 digits>", "footer_crc": "<8 digits>", "first_time": ..., "last_time": ...,
+             "added": ...}]}],
+     "crc": "<8 digits>"}
+
+(in one line, see format/checked_json.py). Times are in microseconds UTC: `first_time` and `last_time` are the smallest
+and the largest timestamp of the file's records, `added` is when the file was committed, and `time` when this manifest
+was. The `crc` of a file is the CRC-32C of all its bytes. `footer_crc` is that of its footer, from the first byte of
+Parquet's `FileMetaData` to the end: Parquet has a CRC for each page, and none for the footer, by which rows are left
+out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ..config.policies import MAX_OFFSET
+from ..errors import CorruptLogError, UnsupportedFormatError
+from ..format.checked_json import seal, unseal
+
+__all__ = ["Archived", "ArchivedFile", "ArchivedPartition", "decode", "encode", "end_of", "file_name", "is_file_name"]
+
+FORMAT = 1
+_FILE = re.compile(r"\d{4}/\d{20}-(\d{20})-[0-9a-f]{16}\.parquet")
+_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+class ArchivedFile(NamedTuple):
+    """A Parquet file of an archive: the records of offsets [start, end) of one partition."""
+
+    name: str  # below the archive's directory
+    start: int
+    end: int
+    rows: int
+    bytes: int
+    crc: int  # CRC-32C of the whole file
+    footer_crc: int  # CRC-32C of the footer alone
+    first_time: int  # the smallest timestamp, microseconds UTC
+    last_time: int  # the largest
+    added: int  # when it was committed, microseconds UTC
+
+
+class ArchivedPartition(NamedTuple):
+    """What an archive has of one partition: offsets [start, end)."""
+
+    partition: int
+    start: int
+    end: int
+    gaps: tuple[tuple[int, int], ...] = ()  # offsets [start, end) that the log had lost
+    files: tuple[ArchivedFile, ...] = ()  # in the order of their offsets
+
+
+class Archived(NamedTuple):
+    """What an archive holds. It never changes: the next call of `archive` makes the next version."""
+
+    version: int
+    log_id: bytes
+    topic: str
+    time: int  # when it was committed, microseconds UTC
+    partitions: tuple[ArchivedPartition, ...]
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """Behind the last archived offset of each partition: there the live tail begins."""
+        return {each.partition: each.end for each in self.partitions}
+
+    @property
+    def rows(self) -> int:
+        """The number of archived records."""
+        return sum(file.rows for each in self.partitions for file in each.files)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files, in bytes."""
+        return sum(file.bytes for each in self.partitions for file in each.files)
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the archived part of the log, in bytes."""
+        return sum(each.end - each.start for each in self.partitions)
+
+
+def file_name(partition: int, start: int, end: int, chance: bytes) -> str:
+    """The name of a file, below the archive's directory."""
+    return f"{partition:04d}/{start:020d}-{end:020d}-{chance.hex()}.parquet"
+
+
+def is_file_name(name: str) -> bool:
+    """Whether `file_name` may have made it."""
+    return end_of(name) is not None
+
+
+def end_of(name: str) -> int | None:
+    """The offset behind the file of this name; None if `file_name` has not made it."""
+    found = _FILE.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def encode(archived: Archived) -> bytes:
+    """The manifest as the content of its file."""
+    return seal({
+        "format": FORMAT, "version": archived.version, "log_id": archived.log_id.hex(), "topic": archived.topic,
+        "time": archived.time, "partitions": list(map(_partition_facts, archived.partitions)),
+    })  # fmt: skip
+
+
+def _partition_facts(each: ArchivedPartition) -> dict[str, Any]:
+    files = [file._asdict() | {"crc": f"{file.crc:08x}", "footer_crc": f"{file.footer_crc:08x}"} for file in each.files]
+    return each._asdict() | {"files": files}
+
+
+def decode(content: bytes, path: str) -> Archived:
+    """The manifest in a file; `CorruptLogError` if it is damaged, `UnsupportedFormatError` if it is a newer one."""
+    try:
+        facts = unseal(content)
+        if type(facts["format"]) is int and facts["format"] > FORMAT:
+            raise UnsupportedFormatError(path, "format of an archive's manifest", facts["format"], FORMAT)
+        if facts["format"] != FORMAT:
+            raise ValueError(f"format {facts['format']}")
+        archived = Archived(
+            _whole(facts, "version"), bytes.fromhex(facts["log_id"]), str(facts["topic"]), _whole(facts, "time"),
+            tuple(map(_partition, facts["partitions"])),
+        )  # fmt: skip
+        if [each.partition for each in archived.partitions] != list(range(len(archived.partitions))):
+            raise ValueError("partitions that do not count from 0")
+        return archived
+    except _ERRORS as error:
+        raise CorruptLogError(path, 0, f"no valid facts ({error!r})", "the manifest of an archive") from error
+
+
+def _partition(facts: dict[str, Any]) -> ArchivedPartition:
+    start, end = _whole(facts, "start"), _whole(facts, "end")
+    gaps = tuple((each[0], each[1]) for each in facts["gaps"])
+    files = tuple(map(_file, facts["files"]))
+    _check_ranges(start, end, gaps)
+    _check_ranges(start, end, [(each.start, each.end) for each in files])
+    return ArchivedPartition(_whole(facts, "partition"), start, end, gaps, files)
+
+
+def _file(facts: dict[str, Any]) -> ArchivedFile:
+    numbers = {name: _whole(facts, name) for name in ("start", "end", "rows", "bytes", "added")}
+    times = {name: _whole(facts, name, least=-MAX_OFFSET - 1) for name in ("first_time", "last_time")}
+    if not is_file_name(facts["name"]):
+        raise ValueError(f"a file {facts['name']!r:.100}")
+    crcs = {name: int(facts[name], 16) for name in ("crc", "footer_crc")}
+    return ArchivedFile(name=facts["name"], **crcs, **numbers, **times)
+
+
+def _whole(facts: dict[str, Any], name: str, *, least: int = 0) -> int:
+    number = facts[name]
+    if type(number) is not int or not least <= number <= MAX_OFFSET:
+        raise ValueError(f"{name} {number!r:.100}")
+    return number
+
+
+def _check_ranges(start: int, end: int, ranges: Iterable[tuple[int, int]]) -> None:
+    bounds = [start, *(bound for each in ranges for bound in each), end]
+    if any(after < before for before, after in pairwise(bounds)):
+        raise ValueError(f"ranges out of order: {bounds!r:.100}")

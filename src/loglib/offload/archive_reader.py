@@ -1,0 +1,263 @@
+"""Past: the records of an archive, and of an archive with the live tail of its log, as a stream of Arrow batches.
+
+Invariant: each record comes once. What is below the end of the archive comes from its files, and the rest from the
+log, which is read from exactly that offset. Only files and row groups that hold wanted offsets are read. A start by
+time is the first record at or after it in the order of the log, as in log/lookup.py.
+
+Threads: a stream belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..config.arguments import Start, Time, check_count, parse_start, partition_numbers
+from ..config.times import to_datetime
+from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..log.log import Log
+from ..log.reader import Reader, StartLike
+from ..system.files import Files
+from . import parquet
+from .archive_manifest import Archived, ArchivedFile, ArchivedPartition
+from .archive_store import load, located
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+__all__ = ["Past", "Range", "Split", "stream", "with_tail"]
+
+Parsed = str | int | Time
+
+
+class Range(NamedTuple):
+    """Offsets [start, end) of a partition."""
+
+    partition: int
+    start: int
+    end: int
+
+
+class Split(NamedTuple):
+    """What of the wanted records is archived, and where the log goes on in each partition."""
+
+    ranges: list[Range]
+    starts: dict[int, Start]
+    ends: dict[int, Start]  # at its start, if the log has nothing to add
+
+
+class Past:
+    """The files of an archive as one manifest names them."""
+
+    def __init__(self, files: Files, path: str, archived: Archived) -> None:
+        self.archived = archived
+        self.path = path
+        self._files = files
+
+    @classmethod
+    def load(cls, files: Files, path: str | os.PathLike[str]) -> Past:
+        """The archive at a path or a URI as it is now; `FileNotFoundError` if there is none. `files` are for paths."""
+        files, found = located(files, os.fsdecode(path))
+        return cls(files, found, load(files, found))
+
+    def check_log(self, log_id: bytes, path: str) -> None:
+        """Refuse the archive of another log."""
+        if self.archived.log_id != log_id:
+            raise LogError(
+                f"{self.path} is the archive of another log (a topic {self.archived.topic!r} with id "
+                f"{self.archived.log_id.hex()}) than {path} (id {log_id.hex()}); name the archive of this topic"
+            )
+
+    def split(self, partitions: Collection[int], start: StartLike, end: StartLike | None, *, now_us: int) -> Split:
+        """The records from `start` to `end`: in the archive up to its end, and behind that in the log."""
+        starts = _parsed(start, partitions, now_us, others="begin")
+        ends = _parsed("end" if end is None else end, partitions, now_us, others="end")
+        ranges = []
+        for number, each in self._archived(starts).items():
+            first, last = self.offset_of(each, starts[number]), self.offset_of(each, ends[number])
+            if first is not None:
+                starts[number] = each.end
+                ranges.append(Range(number, first, each.end if last is None else last))
+            if last is not None:
+                starts[number] = ends[number] = each.end
+        places = ({number: _as_start(each) for number, each in found.items()} for found in (starts, ends))
+        return Split(ranges, *places)
+
+    def begin_tail(self, tail: Reader) -> None:
+        """Let a reader of the log begin behind the archive: a time may lead it to a gap before that."""
+        archived = self._archived(tail.tell())
+        early = {number: archived[number].end for number, at in tail.tell().items()
+                 if number in archived and at < archived[number].end}  # fmt: skip
+        if early:
+            tail.seek(early)
+
+    def _archived(self, partitions: Collection[int]) -> dict[int, ArchivedPartition]:
+        return {each.partition: each for each in self.archived.partitions if each.partition in partitions}
+
+    def files(self, wanted: Range) -> list[ArchivedFile]:
+        """The files that hold records of a range."""
+        files = self.archived.partitions[wanted.partition].files
+        return [each for each in files if each.start < wanted.end and wanted.start < each.end]
+
+    def offset_of(self, partition: ArchivedPartition, start: Parsed) -> int | None:
+        """The offset of a start in the archive; None if it lies behind the archive's end."""
+        match start:
+            case "begin":
+                return partition.start
+            case Time(timestamp_us):
+                return self._offset_of_time(partition, timestamp_us)
+            case int():
+                if start < partition.start:
+                    raise OffsetOutOfRangeError(partition.partition, start, partition.start, partition.end)
+                return start if start < partition.end else None
+        return None
+
+    def _offset_of_time(self, partition: ArchivedPartition, timestamp_us: int) -> int | None:
+        """The offset of the first record at or after a time."""
+        for each in partition.files:
+            if each.last_time < timestamp_us:
+                continue
+            with self._open(each) as (fd, file):
+                groups = range(file.num_row_groups)
+                late = [group for group in groups if parquet.largest(file, group, "timestamp") >= timestamp_us]
+                found = parquet.batches(self._files, fd, ("offset", "timestamp"), batch_bytes=None, groups=late[:1])
+                batch = next(found)
+                times = batch.column("timestamp").cast("int64").to_numpy()
+                return int(batch.column("offset")[int((times >= timestamp_us).argmax())].as_py())
+        return None
+
+    def batches(self, wanted: Range, columns: Sequence[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
+        """The archived records of a range."""
+        for each in self.files(wanted):
+            yield from self._batches(each, wanted, columns, batch_bytes)
+
+    def _batches(
+        self, file: ArchivedFile, wanted: Range, columns: Sequence[str], batch_bytes: int
+    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        whole = wanted.start <= file.start and file.end <= wanted.end
+        names = columns if whole or "offset" in columns else [*columns, "offset"]
+        with self._open(file) as (fd, opened):
+            groups = _groups(opened, wanted)
+            for batch in parquet.batches(self._files, fd, names, batch_bytes=batch_bytes, groups=groups):
+                part = batch if whole else _cut(batch, wanted)
+                if part.num_rows:
+                    yield part.select(list(columns))
+                if not whole and batch.column("offset")[-1].as_py() >= wanted.end - 1:
+                    break  # the rest of the row group need not be decoded
+
+    @contextmanager
+    def _open(self, file: ArchivedFile) -> Iterator[tuple[int, pq.ParquetFile]]:
+        """A file that is as long as the manifest says, and ends with the same footer."""
+        path = os.path.join(self.path, file.name)
+        try:
+            fd = self._files.open_read(path)
+        except FileNotFoundError as error:
+            raise CorruptLogError(path, 0, "no file", f"an archived file of {file.bytes} bytes") from error
+        try:
+            size = self._files.size(fd)
+            if size != file.bytes or parquet.footer_crc(self._files, fd, size) != file.footer_crc:
+                found = f"{size} bytes with another ending"
+                raise CorruptLogError(path, 0, found, f"the {file.bytes} bytes that were archived")
+            with parquet.sound(path), parquet.opened(self._files, fd) as opened:
+                yield fd, opened
+        finally:
+            self._files.close(fd)
+
+
+def _groups(file: pq.ParquetFile, wanted: Range) -> list[int]:
+    """The row groups that hold offsets of a range."""
+    found, before = [], -1
+    for group in range(file.num_row_groups):
+        last = parquet.largest(file, group, "offset")
+        if last >= wanted.start and before + 1 < wanted.end:
+            found.append(group)
+        before = last
+    return found
+
+
+def _cut(batch: pa.RecordBatch, wanted: Range) -> pa.RecordBatch:
+    """The records of a batch that lie in a range. Offsets rise."""
+    offsets = batch.column("offset").to_numpy()
+    # A plain int would make NumPy convert the whole column.
+    first, last = (int(offsets.searchsorted(offsets.dtype.type(each))) for each in (wanted.start, wanted.end))
+    return batch.slice(first, max(0, last - first))
+
+
+def stream(
+    past: Past, start: StartLike, end: StartLike | None, *, columns: Sequence[str] | None, batch_bytes: int, now_us: int
+) -> pa.RecordBatchReader:
+    """The archived records from `start` to `end`."""
+    numbers = past.archived.ends.keys()
+    starts = _parsed(start, numbers, now_us, others="begin")
+    ends = _parsed("end" if end is None else end, numbers, now_us, others="end")
+    ranges = [
+        Range(each.partition, _within(past, each, starts[each.partition]), _within(past, each, ends[each.partition]))
+        for each in past.archived.partitions
+    ]
+    return _reader(past, ranges, columns, batch_bytes, ())
+
+
+def _within(past: Past, partition: ArchivedPartition, start: Parsed) -> int:
+    if isinstance(start, int) and start > partition.end:
+        raise OffsetOutOfRangeError(partition.partition, start, partition.start, partition.end)
+    found = past.offset_of(partition, start)
+    return partition.end if found is None else found
+
+
+def with_tail(
+    archive: str | os.PathLike[str],
+    read: Callable[[StartLike, StartLike], Reader],
+    logs: Sequence[Log],
+    start: StartLike,
+    end: StartLike | None,
+    *,
+    columns: Sequence[str] | None,
+    batch_bytes: int,
+    now_us: int,
+) -> pa.RecordBatchReader:
+    """The records from `start` to `end`, from the archive up to its end, and after it from these logs with `read`."""
+    past = Past.load(logs[0].files, archive)
+    past.check_log(logs[0].identity.log_id, logs[0].directory)
+    split = past.split([each.partition for each in logs], start, end, now_us=now_us)
+    tail = read(split.starts, split.ends)
+    past.begin_tail(tail)
+    return _reader(past, split.ranges, columns, batch_bytes, tail.arrow(columns, batch_bytes=batch_bytes))
+
+
+def _parsed(start: StartLike, partitions: Iterable[int], now_us: int, *, others: str) -> dict[int, Parsed]:
+    """The start of each partition, as `Reader` takes it."""
+    numbers = list(partitions)
+    if isinstance(start, Mapping):
+        given = {number: parse_start(each, now_us=now_us) for number, each in partition_numbers(start).items()}
+        if unknown := [number for number in given if number not in numbers]:
+            raise ValueError(f"no partition {unknown[0]} here; there are {sorted(numbers)}")
+        return dict.fromkeys(numbers, others) | given
+    parsed = parse_start(start, now_us=now_us)
+    if isinstance(parsed, int) and len(numbers) > 1:
+        raise ValueError(f"offset {parsed} means another record in each partition; give {{partition: offset}}")
+    return dict.fromkeys(numbers, parsed)
+
+
+def _as_start(parsed: Parsed) -> Start:
+    return to_datetime(parsed.timestamp_us) if isinstance(parsed, Time) else parsed
+
+
+def _reader(
+    past: Past, ranges: Sequence[Range], columns: Sequence[str] | None, batch_bytes: int, tail: Iterable[pa.RecordBatch]
+) -> pa.RecordBatchReader:
+    import pyarrow as pa
+
+    from ..format.arrow import schema_of
+
+    check_count("batch_bytes", batch_bytes)
+    schema = schema_of(columns)
+
+    def records() -> Iterator[pa.RecordBatch]:
+        for each in ranges:
+            yield from past.batches(each, schema.names, batch_bytes)
+        yield from tail
+
+    return pa.RecordBatchReader.from_batches(schema, records())

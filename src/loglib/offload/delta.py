@@ -1,0 +1,170 @@
+"""Delta: the files of an archive as a Delta table, for engines that know such tables and not our manifests.
+
+Invariant: the table has files that a manifest names, and each record once. A commit adds files, and says for each
+partition how far they go: its app id is the log and the partition, and its version an offset. So a repetition adds
+nothing, also if somebody has put the table's files together meanwhile.
+
+    commit of the archive (archive_store.py)  ->  commit of the table, by the package `deltalake`  ->  its log is synced
+
+The table is never ahead of the archive. A crash between the two leaves it behind, and the next call adds what lacks.
+The package does not sync what it writes. So a power cut may tear the newest commit: it was not acknowledged then, and
+the next call removes it and makes it again.
+
+Needs the package `deltalake`, which writes by itself: real files only. Processes: one at a time, by a lock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..config.times import to_datetime
+from ..config.uri import is_remote
+from ..errors import LogError
+from ..system.directory import Directory
+from ..system.files import Files
+from . import parquet
+from .archive_manifest import Archived, ArchivedFile, ArchivedPartition
+from .archive_store import DIRECTORY
+
+if TYPE_CHECKING:
+    from deltalake.transaction import AddAction
+
+__all__ = ["check_delta", "publish"]
+
+logger = logging.getLogger("loglib")
+
+_LOG = "_delta_log"
+_COMMIT = re.compile(r"\d{20}\.json")
+_MOST_BYTES = 1 << 30
+_ACTIONS = "loglib.actions"  # in a commit of ours: how many files and versions it has
+_CONFIGURATION = {"delta.appendOnly": "true"}  # no engine deletes or changes rows of the past
+
+
+def check_delta(files: Files, path: str) -> None:
+    """`ImportError` without the package; `ValueError` for files that it cannot write."""
+    import deltalake.transaction  # noqa: F401
+
+    if not files.real or is_remote(path):
+        raise ValueError("delta=True needs a directory: the package deltalake writes its log by itself")
+
+
+def publish(files: Files, path: str, archived: Archived) -> None:
+    """Bring the Delta table in the archive's directory up to the manifest; nothing is done if it is. Synced.
+
+    `LogError` if the package cannot: the archive itself is complete then.
+    """
+    from deltalake.exceptions import DeltaError
+
+    with Directory.open(files, os.path.join(path, DIRECTORY)) as manifests:
+        manifests.lock_for_a_moment("a process that writes the Delta table", advice="try again")
+        _settle(files, path)
+        try:
+            _commit(files, path, archived)
+        except (DeltaError, OSError) as error:
+            raise LogError(
+                f"{path}: archived, but its Delta table could not be brought up to that ({error}); call again"
+            ) from error
+        _settle(files, path)
+
+
+def _commit(files: Files, path: str, archived: Archived) -> None:
+    """Add the files behind what the table has of each partition."""
+    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+    from deltalake.exceptions import DeltaError
+    from deltalake.transaction import create_table_with_add_actions
+
+    schema = Schema.from_arrow(parquet.schema())
+    table = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+    if table is not None and table.schema() != schema:  # the package adds any files to any table
+        raise DeltaError("there is a table with other columns")
+    added: list[AddAction] = []
+    transactions = []
+    for each in archived.partitions:
+        app = f"loglib:{archived.log_id.hex()}:{each.partition}"
+        known = None if table is None else table.transaction_version(app)
+        if known is None or known < each.end:
+            added += list(_additions(files, path, each, -1 if known is None else known))
+            transactions.append(Transaction(app, each.end))
+    facts: dict[str, Any] = {
+        "commit_properties": CommitProperties(
+            custom_metadata={_ACTIONS: str(len(added) + len(transactions))}, app_transactions=transactions
+        ),
+        # A checkpoint that is torn by a power cut would harm commits that are synced.
+        "post_commithook_properties": PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+    }
+    if table is None:
+        create_table_with_add_actions(path, schema, added, name=archived.topic, configuration=_CONFIGURATION, **facts)
+    elif transactions:
+        table.create_write_transaction(list(added), "append", schema, **facts)
+
+
+def _additions(files: Files, path: str, partition: ArchivedPartition, known: int) -> Iterator[AddAction]:
+    from deltalake.transaction import AddAction
+
+    for each in partition.files:
+        if each.end > known:
+            stats = _statistics(files, path, partition.partition, each)
+            yield AddAction(each.name, each.bytes, {}, each.added // 1000, data_change=True, stats=json.dumps(stats))
+
+
+def _statistics(files: Files, path: str, partition: int, file: ArchivedFile) -> dict[str, Any]:
+    """By which engines leave out files. Times are rounded outwards to the milliseconds that Delta has."""
+    full = os.path.join(path, file.name)
+    fd = files.open_read(full)
+    try:
+        with parquet.sound(full), parquet.opened(files, fd) as opened:
+            first, last = parquet.bounds(opened, "offset")
+    finally:
+        files.close(fd)
+    least: dict[str, Any] = {"partition": partition, "offset": first}
+    most: dict[str, Any] = {"partition": partition, "offset": last}
+    with suppress(OverflowError):  # years that Delta cannot write
+        times = _as_text(file.first_time // 1000), _as_text(-(-file.last_time // 1000))
+        least["timestamp"], most["timestamp"] = times
+    nulls = dict.fromkeys(least, 0)
+    return {"numRecords": file.rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+
+
+def _as_text(milliseconds: int) -> str:
+    return to_datetime(milliseconds * 1000).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# --- the table's log on disk ----------------------------------------------------------------------------------
+
+
+def _commits(directory: Directory) -> list[str]:
+    return sorted(filter(_COMMIT.fullmatch, directory.names()))
+
+
+def _settle(files: Files, path: str) -> None:
+    """Sync the newest commit; remove it if it is not whole: a power cut has come before it was synced."""
+    with suppress(FileNotFoundError), Directory.open(files, os.path.join(path, _LOG)) as log:
+        for name in _commits(log)[-1:]:
+            if _is_whole(log.read_whole(name, _MOST_BYTES)):
+                fd = log.open_read(name)
+                try:
+                    files.datasync(fd)
+                finally:
+                    files.close(fd)
+            else:
+                logger.warning("%s: a commit that a power cut has torn is removed and made again", log.path_of(name))
+                log.unlink(name)
+        log.sync()
+        files.sync_directory(path)
+
+
+def _is_whole(content: bytes) -> bool:
+    """Whether each line is an object of JSON, and none is missing of a commit of ours."""
+    try:
+        actions = [json.loads(line) for line in content.splitlines()]
+        said = [each["commitInfo"].get(_ACTIONS) for each in actions if "commitInfo" in each]
+        found = sum("add" in each or "txn" in each for each in actions)
+        return bool(actions) and all(each is None or int(each) == found for each in said)
+    except (ValueError, TypeError, AttributeError):
+        return False

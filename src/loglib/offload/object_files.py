@@ -1,0 +1,189 @@
+"""Objects: the files of a topic in an object store, as far as reading needs them.
+
+Invariant: nothing is written, and an object is read only by ranges. A directory is listed once; the listing then
+stands for what is there. Directories whose listings are given are not listed at all.
+
+The windows that are ahead of all readers together have room for 64 MiB, and for 1 MiB each.
+
+Threads: safe for all. An open file belongs to one thread at a time; two openings of an object share nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from typing import Any, NoReturn
+
+import pyarrow as pa
+from pyarrow import fs
+
+from ..segment import HEADER_BYTES, parse_segment_name
+from ..system.files import Files
+from ..system.not_copyable import Unique
+from .prefetch import Ahead
+
+__all__ = ["ObjectFiles", "connect"]
+
+_MOST_KEPT = 8  # objects that stay open, because a search opens the same few segments several times
+_ROOM_BYTES = 64 << 20
+_LEAST_ROOM = 1 << 20
+_NO_NAMES = {"", ".", ".."}  # parts of paths
+_numbers = count(1 << 40)  # of open objects; no file of the system has such a number
+
+
+@cache
+def connect(uri: str, root: str) -> tuple[Any, str]:
+    """pyarrow's file system for the URI, and the path in it: in S3 the bucket and the key, without escapes.
+
+    `ValueError` if pyarrow has none, or if a part of the path is one that stores and clients write in several ways.
+    """
+    try:
+        filesystem, inner = fs.FileSystem.from_uri(uri)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        why = str(error).replace(uri, root)  # the URI may hold credentials
+        raise ValueError(f"{root} is no path, and no URI that pyarrow.fs.FileSystem.from_uri accepts: {why}") from None
+    inner = inner.rstrip("/")
+    if not _NO_NAMES.isdisjoint(inner.removeprefix("/").split("/")):
+        raise ValueError(f"{root} has an empty part, or one called . or ..; not all clients of stores keep these")
+    return filesystem, inner
+
+
+class ObjectFiles(Files, Unique):
+    """Paths below `root` are objects below `inner_root`; others do not exist.
+
+    `listings` has name and size of what is in some directories. With `until_offset` segments are read ahead, up to
+    this offset of the log: from the first large read on, or without `eager` only if a second one follows.
+    """
+
+    real = False
+
+    def __init__(
+        self,
+        filesystem: Any,
+        root: str,
+        inner_root: str,
+        *,
+        listings: Mapping[str, Mapping[str, int]] | None = None,
+        until_offset: int | None = None,
+        eager: bool = True,
+    ) -> None:
+        self._filesystem = filesystem
+        self._root = root
+        self._inner_root = inner_root
+        self._listings = {path: dict(listing) for path, listing in (listings or {}).items()}
+        self._until_offset = until_offset
+        self._eager = eager
+        self._lock = threading.Lock()  # for the next two; never held during a request
+        self._kept: dict[str, Ahead] = {}  # closed objects; the one used last stands last
+        self._open: dict[int, tuple[str, Ahead]] = {}
+
+    # --- the system's calls that reading needs -----------------------------------------------------
+
+    def open(self, path: str, flags: int, *_: object) -> int:  # type: ignore[override]
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            _refuse(path)
+        with self._lock:
+            ahead = self._kept.pop(path, None)
+        if ahead is None:
+            with _telling(path):
+                file = self._filesystem.open_input_file(self._inner(path))
+                ahead = Ahead(file, self._until(path), eager=self._eager, room=None if self._eager else self._room)
+        with self._lock:
+            number = next(_numbers)
+            self._open[number] = path, ahead
+        return number
+
+    def close(self, fd: int) -> None:
+        with self._lock:
+            path, ahead = self._open.pop(fd)
+            ahead.forget()
+            self._kept[path] = ahead
+            if len(self._kept) > _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        path, ahead = self._open[fd]
+        with _telling(path):
+            return ahead.read(size_bytes, position)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return _facts(stat.S_IFREG, self._open[fd][1].size_bytes)
+
+    def sendfile(self, to: int, source: int, start: int, size_bytes: int) -> int:
+        return self.write(to, self.pread(source, min(size_bytes, _LEAST_ROOM), start))
+
+    def lstat(self, path: str, **_: object) -> os.stat_result:  # type: ignore[override]
+        if path in self._listings:
+            return _facts(stat.S_IFDIR, 0)
+        with _telling(path):
+            found = self._filesystem.get_file_info(self._inner(path))
+        if found.type == fs.FileType.NotFound:
+            raise FileNotFoundError(errno.ENOENT, "no such object", path)
+        return _facts(stat.S_IFREG if found.is_file else stat.S_IFDIR, found.size or 0)
+
+    def stat(self, path: str, **_: object) -> os.stat_result:  # type: ignore[override]
+        return self.lstat(path)
+
+    def listdir(self, place: str | int) -> list[str]:
+        return list(self.sizes(str(place)))
+
+    # --- directories ---------------------------------------------------------------------------------
+
+    def sizes(self, directory: str, **_: object) -> dict[str, int]:
+        """Name and size of everything in the directory: one request per thousand names, and none the next time."""
+        listing = self._listings.get(directory)
+        if listing is None:
+            with _telling(directory):
+                found = self._filesystem.get_file_info(fs.FileSelector(self._inner(directory)))
+            listing = self._listings[directory] = {each.base_name: each.size or 0 for each in found}
+        return dict(listing)
+
+    def _inner(self, path: str) -> str:
+        return self._inner_root + path.removeprefix(self._root)
+
+    def _until(self, path: str) -> int | None:
+        base = parse_segment_name(os.path.basename(path))
+        if base is None or self._until_offset is None:
+            return None
+        return max(HEADER_BYTES + self._until_offset - base, 0)
+
+    def _room(self) -> int:
+        """How many bytes may be ahead of one reader."""
+        return max(_LEAST_ROOM, _ROOM_BYTES // max(1, len(self._open)))
+
+
+@contextmanager
+def _telling(path: str) -> Iterator[None]:
+    """Give errors of pyarrow a number and the path, as those of the system have them."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise OSError(errno.EIO, str(error), path) from error
+
+
+def _refusing(name: str) -> Any:
+    def call(_self: ObjectFiles, path: object, *_: object, **__: object) -> NoReturn:
+        _refuse(path)
+
+    call.__name__ = name
+    return call
+
+
+for _name in ("pwritev", "ftruncate", "rename", "link", "unlink", "mkdir", "rmdir", "chmod", "fchmod", "flock"):
+    setattr(ObjectFiles, _name, _refusing(_name))
+
+
+def _refuse(path: object) -> NoReturn:
+    raise OSError(errno.EROFS, "a copy in an object store is only read", path if isinstance(path, str) else None)
+
+
+def _facts(kind: int, size_bytes: int) -> os.stat_result:
+    return os.stat_result((kind | 0o444, 0, 0, 1, 0, 0, size_bytes, 0, 0, 0))

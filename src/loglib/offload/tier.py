@@ -1,0 +1,323 @@
+"""Uploader: the sealed segments of a topic, as they are, in another place.
+
+Invariant: uploading goes on where the newest manifest ends, in each partition. A segment is named in a manifest only
+after its batches were checked, the store was asked for its bytes again, and these were equal to the log's. So a crash,
+a second run or another uploader doubles nothing and leaves nothing out.
+
+    check      every batch of the segment, and that it follows the one that was uploaded before it
+    upload     under its own name, which the store gives once
+    compare    what the store has with the file
+    commit     after some segments: the next manifest (manifest_log.py)
+
+Several segments are under way at once; they are committed in the order of the log. What a run has uploaded and not
+committed is found by the next one: it is compared, and not uploaded again.
+
+Threads: a call belongs to one thread, and uploads in threads of its own. Processes: any number may upload a topic,
+beside its writer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..config.arguments import check_count, check_names
+from ..config.uri import local_path
+from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..format.batch import stored_header
+from ..log import copy_role as role
+from ..log import gaps
+from ..log import topic_file as description
+from ..log.cursor import Cursor
+from ..log.log import Log
+from ..open_topic import OpenTopic, open_for_reading
+from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_header, segment_name
+from ..system.files import REAL, Files
+from . import manifest_log as numbered
+from .storage import storage_of
+from .tier_files import TierPlace
+from .tier_manifest import Tiered, TieredPartition, TieredSegment, decode, encode
+from .tier_store import DirectoryStore, Store, compare
+
+__all__ = ["tier", "tiered"]
+
+SEGMENTS_A_COMMIT = 16  # a run that dies compares at most so many again; each manifest names all segments
+_MOST_FACTS = 16 << 20
+_SAME = "the bytes of the log's segment (this object does not count: remove it, and upload again)"
+
+Progress = Callable[[int, int], object]
+
+
+def tier(
+    topic: OpenTopic | str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    in_flight: int = 4,
+    progress: Progress | None = None,
+) -> Tiered:
+    """Upload the sealed segments of a topic that are not yet there to the place `to`, byte for byte.
+
+    `to` is a directory, or a URI such as "s3://bucket/logs/clicks?region=eu-central-1". A URI takes the parameters and
+    the credentials of `pyarrow.fs.FileSystem.from_uri`. The first call makes the place. Each later call goes on where
+    the one before it ended, and does nothing if no segment was sealed since then. Every segment is checked, uploaded,
+    read back and compared with the log before it counts. A call that dies or fails is repeated; calls at once in
+    several processes do no harm. The topic may be open for writing, here or elsewhere. Only what is durable is
+    uploaded. `Partition.roll` seals a segment at once.
+
+    - `in_flight`: int, by default 4: the number of segments that are uploaded at once. Each has up to 16 MiB in memory.
+    - `progress`: called with two numbers of bytes: those that this call has uploaded and compared, and all that it
+      found at first.
+
+    Returns what the place holds then. `Topic.open(to, mode="r")` reads it.
+
+    Raises `CorruptLogError` if the log is damaged, or if the place has other bytes than the log; `LogError` if the
+    place is another topic's, or has another history of this one, or if its store has no conditional writes;
+    `OffsetOutOfRangeError` if the log does not have the offset where the place ends; `OSError` if the store does not
+    answer; `FileNotFoundError` if there is no topic. Uploading to S3 needs the extra [s3].
+    """
+    check_count("in_flight", in_flight)
+    if not isinstance(topic, OpenTopic):
+        with open_for_reading(topic) as opened:
+            return tier(opened, to, in_flight=in_flight, progress=progress)
+    with closing(_open_store(topic, os.fsdecode(to), in_flight)) as store:
+        return _Uploader(topic, store, in_flight, progress).run()
+
+
+def tiered(to: str | os.PathLike[str]) -> Tiered:
+    """What the place `to` holds: the segments of each partition, with their offsets and checksums.
+
+    Raises `FileNotFoundError` if there is no place, and `CorruptLogError` if its manifest is damaged.
+    """
+    return TierPlace(REAL, os.fsdecode(to)).tiered
+
+
+def _open_store(topic: OpenTopic, to: str, in_flight: int) -> Store:
+    if not to:
+        raise ValueError("the path of a place is empty; give a directory, or a URI such as s3://bucket/logs/clicks")
+    storage, path = storage_of(to)
+    if storage.is_local:
+        path = os.path.abspath(local_path(path))
+    check_names(os.path.basename(path))  # a place is opened as a topic
+    if storage.is_local:
+        return DirectoryStore(topic._files, path, topic.config.permissions)  # noqa: SLF001
+    from .s3 import S3Store
+
+    return S3Store(storage, connections=in_flight + 1)
+
+
+class _Span(NamedTuple):
+    """A sealed segment: its offsets [start, end)."""
+
+    log: Log
+    start: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its file."""
+        return HEADER_BYTES + self.end - self.start
+
+
+class _Job(NamedTuple):
+    """A segment that is to be uploaded."""
+
+    log: Log
+    header: SegmentHeader
+    following: SegmentHeader  # of the next segment, which says how this one ends
+
+    @property
+    def partition(self) -> int:
+        return self.header.partition
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its file."""
+        return HEADER_BYTES + self.following.base_offset - self.header.base_offset
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.log.directory, name)
+
+
+class _Uploader:
+    """One call of `tier`."""
+
+    def __init__(self, topic: OpenTopic, store: Store, in_flight: int, progress: Progress | None) -> None:
+        self._topic = topic
+        self._files: Files = topic._files  # noqa: SLF001
+        self._clock = topic._clock  # noqa: SLF001
+        self._store = store
+        self._in_flight = in_flight
+        self._progress = progress
+        self._done_bytes = 0
+        self._all_bytes = 0
+
+    def run(self) -> Tiered:
+        """Upload and commit until nothing is left."""
+        self._take_place()
+        while True:
+            base = numbered.newest(self._store.manifests, decode)
+            if base is not None:
+                self._check_same(base.log_id, base.topic)
+            spans = [span for access in self._topic._accesses for span in self._spans(access.log, base)]  # noqa: SLF001
+            if not spans and base is not None:
+                return base
+            self._all_bytes = max(self._all_bytes, self._done_bytes + sum(each.size_bytes for each in spans))
+            jobs = list(self._jobs(spans[:SEGMENTS_A_COMMIT], base))
+            self._write_facts(jobs)
+            made = self._with(base, self._upload(jobs))
+            numbered.commit(self._store.manifests, made.version, encode(made))  # if not: another run was quicker
+
+    def _take_place(self) -> None:
+        """Make the place this topic's, or see that it is."""
+        content = self._read(role.NAME)
+        if content is None:
+            if self._store.size(description.NAME) is not None:
+                raise LogError(f"{self._store.path} is a topic, and no place for the segments of one")
+            log_id, drawn = self._topic.log_id, self._files.random_bytes(8).hex()
+            content = role.Role(role.TIER, log_id, drawn, self._topic.path, self._clock()).encode()
+            if not self._store.upload(role.NAME, len(content), lambda count, at: content[at : at + count]):
+                return self._take_place()  # another process was quicker
+        found = role.decode(content, f"{self._store.path}/{role.NAME}")
+        if found.role != role.TIER:
+            raise LogError(f"{self._store.path} is a {found.role} of {found.of}, and no place for segments")
+        return self._check_same(found.log_id, found.of)
+
+    def _check_same(self, log_id: bytes, topic: str) -> None:
+        if log_id != self._topic.log_id:
+            raise LogError(
+                f"{self._store.path} has the segments of another log ({topic}, with id {log_id.hex()}); upload "
+                f"{self._topic.path} (id {self._topic.log_id.hex()}) to another place"
+            )
+
+    def _spans(self, log: Log, base: Tiered | None) -> Iterator[_Span]:
+        """The durable sealed segments behind those that the place has."""
+        known = TieredPartition(log.partition) if base is None else base.partition(log.partition)
+        mark = log.mark()
+        log.refresh()
+        bases = [each for each in log.index.bases() if each >= mark.log_start_offset]
+        if known.segments and bases and bases[0] > known.end:
+            raise OffsetOutOfRangeError(log.partition, known.end, mark.log_start_offset, mark.flushed_end)
+        for start, end in pairwise(bases):
+            if known.end < end <= mark.durable_end:
+                yield _Span(log, start, end)
+
+    def _jobs(self, spans: list[_Span], base: Tiered | None) -> Iterator[_Job]:
+        """The segments with their headers. The first one of a partition must follow what the place has."""
+        before: SegmentHeader | None = None  # the header at the end of the last segment
+        for log, start, end in spans:
+            if before is None or (before.partition, before.base_offset) != (log.partition, start):
+                before = self._header(log, start)
+                if base is not None:
+                    self._check_follows(before, base.partition(log.partition))
+            header, before = before, self._header(log, end)
+            yield _Job(log, header, before)
+
+    def _header(self, log: Log, base: int) -> SegmentHeader:
+        return read_segment_header(self._files, os.path.join(log.directory, segment_name(base)), log.identity)
+
+    def _check_follows(self, header: SegmentHeader, known: TieredPartition) -> None:
+        if not known.segments:
+            return
+        last = known.segments[-1]
+        if (header.base_offset, header.previous_crc) != (last.end, last.last_crc):
+            raise LogError(
+                f"{self._store.path} has another history of partition {known.partition} than {self._topic.path}: the "
+                f"place ends at offset {last.end} with batch CRC {last.last_crc:08x}, the topic goes on at "
+                f"{header.base_offset} behind {header.previous_crc:08x}; upload it to another place"
+            )
+
+    def _write_facts(self, jobs: list[_Job]) -> None:
+        """Bring the small files that may change up to date."""
+        partitions = dict.fromkeys(os.path.basename(each.log.directory) for each in jobs)
+        for name in (description.NAME, *(os.path.join(each, gaps.NAME) for each in partitions)):
+            try:
+                content = self._files.read_whole(os.path.join(self._topic.path, name), _MOST_FACTS)
+            except FileNotFoundError:
+                continue
+            if content != self._read(name):
+                self._store.replace(name, content)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return b"".join(self._store.blocks(name))
+        except FileNotFoundError:
+            return None
+
+    def _with(self, base: Tiered | None, added: list[tuple[int, TieredSegment]]) -> Tiered:
+        """The next manifest."""
+        partitions = []
+        for number in range(max(len(self._topic.partitions), 0 if base is None else len(base.partitions))):
+            known = () if base is None else base.partition(number).segments
+            partitions.append(TieredPartition(number, (*known, *(each for at, each in added if at == number))))
+        version = 1 if base is None else base.version + 1
+        return Tiered(version, self._topic.log_id, self._topic.name, self._clock(), tuple(partitions))
+
+    # --- segments ------------------------------------------------------------------------------------
+
+    def _upload(self, jobs: list[_Job]) -> list[tuple[int, TieredSegment]]:
+        """Upload and compare these segments, several at once."""
+        pool = ThreadPoolExecutor(self._in_flight, "loglib-tier")
+        waiting: deque[tuple[_Job, Future[TieredSegment]]] = deque()
+        done: list[tuple[int, TieredSegment]] = []
+        try:
+            for job in jobs:
+                waiting.append((job, pool.submit(self._upload_one, job)))
+            while waiting:
+                job, future = waiting.popleft()
+                done.append((job.partition, future.result()))
+                self._done_bytes += job.size_bytes
+                if self._progress is not None:
+                    self._progress(self._done_bytes, self._all_bytes)
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return done
+
+    def _upload_one(self, job: _Job) -> TieredSegment:
+        _check(job)
+        base = job.header.base_offset
+        if job.header.more_producers:
+            self._upload_file(job, producers_name(base), None)
+        crc = self._upload_file(job, segment_name(base), job.size_bytes)
+        end, last_batch = job.following.base_offset, job.following.previous_batch
+        return TieredSegment(base, end, last_batch, job.following.previous_crc, crc, self._clock())
+
+    def _upload_file(self, job: _Job, name: str, size_bytes: int | None) -> int:
+        """Upload a file and compare it; returns its CRC-32C. `size_bytes`: the size that it must have."""
+        path = job.path(name)
+        there = os.path.join(os.path.basename(job.log.directory), name)
+        fd = self._files.open_read(path)
+        try:
+            size = self._files.size(fd)
+            if size_bytes is not None and size != size_bytes:
+                raise CorruptLogError(path, min(size, size_bytes), f"{size} bytes", f"{size_bytes}, up to the next one")
+            if self._store.size(there) is None:
+                self._store.upload(there, size, lambda count, position: self._files.read_at(fd, count, position))
+            return compare(self._store, there, self._files, fd, size, expected=_SAME)
+        finally:
+            self._files.close(fd)
+
+
+def _check(job: _Job) -> None:
+    """Check every batch of the segment, and that the segments around it follow."""
+    end = job.following.base_offset
+    first = last = None
+    with closing(Cursor(job.log, job.header.base_offset)) as cursor:
+        while cursor.position < end and (block := cursor.read(end)):
+            last = stored_header(block[-1])
+            first = first or stored_header(block[0])
+    path = job.path(segment_name(job.header.base_offset))
+    if first is not None and first.base_offset == job.header.base_offset:
+        _check_crc(path, HEADER_BYTES, first.previous_crc, job.header.previous_crc)
+    if last is not None and last.next_offset == end:
+        at = HEADER_BYTES + last.base_offset - job.header.base_offset
+        _check_crc(path, at, last.header_crc, job.following.previous_crc)
+
+
+def _check_crc(path: str, position: int, found: int, expected: int) -> None:
+    if found != expected:
+        raise CorruptLogError(path, position, f"batch CRC {found:08x}", f"{expected:08x}, as the segments' headers say")

@@ -1,0 +1,290 @@
+"""Place: a topic's uploaded segments, for reading: by themselves, or as the past of the topic in its directory.
+
+Invariant: a segment counts only if a manifest names it. A place that is opened by itself does not grow. A place that is
+a topic's past is looked at again when the directory no longer has a segment: retention drops what a manifest has.
+
+    TierPlace   the newest manifest, and the files below
+    Joined      files of a topic's directory, and behind them those of its place: a segment is opened here or there
+    JoinedLog   a log in such files: it begins where the place begins
+
+Past and tail are files of one directory to everything above, so offsets, checks, groups and columns work as ever.
+
+Threads: safe for all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..config.arguments import check_names, topic_path
+from ..config.policies import MAX_OFFSET
+from ..config.uri import is_remote, local_path
+from ..errors import LogError
+from ..format.watermark import Mark
+from ..log import copy_role as role
+from ..log import topic_file as description
+from ..log.log import Log, Still
+from ..segment import Identity, parse_producers_name, parse_segment_name, read_segment_header, segment_name
+from ..system.directory import Directory
+from ..system.files import SYSTEM_CALLS, Files
+from ..system.not_copyable import Unique
+from . import manifest_log as numbered
+from .manifest_log import DirectorySlots, FileSlots
+from .storage import storage_of
+from .tier_manifest import Tiered, TieredPartition, decode
+from .tier_store import MANIFESTS
+
+__all__ = ["Joined", "JoinedLog", "TierPlace", "is_place", "newest", "place_at"]
+
+_BY_NUMBER = frozenset({"pread", "fstat", "sendfile"})  # called for files that are open
+
+
+def is_place(files: Files, path: str) -> bool:
+    """Whether the directory is one that `loglib.tier` has made. A place that was promoted is a topic like others."""
+    if not files.exists(os.path.join(path, MANIFESTS)):
+        return False
+    found = role.read(files, path)
+    return found is not None and found.role == role.TIER
+
+
+def newest(files: Files, path: str) -> Tiered | None:
+    """The newest manifest of a place in an object store; None if there is none."""
+    if not is_place(files, path):
+        return None
+    return numbered.newest(FileSlots(files, os.path.join(path, MANIFESTS)), decode)
+
+
+class TierPlace(Unique):
+    """A place as its newest manifest describes it."""
+
+    def __init__(self, files: Files, given: str) -> None:
+        """`given` is a path or a URI; `files` are for paths. `FileNotFoundError` if there is no place."""
+        self.given = given
+        self._storage, path = storage_of(given)
+        self.path = os.path.abspath(local_path(path)) if self._storage.is_local else path
+        self._local = files
+        self._lock = threading.Lock()  # for one look at the manifests at a time
+        self.tiered = self._load()
+        self.files = self._files_of(self.tiered)
+
+    def refresh(self) -> None:
+        """Look for a newer manifest."""
+        with self._lock:
+            tiered = self._load()
+            if tiered != self.tiered:
+                self.files = self._files_of(tiered)
+                self.tiered = tiered
+
+    def _load(self) -> Tiered:
+        path, found = os.path.join(self.path, MANIFESTS), None
+        if not self._storage.is_local:  # a listing is kept, so these files are for one look
+            found = newest(self._storage.files(), self.path)
+        elif is_place(self._local, self.path):
+            with Directory.open(self._local, path) as directory:
+                found = numbered.newest(DirectorySlots(directory), decode)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "no uploaded segments here; loglib.tier uploads them", self.path)
+        return found
+
+    def _files_of(self, tiered: Tiered) -> Files:
+        listings = {self.directory(each.partition): each.listing for each in tiered.partitions}
+        if self._storage.is_local:
+            return _Listed(self._local, listings)
+        return self._storage.files(listings=listings, until_offset=MAX_OFFSET, eager=False)
+
+    def directory(self, partition: int) -> str:
+        return description.partition_directory(self.path, partition)
+
+    def sizes(self, partition: int) -> dict[str, int]:
+        """Name and size of what is there of a partition, whether a manifest names it or not. Asks the store."""
+        files = self._local if self._storage.is_local else self._storage.files()
+        return files.sizes(self.directory(partition))
+
+    def make_log(self, files: Files, directory: str, identity: Identity) -> Log:
+        """The log of a partition, which does not grow."""
+        log = Log(files, directory, identity)
+        log.writer = Still(self.tiered.partition(identity.partition).mark)
+        return log
+
+
+class _Overlay(Files):
+    """Other files, which a subclass sees some calls of."""
+
+    def __init__(self, files: Files) -> None:
+        self.real = files.real
+        self._files = files
+        self._elsewhere: dict[int, Files] = {}  # by the number of an open file that is not one of these
+
+    def random_bytes(self, count: int) -> bytes:
+        return self._files.random_bytes(count)
+
+    def close(self, fd: int) -> None:
+        self._elsewhere.pop(fd, self._files).close(fd)
+
+
+def _passing_on(name: str) -> Callable[..., Any]:
+    def call(self: _Overlay, *arguments: Any, **directories: Any) -> Any:
+        files = self._files
+        if name in _BY_NUMBER:
+            files = self._elsewhere.get(arguments[1 if name == "sendfile" else 0], files)
+        return getattr(files, name)(*arguments, **directories)
+
+    call.__name__ = name
+    return call
+
+
+for _name in SYSTEM_CALLS:
+    if _name != "close":
+        setattr(_Overlay, _name, _passing_on(_name))
+
+
+class _Listed(_Overlay):
+    """The files of a place in a directory. A partition has the segments that the manifest names, and no others."""
+
+    def __init__(self, files: Files, listings: Mapping[str, Mapping[str, int]]) -> None:
+        super().__init__(files)
+        self._listings = listings
+
+    def is_directory(self, path: str, *, dir_fd: int | None = None) -> bool:
+        """Whether the path is a directory. Without a segment a partition may have none."""
+        return path in self._listings or super().is_directory(path, dir_fd=dir_fd)
+
+    def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
+        """Name and size in bytes of what counts in the directory."""
+        listing = self._listings.get(directory)
+        return super().sizes(directory, dir_fd=dir_fd) if listing is None else dict(listing)
+
+
+def place_at(files: Files, path: str, mode: str, tier: object) -> TierPlace | None:
+    """The place of uploaded segments at the path; None if that is a topic's directory."""
+    if tier is not None and mode != "r":
+        raise ValueError("tier= is for reading: open the topic with mode='r'")
+    if is_remote(path):
+        if mode != "r":
+            raise ValueError(f"{storage_of(path)[1]}: a topic in an object store is only read; open it with mode='r'")
+        place = TierPlace(files, path)
+        check_names(os.path.basename(place.path))
+    elif path and mode == "r" and is_place(files, os.path.abspath(path)):
+        place = TierPlace(files, topic_path(path))
+    else:
+        return None
+    if tier is not None:
+        raise ValueError(f"{place.path} has uploaded segments, and no live tail; name the topic's directory instead")
+    return place
+
+
+class Joined(_Overlay):
+    """The files of a topic's directory. A segment that retention has dropped is opened in the topic's place."""
+
+    def __init__(self, files: Files, path: str, log_id: bytes, place: TierPlace) -> None:
+        super().__init__(files)
+        self.place = place
+        self._path = path
+        self._looked: dict[int, int] = {}  # the start of each partition for which a newer manifest was looked for
+        if place.tiered.log_id != log_id:
+            raise LogError(
+                f"{place.path} has the segments of another log (a topic {place.tiered.topic!r} with id "
+                f"{place.tiered.log_id.hex()}) than {path} (id {log_id.hex()}); name the place of this topic"
+            )
+
+    def open(self, path: str, flags: int, *permissions: int, dir_fd: int | None = None) -> int:  # type: ignore[override]
+        places = {} if dir_fd is None else {"dir_fd": dir_fd}
+        try:
+            return self._files.open(path, flags, *permissions, **places)
+        except FileNotFoundError:
+            found = None if places or flags & (os.O_RDWR | os.O_CREAT) else self._in_place(path)
+            if found is None:
+                raise
+        files, there = found
+        number = files.open(there, flags)
+        self._elsewhere[number] = files
+        return number
+
+    def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
+        """Name and size in bytes of everything in the directory, and of the partition's segments in the place."""
+        found = self._files.sizes(directory, dir_fd=dir_fd)
+        number = self._partition_of(directory)
+        if number is None or dir_fd is not None:
+            return found
+        bases = [base for name in found if (base := parse_segment_name(name)) is not None]
+        past = self.past(number, min(bases, default=0))
+        return past.listing | found
+
+    def past(self, number: int, start: int) -> TieredPartition:
+        """What the place has of a partition of which the directory begins at `start`: up to there, if it was dropped.
+
+        Nothing, if the place does not reach the directory.
+        """
+        past = self.place.tiered.partition(number)
+        if past.end < start and self._looked.get(number) != start:  # retention drops what a manifest has by then
+            self.place.refresh()
+            self._looked[number] = start
+            past = self.place.tiered.partition(number)
+        return past if past.end >= start else TieredPartition(number)
+
+    def _in_place(self, path: str) -> tuple[Files, str] | None:
+        """Where the place has the segment, or its producers."""
+        directory, name = os.path.split(path)
+        number, base = self._partition_of(directory), parse_segment_name(name)
+        if base is None:
+            base = parse_producers_name(name)
+        if number is None or base is None:
+            return None
+        for refresh in (False, True):
+            if refresh:
+                self.place.refresh()
+            if any(each.start == base for each in self.place.tiered.partition(number).segments):
+                return self.place.files, os.path.join(self.place.directory(number), name)
+        return None
+
+    def _partition_of(self, directory: str) -> int | None:
+        """The number of the partition whose directory it is."""
+        parent, name = os.path.split(directory)
+        return int(name) if parent == self._path and len(name) == 4 and name.isdecimal() else None
+
+
+class JoinedLog(Log):
+    """A log that begins in a place and goes on in its directory."""
+
+    def __init__(self, files: Joined, directory: str, identity: Identity) -> None:
+        self._joined = files
+        super().__init__(files, directory, identity)
+        self._check_same(super().published().log_start_offset)
+
+    def _check_same(self, start: int) -> None:
+        """Refuse a directory that does not go on where its place ends, or that is of another history."""
+        past = self._joined.place.tiered.partition(self.partition)
+        if past.segments and not self._joined.past(self.partition, start).segments:
+            past = self._joined.place.tiered.partition(self.partition)
+            raise LogError(
+                f"{self.directory} begins at offset {start}, and its segments in {self._joined.place.path} end at "
+                f"{past.end}: what lies between was dropped before it was uploaded; open each of them by itself"
+            )
+        before = [each for each in self._joined.past(self.partition, start).segments if each.end <= start]
+        if not before:
+            return
+        header = read_segment_header(self.files, os.path.join(self.directory, segment_name(start)), self.identity)
+        last = before[-1]
+        if (last.end, last.last_crc) != (start, header.previous_crc):
+            raise LogError(
+                f"{self.directory} goes on from offset {start} with another history than the segments in "
+                f"{self._joined.place.path} end with; name the place that this topic was uploaded to"
+            )
+
+    def published(self) -> Mark:
+        return self._reaching(super().published())
+
+    def news(self) -> Mark | None:
+        mark = super().news()
+        return None if mark is None else self._reaching(mark)
+
+    def _reaching(self, mark: Mark) -> Mark:
+        """The mark of the directory, with the start of the place."""
+        past = self._joined.past(self.partition, mark.log_start_offset)
+        if not past.segments or past.start >= mark.log_start_offset:
+            return mark
+        return mark._replace(log_start_offset=past.start)

@@ -1,0 +1,152 @@
+"""Manifest: which segments of which log a place holds.
+
+Invariant: a manifest that is decoded is one that was encoded. In each partition the segments follow each other without
+a gap. A segment that is named was uploaded, read back and found equal to the log's.
+
+    {"format": 1, "version": 7, "log_id": "<32 digits>", "topic": "clicks", "time": 1764000000000000, "partitions": [
+        [[0, 1073741824, 1072693248, "<8 digits>", "<8 digits>", 1764000000000000], ...]],
+     "crc": "<8 digits>"}
+
+(in one line, see format/checked_json.py). For each segment: `start` and `end`, the offsets that it holds; `last_batch`,
+the base offset of its last batch, and `last_crc`, the header CRC of that batch, by which the next segment follows;
+`crc`, the CRC-32C of the whole file; `added`, when it was committed. Times are in microseconds UTC.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ..config.policies import MAX_OFFSET
+from ..errors import CorruptLogError, UnsupportedFormatError
+from ..format.checked_json import seal, unseal
+from ..format.watermark import Mark
+from ..segment import HEADER_BYTES, segment_name
+
+__all__ = ["Tiered", "TieredPartition", "TieredSegment", "decode", "encode"]
+
+FORMAT = 1
+_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+class TieredSegment(NamedTuple):
+    """A segment in a place: the offsets [start, end) of one partition."""
+
+    start: int
+    end: int
+    last_batch: int  # base offset of its last batch
+    last_crc: int  # header CRC of that batch
+    crc: int  # CRC-32C of the whole file
+    added: int  # when it was committed, microseconds UTC
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file, in the directory of its partition."""
+        return segment_name(self.start)
+
+    @property
+    def bytes(self) -> int:
+        """The size of its file."""
+        return HEADER_BYTES + self.end - self.start
+
+
+class TieredPartition(NamedTuple):
+    """What a place has of one partition: offsets [start, end), without a gap."""
+
+    partition: int
+    segments: tuple[TieredSegment, ...] = ()  # in the order of their offsets
+
+    @property
+    def start(self) -> int:
+        """The first offset; 0 without a segment."""
+        return self.segments[0].start if self.segments else 0
+
+    @property
+    def end(self) -> int:
+        """Behind the last offset; 0 without a segment."""
+        return self.segments[-1].end if self.segments else 0
+
+    @property
+    def mark(self) -> Mark:
+        """The ends of its log."""
+        return Mark.at_rest(0, self.start, self.end, self.segments[-1].last_batch if self.segments else 0)
+
+    @property
+    def listing(self) -> dict[str, int]:
+        """Name and size of its segments, as a directory would have them."""
+        return {each.file_name: each.bytes for each in self.segments}
+
+
+class Tiered(NamedTuple):
+    """What a place holds. It never changes: the next call of `tier` makes the next version."""
+
+    version: int
+    log_id: bytes
+    topic: str
+    time: int  # when it was committed, microseconds UTC
+    partitions: tuple[TieredPartition, ...]
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """Behind the last uploaded offset of each partition: there the live tail begins."""
+        return {each.partition: each.end for each in self.partitions}
+
+    @property
+    def bytes(self) -> int:
+        """The size of all segments, in bytes."""
+        return sum(segment.bytes for each in self.partitions for segment in each.segments)
+
+    def partition(self, number: int) -> TieredPartition:
+        """What it has of a partition: nothing, if the partition was added later."""
+        return self.partitions[number] if number < len(self.partitions) else TieredPartition(number)
+
+
+def encode(tiered: Tiered) -> bytes:
+    """The manifest as the content of its file."""
+    partitions = [[_segment_facts(segment) for segment in each.segments] for each in tiered.partitions]
+    return seal({
+        "format": FORMAT, "version": tiered.version, "log_id": tiered.log_id.hex(), "topic": tiered.topic,
+        "time": tiered.time, "partitions": partitions,
+    })  # fmt: skip
+
+
+def _segment_facts(each: TieredSegment) -> list[Any]:
+    return [each.start, each.end, each.last_batch, f"{each.last_crc:08x}", f"{each.crc:08x}", each.added]
+
+
+def decode(content: bytes, path: str) -> Tiered:
+    """The manifest in a file; `CorruptLogError` if it is damaged, `UnsupportedFormatError` if it is a newer one."""
+    try:
+        facts = unseal(content)
+        if type(facts["format"]) is int and facts["format"] > FORMAT:
+            raise UnsupportedFormatError(path, "format of a place's manifest", facts["format"], FORMAT)
+        if facts["format"] != FORMAT:
+            raise ValueError(f"format {facts['format']}")
+        partitions = tuple(_partition(number, each) for number, each in enumerate(facts["partitions"]))
+        log_id, topic = bytes.fromhex(facts["log_id"]), str(facts["topic"])
+        return Tiered(_whole(facts["version"]), log_id, topic, _whole(facts["time"]), partitions)
+    except _ERRORS as error:
+        raise CorruptLogError(path, 0, f"no valid facts ({error!r})", "the manifest of a place") from error
+
+
+def _partition(number: int, segments: list[list[Any]]) -> TieredPartition:
+    found = tuple(map(_segment, segments))
+    if any(each.end != after.start for each, after in pairwise(found)):
+        raise ValueError(f"segments of partition {number} that do not follow each other")
+    return TieredPartition(number, found)
+
+
+def _segment(facts: list[Any]) -> TieredSegment:
+    start, end, last_batch, last_crc, crc, added = facts
+    found = TieredSegment(
+        _whole(start), _whole(end), _whole(last_batch), int(last_crc, 16), int(crc, 16), _whole(added)
+    )
+    if found.start >= found.end or found.last_batch > found.end:
+        raise ValueError(f"a segment {facts!r:.200}")
+    return found
+
+
+def _whole(number: Any) -> int:
+    if type(number) is not int or not 0 <= number <= MAX_OFFSET:
+        raise ValueError(f"a number {number!r:.100}")
+    return number

@@ -1,0 +1,147 @@
+"""Past: the archived past and the live tail of a topic as one table.
+
+Invariant: each record is there once. Below the end of the archive the rows come from its files, which Spark reads by
+itself, and prunes and filters; the rest comes from the log, from exactly that offset. Both parts are fixed when the
+table is made: later records are not in it. If retention drops a part of the tail meanwhile, the query fails.
+
+Processes: the user's driver.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import lit
+
+from ..config.arguments import partition_numbers
+from ..config.uri import is_remote
+from ..log.reader import StartLike
+from ..offload.archive_reader import Past, Range
+from ..offload.archive_store import is_in_a_store
+from ..offload.tier_files import TierPlace, is_place
+from ..system.clock import SYSTEM
+from ..system.files import REAL
+from ..topic import Topic
+from .columns import default_schema, known_name
+from .options import as_option, parse
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Backfill", "past_and_tail"]
+
+_PATTERN = re.compile(r"([\\*?\[\]{},])")  # what Spark takes for a pattern in a path
+
+
+class Backfill(NamedTuple):
+    """A table of all records up to now, and where what comes later begins."""
+
+    table: DataFrame
+    ends: dict[int, int]  # of each partition: the offset where a stream goes on
+
+
+def past_and_tail(
+    spark: SparkSession,
+    topic_path: str,
+    archive: str | os.PathLike[str],
+    *,
+    start: StartLike,
+    end: StartLike,
+    columns: Iterable[str] | None,
+) -> Backfill:
+    """The records from `start` to `end`, and the offsets where they end."""
+    if is_remote(topic_path):
+        raise ValueError("archive= needs a topic in a directory that this host and the executors mount")
+    place = _place_of(archive)
+    if place is not None:
+        return _segments_and_tail(spark, topic_path, place, start=start, end=end, columns=columns)
+    given = {"path": topic_path} | ({} if columns is None else {"columns": ",".join(columns)})
+    schema = default_schema(parse(given, now_us=SYSTEM()))
+    past = Past.load(REAL, archive)
+    with Topic.open(topic_path, mode="r") as topic:
+        past.check_log(topic.log_id, topic_path)
+        split = past.split([each.id for each in topic.partitions], start, end, now_us=SYSTEM())
+        tail = topic.read(split.starts)
+        past.begin_tail(tail)
+        starts, ends = tail.tell(), topic.read(split.ends).tell()
+    names = [known_name(name) for name in schema.names]
+    files = [os.path.join(past.path, file.name) for each in split.ranges for file in past.files(each)]
+    parts = []
+    if files:
+        archived = spark.read.schema(default_schema(parse({"path": topic_path, "includeHeaders": "true"}, now_us=0)))
+        rows = archived.parquet(*map(_as_path, files)).where(_within(past, split.ranges))
+        parts.append(rows.select(*names).toDF(*schema.names))
+    if starts != ends or not files:
+        log = spark.read.format("loglib").schema(schema).options(start=as_option(starts), end=as_option(ends))
+        parts.append(log.load(topic_path))
+    for each in split.ranges:
+        if starts[each.partition] == ends[each.partition]:  # the end may be in the archive
+            ends[each.partition] = each.end
+    return Backfill(reduce(DataFrame.union, parts), ends)
+
+
+def _place_of(archive: str | os.PathLike[str]) -> str | None:
+    """The place of `loglib.tier` that is meant; None if it is an archive of Parquet files."""
+    path = os.fspath(archive)
+    if is_in_a_store(path):
+        raise ValueError(
+            "Spark reads Parquet archives in directories that this host and the executors mount; read one in a store "
+            "with loglib.read_archive, or upload segments with loglib.tier, which Spark reads from there"
+        )
+    return path if is_remote(path) or is_place(REAL, path) else None
+
+
+def _segments_and_tail(
+    spark: SparkSession, topic_path: str, place: str, *, start: StartLike, end: StartLike, columns: Iterable[str] | None
+) -> Backfill:
+    """The same with uploaded segments: all that the place has comes from there, and the rest from the directory."""
+    tiered = TierPlace(REAL, place).tiered
+    with Topic.open(topic_path, mode="r", tier=place) as topic:
+        if isinstance(end, Mapping):  # other partitions are read to their ends
+            end = dict.fromkeys(range(len(topic.partitions)), "end") | partition_numbers(end)
+        starts, ends = topic.read(start).tell(), topic.read(end).tell()
+        present = {each.id: each.high_watermark for each in topic.partitions}
+        name = topic.name
+    seams = {number: min(max(tiered.partition(number).end, at), ends[number]) for number, at in starts.items()}
+    past = {number: (starts[number], seams[number]) for number in range(len(tiered.partitions))}
+    tail = {number: (seam, ends[number]) for number, seam in seams.items()}
+    reader = spark.read.format("loglib")
+    if columns is not None:
+        reader = reader.option("columns", ",".join(columns))
+    parts = []
+    if any(first < last for first, last in past.values()):
+        nothing = {number: tiered.partition(number).end for number in past}
+        rows = reader.options(**_bounds(past, nothing)).load(place)
+        same = [each for each in rows.columns if each.lower() == "topic"]
+        parts.append(rows.withColumn(same[0], lit(name)) if same else rows)
+    if any(first < last for first, last in tail.values()) or not parts:
+        parts.append(reader.options(**_bounds(tail, present)).load(topic_path))
+    return Backfill(reduce(DataFrame.union, parts), ends)
+
+
+def _bounds(ranges: Mapping[int, tuple[int, int]], nothing: Mapping[int, int]) -> dict[str, str]:
+    """The options for these ranges. An empty one is at an offset that is there in any case."""
+    starts = {number: first if first < last else nothing[number] for number, (first, last) in ranges.items()}
+    ends = {number: last if first < last else nothing[number] for number, (first, last) in ranges.items()}
+    return {"start": as_option(starts), "end": as_option(ends)}
+
+
+def _as_path(path: str) -> str:
+    """The path of a local file as Spark reads it, whatever the session's own file system is."""
+    return "file://" + _PATTERN.sub(r"\\\1", path)
+
+
+def _within(past: Past, ranges: Iterable[Range]) -> str:
+    """A condition for the rows of the files that are wanted; files that are wanted whole need none."""
+    parts = ["true"]
+    for each in ranges:
+        files = past.files(each)
+        if files and (files[0].start < each.start or each.end < files[-1].end):
+            wanted = f"offset >= {each.start} and offset < {each.end}"
+            parts.append(f"(partition != {each.partition} or ({wanted}))")
+    return " and ".join(parts)

@@ -1,0 +1,121 @@
+"""Deal: the rows of Arrow batches, dealt to topics and partitions.
+
+Invariant: rows of one partition keep their order. A partition comes from the column `partition`; where this is null,
+from the key, as the topic's partitioner says; without a key it is one for the whole task.
+
+Processes: executors; pure besides the stage that it fills.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..append.hash_columns import can_hash, deal, partitions_of
+from ..config.arguments import check_names
+from ..format.arrow import HEADERS_TYPE
+from .sink_target import Place, Target, find_place, no_function
+from .stage import TaskStage
+
+__all__ = ["Dealer"]
+
+Numbers = np.ndarray[Any, Any]
+
+
+class Dealer:
+    """Deals the rows of one task to its stage."""
+
+    def __init__(self, target: Target, stage: TaskStage, *, keyless: int, now: Callable[[], int]) -> None:
+        self._target = target
+        self._stage = stage
+        self._keyless = keyless
+        self._now = now
+        self._places: dict[str, Place] = {}
+
+    def deal(self, rows: pa.RecordBatch) -> None:
+        """Stage the rows of one Arrow batch."""
+        if not rows.num_rows:
+            return
+        self._deal_to_topics(rows)
+        self._stage.borrow(rows.nbytes)
+
+    def _deal_to_topics(self, rows: pa.RecordBatch) -> None:
+        if self._target.topic is not None:
+            self._deal(self._place(self._target.topic), rows)
+            return
+        topics = pc.dictionary_encode(rows.column(self._target.columns["topic"]))
+        if topics.null_count:
+            raise ValueError("a row whose topic is null; give each row a topic, or give the option topic")
+        numbers = topics.indices.to_numpy()
+        for number, name in enumerate(topics.dictionary.to_pylist()):
+            check_names(name)
+            place = self._place(os.path.join(self._target.path, name))
+            self._deal(place, rows if len(topics.dictionary) == 1 else _taken(rows, np.flatnonzero(numbers == number)))
+
+    def _place(self, path: str) -> Place:
+        if path not in self._places:
+            try:
+                self._places[path] = find_place(path)
+            except FileNotFoundError as error:
+                error.add_note(
+                    f"(on {socket.gethostname()}; topics must be on storage that the driver and all executors mount at "
+                    "the same path)"
+                )
+                raise
+        return self._places[path]
+
+    def _deal(self, place: Place, rows: pa.RecordBatch) -> None:
+        records = self._records(rows)
+        for share in deal(records, self._partitions(place, rows, records)):
+            self._stage.add(place, share.partition, share.records)
+
+    def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns that are written, in the types that `Rows` knows."""
+        columns = {}
+        for name in ("value", "key"):
+            if name in self._target.columns:
+                columns[name] = rows.column(self._target.columns[name]).cast(pa.binary())
+        if "timestamp" in self._target.columns:
+            times = rows.column(self._target.columns["timestamp"])
+            times = times.cast(pa.timestamp("us", tz=times.type.tz)).view(pa.int64())
+            columns["timestamp"] = pc.fill_null(times, self._now())
+        if "headers" in self._target.columns:
+            columns["headers"] = rows.column(self._target.columns["headers"]).cast(HEADERS_TYPE)
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _partitions(self, place: Place, rows: pa.RecordBatch, records: pa.RecordBatch) -> Numbers:
+        count = place.config.partitions
+        chosen = None
+        if "partition" in self._target.columns:
+            chosen = rows.column(self._target.columns["partition"])
+            if not chosen.null_count:
+                return _checked(place, chosen.to_numpy())
+        keyless = self._keyless % count
+        if "key" not in records.schema.names or records.column("key").null_count == len(records):
+            found = np.full(len(records), keyless, np.uint16)
+        elif can_hash(place.config.partitioner):
+            found = partitions_of(records.column("key"), place.config.partitioner, count, keyless=keyless)
+        else:
+            raise no_function(place)
+        if chosen is not None:
+            given = chosen.is_valid().to_numpy(zero_copy_only=False)
+            found[given] = _checked(place, chosen.drop_null().to_numpy())
+        return found
+
+
+def _taken(rows: pa.RecordBatch, order: Numbers) -> pa.RecordBatch:
+    return rows.take(pa.array(order))
+
+
+def _checked(place: Place, partitions: Numbers) -> Numbers:
+    wrong = (partitions < 0) | (partitions >= place.config.partitions)
+    if wrong.any():
+        first = int(partitions[np.argmax(wrong)])
+        raise ValueError(f"a row for partition {first}, and {place.path} has {place.config.partitions} partitions")
+    return partitions.astype(np.uint16)

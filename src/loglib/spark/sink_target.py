@@ -1,0 +1,188 @@
+"""Target: where a sink writes: its options, its columns, and the topics that it may write to.
+
+Invariant: a `Target` has passed every check that needs no record. Names and meanings are those of Spark's Kafka sink.
+An option or a column without a meaning is refused, never ignored.
+
+    column       type                    content
+    value        binary or string        required; null is a record without a value
+    key          binary or string        null: no key
+    headers      array<struct<key,value>> null: none
+    topic        string                  required if neither the path nor the option names the topic
+    partition    int                     null: the topic's partitioner chooses
+    timestamp    timestamp               null: the time of writing
+
+The columns `offset` and `timestampType`, which a source gives, are left out. Topics are never made by the sink.
+
+Processes: driver and executors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from ..append.hash_columns import can_hash
+from ..config.arguments import check_names
+from ..config.policies import TopicConfig
+from ..config.uri import local_path
+from ..log import topic_file as description
+from ..system.files import REAL
+from .options import refuse_consumers, refuse_remote
+
+__all__ = ["Place", "Target", "find_place", "no_function", "parse"]
+
+_KNOWN = ("path", "topic", "txnAppId", "txnVersion")
+_CANONICAL = {name.lower(): name for name in _KNOWN}
+_SPARKS = {"checkpointlocation", "queryname"}  # which Spark passes on
+_WRITTEN = ("value", "key", "headers", "topic", "partition", "timestamp")
+_LEFT_OUT = ("offset", "timestamptype")
+_MOST_VERSION = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A topic that is written to."""
+
+    path: str
+    log_id: bytes
+    config: TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a sink writes, and where to."""
+
+    path: str  # a topic, or a directory of topics
+    topic: str | None  # path of the only topic; None: the column says which
+    app: str | None
+    version: int | None
+    columns: Mapping[str, str]  # the names in the DataFrame, by known name
+
+
+def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> Target:
+    """Check the options and the columns of a sink. `ValueError` says what is wrong."""
+    if overwrite:
+        raise ValueError(
+            "a log is appended to, never overwritten: "
+            + ('use outputMode("append") or "update"' if streaming else 'use mode("append")')
+        )
+    options = {name.lower(): value for name, value in given.items()}
+    for name in options.keys() - _SPARKS - _CANONICAL.keys():
+        refuse_consumers(name)
+        nearest = get_close_matches(name, _CANONICAL, n=1)
+        hint = f"did you mean {_CANONICAL[nearest[0]]}?" if nearest else f"for writing there are {', '.join(_KNOWN)}"
+        raise ValueError(f"unknown option {name}; {hint}")
+    if "path" not in options:
+        raise ValueError("option path is missing: the topic to write to, or a directory of topics")
+    app, version = _transaction(options, streaming=streaming)
+    refuse_remote(options["path"], "a log is appended to in place, and objects cannot be")
+    path = os.path.abspath(local_path(options["path"]))
+    topic = _only_topic(path, options.get("topic"))
+    columns = _columns(schema)
+    if topic is None and "topic" not in columns:
+        raise ValueError(f"{path} is no topic: give the option topic, or a column topic with the name of one")
+    place = None if topic is None else find_place(topic)
+    if place is not None and "key" in columns and "partition" not in columns and not can_hash(place.config.partitioner):
+        raise no_function(place)
+    return Target(path, topic, app, version, columns)
+
+
+def find_place(path: str) -> Place:
+    """The topic at the path. `FileNotFoundError` if there is none."""
+    found = description.read(REAL, path)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "no topic here; make it with loglib.Topic.open", path)
+    return Place(path, *found)
+
+
+def no_function(place: Place) -> ValueError:
+    return ValueError(
+        f"{place.path} has the application's partitioner {place.config.partitioner}, which Spark does not have; "
+        "add a column partition"
+    )
+
+
+def _transaction(options: Mapping[str, str], *, streaming: bool) -> tuple[str | None, int | None]:
+    app, version = options.get("txnappid"), options.get("txnversion")
+    if app is None and version is None:
+        return None, None
+    if streaming:
+        raise ValueError(
+            "options txnAppId and txnVersion are for batch writes in foreachBatch; a stream counts its batches itself"
+        )
+    if app is None or version is None:
+        raise ValueError("give both of the options txnAppId and txnVersion, or neither")
+    if not app:
+        raise ValueError("option txnAppId must be a name, not ''")
+    if not (version.isascii() and version.isdigit()) or int(version) >= _MOST_VERSION:
+        raise ValueError(f"option txnVersion must be a number from 0 on, not {version!r}")
+    return app, int(version)
+
+
+def _only_topic(path: str, name: str | None) -> str | None:
+    """The path of the topic that all records go to; None if a column says which."""
+    if REAL.exists(os.path.join(path, description.NAME)):
+        if name not in (None, os.path.basename(path)):
+            raise ValueError(f"the path {path} is a topic, and the option topic names another one: {name}")
+        return path
+    if name is None:
+        if not REAL.exists(path):
+            find_place(path)
+        return None
+    check_names(name)
+    find_place(os.path.join(path, name))
+    return os.path.join(path, name)
+
+
+# --- columns -----------------------------------------------------------------------------------------------
+
+
+def _columns(schema: StructType) -> dict[str, str]:
+    columns: dict[str, str] = {}
+    for field in schema.fields:
+        name = field.name.lower()
+        if name in _LEFT_OUT:
+            continue
+        if name not in _WRITTEN:
+            nearest = get_close_matches(name, _WRITTEN, n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(_WRITTEN)}"
+            raise ValueError(f"column {field.name} cannot be written; {hint} Select what is to be written")
+        if name in columns:
+            raise ValueError(f"column {field.name} is there twice")
+        _check_type(field.name, name, field.dataType)
+        columns[name] = field.name
+    if "value" not in columns:
+        raise ValueError(f"there is no column value; there are {', '.join(schema.names)}")
+    return columns
+
+
+def _check_type(given: str, name: str, found: DataType) -> None:
+    expected = {
+        "value": "binary or string", "key": "binary or string", "topic": "string", "partition": "int",
+        "timestamp": "timestamp", "headers": "array<struct<key:string,value:binary>>",
+    }[name]  # fmt: skip
+    kinds: dict[str, tuple[type[DataType], ...]] = {
+        "value": (BinaryType, StringType), "key": (BinaryType, StringType), "topic": (StringType,),
+        "partition": (IntegerType,), "timestamp": (TimestampType,), "headers": (ArrayType,),
+    }  # fmt: skip
+    fits = isinstance(found, kinds[name])
+    if fits and isinstance(found, ArrayType):
+        pair = found.elementType
+        fits = isinstance(pair, StructType) and [
+            (field.name.lower(), type(field.dataType)) for field in pair.fields
+        ] == [("key", StringType), ("value", BinaryType)]
+    if not fits:
+        raise ValueError(f"column {given} must be {expected}, not {found.simpleString()}; cast it in the query")

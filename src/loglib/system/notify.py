@@ -1,0 +1,307 @@
+"""Wait: sleep until a partition may have more to read. A sleeper wakes within microseconds.
+
+Invariant: a change after the watch began is never missed: it is pending when `wait` is called, or wakes it.
+`wait` may return without a reason; callers look again and wait again.
+
+On Linux the kernel reports writes to the watermark files (inotify). On other systems, or when the user's
+inotify instances are used up, the wait is a series of naps. They grow from 0.1 to 10 ms while nothing
+happens, which costs well below 1 % of a CPU. Writers in this process call `wake` directly.
+
+A `Waiter` reports that something changed. An `Observer` reports what changed: it is for directories, and for
+a thousand files of which one changes.
+
+Threads: any thread may call `wake` and `close`; the rest belongs to the waiting thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import sys
+import time
+from collections.abc import Hashable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from .not_copyable import Unique
+from .process import finish
+
+__all__ = ["REPLACED", "Observer", "Waiter"]
+
+REPLACED = "/"  # stands among the changed names; no file has this name
+
+_IN_MODIFY = 0x2
+_IN_REPLACED = 0x4 | 0x400 | 0x800  # attributes changed (such as the number of names); file removed; file moved
+_IN_CLOSE_WRITE = 0x8  # also when the kernel closes the files of a dead process
+_IN_MOVED_TO = 0x80
+_IN_CREATE = 0x100
+_IN_DELETE = 0x200
+_IN_Q_OVERFLOW = 0x4000
+_IN_IGNORED = 0x8000  # the watch is gone
+_DIRECTORY = _IN_MODIFY | _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
+_EVENT = struct.Struct("iIII")  # an event's watch, its mask, cookie, and the length of the name after it
+_FIRST_NAP_S = 0.0001
+_LONGEST_NAP_S = 0.01
+_NAP_GROWTH = 1.2  # reaches the longest nap after about 25 idle looks, 50 ms
+_EVENT_BYTES = 4096  # 256 events; the rest wakes the next wait
+_FD_SETSIZE = 1024
+_LONGEST_WAIT_S = 86_400.0  # poll() takes at most 24 days; one needless wake-up per day costs nothing
+_EVENTS_BYTES = 1 << 16
+_NAP_PER_LOOK = 20  # without inotify: a look at a thousand files takes milliseconds, so a nap is this many times longer
+
+
+class _Descriptors(Unique):
+    """The open files of a waiter. They close with the last reference, because another thread may write to one."""
+
+    wake_out = wake_in = inotify = -1  # the defaults, for an object whose construction was interrupted
+
+    def __init__(self) -> None:
+        self.wake_out, self.wake_in = os.pipe()
+        os.set_blocking(self.wake_out, False)
+        os.set_blocking(self.wake_in, False)
+
+    def __del__(self) -> None:
+        fds = [fd for fd in (self.wake_out, self.wake_in, self.inotify) if fd >= 0]
+        finish(iter([(os.close, fd) for fd in fds]))
+
+
+class Waiter(Unique):
+    """Waits for writes to files, or for `wake`."""
+
+    def __init__(self, paths: Iterable[str], *, use_inotify: bool = True) -> None:
+        self._open: _Descriptors | None = None
+        descriptors = _Descriptors()
+        self._poll = select.poll()
+        self._poll.register(descriptors.wake_out, select.POLLIN)
+        self._nap = _FIRST_NAP_S
+        paths = list(paths)
+        self._must_look = bool(paths)
+        if paths and use_inotify and sys.platform == "linux" and _watch(paths, descriptors):
+            self._poll.register(descriptors.inotify, select.POLLIN)
+            self._must_look = False
+        self._open = descriptors
+
+    def wait(self, timeout: float | None) -> bool:
+        """Return when something may have changed, on `wake`, or after `timeout` seconds.
+
+        True if a file was moved, removed or replaced, as far as the system reports it.
+        """
+        descriptors = self._open
+        if descriptors is None:
+            return False
+        replaced = False
+        timeout = None if timeout is None else min(max(timeout, 0.0), _LONGEST_WAIT_S)
+        if self._must_look:
+            timeout = self._nap if timeout is None else min(timeout, self._nap)
+            self._nap = min(self._nap * _NAP_GROWTH, _LONGEST_NAP_S)
+            if descriptors.wake_out < _FD_SETSIZE:  # select() waits in microseconds, poll() in milliseconds
+                select.select([descriptors.wake_out], [], [], timeout)
+                timeout = 0.0
+        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
+            try:
+                found = os.read(fd, _EVENT_BYTES)
+            except BlockingIOError:
+                continue
+            replaced |= fd == descriptors.inotify and _tells_of_more(found)
+        return replaced
+
+    def progressed(self) -> None:
+        """Look again soon, because there was something to read."""
+        self._nap = _FIRST_NAP_S
+
+    def wake(self) -> None:
+        """End the present wait, or the next one."""
+        descriptors = self._open  # and so kept open until it is written to
+        if descriptors is not None:
+            with suppress(BlockingIOError):  # full: a wake is pending already
+                os.write(descriptors.wake_in, b"\0")
+
+    def close(self) -> None:
+        self._open = None
+
+
+def _tells_of_more(events: bytes) -> bool:
+    """Whether one of the kernel's events is not a plain write."""
+    at = 0
+    while at < len(events):
+        _, what, _, name_bytes = _EVENT.unpack_from(events, at)
+        if what != _IN_MODIFY:
+            return True
+        at += _EVENT.size + name_bytes
+    return False
+
+
+class _Bell(Unique):
+    """The object that a writer in this process wakes. It tells an observer what has changed."""
+
+    def __init__(self, key: Hashable, rung: dict[Hashable, None], descriptors: _Descriptors) -> None:
+        self._key = key
+        self._rung = rung
+        self._descriptors = descriptors  # not the observer, which refers to the bells
+
+    def wake(self) -> None:
+        self._rung[self._key] = None
+        with suppress(BlockingIOError):  # full: a wake is pending already
+            os.write(self._descriptors.wake_in, b"\0")
+
+
+class Observer(Unique):
+    """Waits for changes to files and directories, or for `wake`, and reports what has changed.
+
+    Each observed file or directory has a key, which `changed` returns. If the system reports nothing (see
+    `reports`), all observed files and directories always count as changed.
+    """
+
+    def __init__(self, *, use_inotify: bool = True) -> None:
+        self._open: _Descriptors | None = None
+        self._libc: Any = None
+        self._keys: dict[int, tuple[Hashable, str, int]] = {}  # by watch: key, path, and mask of events
+        self._watches: dict[Hashable, int] = {}  # -1: the system will not report its changes
+        self._bells: dict[Hashable, _Bell] = {}
+        self._rung: dict[Hashable, None] = {}
+        self._all = False  # a change may have been missed
+        self._nap = _FIRST_NAP_S
+        self._woken_at = time.monotonic()
+        descriptors = _Descriptors()
+        self._poll = select.poll()
+        self._poll.register(descriptors.wake_out, select.POLLIN)
+        if use_inotify and sys.platform == "linux":
+            self._libc = _inotify(descriptors)
+        if self._libc is not None:
+            self._poll.register(descriptors.inotify, select.POLLIN)
+        self._open = descriptors
+
+    @property
+    def reports(self) -> bool:
+        """Whether the system reports every change."""
+        return self._libc is not None
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that become readable when `wait` would return: for an event loop. None when closed."""
+        found = self._open
+        if found is None:
+            return []
+        return [fd for fd in (found.wake_out, found.inotify) if fd >= 0]
+
+    def observe_file(self, key: Hashable, path: str) -> None:
+        """Report writes to the file. Earlier writes are not reported: look once more after this call."""
+        self._add(key, path, _IN_MODIFY | _IN_REPLACED)
+
+    def observe_directory(self, key: Hashable, path: str) -> None:
+        """Report files that are made, removed, renamed, written, or closed after writing in the directory."""
+        self._add(key, path, _DIRECTORY)
+
+    def bell(self, key: Hashable) -> _Bell:
+        """The object that a writer in this process wakes after each publication."""
+        assert self._open is not None
+        return self._bells.setdefault(key, _Bell(key, self._rung, self._open))
+
+    def forget(self, key: Hashable) -> None:
+        """Stop reporting changes of this key."""
+        self._bells.pop(key, None)
+        watch, descriptors = self._watches.pop(key, -1), self._open
+        if self._keys.pop(watch, None) is not None and descriptors is not None:
+            self._libc.inotify_rm_watch(descriptors.inotify, watch)
+
+    def changed(self) -> dict[Hashable, set[str]]:
+        """The changes since the last call, by key: a directory's changed names; an empty set: any may have changed.
+
+        `REPLACED` is among the names of a file that was moved, removed or replaced.
+        """
+        found: dict[Hashable, set[str]] = {}
+        while self._rung:
+            found[self._rung.popitem()[0]] = set()
+        descriptors = self._open
+        if descriptors is not None and self._libc is not None:
+            with suppress(BlockingIOError):
+                while self._libc is not None:
+                    self._parse(os.read(descriptors.inotify, _EVENTS_BYTES), found)
+        if self._all or self._libc is None:
+            self._all = False
+            found |= {key: set() for key in self._watches}
+        return found
+
+    def wait(self, timeout: float | None) -> None:
+        """Return when something may have changed, on `wake`, or after `timeout` seconds."""
+        descriptors = self._open
+        if descriptors is None:
+            return
+        timeout = None if timeout is None else min(max(timeout, 0.0), _LONGEST_WAIT_S)
+        if self._libc is None:
+            nap = max(self._nap, _NAP_PER_LOOK * (time.monotonic() - self._woken_at))
+            timeout = nap if timeout is None else min(timeout, nap)
+            self._nap = min(self._nap * _NAP_GROWTH, _LONGEST_NAP_S)
+        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
+            if fd == descriptors.wake_out:
+                with suppress(BlockingIOError):
+                    os.read(fd, _EVENT_BYTES)
+        self._woken_at = time.monotonic()
+
+    def progressed(self) -> None:
+        """Look again soon, because there was something to read."""
+        self._nap = _FIRST_NAP_S
+
+    def wake(self) -> None:
+        """End the present wait, or the next one."""
+        descriptors = self._open  # and so kept open until it is written to
+        if descriptors is not None:
+            with suppress(BlockingIOError):  # full: a wake is pending already
+                os.write(descriptors.wake_in, b"\0")
+
+    def close(self) -> None:
+        self._open = None
+        self._bells.clear()
+
+    def _add(self, key: Hashable, path: str, mask: int) -> None:
+        watch, descriptors = -1, self._open
+        if self._libc is not None and descriptors is not None:
+            watch = self._libc.inotify_add_watch(descriptors.inotify, os.fsencode(path), mask)
+            if watch >= 0:
+                self._keys[watch] = key, path, mask
+            else:  # the user's inotify watches are used up, or the file is gone
+                self._look_instead(descriptors)
+        self._watches[key] = watch
+
+    def _look_instead(self, descriptors: _Descriptors) -> None:
+        """Stop relying on reports."""
+        self._poll.unregister(descriptors.inotify)
+        self._libc, fd, descriptors.inotify = None, descriptors.inotify, -1
+        self._keys.clear()
+        os.close(fd)
+
+    def _parse(self, raw: bytes, found: dict[Hashable, set[str]]) -> None:
+        at = 0
+        while at < len(raw):
+            watch, mask, _, size = _EVENT.unpack_from(raw, at)
+            name = raw[at + _EVENT.size : at + _EVENT.size + size].rstrip(b"\0")
+            at += _EVENT.size + size
+            self._all = self._all or bool(mask & _IN_Q_OVERFLOW)
+            known = self._keys.get(watch)
+            if known is None:  # `forget` was called meanwhile
+                continue
+            key, path, observed = known
+            found.setdefault(key, set()).add(os.fsdecode(name))
+            if mask & (_IN_REPLACED | _IN_IGNORED):  # observe the file that has the path now
+                found[key].add(REPLACED)
+                self.forget(key)
+                self._add(key, path, observed)
+
+
+def _inotify(descriptors: _Descriptors) -> Any:
+    """The C library, with an inotify instance in `descriptors`; None if the system has no instance left."""
+    import ctypes  # imported here: it takes 10 ms, and only a follower needs it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptors.inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    return libc if descriptors.inotify >= 0 else None
+
+
+def _watch(paths: list[str], descriptors: _Descriptors) -> bool:
+    """Let an inotify instance report writes to the files; False if the system has no instance left."""
+    libc = _inotify(descriptors)
+    fd = descriptors.inotify
+    if fd >= 0 and any(libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY | _IN_REPLACED) < 0 for path in paths):
+        descriptors.inotify = -1
+        os.close(fd)
+    return descriptors.inotify >= 0

@@ -1,0 +1,192 @@
+"""Lifetime: what happens to open handles when the process forks, when it ends, and when closing fails midway.
+
+Invariant: a forked child has abandoned its parent's handles before its own code runs, so it neither writes the
+parent's files nor unlocks them. A process that ends normally has closed its topics. This module keeps no handle alive.
+
+    fork_lock         a lock that a fork waits for
+    in_child          methods that a forked child calls, one kind of handle after the other
+    at_exit           methods that are called at the end of the process
+    finish            makes each call exactly once, even after an error or an interrupt
+    try_each          makes one call for each item, even after an error
+    is_interrupting   whether a signal handler has interrupted a call
+
+Forks: the fork lock that was made last is acquired first. The kinds of handles are abandoned in the order in which
+they were made. A module makes its kind after it has imported the modules that it builds on. So a child closes its
+copy of a partition's lock before the writer could unlock it.
+
+Threads: safe for all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging  # noqa: F401  Imported first: handles that close at exit may log, so logging must end after them.
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import starmap
+from operator import call, length_hint
+from types import FrameType, ModuleType
+from typing import Generic, ParamSpec, TypeVar
+
+from ..errors import together
+
+__all__ = ["Listeners", "at_exit", "finish", "fork_lock", "in_child", "is_interrupting", "try_each"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_PACKAGE = __name__.partition(".")[0]  # loglib, wherever this module stands in it
+_LAST = -100  # after the other exit functions of `multiprocessing` (down to -5), which may still append
+
+
+class Listeners(Generic[P]):
+    """Methods of many objects that are called together. It keeps none of the objects alive."""
+
+    def __init__(self) -> None:
+        self._methods: set[weakref.WeakMethod[Callable[P, object]]] = set()
+
+    def add(self, method: Callable[P, object]) -> None:
+        self._methods.add(weakref.WeakMethod(method, self._methods.discard))
+
+    def discard(self, method: Callable[P, object]) -> None:
+        self._methods.discard(weakref.WeakMethod(method))
+
+    def clear(self) -> None:
+        self._methods.clear()
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> list[Exception]:
+        """Call all methods, in no order; returns the errors that they raised."""
+        references = list(self._methods)  # a copy made in C: other threads may add methods meanwhile
+        methods = filter(None, (reference() for reference in references))
+        return [error for _, error in try_each(methods, lambda method: method(*args, **kwargs))]
+
+
+# --- closing many things -----------------------------------------------------------------------------
+
+
+def finish(calls: Iterator[tuple[Callable[[int], object], int]]) -> None:
+    """Make the remaining calls, also after one that fails. Each call is made once, even if `finish` is repeated."""
+    try:
+        deque(starmap(call, calls), maxlen=0)  # in C, where no interrupt comes between taking a call and making it
+    finally:
+        if length_hint(calls):
+            finish(calls)
+
+
+def try_each(
+    items: Iterable[T], action: Callable[[T], object], failed: list[tuple[T, Exception]] | None = None
+) -> list[tuple[T, Exception]]:
+    """Do the action for each item; returns the items for which it failed, with their errors.
+
+    They are added to the list `failed`, if given. The caller then has them even if an interrupt ends the call.
+    """
+    failed = [] if failed is None else failed
+    for item in items:
+        try:
+            action(item)
+        except Exception as error:  # noqa: BLE001  Raised by the caller, after all items are tried.
+            failed.append((item, error))
+    return failed
+
+
+# --- forks -------------------------------------------------------------------------------------------
+
+
+def fork_lock() -> threading.RLock:
+    """A lock that a fork waits for. Otherwise a thread that the child does not have could hold it there for ever."""
+    lock = threading.RLock()  # so that a signal handler may fork
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
+
+_kinds: list[Listeners[[int]]] = []  # the kinds of handles; a kind comes before the kinds that build on it
+_pid = os.getpid()
+
+
+def in_child() -> Listeners[[int]]:
+    """A new kind of handle: a forked child calls its methods with the parent's process id, and then forgets them."""
+    _kinds.append(Listeners())
+    return _kinds[-1]
+
+
+def _abandon() -> None:
+    global _pid
+    parent_pid, _pid = _pid, os.getpid()
+    at_exit.clear()
+    failures: list[Exception] = []
+    for kind in _kinds:
+        failures += kind.call(parent_pid)
+        kind.clear()
+    if failures:
+        raise together(failures)  # the interpreter prints it
+
+
+os.register_at_fork(after_in_child=_abandon)
+
+
+# --- the end of the process --------------------------------------------------------------------------
+
+
+class _AtExit(Listeners[[]]):
+    """Called when the interpreter ends, and when a worker of `multiprocessing` ends.
+
+    Such a worker ends by `os._exit`, and calls only the exit functions of `multiprocessing`. This module does not
+    import `multiprocessing`: a worker has imported it, and in any other process `atexit` makes the calls.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = False  # whether multiprocessing has the exit function in this process
+
+    def add(self, method: Callable[[], object]) -> None:
+        super().add(method)
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None and not self._told:
+            self._tell(util)
+            # A worker that is not forked drops exit functions of modules that it imports first, so tell it again.
+            util.register_after_fork(self, lambda at_exit: at_exit._tell(util))  # noqa: SLF001
+
+    def _tell(self, util: ModuleType) -> None:
+        util.Finalize(None, self.end, exitpriority=_LAST)
+        self._told = True
+
+    def clear(self) -> None:
+        super().clear()
+        self._told = False  # a worker forgets its parent's exit functions
+
+    def end(self) -> None:
+        """Call all methods, and raise one error for all that they raised."""
+        failures = self.call()
+        if failures:
+            raise together(failures)
+
+
+at_exit = _AtExit()
+atexit.register(at_exit.end)
+
+
+# --- interrupts --------------------------------------------------------------------------------------
+
+
+def is_interrupting(objects: Iterable[object]) -> bool:
+    """Whether this thread is in the middle of a call on one of these objects. Then the caller is a signal handler.
+
+    Only loglib's own frames count. The top frames, up to the first frame outside loglib, belong to the present call.
+    """
+    interrupted = {id(each) for each in objects}
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    while frame is not None:
+        if _is_ours(frame) and id(frame.f_locals.get("self")) in interrupted:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__package__")).partition(".")[0] == _PACKAGE

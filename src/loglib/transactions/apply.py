@@ -1,0 +1,367 @@
+"""Applying: how what is committed gets into the logs, in the order of the numbers.
+
+Invariant: only committed manifests are applied, each section once (see append/section.py). A transaction is done,
+and so visible, when all its sections and all its commits of groups are applied and durable. Whoever applies may
+die at any instant, and another process goes on from there.
+
+    lock the store          one process applies at a time, for all others that wait
+    for each pending number, in order:
+        each partition      through a writer of this process, or one made for it; or its owner does it,
+                            woken by a bell (notifications.py)
+        each group          its commits are appended; appending them again changes nothing
+        done                the instant of visibility
+        release             the writers end their holds
+
+A number that must wait for an owner that does not answer holds up only the later numbers of its partitions.
+
+Threads: an `Applier` belongs to one thread. Any number may exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import NamedTuple
+
+from ..append.section import Piece, apply_section
+from ..append.writer import Writer
+from ..config.policies import TopicConfig
+from ..errors import CommitPendingError, LockedError, LogError
+from ..format.header import HEADER_BYTES, Header
+from ..format.watermark import NAME as WATERMARK
+from ..format.watermark import WatermarkReader
+from ..groups.directory import GROUPS
+from ..groups.offsets import Entries, Offsets
+from ..log import copy_role as role
+from ..log import topic_file as description
+from ..log.index import SegmentIndex
+from ..log.recovery import list_segments
+from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
+from ..segment import Identity
+from ..system.clock import SYSTEM
+from ..system.directory import Directory
+from ..system.files import Files
+from ..system.lock import Lock, try_acquire
+from ..system.not_copyable import Unique
+from .group_commits import parsed
+from .manifest import Manifest, Section
+from .notifications import ring
+from .staging import HEADERS, STAGING, header_in, read_headers, read_section, remove_attempt
+from .store import Store
+
+__all__ = ["Applier", "Target", "topic_of"]
+
+logger = logging.getLogger("loglib")
+
+_NAP_S = 0.001
+_LONGEST_NAP_S = 0.02
+_RING_S = 0.1  # a bell is rung again, in case its sound was lost
+
+
+class Target(NamedTuple):
+    """A partition of a log, by the path of its topic."""
+
+    topic_path: str
+    partition: int
+
+
+def topic_of(store: Store, relative: str) -> str:
+    """The path of a topic that a manifest names."""
+    return os.path.normpath(os.path.join(os.path.dirname(store.path), relative))
+
+
+class Applier(Unique):
+    """Applies the pending transactions of a store."""
+
+    def __init__(
+        self,
+        files: Files,
+        store: Store,
+        own: Sequence[Writer] = (),
+        *,
+        own_offsets: Mapping[tuple[str, str], Offsets] | None = None,
+        clock: Callable[[], int] = SYSTEM,
+    ) -> None:
+        """`own`: writers of this process. Partitions of other writers are applied by these.
+
+        `own_offsets`: commits of this process's groups, by the path of the topic and the name of the group.
+        """
+        self._files = files
+        self._store = store
+        self._own = own
+        self._own_offsets = own_offsets or {}
+        self._clock = clock
+        self._made: dict[Target, Writer] = {}  # writers of partitions that nobody holds
+        self._locked: dict[str, Lock] = {}  # topics of these writers: an opening waits for the lock
+        self._rung: dict[str, float] = {}  # when the writers of a topic were woken last
+        self._mine: dict[Target, Writer | None] = {}  # the writer in `own`, if it is there
+
+    def run(self, timeout_s: float, *, wanted: int = 0) -> None:
+        """Apply what is pending. `CommitPendingError` if the number `wanted` cannot be done in time.
+
+        The errors of other numbers are logged: whoever committed them has got them.
+        """
+        deadline = time.monotonic() + timeout_s
+        lock = self._lock(deadline, wanted)
+        if lock is None:
+            return
+        try:
+            blocked: set[Target] = set()
+            for manifest in self._store.pending():
+                targets = set(self._sections(manifest))
+                try:
+                    if blocked & targets:
+                        raise CommitPendingError(manifest.number, "transactions before it")
+                    self._apply(manifest, deadline)
+                except (LogError, OSError) as error:
+                    blocked |= targets
+                    if manifest.number == wanted:
+                        raise pending_for(manifest.number, error) from error
+                    logger.warning("%s: transaction %d waits: %s", self._store.path, manifest.number, error)
+        finally:
+            self._close()
+            lock.release()
+
+    def _lock(self, deadline: float, wanted: int) -> Lock | None:
+        """The lock of the store; None if another process has applied the number that is wanted meanwhile."""
+        while True:
+            lock = try_acquire(self._files, self._store.path)
+            if lock is not None:
+                return lock
+            if wanted and self._store.is_done(wanted):
+                return None
+            if time.monotonic() > deadline:
+                raise CommitPendingError(wanted, "another process, which applies transactions")
+            time.sleep(_NAP_S)
+
+    def _close(self) -> None:
+        with ExitStack() as closing:
+            while self._locked:
+                closing.callback(self._locked.popitem()[1].release)
+            while self._made:  # these first
+                closing.callback(self._made.popitem()[1].close)
+
+    # --- one transaction -----------------------------------------------------------------------------
+
+    def _apply(self, manifest: Manifest, deadline: float) -> None:
+        waiting = self._sections(manifest)
+        nap = _NAP_S
+        while True:
+            for target, sections in list(waiting.items()):
+                if self._apply_section(manifest, target, sections):
+                    del waiting[target]
+            if not waiting:
+                break
+            if time.monotonic() > deadline:
+                names = ", ".join(f"{each.topic_path} partition {each.partition}" for each in waiting)
+                raise CommitPendingError(manifest.number, f"the writer of {names}")
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP_S)
+        self._apply_offsets(manifest)
+        self._store.finish(manifest.number, now=self._clock())
+        self._release(manifest)
+        self._remove_staging(manifest)
+
+    def _sections(self, manifest: Manifest) -> dict[Target, list[Section]]:
+        """The sections of each partition, in order."""
+        found: dict[Target, list[Section]] = {}
+        for section in manifest.sections:
+            found.setdefault(Target(topic_of(self._store, section.topic), section.partition), []).append(section)
+        return found
+
+    def _apply_section(self, manifest: Manifest, target: Target, sections: list[Section]) -> bool:
+        """Apply the sections of one partition. False if its owner has not done it yet."""
+        described = description.read(self._files, target.topic_path)
+        if described is None or described[0] != sections[0].log_id:
+            logger.error(
+                "%s: the topic was deleted or made anew; %d batches of transaction %d for it are dropped",
+                target.topic_path, sum(each.batches for each in sections), manifest.number,
+            )  # fmt: skip
+            return True
+        log_id, config = described
+        identity = Identity.of(log_id, target.partition)
+        writer = self._writer(target, identity, config)
+        if writer is None:
+            if self._applied(target, identity) >= manifest.number:
+                return True
+            if time.monotonic() >= self._rung.get(target.topic_path, 0.0) + _RING_S:
+                self._rung[target.topic_path] = time.monotonic()
+                ring(self._files, target.topic_path)
+            return False
+        self._end_hold(writer, manifest.number)
+        pieces = [self._piece(manifest, target, each, identity) for each in sections]
+        apply_section(writer, manifest.number, store_number(self._store), pieces)
+        return True
+
+    def apply_own(self, manifest: Manifest) -> None:
+        """Apply the sections of this process's partitions, for the process that applies the transaction."""
+        for target, sections in self._sections(manifest).items():
+            if self._find_own(target) is not None:
+                self._apply_section(manifest, target, sections)
+
+    def release_own(self) -> None:
+        """End the holds of this process's writers whose transactions are done."""
+        for writer in self._own:
+            held = writer.disk.mark.held_txn
+            if held and self._store.is_done(held):
+                writer.release(held)
+
+    def _end_hold(self, writer: Writer, number: int) -> None:
+        """End the hold of an earlier transaction, which must be done."""
+        held = writer.disk.mark.held_txn
+        if held and held != number:
+            if not self._store.is_done(held):
+                raise CommitPendingError(number, f"transaction {held} in {writer.directory}")
+            writer.release(held)
+
+    # --- writers -------------------------------------------------------------------------------------
+
+    def _writer(self, target: Target, identity: Identity, config: TopicConfig) -> Writer | None:
+        """A writer of the partition in this process; None if another process has it."""
+        writer = self._find_own(target) or self._made.get(target)
+        if writer is None:
+            if target.topic_path not in self._locked:
+                lock = try_acquire(self._files, target.topic_path)
+                if lock is None:  # another process changes the topic just now
+                    return None
+                self._locked[target.topic_path] = lock
+            path = description.partition_directory(target.topic_path, target.partition)
+            index = SegmentIndex(list_segments(self._files, path))
+            try:
+                writer = Writer(self._files, path, identity, config, index=index, clock=self._clock)
+            except LockedError:
+                return None
+            self._made[target] = writer
+            role.check_leader(self._files, target.topic_path)
+        return writer
+
+    def _find_own(self, target: Target) -> Writer | None:
+        if target not in self._mine:
+            self._mine[target] = None
+            candidates = [each for each in self._own if each.partition == target.partition]
+            if candidates:
+                with suppress(FileNotFoundError), Directory.open(self._files, target.topic_path) as topic:
+                    self._mine[target] = next((each for each in candidates if each.is_in(topic)), None)
+        return self._mine[target]
+
+    def _applied(self, target: Target, identity: Identity) -> int:
+        """The last transaction that the partition's owner has applied. Synced."""
+        path = os.path.join(description.partition_directory(target.topic_path, target.partition), WATERMARK)
+        watermark = WatermarkReader(self._files, path, identity.salt)
+        try:
+            mark = watermark.read()
+            watermark.sync()  # the owner has published it, and perhaps not yet synced it
+            return 0 if mark is None else mark.applied_txn
+        finally:
+            watermark.close()
+
+    def _release(self, manifest: Manifest) -> None:
+        """End the holds: readers are woken, and need not ask the store any more."""
+        topics = set()
+        for target in self._sections(manifest):
+            writer = self._find_own(target) or self._made.get(target)
+            if writer is None:
+                topics.add(target.topic_path)
+            else:
+                writer.release(manifest.number)
+        for path in topics:
+            ring(self._files, path)
+
+    # --- what is staged --------------------------------------------------------------------------------
+
+    def _piece(self, manifest: Manifest, target: Target, section: Section, identity: Identity) -> Piece:
+        if not section.file:
+            path = os.path.join(self._store.path, f"{manifest.number:020d}")
+            frames = memoryview(manifest.frames)[section.at : section.at + section.size_bytes]
+            read = partial(_slice, frames)
+            batches = partial(read_section, read, section.size_bytes, identity, path, at=section.at)
+            return Piece(section.batches, batches, path, list)
+        path = os.path.join(target.topic_path, section.file)
+        headers = partial(self._ready, path, section, identity)
+        return Piece(section.batches, partial(self._batches, path, section, identity), path, headers)
+
+    def _batches(self, path: str, section: Section, identity: Identity) -> Iterator[tuple[Header, bytes]]:
+        headers = self._copied_headers(path, section) if section.is_segment else None
+        fd = self._files.open_read(path)
+        try:
+            read = partial(_read_at, self._files, fd, section.at)
+            yield from read_section(read, section.size_bytes, identity, path, at=section.at, headers=headers)
+        finally:
+            self._files.close(fd)
+
+    def _ready(self, path: str, section: Section, identity: Identity) -> list[Header]:
+        """The headers of a file that may become a segment; none of another one."""
+        is_whole = section.at == SEGMENT_HEADER_BYTES and _attempt(section) is not None
+        if not section.is_segment or not is_whole or self._files.facts(path).st_size != section.at + section.size_bytes:
+            return []
+        read = partial(header_in, self._copied_headers(path, section))
+        return list(read_headers(read, section.size_bytes, identity, path, at=section.at))
+
+    def _copied_headers(self, path: str, section: Section) -> bytes:
+        fd = self._files.open_read(path + HEADERS)
+        return self._files.drain(fd, path + HEADERS, section.batches * HEADER_BYTES)
+
+    def _remove_staging(self, manifest: Manifest) -> None:
+        """Remove what is no longer needed. What stays is swept later."""
+        for section in manifest.sections:
+            attempt = _attempt(section)
+            if attempt is not None:
+                remove_attempt(self._files, topic_of(self._store, section.topic), attempt)
+
+    # --- commits of groups -----------------------------------------------------------------------------
+
+    def _apply_offsets(self, manifest: Manifest) -> None:
+        """Append the commits. Their generations and numbers say which counts, so a repetition changes nothing."""
+        groups: dict[tuple[str, str], Entries] = {}
+        for each in manifest.offsets:
+            groups.setdefault((topic_of(self._store, each.topic), each.group), {}).update(parsed(each))
+        for (topic_path, group), entries in groups.items():
+            if (topic_path, group) in self._own_offsets:
+                self._append(self._own_offsets[topic_path, group], entries)
+                continue
+            described = description.read(self._files, topic_path)
+            place = os.path.join(topic_path, GROUPS, group, "offsets")
+            if described is None or not self._files.exists(place):
+                logger.error("%s: the group %s was deleted; its commit is dropped", topic_path, group)
+                continue
+            log_id, config = described
+            offsets = Offsets(
+                self._files, place, log_id, group, durability="disk", permissions=config.permissions,
+                clock=self._clock,
+            )  # fmt: skip
+            try:
+                self._append(offsets, entries)
+            finally:
+                offsets.close()
+
+    def _append(self, offsets: Offsets, entries: Entries) -> None:
+        offsets.append(entries).sync()  # with any durability
+
+
+def _attempt(section: Section) -> str | None:
+    """The directory in which the section is staged; None if a forged name leads elsewhere."""
+    first, _, rest = section.file.partition("/")
+    attempt, _, name = rest.partition("/")
+    return attempt if first == STAGING and attempt.isalnum() and "/" not in name else None
+
+
+def _slice(frames: memoryview, at: int, size: int) -> bytes:
+    return bytes(frames[at : at + size])
+
+
+def _read_at(files: Files, fd: int, start: int, at: int, size: int) -> bytes:
+    return files.read_at(fd, size, start + at)
+
+
+def pending_for(number: int, error: Exception) -> CommitPendingError:
+    """The error for a transaction that is committed, when something else than the commit has failed."""
+    return error if isinstance(error, CommitPendingError) else CommitPendingError(number, f"an error to go: {error}")
+
+
+def store_number(store: Store) -> int:
+    """The number in batch headers that names the store."""
+    return int.from_bytes(store.id[:8], "little")

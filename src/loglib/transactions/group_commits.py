@@ -1,0 +1,105 @@
+"""Transacted: commits of a group that are part of transactions, and how a new owner finds and ends them.
+
+Invariant: a commit of a lower generation never becomes part of a transaction after a new owner has read the
+commits. The first transaction of a group leaves the file `transacted` in the group's directory, and then its member
+checks that it still owns the partitions. A new owner takes the partition, then looks for the file, then fences its
+generation in the store, and only then reads the commits: those in the group's logs, and those of pending transactions.
+The generation is above all that the store knows: with durability "os" a power cut may take the group's own files back.
+
+Threads: as groups/group.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+
+from ..errors import CorruptLogError
+from ..groups.assignment import TopicPartition
+from ..groups.directory import Place
+from ..groups.lock_file import readable_by_all
+from ..groups.offsets import Entries, Entry
+from ..log.store_pointer import read_home
+from .manifest import Fence
+from .manifest import Offsets as CommittedOffsets
+from .store import Store, open_store
+
+__all__ = ["StoreFence", "leave_mark", "parsed", "stored"]
+
+_MARK = "transacted"
+
+
+def leave_mark(place: Place) -> None:
+    """Let new owners know that the group's commits may be part of transactions. Synced."""
+    path = os.path.join(place.path, _MARK)
+    if not place.files.exists(path):
+        with suppress(FileExistsError):  # another member has made it
+            place.files.write_new(path, b"", readable_by_all(place.permissions))
+        place.files.sync_directory(place.path)
+
+
+class StoreFence:
+    """The fence of a group's generations in the store of its transactions."""
+
+    def known_generations(self, place: Place) -> Mapping[str, int]:
+        """The highest generation of each partition that is in a transaction or its fence, by `str` of the partition."""
+        store, topic = _store_of(place)
+        return {} if store is None else store.generations(topic, place.name)
+
+    def fence(self, place: Place, generations: Mapping[TopicPartition, int]) -> Entries:
+        """End the transactions of former owners, and return the commits of those that are not applied yet."""
+        store, topic = _store_of(place)
+        if store is None:
+            return {}
+        store.fence_groups(
+            tuple(Fence(topic, place.name, str(each), generation) for each, generation in generations.items()),
+            now=place.clock(),
+        )
+        pending: Entries = {}
+        for manifest in store.pending():
+            for each in manifest.offsets:
+                if (each.topic, each.group) == (topic, place.name):
+                    pending |= parsed(each)
+        return pending
+
+
+def _store_of(place: Place) -> tuple[Store | None, str]:
+    """The store that has transactions of the group, and the path by which it names the topic."""
+    if not place.files.exists(os.path.join(place.path, _MARK)):
+        return None, ""
+    home = read_home(place.files, place.topic_path)
+    if home is None:
+        return None, ""  # the first transaction of the group has not got that far; it checks its ownership later
+    store = open_store(place.files, os.path.normpath(home.path))
+    return store, os.path.relpath(place.topic_path, os.path.dirname(store.path))
+
+
+def stored(place: Place, store_path: str, entries: Mapping[TopicPartition, Entry]) -> tuple[CommittedOffsets, ...]:
+    """The entries as a manifest has them."""
+    topic = os.path.relpath(place.topic_path, os.path.dirname(store_path))
+    return tuple(
+        CommittedOffsets(
+            topic, place.name, str(partition),
+            [
+                entry.offset, entry.generation, entry.number, entry.history, entry.meta, entry.member,
+                entry.timestamp, entry.log_id.hex(),
+            ],
+        )
+        for partition, entry in entries.items()
+    )  # fmt: skip
+
+
+def parsed(commit: CommittedOffsets) -> Entries:
+    """The entry of a manifest again; `CorruptLogError` if it is none."""
+    topic, _, number = commit.partition.rpartition("-")
+    try:
+        offset, generation, count, history, meta, member, timestamp, log_id, *_ = commit.entry
+        entry = Entry(
+            None if offset is None else int(offset), int(generation), bytes.fromhex(log_id), int(history), str(meta),
+            str(member), int(timestamp), int(count),
+        )  # fmt: skip
+        return {TopicPartition(topic, int(number)): entry}
+    except (ValueError, TypeError) as error:
+        found = f"a commit of a group that cannot be read ({error})"
+        raise CorruptLogError(commit.group, 0, found, "an entry as in docs/format.md") from error

@@ -1,0 +1,97 @@
+"""Serving: a topic's part in the transactions that others have committed.
+
+Invariant: applying goes by numbers and may be done again (apply.py), so it does no harm if several processes or
+threads serve one transaction.
+
+Threads: `apply` runs where a topic is opened or held up; `serve` in the one thread of notifications.py. Neither keeps a
+topic alive: a serving knows its writers, and nothing of what owns them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from ..append.handles import Handles
+from ..errors import CommitPendingError, LogClosedError, LogError
+from ..log.store_pointer import Home, read_home
+from ..system.files import Files
+from . import notifications as inbox
+from .apply import Applier
+from .store import Store, open_store
+
+__all__ = ["Serving"]
+
+logger = logging.getLogger("loglib")
+
+_PATIENCE_S = 1.0  # for the process that applies a transaction
+_APPLY_S = 2.0  # at most for the transactions of a dead process, when a topic is opened
+
+
+class Serving:
+    """What is done for the transactions of one open topic."""
+
+    def __init__(self, files: Files, path: str, handles: Handles, clock: Callable[[], int]) -> None:
+        self._files = files
+        self._path = path
+        self._handles = handles  # they have the writers that are open now
+        self._clock = clock
+        self._held_since: float | None = None  # when a transaction was first seen that is not done
+
+    def attend(self) -> None:
+        """Serve from now on, whenever another process leaves word in the topic's inbox."""
+        inbox.attend(self._path, self, Serving.serve)
+
+    def leave(self) -> None:
+        """Serve no more."""
+        inbox.leave(self)
+
+    def apply(self) -> None:
+        """Apply what a dead process has committed. Records of the topic may wait for it."""
+        home = read_home(self._files, self._path)
+        if home is None:
+            return
+        try:
+            store, applier = self._of(home)
+            if store.pending():
+                applier.run(_APPLY_S)
+            applier.release_own()
+        except (LogError, OSError) as error:
+            logger.warning("%s: transactions were not applied: %s", self._path, error)
+
+    def serve(self) -> bool:
+        """Apply what other processes commit to the partitions of this one. True while something is held.
+
+        If it is held for a second, the process that applies it may have died: then this one goes on.
+        """
+        writers = list(self._handles.writers)
+        inbox.answer(self._files, self._path, [each.partition for each in writers])
+        try:
+            home = read_home(self._files, self._path)
+            if home is None:
+                return False
+            store, applier = self._of(home)
+            for manifest in store.pending():
+                applier.apply_own(manifest)
+            applier.release_own()
+            held = any(each.disk.mark.held_txn for each in writers)
+            if not held:
+                self._held_since = None
+            elif self._held_since is None:
+                self._held_since = time.monotonic()
+            elif time.monotonic() - self._held_since >= _PATIENCE_S:
+                applier.run(_PATIENCE_S)
+        except LogClosedError:
+            return False
+        except CommitPendingError:  # the transaction before it is not done yet: its end rings again
+            return True
+        except (LogError, OSError) as error:
+            logger.warning("%s: transactions were not applied: %s", self._path, error)
+        return any(each.disk.mark.held_txn for each in writers)
+
+    def _of(self, home: Home) -> tuple[Store, Applier]:
+        """The store of the topic's transactions, with what applies them."""
+        store = open_store(self._files, os.path.normpath(home.path))
+        return store, Applier(self._files, store, list(self._handles.writers), clock=self._clock)

@@ -1,0 +1,150 @@
+"""The command line as a program: what it says of itself and of errors, and how it ends when it is disturbed."""
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import commands
+import pytest
+from commands import Cli, started
+
+from conftest import SOURCE, run_python
+from loglib import Topic
+from loglib.cli.output import age, safe, when
+
+cli = commands.cli
+clicks = commands.clicks
+
+
+def test_closed_pipe_ends_without_a_word(tmp_path: Path) -> None:
+    with Topic.open(tmp_path / "t") as topic:
+        topic.append_many([b"x" * 100] * 20_000)
+    with started("cat", tmp_path / "t") as printing:
+        assert printing.stdout is not None and printing.stderr is not None
+        printing.stdout.read(10)
+        printing.stdout.close()
+        assert printing.wait(30) == 141
+        assert printing.stderr.read() == b""
+
+
+def test_terminal_never_gets_a_control_character_unless_asked(tmp_path: Path) -> None:
+    with Topic.open(tmp_path / "t") as topic:
+        value = "\x1b]0;owned\x07 \x9b31m \u202e \xff".encode() + b"\xff"
+        topic.append(value, key=b"\x1b[2J", headers={"\x1b": b"\x08"})
+    for options in ([], ["-l"], ["--json"], ["--format", "{key} {value} {headers}"]):
+        shown = on_terminal("cat", tmp_path / "t", *options)
+        assert not set(shown.decode()) & set("\x1b\x07\x08\x9b\u202e"), options
+    assert b"\x1b]0;owned\x07" in on_terminal("cat", tmp_path / "t", "--raw")
+
+
+def test_long_command_shows_how_far_it_is_on_a_terminal_only(clicks: Path) -> None:
+    assert b"clicks" in on_terminal("verify", clicks)
+    with started("verify", clicks) as verifying:
+        output, errors = verifying.communicate()
+    assert b"no damage" in output and errors == b""
+
+
+def on_terminal(*arguments: object) -> bytes:
+    """What a command prints on a terminal of its own."""
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(sys.executable, [sys.executable, "-m", "loglib", *map(str, arguments)])
+    found = b""
+    try:
+        while data := os.read(terminal, 1 << 16):
+            found += data
+    except OSError:  # Linux reports the end in this way
+        pass
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, found
+    return found
+
+
+def test_safe_text_keeps_what_can_be_read() -> None:
+    assert safe("a\\b \u017elu\u0165 \u65e5\u672c") == "a\\b \u017elu\u0165 \u65e5\u672c"
+    assert safe(b"a\tb\r\n\x00\x7f\xc3") == r"a\tb\r\n\x00\x7f\xc3"
+    assert safe("\u2028\u200f\ue000") == r"\u2028\u200f\ue000"
+    assert safe(None) == "null"
+    ages = [age(each) for each in (None, 0, 90e6, 3_600e6 * 30, 5_000, 12)]
+    assert ages == ["-", "0s", "1m 30s", "1d 6h", "5ms", "12us"]
+    assert when(None) == "-" and when(1 << 62) == f"{1 << 62} us"
+
+
+def test_bench_measures_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
+    done = cli("bench", tmp_path, "--records", 1000, "--size", 100)
+    assert done.code == 0 and "append and sync, one a call" in done.output and "records/s" in done.output.lower()
+    rows = cli("bench", tmp_path, "--records", 1000, "--json").objects
+    assert len(rows) == 6 and all(row["seconds"] > 0 and row["bytes"] > 0 for row in rows)
+    assert not list(tmp_path.iterdir())
+    assert cli("bench", tmp_path / "nowhere").code == 2
+
+
+def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
+    listed = cli("--help").output
+    for verb in ("create", "ls", "info", "append", "archive", "cat", "tail", "groups", "lag", "reset", "retain",
+                 "alter", "delete", "tier", "verify", "repair", "audit", "bench", "dump", "completion",
+                 "serve", "receive"):  # fmt: skip
+        assert f"  {verb} " in listed
+        assert cli(verb, "--help").code == 0
+    assert cli("--version").output.startswith("loglib, version ")
+    assert cli("nonsense").code == 2
+    assert cli().code == 2
+
+
+def test_error_of_the_library_or_the_system_is_one_line(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("x\n")
+    with Topic.open(clicks):
+        refused = cli("append", clicks, tmp_path / "lines")
+    assert refused.code == 3 and refused.errors.startswith("loglib: ") and "Traceback" not in refused.errors
+    shutil.rmtree(clicks / "0001")
+    missing = cli("verify", clicks)
+    assert missing.code == 1 and "0001" in missing.output + missing.errors
+    assert cli("cat", tmp_path / "nowhere").code == 2
+
+
+def test_shell_completes_verbs() -> None:
+    environment = os.environ | {"_LOGLIB_COMPLETE": "bash_complete", "COMP_WORDS": "loglib ver", "COMP_CWORD": "1"}
+    command = [sys.executable, "-m", "loglib"]
+    completed = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert completed.stdout == b"plain,verify\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_script_for_a_shell_calls_loglib(cli: Cli, shell: str) -> None:
+    assert "_LOGLIB_COMPLETE" in cli("completion", shell).output
+
+
+def test_start_imports_neither_arrow_nor_spark(clicks: Path) -> None:
+    program = """
+        import sys
+        from loglib.cli.program import run
+        run(["info", sys.argv[1]])
+        assert not {"numpy", "pyarrow", "pandas", "pyspark", "rich"} & set(sys.modules)
+    """
+    run_python(program, clicks)
+
+
+def test_missing_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError('no', name='click')\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "loglib", "ls"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "pip install 'loglib-segments[cli]'" in done.stderr
+
+
+def test_commands_of_the_page_run(tmp_path: Path) -> None:
+    page = (SOURCE.parent / "docs" / "command-line.md").read_text()
+    lines = [line.removeprefix("$ ") for line in page.splitlines() if line.startswith("$ ")]
+    assert len(lines) > 10
+    command = tmp_path / "bin" / "loglib"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m loglib "$@"\n')
+    command.chmod(0o755)
+    environment = os.environ | {"PATH": f"{command.parent}:{os.environ['PATH']}"}
+    script = "set -e\n" + "\n".join(lines)
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"10.0.0.1 - - [17/May/2015" in done.stdout

@@ -1,0 +1,247 @@
+"""Progress: positions that are right after whatever has come between, and what counts as handled."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loglib import LogMovedError, Record, StorageIOError, Topic, TopicPartition
+from loglib.groups import delivery as progress_module
+from loglib.groups.delivery import Progress
+from loglib.groups.run import Run
+from loglib.system.notify import Observer
+from loglib.testing import FaultyFiles
+
+HERE, OTHER = TopicPartition("topic", 0), TopicPartition("topic", 1)
+
+
+@pytest.fixture
+def topic(open_topic: Callable[..., Topic]) -> Topic:
+    """Two partitions with five records each, a batch each."""
+    topic = open_topic(partitions=2)
+    for number in range(10):
+        topic.append(b"%d" % number, partition=number % 2)
+        topic.flush()
+    return topic
+
+
+@pytest.fixture
+def progress(topic: Topic) -> Iterator[Progress]:
+    observer = Observer()
+    progress = Progress(topic._place("etl"), observer)
+    progress.add({HERE: 0})
+    yield progress
+    progress.close()
+    observer.close()
+
+
+def one_by_one(run: Run | None) -> list[Record]:
+    assert run is not None
+    records: list[Record] = []
+    while (few := run.next_few()) is not None:
+        records += few
+    return records
+
+
+def interrupted(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_records_read_but_not_handed_out_are_read_again(
+    progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(progress_module, "Run", interrupted)
+        progress.take("one by one")
+    assert [record.value for record in one_by_one(progress.take("one by one"))] == [b"0"]
+
+
+def test_leaving_that_was_interrupted_is_made_good_by_the_next_call(
+    progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = progress.take("batch")
+    assert run is not None
+    run.all_out = True
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(progress, "_go_to", interrupted)
+        progress.leave(run, came_back=False)
+    progress.settle()
+    assert progress.handled == {}
+    assert progress.next_offsets() == {HERE: run.batch.offsets.start}
+    assert [record.value for record in one_by_one(progress.take("one by one"))] == [b"0"]
+
+
+def test_leaving_a_run_again_changes_nothing(progress: Progress) -> None:
+    run = progress.take("one by one")
+    assert run is not None
+    [record] = one_by_one(run)
+    progress.leave(run, came_back=True)
+    progress.leave(run, came_back=False)
+    assert progress.handled == progress.next_offsets() == {HERE: record.next_offset}
+
+
+def test_what_was_polled_is_handled_by_the_next_call_and_not_before(progress: Progress) -> None:
+    run = progress.take("polled", 1)
+    assert run is not None
+    run.all_out = True
+    assert progress.handled == {}
+    assert progress.so_far() == {HERE: run.batch.next_offset}
+    progress.settle()
+    assert progress.handled == {HERE: run.batch.next_offset}
+
+
+def test_paused_partition_goes_on_where_it_was(progress: Progress) -> None:
+    progress.add({OTHER: 0})
+    progress.pause(HERE)
+    found = [run.partition for _ in range(7) if (run := progress.take("batch")) is not None]
+    assert found == [OTHER] * 5
+    progress.resume(HERE)
+    assert [record.value for record in one_by_one(progress.take("one by one"))] == [b"0"]
+
+
+def test_partition_read_to_its_end_sleeps_until_it_is_written_to(topic: Topic, progress: Progress) -> None:
+    while progress.take("batch") is not None:
+        pass
+    topic.append(b"more", partition=0, sync=True)
+    assert progress.take("batch") is None
+    progress.changed({OTHER: set(), "owners": set()})
+    assert progress.take("batch") is None
+    progress.changed(progress._observer.changed())
+    run = progress.take("batch")
+    assert run is not None and run.batch.values == [b"more"]
+
+
+def test_partition_restored_under_a_sleeping_reader_is_read_on(
+    open_topic: Callable[..., Topic], topic: Topic, path: Path
+) -> None:
+    reading, observer = open_topic(mode="r"), Observer()
+    progress = Progress(reading._place("etl"), observer)
+    progress.add({HERE: 0})
+    while progress.take("batch") is not None:
+        pass
+    (path / "0000/watermark").rename(path / "0000/old")
+    shutil.copy(path / "0000/old", path / "0000/new")
+    (path / "0000/new").rename(path / "0000/watermark")
+    with suppress(LogMovedError):
+        topic.close()
+    open_topic().append(b"more", partition=0, sync=True)
+    observer.wait(30)
+    progress.changed(observer.changed())
+    run = progress.take("batch")
+    assert run is not None and b"more" in run.batch.values
+    progress.close()
+    observer.close()
+
+
+def test_more_that_comes_while_it_is_read_is_not_missed(topic: Topic, progress: Progress) -> None:
+    """The system reports a write in this process before the writer says so: who is that quick hears of it again."""
+    while progress.take("batch") is not None:
+        pass
+    writer = topic.partition(0)._access.writer()
+    before = writer.mark()
+    topic.append(b"more", partition=0, sync=True)
+    progress._observer.changed()
+    assert progress.take("batch") is None  # as if the writer's mark were still that of before
+    assert before.flushed_end < writer.mark().flushed_end
+    progress._observer.wait(30)
+    topic.append(b"again", partition=0, sync=True)
+    progress.changed(progress._observer.changed())
+    run = progress.take("batch")
+    assert run is not None and run.batch.values[0] == b"more"
+
+
+def test_files_of_few_partitions_are_open_at_a_time(
+    topic: Topic, progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "_MOST_OPEN", 1)
+    progress.add({OTHER: 0})
+    got = []
+    while (run := progress.take("batch")) is not None:
+        got += run.batch.values
+        assert len(progress._cursors) <= 1
+    assert sorted(filter(None, got)) == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("others_open", [True, False])
+def test_running_out_of_descriptors_closes_those_of_others_first(
+    open_topic: Callable[..., Topic], topic: Topic, others_open: bool
+) -> None:
+    files = FaultyFiles("open_read", error=24, armed=False)
+    reading = open_topic(mode="r", files=files)
+    observer = Observer()
+    progress = Progress(reading._place("etl"), observer)
+    try:
+        if others_open:
+            progress.add({OTHER: 0})
+            assert progress.take("batch", 1) is not None
+            progress.drop([OTHER])
+            progress.add({HERE: 0})
+            assert progress.take("batch") is not None
+            progress.add({OTHER: 0})
+            progress._blocks.clear()
+            progress._turns = {OTHER: None}
+        else:
+            progress.add({OTHER: 0})
+        files.armed = True
+        if others_open:
+            run = progress.take("batch")
+            assert run is not None and run.partition == OTHER and files.failed == 1
+        else:
+            with pytest.raises(StorageIOError, match="raise the limit"):
+                progress.take("batch")
+            assert progress.take("batch") is not None
+    finally:
+        progress.close()
+        observer.close()
+
+
+def test_other_errors_of_the_system_are_not_taken_for_that(open_topic: Callable[..., Topic], topic: Topic) -> None:
+    files = FaultyFiles("open_read", armed=False)
+    reading = open_topic(mode="r", files=files)
+    observer = Observer()
+    progress = Progress(reading._place("etl"), observer)
+    progress.add({HERE: 0})
+    files.armed = True
+    with pytest.raises(OSError, match="Input/output error"):
+        progress.take("batch")
+    observer.close()
+
+
+def test_partitions_overtaken_by_retention_are_told_apart(topic: Topic, progress: Progress) -> None:
+    progress.add({OTHER: 0})
+    partition = topic.partition(0)
+    partition.roll()
+    partition._access.writer().drop_before(partition.log_end_offset)
+    assert progress.overtaken() == [HERE]
+
+
+def test_history_is_known_of_what_was_just_read(topic: Topic, progress: Progress) -> None:
+    headers = [batch._header for batch in topic.batches() if batch.partition == 0]
+    run = progress.take("batch")
+    assert run is not None
+    assert progress.history(HERE, headers[0].base_offset) == 0
+    assert progress.history(HERE, headers[0].next_offset) == headers[0].header_crc
+    assert progress.history(HERE, headers[3].next_offset) == headers[3].header_crc  # which is looked up
+
+
+def test_seek_ends_the_run_of_its_partition_and_counts_as_progress(topic: Topic, progress: Progress) -> None:
+    run = progress.take("one by one")
+    assert run is not None
+    last = list(topic.partition(0).read())[-1]
+    progress.seek(HERE, last.offset)
+    assert run.next_few() is None
+    assert progress.run is None
+    assert progress.handled == {HERE: last.offset}
+    assert one_by_one(progress.take("one by one")) == [last]
+
+
+def test_dropped_partition_is_forgotten_with_what_was_handled(progress: Progress) -> None:
+    progress.seek(HERE, 0)
+    progress.drop([HERE])
+    assert progress.handled == progress.next_offsets() == {}
+    assert progress.take("one by one") is None

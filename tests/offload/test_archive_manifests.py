@@ -1,0 +1,112 @@
+"""Manifests of an archive: a change in any byte is damage, and what is committed does not change."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import archived_topics
+import pytest
+
+from conftest import NOW
+from loglib import Archived, CorruptLogError, Topic, UnsupportedFormatError, archive, archived, testing
+from loglib.format.checked_json import seal
+from loglib.offload import manifest_log as numbered
+from loglib.offload.archive_manifest import ArchivedFile, ArchivedPartition, decode, encode
+from loglib.offload.archive_store import DirectoryPlace, newest
+from loglib.testing import MemoryFiles, RecordingFiles
+
+Open = Callable[..., Topic]
+
+to = archived_topics.to
+
+
+def an_archive() -> Archived:
+    file = ArchivedFile(f"0000/{0:020d}-{9:020d}-{'a' * 16}.parquet", 0, 9, 3, 100, 7, 8, -5, NOW, NOW)
+    return Archived(3, bytes(range(16)), "clicks", NOW, (ArchivedPartition(0, 0, 20, ((9, 12),), (file,)),))
+
+
+def test_a_manifest_that_differs_in_any_byte_is_damaged() -> None:
+    content = encode(an_archive())
+    assert decode(content, "m") == an_archive()
+    for at in range(len(content)):
+        with pytest.raises(CorruptLogError):
+            decode(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :], "m")
+        with pytest.raises(CorruptLogError):
+            decode(content[:at], "m")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": -1}, {"version": True}, {"version": 1 << 63}, {"log_id": "x"}, {"partitions": 5}, {"format": "1"},
+        {"partitions": [{"partition": 1, "start": 0, "end": 0, "gaps": [], "files": []}]},
+        {"partitions": [{"partition": 0, "start": 5, "end": 0, "gaps": [], "files": []}]},
+        {"partitions": [{"partition": 0, "start": 0, "end": 9, "gaps": [[0, 10]], "files": []}]},
+        {"partitions": [{"partition": 0, "start": 0, "end": 9, "gaps": [], "files": [{
+            "name": "0000/../../x", "start": 0, "end": 9, "rows": 1, "bytes": 1, "crc": "0", "footer_crc": "0",
+            "first_time": 0, "last_time": 0, "added": 0}]}]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_forged_manifest_is_damaged(changes: dict[str, Any]) -> None:
+    facts = {"format": 1, "version": 1, "log_id": "00" * 16, "topic": "t", "time": 0, "partitions": []}
+    decode(seal(facts), "m")
+    with pytest.raises(CorruptLogError):
+        decode(seal(facts | changes), "m")
+
+
+def test_a_newer_manifest_says_so() -> None:
+    with pytest.raises(UnsupportedFormatError):
+        decode(seal({"format": 2}), "m")
+
+
+def test_a_manifest_under_another_number_is_damaged(open_topic: Open, to: Path) -> None:
+    archive(open_topic(), to)
+    (to / "_loglib" / f"{1:020d}.json").rename(to / "_loglib" / f"{2:020d}.json")
+    with pytest.raises(CorruptLogError, match="version 1"):
+        archived(to)
+
+
+def test_manifests_that_vanish_while_they_are_read_are_looked_for_again(to: Path) -> None:
+    files = MemoryFiles()
+    files.make_directories("/a")
+    with closing(DirectoryPlace(files, "/a", 0o600)) as place:
+        assert place.commit(Archived(1, bytes(16), "t", 0, ()))
+
+    class Vanishing(RecordingFiles):
+        left = 3
+
+        def before(self, call: testing.Call) -> None:
+            super().before(call)
+            if call.path.endswith(".json") and call.name == "open_read" and self.left:
+                self.left -= 1
+                raise FileNotFoundError(errno.ENOENT, "gone", call.path)
+
+    vanishing = Vanishing(files)
+    found = newest(vanishing, "/a")
+    assert found is not None and found.version == 1 and vanishing.left == 0
+    vanishing.left = 1000
+    with pytest.raises(CorruptLogError, match="vanish"):
+        newest(vanishing, "/a")
+
+
+def test_old_manifests_go_and_their_numbers_are_not_taken_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbered, "VERSIONS_KEPT", 3)
+    files = MemoryFiles()
+    files.make_directories("/a")
+    versions = [Archived(number, bytes(16), "t", 0, ()) for number in range(8)]
+    one, two = DirectoryPlace(files, "/a", 0o600), DirectoryPlace(files, "/a", 0o600)
+    with closing(one) as place, closing(two) as other:
+        for each in versions[1:7]:
+            assert place.commit(each)
+            assert not other.commit(each), "of several processes one commits a version"
+        assert len(files.listdir("/a/_loglib")) == 3
+        for each in versions[1:4]:
+            assert not other.commit(each), "the number is free again, but behind"
+        assert other.newest() == versions[6]
+        assert place.commit(versions[7])
+        assert len(files.listdir("/a/_loglib")) == 3

@@ -1,0 +1,429 @@
+"""system/files.py: whole writes or an error, regular files or a refusal, and never a wait that nobody ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import socket
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import run_python
+from loglib import CorruptLogError
+from loglib.system.files import REAL, Files
+from loglib.testing import Call, FaultyFiles, RecordingFiles, ShortWrites, WatchedFiles
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    return path
+
+
+# --- what may be opened ---------------------------------------------------------------------------------
+
+
+def plant(kind: str, path: Path) -> None:
+    """Something at the path that is no regular file."""
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "fifo":
+            os.mkfifo(path)
+        case "symlink":
+            path.with_name("elsewhere").write_bytes(b"not to be touched")
+            path.symlink_to("elsewhere")
+        case "dangling":
+            path.symlink_to("nowhere")
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(os.path.relpath(path))
+        case "device":
+            path.symlink_to("/dev/null")
+
+
+KINDS = ["directory", "fifo", "symlink", "dangling", "socket", "device"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("operation", ["open_read", "open_write", "create", "create-shared"])
+def test_only_regular_files_are_opened_and_nothing_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, operation: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "planted"
+    plant(kind, path)
+    before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    with pytest.raises((CorruptLogError, FileExistsError)) as caught:
+        match operation:
+            case "create":
+                REAL.create(str(path), 0o600)
+            case "create-shared":
+                REAL.create(str(path), 0o600, exclusive=False)
+            case _:
+                getattr(REAL, operation)(str(path))
+    assert str(path) in str(caught.value)
+    assert len(before) == (len(os.listdir("/proc/self/fd")) if before else 0), "nothing stays open"
+    if kind == "symlink":
+        assert (tmp_path / "elsewhere").read_bytes() == b"not to be touched"
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "/dev/zero"])
+def test_devices_are_refused(name: str) -> None:
+    with pytest.raises(CorruptLogError, match="a regular file, and no link") as caught:
+        REAL.open_read(name)
+    assert caught.value.path == name
+
+
+def test_missing_file_is_a_missing_file(tmp_path: Path) -> None:
+    for operation in (REAL.open_read, REAL.open_write):
+        with pytest.raises(FileNotFoundError):
+            operation(str(tmp_path / "missing"))
+
+
+def test_files_are_not_inherited_by_programs(file: Path) -> None:
+    for fd in (REAL.open_read(str(file)), REAL.open_write(str(file)), REAL.create(str(file) + "2", 0o600)):
+        assert not os.get_inheritable(fd)
+        REAL.close(fd)
+
+
+# --- modes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777], ids=oct)
+@pytest.mark.parametrize(
+    ("permissions", "directory"), [(0o600, 0o700), (0o640, 0o750), (0o644, 0o755), (0o666, 0o777)], ids=oct
+)
+def test_modes_are_what_was_asked_for_under_any_umask(
+    tmp_path: Path, umask: int, permissions: int, directory: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        REAL.write_new(str(tmp_path / "new"), b"content", permissions)
+        REAL.make_directory(str(tmp_path / "directory"), permissions)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == permissions
+    # A directory that may be read may be searched; one that may be written may be changed.
+    assert stat.S_IMODE((tmp_path / "directory").stat().st_mode) & 0o555 == directory & 0o555
+    assert stat.S_IMODE((tmp_path / "directory").stat().st_mode) & 0o222 == permissions & 0o222
+
+
+def test_file_that_exists_is_created_only_if_it_may_be(file: Path) -> None:
+    with pytest.raises(FileExistsError):
+        REAL.create(str(file), 0o600)
+    fd = REAL.create(str(file), 0o600, exclusive=False)
+    assert REAL.size(fd) == 10
+    REAL.close(fd)
+
+
+# --- writing --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_are_written_back_to_back_at_their_place(file: Path, seed: int) -> None:
+    choose = random.Random(seed)
+    parts = [bytes(choose.randbytes(choose.randrange(50))) for _ in range(choose.randrange(1, 20))]
+    fd = REAL.open_write(str(file))
+    assert REAL.write_all(fd, [*parts, bytearray(b"ab"), memoryview(b"cd")], 3) == len(b"".join(parts)) + 4
+    os.close(fd)
+    assert file.read_bytes()[: 3 + len(b"".join(parts)) + 4] == b"012" + b"".join(parts) + b"abcd"
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 10, 11])
+def test_short_writes_are_carried_on(file: Path, at_once: int) -> None:
+    fd = REAL.open_write(str(file))
+    assert ShortWrites(at_once).write_all(fd, [b"hello ", b"world"], 4) == 11
+    os.close(fd)
+    assert file.read_bytes() == b"0123hello world"
+
+
+def test_write_that_makes_no_headway_is_an_error(file: Path) -> None:
+    fd = REAL.open_write(str(file))
+    with pytest.raises(OSError, match="wrote nothing"):
+        ShortWrites(0).write_all(fd, [b"hello"], 0)
+    os.close(fd)
+
+
+@pytest.mark.usefixtures("unmeasured")  # what it measured would not fit either
+def test_write_beyond_the_limit_of_the_file_size_fails_after_what_fitted(tmp_path: Path) -> None:
+    printed = run_python(
+        """
+        import errno, os, resource, signal, sys
+        from loglib.system.files import REAL
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        fd = REAL.create(sys.argv[1], 0o600)
+        try:
+            REAL.write_all(fd, [b"a" * 700, b"b" * 700], 0)
+        except OSError as error:
+            print(errno.errorcode[error.errno], REAL.size(fd))
+        """,
+        tmp_path / "limited",
+    )
+    assert printed.split() == ["EFBIG", "1000"]
+    assert (tmp_path / "limited").read_bytes() == b"a" * 700 + b"b" * 300
+
+
+def test_new_file_whose_writing_fails_is_closed(tmp_path: Path) -> None:
+    class Full(Files):
+        def write_all(self, *_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    with pytest.raises(OSError, match="No space"):
+        Full().write_new(str(tmp_path / "new"), b"x", 0o600)
+    assert before == (len(os.listdir("/proc/self/fd")) if before else 0)
+
+
+def test_what_cannot_be_synced_is_reported(tmp_path: Path) -> None:
+    from_here, to_here = os.pipe()
+    with pytest.raises(OSError):
+        REAL.datasync(to_here)
+    os.close(from_here)
+    os.close(to_here)
+    with pytest.raises(NotADirectoryError):
+        (tmp_path / "file").touch()
+        REAL.sync_directory(str(tmp_path / "file"))
+    REAL.sync_directory(str(tmp_path))
+
+
+# --- reading and copying ----------------------------------------------------------------------------------
+
+
+def test_whole_file_is_read_up_to_a_limit(file: Path) -> None:
+    assert REAL.read_whole(str(file), 10) == b"0123456789"
+    with pytest.raises(CorruptLogError, match="10 bytes, expected at most 9") as caught:
+        REAL.read_whole(str(file), 9)
+    assert caught.value.file_position == 9
+
+
+class BadSector(Files):
+    """Reads what stands before the bad place, and at it fails."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        if position >= self.at:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().pread(fd, min(size, self.at - position), position)
+
+
+class ShortReads(Files):
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        return super().pread(fd, min(size, 3), position)
+
+
+def test_short_read_is_carried_on_to_the_size_or_the_end(file: Path) -> None:
+    files = ShortReads()
+    fd = files.open_read(str(file))
+    assert files.read_at(fd, 8, 1) == b"12345678"
+    assert files.read_at(fd, 100, 1) == b"123456789"
+    assert files.read_at(fd, 100, 10) == files.read_at(fd, 0, 0) == b""
+    files.close(fd)
+    assert files.read_whole(str(file), 10) == b"0123456789"
+
+
+def test_short_read_ahead_of_a_bad_sector_is_no_end_of_the_file(file: Path) -> None:
+    files = BadSector(4)
+    fd = files.open_read(str(file))
+    assert files.read_at(fd, 4, 0) == b"0123"
+    with pytest.raises(OSError, match="Input/output error"):
+        files.read_at(fd, 8, 0)
+    files.close(fd)
+    with pytest.raises(OSError, match="Input/output error"):
+        files.read_whole(str(file), 10)
+
+
+def test_links_in_a_circle_on_the_way_to_a_file_are_not_called_damage(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        REAL.open_read(str(tmp_path / "circle" / "file"))
+
+
+def test_range_is_copied_within_a_file_and_to_another(file: Path, tmp_path: Path) -> None:
+    large = random.Random(1).randbytes((2 << 20) + 77)
+    file.write_bytes(large)
+    source, target = REAL.open_write(str(file)), REAL.create(str(tmp_path / "copy"), 0o600)
+    REAL.copy_range(source, target, start=5, end=len(large) - 5, at=2)
+    REAL.copy_range(source, source, start=10, end=1000, at=10)
+    with pytest.raises(OSError, match="ended early"):
+        REAL.copy_range(source, target, start=len(large) - 5, end=len(large) + 5, at=0)
+    os.close(source)
+    os.close(target)
+    assert file.read_bytes() == large
+    assert (tmp_path / "copy").read_bytes()[7:] == large[10:-5]
+
+
+def test_range_beyond_the_file_cannot_be_sent(file: Path) -> None:
+    source = REAL.open_read(str(file))
+    from_here, to_here = os.pipe()
+    with pytest.raises(OSError, match="ended early"):
+        REAL.send_range(to_here, source, 8, 5)
+    assert os.read(from_here, 100) == b"89"
+    for fd in (source, from_here, to_here):
+        os.close(fd)
+
+
+def test_range_to_a_file_open_for_appending_goes_the_long_way(file: Path, tmp_path: Path) -> None:
+    large = random.Random(2).randbytes((2 << 20) + 77)
+    file.write_bytes(large)
+    with (tmp_path / "appended").open("ab") as target, file.open("rb") as source:
+        target.write(b"before")
+        target.flush()
+        REAL.send_range(target.fileno(), source.fileno(), 3, len(large) - 3)
+        with pytest.raises(OSError, match="ended early"):
+            REAL.send_range(target.fileno(), source.fileno(), len(large), 1)
+    assert (tmp_path / "appended").read_bytes() == b"before" + large[3:]
+
+
+def test_sending_to_what_cannot_be_written_is_an_error(file: Path) -> None:
+    source = REAL.open_read(str(file))
+    other = REAL.open_read(str(file))
+    with pytest.raises(OSError) as caught:
+        REAL.send_range(other, source, 0, 10)
+    assert caught.value.errno == errno.EBADF
+    for fd in (source, other):
+        os.close(fd)
+
+
+def test_stream_that_is_not_ready_is_waited_for(file: Path) -> None:
+    file.write_bytes(bytes(300_000))
+    from_here, to_here = os.pipe()
+    os.set_blocking(to_here, False)
+    source = REAL.open_read(str(file))
+    received = bytearray()
+
+    def receive() -> None:
+        REAL.wait_readable(from_here)
+        while piece := os.read(from_here, 1 << 16):
+            received.extend(piece)
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    REAL.write_stream(to_here, b"x" * 200_000)
+    REAL.send_range(to_here, source, 0, 300_000)
+    os.close(to_here)
+    receiver.join()
+    assert received == b"x" * 200_000 + bytes(300_000)
+    for fd in (source, from_here):
+        os.close(fd)
+
+
+# --- directories and locks ----------------------------------------------------------------------------------
+
+
+def test_directories_that_are_missing_are_made(tmp_path: Path) -> None:
+    REAL.make_directories(str(tmp_path / "a" / "b" / "c"))
+    REAL.make_directories(str(tmp_path / "a" / "b" / "c"))
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    REAL.remove_tree(str(tmp_path / "a"))
+    assert not REAL.exists(str(tmp_path / "a"))
+
+
+def test_directory_that_another_process_makes_meanwhile_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_mkdir = os.mkdir
+
+    def slow(path: str) -> None:
+        real_mkdir(path)
+        raise FileExistsError(errno.EEXIST, "File exists", path)
+
+    monkeypatch.setattr(os, "mkdir", slow)
+    REAL.make_directories(str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_file_in_the_way_of_a_directory_is_an_error(file: Path) -> None:
+    with pytest.raises(OSError):
+        REAL.make_directories(str(file / "below"))
+
+
+def test_sizes_tell_of_everything_in_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"1")
+    (tmp_path / "link").symlink_to("one")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    found = REAL.sizes(str(tmp_path))
+    assert found == {"one": 1, "link": 3, "dangling": 7}
+    assert REAL.exists(str(tmp_path / "dangling"))
+
+
+def test_file_removed_while_a_directory_is_listed_is_left_out(tmp_path: Path) -> None:
+    for name in ("stays", "goes"):
+        (tmp_path / name).write_bytes(b"1")
+
+    class Removing(WatchedFiles):
+        def after(self, call: Call, result: Any) -> Any:
+            if call.name == "listdir":
+                (tmp_path / "goes").unlink()
+            return result
+
+    assert Removing().sizes(str(tmp_path)) == {"stays": 1}
+
+
+@pytest.mark.parametrize("name", ["fstat", "fchmod"])
+def test_file_that_is_opened_in_vain_is_closed(tmp_path: Path, name: str) -> None:
+    # It stayed open when the system would not say what it is.
+    files = FaultyFiles(name)
+    recorded = RecordingFiles(files)
+    with pytest.raises(OSError, match="Input/output"):
+        recorded.create(str(tmp_path / "new"), 0o600)
+    assert recorded.count("create") == recorded.count("close") == 1
+
+
+def test_second_handle_does_not_get_the_lock_until_the_first_is_closed(file: Path) -> None:
+    one, other = REAL.open_write(str(file)), REAL.open_write(str(file))
+    assert REAL.try_lock(one)
+    assert not REAL.try_lock(other)
+    REAL.close(one)
+    assert REAL.try_lock(other)
+    REAL.close(other)
+
+
+def test_file_is_the_same_until_its_name_is_anothers(file: Path) -> None:
+    fd = REAL.open_read(str(file))
+    assert REAL.same_file(fd, str(file))
+    file.rename(file.with_name("moved"))
+    assert not REAL.same_file(fd, str(file))
+    file.write_bytes(b"another")
+    assert not REAL.same_file(fd, str(file))
+    REAL.close(fd)
+
+
+def test_free_space_is_within_the_total(tmp_path: Path) -> None:
+    free, total = REAL.free_space(str(tmp_path))
+    assert 0 <= free <= total
+
+
+def test_file_made_by_another_just_before_is_opened_and_none_made_in_its_place(tmp_path: Path) -> None:
+    class Racing(WatchedFiles):
+        def before(self, call: Call) -> None:
+            if call.name == "create" and not raced:
+                raced.append(call.path)
+                (tmp_path / "file").write_bytes(b"theirs")
+
+    raced: list[str] = []
+    files = Racing()
+    fd = files.create(str(tmp_path / "file"), 0o600, exclusive=False)
+    assert raced and files.read_at(fd, 10, 0) == b"theirs"
+    files.close(fd)
+
+
+def test_file_that_is_opened_if_it_is_there_has_its_mode_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        REAL.close(REAL.create(str(tmp_path / "file"), 0o664, exclusive=False))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o664
+    (tmp_path / "file").chmod(0o600)
+    REAL.close(REAL.create(str(tmp_path / "file"), 0o664, exclusive=False))
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600  # as it is

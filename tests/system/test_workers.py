@@ -1,0 +1,174 @@
+"""Workers of multiprocessing: what they have appended is in the log when they have ended in order.
+
+Such a process leaves by `os._exit`: the interpreter's exit functions never run there.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import records_of, run_python
+from loglib.system import process as lifetime
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+METHODS = ["fork", "forkserver", "spawn"]
+
+# What the workers do stands in a module, which those that are not forked import.
+MODULE = """
+    import os
+    from loglib import Topic
+
+    topic = None
+
+    def open_topic(path):
+        global topic
+        topic = Topic.open(f"{path}{os.getpid()}")
+
+    def append(number):
+        topic.append(b"%d" % number)
+        return os.getpid()
+
+    def work(path, count):
+        open_topic(path)
+        for number in range(count):
+            append(number)
+
+"""
+
+
+def run_with_module(program: str, directory: Path, *arguments: object) -> str:
+    lines = [line[4:] for line in MODULE.splitlines()]
+    (directory / "workers.py").write_text("\n".join(lines), "utf-8")
+    begin = "import sys; sys.path.insert(0, sys.argv[1])\n"
+    return run_python(begin + "\n".join(line[8:] for line in program.splitlines()), directory, *arguments)
+
+
+def values_in(directory: Path) -> list[list[int]]:
+    """The numbers in each topic below the directory, by its name."""
+    topics = sorted(each.parent for each in directory.glob("*/topic.json"))
+    return [[int(record.value or b"") for record in records_of(topic)] for topic in topics]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_appends_of_a_worker_are_flushed_when_it_ends(method: str, tmp_path: Path) -> None:
+    program = """
+        import multiprocessing, workers
+        if __name__ == "__main__":
+            context = multiprocessing.get_context(sys.argv[2])
+            started = [context.Process(target=workers.work, args=(sys.argv[1] + "/topic", 20)) for _ in range(2)]
+            for each in started:
+                each.start()
+            for each in started:
+                each.join()
+            print([each.exitcode for each in started])
+    """
+    assert run_with_module(program, tmp_path, method) == "[0, 0]\n"
+    assert values_in(tmp_path) == [list(range(20))] * 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_appends_to_the_topic_of_a_pools_initializer_are_flushed_when_it_ends(method: str, tmp_path: Path) -> None:
+    program = """
+        import multiprocessing, workers
+        from concurrent.futures import ProcessPoolExecutor
+        if __name__ == "__main__":
+            context = multiprocessing.get_context(sys.argv[2])
+            path = sys.argv[1] + "/topic"
+            with ProcessPoolExecutor(2, context, initializer=workers.open_topic, initargs=(path,)) as pool:
+                list(pool.map(workers.append, range(20)))
+            with context.Pool(2, workers.open_topic, (path,)) as pool:
+                pool.map(workers.append, range(20, 40))
+                pool.close()
+                pool.join()
+    """
+    run_with_module(program, tmp_path, method)
+    found = values_in(tmp_path)
+    assert sorted(number for numbers in found for number in numbers) == list(range(40))
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_appends_to_a_topic_that_a_module_opens_when_a_worker_imports_it_are_flushed(
+    method: str, tmp_path: Path
+) -> None:
+    """The worker imports the module to learn what it is to do, and forgets the exit functions before it does it."""
+    lines = ["import os, workers", "workers.open_topic(os.path.dirname(__file__) + '/topic')"]
+    lines += ["def append(number): workers.append(number)"]
+    (tmp_path / "opens.py").write_text("\n".join(lines), "utf-8")
+    program = """
+        import multiprocessing, opens
+        if __name__ == "__main__":
+            context = multiprocessing.get_context(sys.argv[2])
+            started = [context.Process(target=opens.append, args=(number,)) for number in range(2)]
+            for each in started:
+                each.start()
+            for each in started:
+                each.join()
+            print([each.exitcode for each in started])
+    """
+    assert run_with_module(program, tmp_path, method) == "[0, 0]\n"
+    assert sorted(values_in(tmp_path)) == [[], [0], [1]]  # the parent imports the module, too
+
+
+def test_worker_of_a_process_that_writes_itself_closes_its_own_topic_and_not_its_parents(tmp_path: Path) -> None:
+    """The parent has told multiprocessing of its topics already; its worker forgets that, and must tell anew."""
+    program = """
+        import multiprocessing, workers
+        workers.open_topic(sys.argv[1] + "/parent")
+        workers.append(1)
+        process = multiprocessing.get_context("fork").Process(target=workers.work, args=(sys.argv[1] + "/child", 3))
+        process.start()
+        process.join()
+        workers.append(2)
+        print(process.exitcode)
+    """
+    assert run_with_module(program, tmp_path) == "0\n"
+    assert values_in(tmp_path) == [[0, 1, 2], [1, 2]]
+
+
+def test_worker_that_is_a_parent_closes_after_its_own_workers(tmp_path: Path) -> None:
+    """Other exit functions come first, in which somebody may append still."""
+    program = """
+        import multiprocessing, multiprocessing.util, workers
+
+        def work(path):
+            workers.work(path, 2)
+            multiprocessing.util.Finalize(None, workers.append, args=(7,), exitpriority=-5)
+            multiprocessing.get_context("fork").Process(target=workers.work, args=(path, 3)).start()
+
+        process = multiprocessing.get_context("fork").Process(target=work, args=(sys.argv[1] + "/topic",))
+        process.start()
+        process.join()
+    """
+    run_with_module(program, tmp_path)
+    assert sorted(values_in(tmp_path)) == [[0, 1, 2], [0, 1, 7]]
+
+
+def test_topic_opened_before_multiprocessing_is_imported_is_closed_once(tmp_path: Path) -> None:
+    program = """
+        import workers
+        workers.open_topic(sys.argv[1] + "/topic")
+        assert "multiprocessing" not in sys.modules
+        workers.append(1)
+        import multiprocessing
+        workers.append(2)
+    """
+    run_with_module(program, tmp_path)
+    assert values_in(tmp_path) == [[1, 2]]
+
+
+def test_exit_function_is_registered_with_multiprocessing_once(
+    open_topic: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(lifetime.at_exit, "_told", False)
+    util = multiprocessing.util
+    monkeypatch.setattr(util, "Finalize", lambda *what, exitpriority: told.append((*what, exitpriority)))
+    monkeypatch.setattr(util, "register_after_fork", lambda *_: None)  # whose registry outlives this test
+    for name in ("a", "b"):
+        open_topic(path / name)
+    assert told == [(None, lifetime.at_exit.end, lifetime._LAST)] and lifetime._LAST < -5

@@ -1,0 +1,368 @@
+"""Transactions that are committed and not done show nothing until somebody goes on with them, and hide what follows."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import transacted
+from transacted import all_values, append_to_all, dying, store_of
+
+import loglib
+from conftest import Clock, crash_copy, sound, values_of
+from loglib import CommitPendingError, LogClosedError, Topic, transaction
+from loglib.append.writer import Writer
+from loglib.transactions import apply as applying
+from loglib.transactions.store import Store
+
+Open = Callable[..., Topic]
+
+pair = transacted.pair
+
+
+def test_death_before_the_commit_leaves_nothing(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:
+    with dying(monkeypatch, Store, "commit"), transaction("etl", version=1) as tx:
+        append_to_all(tx, pair, b"x")
+    assert all_values(pair) == [[], [], []]
+    with transaction("etl", version=1) as tx:
+        append_to_all(tx, pair, b"again")
+    assert all_values(pair) == [[b"again"]] * 3
+
+
+STEPS: list[tuple[object, str, int]] = [
+    (applying.Applier, "run", 1),
+    (applying, "apply_section", 1),
+    (applying, "apply_section", 2),
+    (applying, "apply_section", 3),
+    (Writer, "begin_section", 2),
+    (Writer, "append_section", 2),
+    (Writer, "end_section", 1),
+    (Writer, "end_section", 3),
+    (applying.Applier, "_apply_offsets", 1),
+    (Store, "finish", 1),
+]
+
+
+@pytest.mark.parametrize(("where", "name", "at_call"), STEPS)
+def test_death_after_the_commit_shows_nothing_until_someone_goes_on(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, where: object, name: str, at_call: int
+) -> None:
+    orders, _ = pair
+    with dying(monkeypatch, where, name, at_call=at_call), transaction("etl", version=1) as tx:
+        append_to_all(tx, pair, b"x")
+    orders.append(b"native", partition=0, sync=True)  # the writer goes on, and what it appends waits
+    assert b"x" not in [value for values in all_values(pair) for value in values]
+    with transaction("etl", version=1) as tx:  # the caller does not know whether it was committed
+        append_to_all(tx, pair, b"x")
+    assert tx.repeated
+    assert [sorted(values) for values in all_values(pair)] == [[b"native", b"x"], [b"x"], [b"x"]]
+    for topic in pair:
+        assert topic.verify().damage == ()
+
+
+@pytest.mark.parametrize(("where", "name", "at_call"), STEPS)
+@pytest.mark.parametrize("watermark", [True, False], ids=["watermark", "watermark lost"])
+def test_writer_that_opens_the_copy_goes_on(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, open_topic: Open,
+    where: object, name: str, at_call: int, watermark: bool,
+) -> None:  # fmt: skip
+    for topic in pair:
+        topic.append_many([b"before"] * 3, partition=0)
+        topic.flush()
+    with dying(monkeypatch, where, name, at_call=at_call), transaction("etl", version=1) as tx:
+        append_to_all(tx, pair, b"x")
+    copy = crash_copy(tmp_path / "data", tmp_path / "copy")
+    if not watermark:
+        for path in copy.rglob("watermark"):
+            path.unlink()
+    again = open_topic(copy / "orders"), open_topic(copy / "bills")
+    assert all_values(again) == [[b"before"] * 3 + [b"x"], [b"x"], [b"before"] * 3 + [b"x"]]
+    for topic in again:
+        assert topic.verify().damage == ()
+
+
+def test_death_after_done_hides_nothing(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:
+    with dying(monkeypatch, applying.Applier, "_release"), transaction("etl", version=1) as tx:
+        append_to_all(tx, pair, b"x")
+    assert all_values(pair) == [[b"x"]] * 3
+    for topic in pair:
+        topic.append(b"native", partition=0, sync=True)
+    assert all_values(pair) == [[b"x", b"native"], [b"x"], [b"x", b"native"]]
+    with transaction("etl", version=2) as tx:  # and holds up no other
+        append_to_all(tx, pair, b"y")
+    assert all_values(pair) == [[b"x", b"native", b"y"], [b"x", b"y"], [b"x", b"native", b"y"]]
+
+
+def test_recover_transactions_goes_on_without_a_writer(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, open_topic: Open
+) -> None:
+    with dying(monkeypatch, Store, "finish"), transaction("etl") as tx:
+        append_to_all(tx, pair, b"x")
+    for topic in pair:
+        topic.close()
+    readers = open_topic(Path(pair[0].path), mode="r"), open_topic(Path(pair[1].path), mode="r")
+    assert all_values(readers) == [[], [], []]
+    loglib.recover_transactions(Path(pair[0].path).parent)
+    assert all_values(readers) == [[b"x"]] * 3
+    loglib.recover_transactions(Path(pair[0].path))  # where there is no store, there is nothing to do
+
+
+def test_store_out_of_reach_hides_what_is_held(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:
+    orders, bills = pair
+    bills.append(b"before", sync=True)
+    with dying(monkeypatch, applying.Applier, "_release"), transaction("etl") as tx:
+        append_to_all(tx, pair, b"x")
+    store_of(orders).rename(store_of(orders).with_name("elsewhere"))
+    assert values_of(bills) == [b"before"]
+    store_of(orders).with_name("elsewhere").rename(store_of(orders))
+    assert values_of(bills) == [b"before", b"x"]
+
+
+def test_deleted_topic_stops_no_transaction(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders, bills = pair
+    with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
+        append_to_all(tx, pair, b"x")
+    orders.close()
+    Topic.delete(orders.path)
+    with pytest.raises(CommitPendingError):  # the writer of the other topic has no thread that looks for bells
+        loglib.recover_transactions(Path(bills.path).parent, timeout=0.0)
+    with transaction("etl") as tx:
+        tx.append(bills, b"y")
+    assert values_of(bills) == [b"x", b"y"]
+    assert "the topic was deleted or made anew" in caplog.text
+
+
+def test_held_transaction_hides_what_follows_it(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, bills = pair
+    bills.append_many([b"1", b"2"])
+    bills.flush()
+    with dying(monkeypatch, Store, "finish"), transaction("etl") as tx:
+        tx.append(bills, b"x")
+    bills.append(b"3", sync=True)
+    partition = bills.partitions[0]
+    assert values_of(bills) == [b"1", b"2"]
+    assert partition.high_watermark == bills.read("end").tell()[0]
+    assert [len(batch) for batch in bills.batches()] == [2]
+    assert sum(each.size_bytes for each in partition.segments) > 0
+    assert values_of(bills, partition.high_watermark) == []
+    assert partition.verify().records == 2
+
+
+def test_retention_drops_nothing_that_is_held(
+    tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = open_topic(tmp_path / "data" / "topic", segment_bytes=4096, retention=loglib.Retention(bytes=4096))
+    topic.append_many([bytes(500)] * 5)
+    with dying(monkeypatch, Store, "finish"), transaction("etl") as tx:
+        tx.append(topic, b"x")
+    for _ in range(30):
+        topic.append(bytes(900), sync=True)
+    topic.retain()
+    with transaction("etl") as tx:
+        tx.append(topic, b"y")
+    assert [value for value in values_of(topic) if len(value) == 1] == [b"x", b"y"]
+
+
+def test_what_a_dead_process_staged_is_swept_after_a_day(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    _, bills = pair
+    with dying(monkeypatch, Store, "commit"), transaction("etl") as tx:
+        tx.append(bills, bytes(2 << 20))
+    place = Path(bills.path, "staging")
+    (left,) = place.iterdir()
+    clock.now = time.time_ns() // 1000
+    with transaction("etl") as tx:
+        tx.append(bills, b"x")
+    assert list(place.iterdir()) == [left]
+    clock.advance(timedelta(days=1, seconds=5))
+    with transaction("etl") as tx:
+        tx.append(bills, b"x")
+    assert list(place.iterdir()) == []
+
+
+def test_shared_topic_ends_a_hold_that_it_finds(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, open_topic: Open
+) -> None:
+    with dying(monkeypatch, applying.Applier, "_release"), transaction("etl") as tx:
+        append_to_all(tx, pair, b"x")
+    copy = crash_copy(tmp_path / "data", tmp_path / "copy")
+    shared = open_topic(copy / "bills", shared=True)
+    shared.append(b"y", sync=True)
+    assert shared._accesses[0].open_writer.disk.mark.held_txn == 0  # type: ignore[union-attr]
+    assert values_of(shared) == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(("of", "name"), [("writer", "check_usable"), ("writer", "_write"), ("disk", "sync")])
+def test_full_disk_stops_a_transaction_until_there_is_room(
+    tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch, of: str, name: str
+) -> None:
+    topic = open_topic(tmp_path / "data" / "topic")
+    writer = topic._placement.writer_of(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(writer if of == "writer" else writer.disk, name, _raise_full)
+        with pytest.raises(CommitPendingError, match="No space left on device"), transaction("etl") as tx:
+            tx.append(topic, b"x")
+    assert values_of(topic) == []
+    with transaction("etl") as tx:
+        tx.append(topic, b"after")
+    assert values_of(topic) == [b"x", b"after"]
+
+
+def _raise_full(*_: object) -> None:
+    raise loglib.StorageFullError("topic", OSError(28, "No space left on device"))
+
+
+def test_hold_in_a_segments_header_may_lie_below_the_log_start(
+    tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = open_topic(tmp_path / "data" / "topic")
+    topic.append(b"1", sync=True)
+    with dying(monkeypatch, Store, "finish"), transaction("etl", version=1) as tx:
+        tx.append(topic, b"x")
+    topic._placement.writer_of(0).roll()
+    with transaction("etl", version=1) as tx:
+        tx.append(topic, b"x")
+    topic.append(b"2", sync=True)
+    topic.partitions[0].delete_before(topic.partitions[0].segments[-1].base_offset)
+    copy = crash_copy(tmp_path / "data", tmp_path / "copy")
+    (copy / "topic" / "0000" / "watermark").unlink()
+    again = open_topic(copy / "topic")
+    assert values_of(again) == [b"2"]
+    sound(again.partitions[0])
+
+
+def test_waiting_transaction_is_applied_by_the_process_that_applies_others(pair: tuple[Topic, Topic]) -> None:
+    """While one process applies, others wait, and find their own done."""
+    import threading
+
+    from loglib.system.files import REAL
+    from loglib.system.lock import try_acquire
+
+    _, bills = pair
+    with transaction("etl") as tx:
+        tx.append(bills, b"1")
+    held = try_acquire(REAL, str(store_of(bills)))
+    assert held is not None
+    with pytest.raises(CommitPendingError, match="another process, which applies transactions"), transaction(
+        "etl", timeout=0.05
+    ) as tx:
+        tx.append(bills, b"2")
+    assert tx.number is not None
+    third = transaction("other", timeout=30.0)
+
+    def commit() -> None:
+        with third:
+            third.append(bills, b"3")
+
+    committing = threading.Thread(target=commit)
+    committing.start()
+    store = Store(REAL, str(store_of(bills)))
+    deadline = time.monotonic() + 30
+    while len(store.pending()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    found = applying.Applier(REAL, store, bills._handles.writers)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(applying.Applier, "_lock", lambda *_: held)
+        found.run(5.0)
+    committing.join()
+    store.close()
+    assert values_of(bills) == [b"1", b"2", b"3"]
+
+
+def test_owner_waits_with_a_transaction_until_the_one_before_it_is_done(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, bills = pair
+    for name in ("first", "second"):
+        where, step = (Store, "finish") if name == "first" else (applying.Applier, "run")
+        with dying(monkeypatch, where, step), transaction("etl") as tx:
+            tx.append(bills, name.encode())
+    assert bills._serving.serve()  # as when a bell rings
+    assert values_of(bills) == []
+    with transaction("etl") as tx:
+        tx.append(bills, b"third")
+    assert values_of(bills) == [b"first", b"second", b"third"]
+
+
+def test_long_hold_is_told_once(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, bills = pair
+    with dying(monkeypatch, Store, "finish"), transaction("etl") as tx:
+        tx.append(bills, b"x")
+    monkeypatch.setattr("loglib.log.log._LONG_HOLD_S", 0.01)
+    values_of(bills)
+    time.sleep(0.02)
+    for _ in range(3):
+        values_of(bills)
+    assert caplog.text.count("records from offset 0 on wait for transaction 2, which is not done") == 1
+
+
+def test_inbox_of_a_topic_without_transactions_is_quiet(pair: tuple[Topic, Topic]) -> None:
+    assert not pair[1]._serving.serve()
+
+
+def test_topic_finishes_what_is_held_for_long(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:
+    orders, bills = pair
+    with dying(monkeypatch, Store, "finish"), transaction("etl") as tx:
+        tx.append(bills, b"x")
+    with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
+        tx.append(orders, b"y", partition=0)  # of which the other topic has nothing
+    assert bills._serving.serve()
+    assert bills._serving.serve()  # not for long yet
+    monkeypatch.setattr("loglib.transactions.participant._PATIENCE_S", 0.01)
+    time.sleep(0.02)
+    bills._serving.serve()
+    assert values_of(bills) == [b"x"]
+    assert not bills._serving.serve()
+
+
+def test_topic_that_is_closed_meanwhile_serves_nothing(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, bills = pair
+    with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
+        tx.append(bills, b"x")
+
+    def closed(*_: object) -> None:
+        raise LogClosedError("closed")
+
+    monkeypatch.setattr(applying.Applier, "apply_own", closed)
+    assert not bills._serving.serve()
+
+
+def test_log_without_transactions_recovers_where_its_first_segment_is_gone(tmp_path: Path, open_topic: Open) -> None:
+    """The watermark is lost, and retention has dropped the beginning: nothing was ever held."""
+    topic = open_topic(tmp_path / "data" / "topic")
+    topic.append(b"1", sync=True)
+    topic._placement.writer_of(0).roll()
+    topic.append(b"2", sync=True)
+    topic.partitions[0].delete_before(topic.partitions[0].segments[-1].base_offset)
+    copy = crash_copy(tmp_path / "data", tmp_path / "copy")
+    (copy / "topic" / "0000" / "watermark").unlink()
+    assert values_of(open_topic(copy / "topic")) == [b"2"]
+
+
+@pytest.mark.parametrize("steps", ["append roll hold append roll", "append hold append roll", "append hold roll"])
+def test_hold_is_found_where_the_watermark_is_lost(steps: str, tmp_path: Path, open_topic: Open) -> None:
+    """The last segment has no batch: its header says from where on records are held."""
+    topic = open_topic(tmp_path / "data" / "topic")
+    writer = topic._placement.writer_of(0)
+    actions: dict[str, Callable[[], object]] = {
+        "append": lambda: topic.append(b"x", sync=True), "roll": writer.roll, "hold": lambda: writer.begin_section(5),
+    }  # fmt: skip
+    for step in steps.split():
+        actions[step]()
+    mark = writer.disk.mark
+    copy = crash_copy(tmp_path / "data", tmp_path / "copy")
+    (copy / "topic" / "0000" / "watermark").unlink()
+    recovered = open_topic(copy / "topic")
+    again = recovered._placement.writer_of(0).disk.mark
+    anonymous = {"sequence": 0, "writer_epoch": 0, "writer_nonce": 0}
+    assert again._replace(**anonymous) == mark._replace(**anonymous)
+    assert values_of(recovered) == [b"x"]
