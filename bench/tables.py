@@ -19,7 +19,7 @@ from fastcrc.crc32 import iscsi
 from alternatives import BLOCK_BYTES
 from inputs import in_calls, keys_of, values_of
 from loglib import Topic
-from loglib.append import tables as columnar
+from loglib.append import tables
 from measure import Measurement, timed_rounds
 from ours import open_topic
 
@@ -99,7 +99,7 @@ def _append_arrow(path: Path, values: list[bytes], keys: list[bytes] | None, par
 
 def _on_one_core(path: Path, values: list[bytes], keys: list[bytes] | None, partitions: int) -> Callable[[], Writer]:
     """The same without the helper thread."""
-    columnar.Helper = InTurn  # type: ignore[attr-defined, assignment]
+    tables.Helper = InTurn  # type: ignore[attr-defined, assignment]
     return _append_arrow(path, values, keys, partitions)
 
 

@@ -21,7 +21,7 @@ from hypothesis import Phase, settings
 
 from loglib import CorruptLogError, FlushPolicy, LogError, Partition, Record, Retention, Topic, VerifyReport, testing
 from loglib.testing import UnsyncedFiles
-from loglib.transactions import notifications as inbox
+from loglib.transactions import notifications
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
@@ -86,9 +86,9 @@ def _watching(tmp_path_factory: pytest.TempPathFactory) -> None:
         event.set()
         return False
 
-    inbox.attend(str(place.parent), watched, serve)
+    notifications.attend(str(place.parent), watched, serve)
     assert watched.wait(30)
-    inbox.leave(watched)
+    notifications.leave(watched)
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def open_files() -> list[str]:
 
 
 def _descriptors_of_inboxes() -> set[int]:
-    postman = inbox._postmen.get(os.getpid())
+    postman = notifications._postmen.get(os.getpid())
     observer = None if postman is None else postman._observer
     descriptors = None if observer is None else observer._open
     return set() if descriptors is None else {descriptors.inotify, descriptors.wake_in, descriptors.wake_out}

@@ -67,9 +67,7 @@ from .groups import Group, GroupInfo, Move, TopicPartition, administration
 from .groups.directory import Place, group_names
 from .groups.group import CommitPolicy, OnChange
 from .groups.several_topics import TopicWithGroups
-from .log import catalog as store
-from .log import copy_role as role
-from .log import topic_file as description
+from .log import catalog, copy_role, topic_file
 from .log.lag import Lag
 from .log.log import Log
 from .log.producers import parse_producer
@@ -143,7 +141,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         )  # fmt: skip
         self._accesses = tuple(
             Access(
-                files, description.partition_directory(path, number), Identity.of(log_id, number), config,
+                files, topic_file.partition_directory(path, number), Identity.of(log_id, number), config,
                 writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
                 check=partial(_check_still, files, path, config.partitions) if shared else None,
                 on_hold=self._serving.apply if shared else None,
@@ -158,7 +156,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         self._read_archive = with_tail
         self._donors = donors
         for number, access in enumerate(self._accesses):
-            access.log.donors = tuple([description.partition_directory(each, number) for each in donors])
+            access.log.donors = tuple([topic_file.partition_directory(each, number) for each in donors])
         if mode == "a":
             self._start_writing()
 
@@ -282,7 +280,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         `FileNotFoundError` if there is no topic, `LockedError` if a writer has it, and `GroupBusyError` if a group
         that is stored with it has members. Readers get `LogMovedError`.
         """
-        store.delete(path, check_unused=administration.check_no_members)
+        catalog.delete(path, check_unused=administration.check_no_members)
 
     @staticmethod
     def add_partitions(path: str | os.PathLike[str], partitions: int) -> None:
@@ -295,7 +293,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         Raises `ValueError` if the topic has that many or more, `FileNotFoundError` if there is no topic, `LockedError`
         if a writer has it, and `GroupBusyError` if a group that is stored with it has members.
         """
-        store.add_partitions(path, partitions, check_unused=administration.check_no_members)
+        catalog.add_partitions(path, partitions, check_unused=administration.check_no_members)
 
     def __enter__(self) -> Topic:
         return self
@@ -349,10 +347,10 @@ class Topic(Shown, Columnar, TopicWithGroups):
             if not all(writer.is_in(directory) for writer in list(self._handles.writers)):
                 raise LogMovedError(self.path, "has other partitions than those that were locked")
             directory.lock_for_a_moment("whoever changes its policies", advice="try again")
-            described = description.read(self._files, self.path)
+            described = topic_file.read(self._files, self.path)
             before = self.config if described is None else described[1]  # another process may have changed it
             config = replace(before, **policies)
-            description.write(directory, self.log_id, config)
+            topic_file.write(directory, self.log_id, config)
         for name, value in policies.items():
             logger.info("%s: %s is %r now, and was %r", self.path, name, value, getattr(before, name))
         self._use(config)
@@ -880,14 +878,14 @@ class Topic(Shown, Columnar, TopicWithGroups):
 opens_paths(partial(Topic.open, mode="r"))
 
 
-def topics(directory: str | os.PathLike[str]) -> list[store.TopicInfo]:
+def topics(directory: str | os.PathLike[str]) -> list[catalog.TopicInfo]:
     """The topics in a directory, sorted by name. The list is empty without topics, or without the directory.
 
     A damaged topic is listed with its error. `ValueError` for a URI: what is in an object store is not listed.
     """
     if is_remote(os.fsdecode(directory)):
         raise ValueError("topics are listed in directories, and this is a URI; open each topic by a URI of its own")
-    return store.describe_all(REAL, directory, groups_of=group_names)
+    return catalog.describe_all(REAL, directory, groups_of=group_names)
 
 
 def open_topic(
@@ -934,18 +932,18 @@ def open_topic(
     if wish is not None and (shared or mode == "r"):
         why = "a topic with replicas has one writer: shared=True is for topics without"
         raise ValueError(why if shared else "mode='r' reads any directory of a topic; leave replicas=[...] out")
-    described = description.read(files, absolute)
+    described = topic_file.read(files, absolute)
     if described is None:
         if wish is not None:
             check_new(files, wish)
         if mode == "r" or not create:
             raise FileNotFoundError(errno.ENOENT, _what_is_here(files, absolute, mode), absolute)
-        description.create(files, absolute, TopicConfig(**given), now=clock())
-        described = description.read(files, absolute)
-    found = role.read(files, absolute) if mode == "a" else None
-    is_member = found is not None and found.role == role.REPLICA
+        topic_file.create(files, absolute, TopicConfig(**given), now=clock())
+        described = topic_file.read(files, absolute)
+    found = copy_role.read(files, absolute) if mode == "a" else None
+    is_member = found is not None and found.role == copy_role.REPLICA
     if mode == "a" and not (is_member and wish is not None):
-        role.check_leader(files, absolute)
+        copy_role.check_leader(files, absolute)
     if described is None:
         raise FileNotFoundError(errno.ENOENT, "the topic was removed while it was opened", absolute)
     log_id, config = described
@@ -987,8 +985,8 @@ def _check_still(files: Files, path: str, partitions: int) -> None:
 
     Keys would go to other partitions than with other writers.
     """
-    role.check_leader(files, path)
-    described = description.read(files, path)
+    copy_role.check_leader(files, path)
+    described = topic_file.read(files, path)
     if described is not None and described[1].partitions != partitions:
         raise LogMovedError(path, f"has other than the {partitions} partitions that it was opened with")
 
@@ -1003,7 +1001,7 @@ def _committed_of(reference: weakref.ref[Topic], group: str) -> dict[int, int]:
 
 def _what_is_here(files: Files, path: str, mode: str) -> str:
     """The reason why there is no topic to open, in words."""
-    if names := store.names(files, path):
+    if names := catalog.names(files, path):
         return f"no topic but a directory of topics: open one of {', '.join(names)}"
     return "no topic here; mode='a' makes one" if mode == "r" else "no topic here; create=True makes one"
 

@@ -19,7 +19,7 @@ from loops import first, run
 from conftest import MANUAL
 from loglib import FlushPolicy, LockedError, LogClosedError, RecordTooLargeError, StorageFullError, Topic, aio
 from loglib.aio import AsyncTopic, calls
-from loglib.append import tables as columnar
+from loglib.append import tables
 from loglib.append.open_batch import OpenBatch
 from loglib.format.record import OffsetRange, Position
 
@@ -27,7 +27,7 @@ from loglib.format.record import OffsetRange, Position
 
 
 def test_table_is_appended_in_a_thread(path: Path) -> None:
-    columnar.append_table  # loaded here: what is loaded for the first time holds up the loop for a moment
+    tables.append_table  # loaded here: what is loaded for the first time holds up the loop for a moment
 
     async def main() -> None:
         async with aio.open(path, partitions=2, flush=MANUAL) as topic:

@@ -13,7 +13,7 @@ from loops import begun_and_cancelled, eventually, first, run
 
 from conftest import MANUAL
 from loglib import LogClosedError, Topic, aio
-from loglib.system import notify as wait
+from loglib.system import notify
 
 
 def test_members_share_a_topic(path: Path) -> None:
@@ -156,7 +156,7 @@ def test_cancelled_joining_leaves_no_member(path: Path) -> None:
 @pytest.mark.parametrize("reports", [True, False], ids=["inotify", "naps"])
 def test_record_wakes_a_member(path: Path, reports: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not reports:
-        monkeypatch.setattr(wait, "_inotify", lambda _: None)
+        monkeypatch.setattr(notify, "_inotify", lambda _: None)
 
     async def main() -> None:
         async with aio.open(path) as topic, topic.group("etl") as group:

@@ -18,7 +18,7 @@ from loops import begun_and_cancelled, eventually, first, run
 from conftest import MANUAL
 from loglib import Topic, aio
 from loglib.aio import watcher
-from loglib.system import notify as wait
+from loglib.system import notify
 
 
 def inotify_instances() -> int:
@@ -56,7 +56,7 @@ with Topic.open(sys.argv[1], shared=True) as topic:
 def test_record_wakes_the_follower(path: Path, reports: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far sooner than the next look that is due by the clock."""
     if not reports:
-        monkeypatch.setattr(wait, "_inotify", lambda _: None)
+        monkeypatch.setattr(notify, "_inotify", lambda _: None)
     monkeypatch.setattr(watcher, "LOOK_S", 40.0)
 
     async def main() -> None:

@@ -22,8 +22,7 @@ from test_arrow_columns import BINARY_TYPES, OneStream, reader
 
 from conftest import NOW, QUIET, run_python, sound
 from loglib import LogError, RecordTooLargeError, StorageFullError, Topic, testing
-from loglib.append import pieces
-from loglib.append import tables as columnar
+from loglib.append import pieces, tables
 from loglib.format.arrow import HEADERS_TYPE
 from loglib.testing import FaultyFiles, MemoryFiles
 
@@ -35,7 +34,7 @@ MANY = 5000
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 4 kB, and 8 kB ahead of a stream, so that little data takes every way."""
-    monkeypatch.setattr(columnar, "_PIECE_BYTES", 4000)
+    monkeypatch.setattr(tables, "_PIECE_BYTES", 4000)
     monkeypatch.setattr(pieces, "_AHEAD_BYTES", 8000)
 
 
@@ -134,8 +133,8 @@ def test_same_records_as_append_many(
         testing.open_topic("/ours", files=files, clock=lambda: NOW, **QUIET, **policies) as ours,
         testing.open_topic("/theirs", files=files, clock=lambda: NOW, **QUIET, **policies) as theirs,
     ):
-        patch.setattr(columnar, "_PIECE_BYTES", piece_bytes)
-        patch.setattr(columnar, "MANY", many)
+        patch.setattr(tables, "_PIECE_BYTES", piece_bytes)
+        patch.setattr(tables, "MANY", many)
         patch.setattr(pieces, "_AHEAD_BYTES", 2 * piece_bytes)
         for call in given_calls:
             where = None if "keys" in call and None not in call["keys"] else partitions - 1
@@ -254,7 +253,7 @@ def test_repeat_of_a_producer_appends_nothing(open_topic: Open, small_pieces: No
 
 def test_call_of_a_producer_that_is_no_batch_is_refused(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = open_topic()
-    monkeypatch.setattr(columnar, "MAX_BATCH_BYTES", 1000)
+    monkeypatch.setattr(tables, "MAX_BATCH_BYTES", 1000)
     with pytest.raises(RecordTooLargeError, match="the batch is .* the limit is 1000"):
         topic.append_arrow(pa.table({"value": [b"v" * 600] * 2}), partition=0, producer=("p", 1))
     assert contents(topic) == [[]]
@@ -362,7 +361,7 @@ def test_refused_record_leaves_the_log_as_it_was(
     wrong: dict[str, Any], error: type[Exception], message: str, form: Any, open_topic: Open,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(columnar, "_PIECE_BYTES", 4000)
+    monkeypatch.setattr(tables, "_PIECE_BYTES", 4000)
     if not isinstance(form, type):  # of a table everything is checked, of a stream what fits 16 MiB
         monkeypatch.setattr(pieces, "_AHEAD_BYTES", 8000)
     topic = open_topic(partitions=3, batch_bytes=1000, max_record_bytes=3000)

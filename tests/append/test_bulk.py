@@ -12,14 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loglib import RecordTooLargeError, Topic
-from loglib.append import batching as router
-from loglib.append import bulk
+from loglib.append import batching, bulk
 from loglib.append.bulk import encode_all
 from loglib.config.policies import TopicConfig
 from loglib.format.columns import Columns
 
 Open = Callable[..., Topic]
-MANY = [b"%d" % number for number in range(3 * router.MANY)]
+MANY = [b"%d" % number for number in range(3 * batching.MANY)]
 
 
 def values_of(topic: Topic) -> list[bytes | None]:
@@ -98,7 +97,7 @@ def test_batches_are_about_as_large_as_configured(runs: list[tuple[int, int]], a
 
 
 def test_groups_are_given_in_turn() -> None:
-    groups = {name: Columns([name.encode()] * router.MANY) for name in ("a", "b")}
+    groups = {name: Columns([name.encode()] * batching.MANY) for name in ("a", "b")}
     assert [name for name, _ in encode_all(groups, TopicConfig(batch_records=600), 0)] == ["a", "a", "b", "b"]
 
 

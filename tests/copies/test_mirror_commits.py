@@ -26,7 +26,7 @@ from loglib import (
     testing,
     transaction,
 )
-from loglib.copies import topic_source as origin
+from loglib.copies import topic_source
 from loglib.copies.promote import promote_on
 from loglib.format.checked_json import seal
 from loglib.log.log import Log
@@ -287,7 +287,7 @@ def test_store_that_cannot_be_read_takes_nothing_back(path: Path, to: Path, monk
             mark = Log(REAL, f"{path}/0000", Identity.of(topic.log_id, 0)).published()
             made._pairs[0].publish(mark)
             lower = mark._replace(flushed_end=mark.log_start_offset, held_txn=0)
-            monkeypatch.setattr(origin, "marks_at_once", lambda logs: {each.partition: lower for each in logs})
+            monkeypatch.setattr(topic_source, "marks_at_once", lambda logs: {each.partition: lower for each in logs})
             made.copy()
             assert made.report().set_aside == ()
         assert mirror_end(to) == end

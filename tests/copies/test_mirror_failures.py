@@ -21,7 +21,7 @@ from loglib import (
     mirror,
     testing,
 )
-from loglib.copies import log_copier as pair
+from loglib.copies import log_copier
 from loglib.copies.promote import promote_on
 from loglib.format.watermark import newest
 from loglib.segment import Identity
@@ -31,7 +31,7 @@ OpenTopic = Callable[..., Topic]
 
 
 def test_long_copy_is_shown_in_parts(open_topic: OpenTopic, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "SYNC_BYTES", 1 << 20)
+    monkeypatch.setattr(log_copier, "SYNC_BYTES", 1 << 20)
     topic = open_topic(partitions=1)
     for number in range(40):
         topic.append_many([b"%d" % number * 100] * 1000)
@@ -49,7 +49,7 @@ def test_sync_that_fails_is_not_tried_again(
     open_topic: OpenTopic, to: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     """A second sync may succeed although the first has thrown the data away."""
-    monkeypatch.setattr(pair, "SYNC_BYTES", part)
+    monkeypatch.setattr(log_copier, "SYNC_BYTES", part)
     topic = open_topic(partitions=1)
     mirror(topic.path, to)
     topic.append_many([b"x" * 1000] * 5000)
@@ -91,7 +91,7 @@ def test_full_disk_is_an_error_and_the_mirror_goes_on_when_there_is_room(open_to
 def test_parts_are_shown_when_they_are_synced(
     open_topic: OpenTopic, to: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair, "SYNC_BYTES", 1 << 20)
+    monkeypatch.setattr(log_copier, "SYNC_BYTES", 1 << 20)
     topic = open_topic(partitions=1)
     mirror(topic.path, to)
     for _ in range(8):

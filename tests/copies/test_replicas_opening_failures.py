@@ -15,7 +15,7 @@ from replicated import Devices, all_have_all, assert_same, open_all, until
 
 from conftest import values_of
 from loglib import TooFewCopiesError, testing
-from loglib.copies import assemble as opening
+from loglib.copies import assemble
 from loglib.copies.election import Standing, standing_of
 from loglib.copies.follower_log import CopiedLog, read_mark
 from loglib.copies.replica import Replica
@@ -117,7 +117,7 @@ def test_promise_is_durable_in_all_before_anything_is_looked_at(monkeypatch: pyt
         seen.append(promised(nothing_pending.files))
         return standing_of(*arguments)
 
-    monkeypatch.setattr(opening, "standing_of", look)
+    monkeypatch.setattr(assemble, "standing_of", look)
     open_all(places, files=fs).close()
     assert seen[0] == [before[0] + 1] * 3
 

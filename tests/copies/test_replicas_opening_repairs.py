@@ -15,7 +15,7 @@ from replicated import Devices, all_have_all, assert_same, open_all, until
 
 from conftest import QUIET, values_of
 from loglib import CorruptLogError, TooFewCopiesError, Topic, testing
-from loglib.copies import assemble as opening
+from loglib.copies import assemble
 from loglib.copies.election import standing_of
 from loglib.copies.follower_log import read_mark
 from loglib.copies.member_list import read_members
@@ -151,8 +151,8 @@ def test_opening_that_dies_while_it_sets_a_partition_aside_leaves_no_witness(
 ) -> None:
     rot(written[1], FIRST, 4096)
     with monkeypatch.context() as patched, pytest.raises(OSError, match="it dies here"):
-        patched.setattr(opening._Assembly, "_set_aside", dying)
-        patched.setattr(opening._Assembly, "_lose_reach", dying)
+        patched.setattr(assemble._Assembly, "_set_aside", dying)
+        patched.setattr(assemble._Assembly, "_lose_reach", dying)
         open_all(written)
     members = read_members(REAL, str(written[1]))
     assert members is not None and not members.version
@@ -165,7 +165,7 @@ def test_opening_that_dies_while_it_sets_a_partition_aside_leaves_no_witness(
 def test_replacement_that_dies_is_repeated(written: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(written[2])
     with monkeypatch.context() as patched, pytest.raises(OSError, match="it dies here"):
-        patched.setattr(opening._Assembly, "promise", dying)
+        patched.setattr(assemble._Assembly, "promise", dying)
         open_all(written, lose=[written[2]])
     with open_all(written, lose=[written[2]]) as topic:
         assert [each.state for each in topic.copies()] == ["own", "in step", "in step"]

@@ -21,8 +21,7 @@ from loglib.config.policies import MAX_BATCH_BYTES, MAX_OFFSET
 from loglib.format.batch import Batch
 from loglib.format.columns import Columns
 from loglib.format.header import Header
-from loglib.log import bundle_reader as bundle
-from loglib.log import cursor
+from loglib.log import bundle_reader, cursor
 from loglib.log.bundle_reader import Bundle
 from loglib.segment import SegmentReader
 from loglib.system.files import REAL, Files
@@ -350,11 +349,11 @@ def test_a_log_of_small_batches_is_read_in_blocks_of_one_size(open_topic: Open, 
 def test_small_batches_are_read_without_numpy(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_topic(durability="os") as topic:
         fill(topic, 200)
-        bundle._parser.cache_clear()
+        bundle_reader._parser.cache_clear()
         monkeypatch.setattr(cursor, "_MANY", 1)
         monkeypatch.setitem(sys.modules, "loglib.format.bundle", None)
         assert [record.value for record in topic.read()] == [b"%d" % number for number in range(200)]
-        bundle._parser.cache_clear()
+        bundle_reader._parser.cache_clear()
 
 
 def test_a_program_without_numpy_imports_it_only_for_many_small_batches(open_topic: Open, path: Path) -> None:

@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 
 from conftest import ROOT
 from loglib import FlushPolicy, Retention, Topic, TopicConfig, TopicPartition, group, segment, testing
-from loglib.append import transfer as frames
-from loglib.config import policies as config
-from loglib.format import codec
+from loglib.append import transfer
+from loglib.config import policies
+from loglib.format import codec, watermark
 from loglib.format import header as batch
-from loglib.format import watermark as marks
 from loglib.groups.lock_file import MOST_BYTES
 from loglib.groups.offsets import history_at
-from loglib.log import ages as timeline
-from loglib.log import topic_file as description
+from loglib.log import ages, topic_file
 from loglib.system.files import REAL
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "format.md").read_text("utf-8")
@@ -174,10 +172,10 @@ STRUCTURES = [
     pytest.param("Batch header", batch._HEADER, batch.MAGIC, id="batch"),
     pytest.param("Segment header", segment._FIELDS, segment.MAGIC, id="segment"),
     pytest.param("Producers table entry", segment._PRODUCER, None, id="producer"),
-    pytest.param("Watermark slot", marks._SLOT, marks.MAGIC, id="watermark"),
-    pytest.param("Frame header", frames._FRAME, frames.MAGIC, id="frame"),
-    pytest.param("Clock header", timeline._HEADER, timeline.MAGIC, id="clock"),
-    pytest.param("Stamp", timeline._STAMP, None, id="stamp"),
+    pytest.param("Watermark slot", watermark._SLOT, watermark.MAGIC, id="watermark"),
+    pytest.param("Frame header", transfer._FRAME, transfer.MAGIC, id="frame"),
+    pytest.param("Clock header", ages._HEADER, ages.MAGIC, id="clock"),
+    pytest.param("Stamp", ages._STAMP, None, id="stamp"),
 ]
 
 
@@ -205,14 +203,14 @@ def test_names_on_the_page_are_the_names_in_the_code() -> None:
         "previous_crc", "producer_count", *segment.SegmentHeader._fields[8:20],
     ]  # fmt: skip
     assert [row.field for row in fields("Producers table entry")] == list(segment.ProducerState._fields)
-    assert [row.field for row in fields("Watermark slot") if row.field != "zero"][3:] == list(marks.Mark._fields)
+    assert [row.field for row in fields("Watermark slot") if row.field != "zero"][3:] == list(watermark.Mark._fields)
 
 
-@pytest.mark.parametrize("module", [batch, segment, marks, frames, timeline], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [batch, segment, watermark, transfer, ages], ids=lambda module: module.__name__)
 def test_table_in_the_module_is_the_table_on_the_page(module: Any) -> None:
     headings = {
-        batch: "Batch header", segment: "Segment header", marks: "Watermark slot", frames: "Frame header",
-        timeline: "Clock header",
+        batch: "Batch header", segment: "Segment header", watermark: "Watermark slot", transfer: "Frame header",
+        ages: "Clock header",
     }  # fmt: skip
     stated = re.findall(r"^ *(\d+) +(\d+) +([a-z_]+)\b", str(module.__doc__), re.MULTILINE)
     on_page = [(row.byte, row.size, row.field) for row in fields(headings[module])]
@@ -221,7 +219,8 @@ def test_table_in_the_module_is_the_table_on_the_page(module: Any) -> None:
 
 def test_sizes_on_the_page_are_the_sizes_in_the_code() -> None:
     assert (batch.HEADER_BYTES, segment.HEADER_BYTES, segment.MAX_PRODUCERS) == (128, 4096, 123)
-    assert (marks.SLOT_BYTES, marks.SECOND_SLOT, marks.FILE_BYTES, frames.FRAME_BYTES) == (128, 4096, 4224, 36)
+    assert (watermark.SLOT_BYTES, watermark.SECOND_SLOT, watermark.FILE_BYTES) == (128, 4096, 4224)
+    assert transfer.FRAME_BYTES == 36
     last = list(fields("Segment header"))[-1]
     assert (last.byte, last.size) == (segment._FIELDS.size, segment.MAX_PRODUCERS * segment._PRODUCER.size)
 
@@ -240,8 +239,8 @@ def test_codecs_on_the_page_are_the_codecs_in_the_code() -> None:
 
 
 def test_versions_on_the_page_are_the_versions_in_the_code() -> None:
-    assert [batch.VERSION, segment.VERSION, marks.VERSION, frames.VERSION, description.FORMAT] == [2] * 5
-    assert timeline.VERSION == 1
+    assert [batch.VERSION, segment.VERSION, watermark.VERSION, transfer.VERSION, topic_file.FORMAT] == [2] * 5
+    assert ages.VERSION == 1
     assert [row.meaning for row in fields("Clock header") if row.field == "version"] == ["1"]
     for heading in ("Batch header", "Segment header", "Watermark slot", "Frame header"):
         assert [row.meaning for row in fields(heading) if row.field == "version"] == ["2"]
@@ -254,9 +253,9 @@ def test_names_of_topic_json_on_the_page_are_those_in_the_file() -> None:
 
 def test_limits_on_the_page_are_the_limits_in_the_code() -> None:
     limits = {what: limit for what, limit, _ in table("Limits")}
-    assert limits["bytes of a batch"] == "2^30" and config.MAX_BATCH_BYTES == 1 << 30
-    assert limits["records of a batch"] == "2^24" and config.MAX_RECORDS_PER_BATCH == 1 << 24
-    assert int(limits["partitions"]) == config.MAX_PARTITIONS
+    assert limits["bytes of a batch"] == "2^30" and policies.MAX_BATCH_BYTES == 1 << 30
+    assert limits["records of a batch"] == "2^24" and policies.MAX_RECORDS_PER_BATCH == 1 << 24
+    assert int(limits["partitions"]) == policies.MAX_PARTITIONS
     assert int(limits["producers in a segment's header"]) == segment.MAX_PRODUCERS
     TopicConfig(max_record_bytes=1 << 29)
     with pytest.raises(ValueError, match="max_record_bytes"):
@@ -288,7 +287,7 @@ def test_topic_directory_holds_the_names_on_the_page(tmp_path: Path) -> None:
     segment_file = "00000000000000000000.log"
     partition = ["", f"/{segment_file}", "/lock", "/watermark"]
     assert names == [*(f"0000{name}" for name in partition), *(f"0001{name}" for name in partition), "topic.json"]
-    assert json.loads((tmp_path / "topic" / "topic.json").read_text())["format"] == description.FORMAT
+    assert json.loads((tmp_path / "topic" / "topic.json").read_text())["format"] == topic_file.FORMAT
     assert len(encoded(PLAIN)) % 8 == 0
 
 

@@ -26,8 +26,8 @@ from golden_topics import golden_records, read_all
 from make_golden import GOLDEN, TOPICS
 
 from loglib import CorruptLogError, Topic, UnsupportedFormatError, segment
-from loglib.append import transfer as frames
-from loglib.format import watermark as marks
+from loglib.append import transfer
+from loglib.format import watermark
 
 golden = golden_topics.golden
 
@@ -113,17 +113,17 @@ def test_newer_stream_is_refused_by_name(source: str) -> None:
     first = encoded(PLAIN)
     match source:
         case "frame":
-            data = resealed_frame(frames._frame(IDENTITY, 0, len(first)) + first, 4, b"\3\0")
+            data = resealed_frame(transfer._frame(IDENTITY, 0, len(first)) + first, 4, b"\3\0")
             message = "frame version 3"
         case "kind":
-            data = resealed_frame(frames._frame(IDENTITY, 0, len(first)) + first, 6, b"\1\0")
+            data = resealed_frame(transfer._frame(IDENTITY, 0, len(first)) + first, 6, b"\1\0")
             message = "frame kind 1"
         case _:
             change: dict[str, Any] = {"batch": {"version": 3}, "batch-flag": {"flags": 32}, "batch-codec": {"codec": 9}}
-            data = frames._frame(IDENTITY, 0, len(first)) + forged(first, **change[source])
+            data = transfer._frame(IDENTITY, 0, len(first)) + forged(first, **change[source])
             message = "batch version 3|batch flags 32|codec 9"
     with pytest.raises(UnsupportedFormatError, match=message):
-        list(frames.read_frame(io.BytesIO(data)))
+        list(transfer.read_frame(io.BytesIO(data)))
 
 
 @pytest.mark.parametrize("bit", [256, 512, 0x1000, 0x8000, 0xFF00])
@@ -168,10 +168,10 @@ def test_flip_that_looks_like_a_newer_format_is_called_damage(golden: Path, name
 def test_flipped_version_of_a_watermark_slot_falls_to_the_other(golden: Path, bit: int) -> None:
     path = golden / "plain" / "0000" / "watermark"
     content = bytearray(path.read_bytes())
-    newest = marks.newest(bytes(content), IDENTITY.salt)
+    newest = watermark.newest(bytes(content), IDENTITY.salt)
     assert newest is not None
     content[(4096 if newest.sequence % 2 else 0) + 3] ^= 1 << bit
-    older = marks.newest(bytes(content), IDENTITY.salt)
+    older = watermark.newest(bytes(content), IDENTITY.salt)
     assert older is not None and older.sequence == newest.sequence - 1
 
 
@@ -179,7 +179,7 @@ def test_flipped_version_of_a_frame_is_called_damage() -> None:
     data = bytearray((GOLDEN / "frames.bin").read_bytes())
     data[4] ^= 1
     with pytest.raises(CorruptLogError, match="a frame header"):
-        list(frames.read_frame(io.BytesIO(bytes(data))))
+        list(transfer.read_frame(io.BytesIO(bytes(data))))
 
 
 @pytest.mark.parametrize("name", ["plain", "zlib"])

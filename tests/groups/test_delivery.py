@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loglib import LogMovedError, Record, StorageIOError, Topic, TopicPartition
-from loglib.groups import delivery as progress_module
+from loglib.groups import delivery
 from loglib.groups.delivery import Progress
 from loglib.groups.run import Run
 from loglib.system.notify import Observer
@@ -56,7 +56,7 @@ def test_records_read_but_not_handed_out_are_read_again(
     progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(progress_module, "Run", interrupted)
+        patched.setattr(delivery, "Run", interrupted)
         progress.take("one by one")
     assert [record.value for record in one_by_one(progress.take("one by one"))] == [b"0"]
 
@@ -158,7 +158,7 @@ def test_more_that_comes_while_it_is_read_is_not_missed(topic: Topic, progress: 
 def test_files_of_few_partitions_are_open_at_a_time(
     topic: Topic, progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_module, "_MOST_OPEN", 1)
+    monkeypatch.setattr(delivery, "_MOST_OPEN", 1)
     progress.add({OTHER: 0})
     got = []
     while (run := progress.take("batch")) is not None:

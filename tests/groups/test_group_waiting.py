@@ -12,7 +12,7 @@ from consumers import die, fill, numbers, rest, wait_for
 
 import loglib
 from loglib import StaleGenerationError, Topic, TopicPartition, testing
-from loglib.groups import delivery as progress_module
+from loglib.groups import delivery
 from loglib.groups import group as group_module
 from loglib.groups.owners import evict_owner
 from loglib.system.files import REAL
@@ -122,7 +122,7 @@ def test_group_without_reports_of_the_system_works_all_the_same(
 
 
 def test_many_idle_partitions_are_not_looked_at(open_topic: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "_MOST_OPEN", 2)
+    monkeypatch.setattr(delivery, "_MOST_OPEN", 2)
     rare_looks(monkeypatch)
     topic = open_topic(partitions=20)
     files = RecordingFiles()

@@ -24,7 +24,7 @@ from loglib import (
 )
 from loglib.groups.administration import check_no_members
 from loglib.groups.directory import group_names
-from loglib.log import catalog as store
+from loglib.log import catalog
 from loglib.testing import CrashFS, MemoryFiles, UnsyncedFiles
 
 
@@ -175,9 +175,9 @@ def test_what_cannot_be_removed_of_a_deleted_topic_is_said(caplog: pytest.LogCap
     files = Keeping()
     testing.open_topic("/logs/clicks", files=files).close()
     with caplog.at_level(logging.WARNING, logger="loglib"):
-        store.delete("/logs/clicks", files=files, check_unused=check_no_members)
+        catalog.delete("/logs/clicks", files=files, check_unused=check_no_members)
     assert "this rest of the deleted topic clicks" in caplog.text
-    assert store.describe_all(files, "/logs", groups_of=group_names) == []
+    assert catalog.describe_all(files, "/logs", groups_of=group_names) == []
 
 
 # --- what lies before an offset --------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_no_power_cut_while_partitions_are_added_costs_a_record() -> None:
     with testing.open_topic("/clicks", files=files, clock=Clock(), partitions=2, **QUIET) as topic:
         topic.append_many([b"%d" % number for number in range(9)], keys=[b"%d" % number for number in range(9)])
     begun = len(files.operations)
-    store.add_partitions("/clicks", 4, files=files, clock=Clock(), check_unused=check_no_members)
+    catalog.add_partitions("/clicks", 4, files=files, clock=Clock(), check_unused=check_no_members)
     seen = set()
     for state in files.crash_states(since=begun, random=0):
         left = state.files
@@ -292,7 +292,7 @@ def test_no_power_cut_while_partitions_are_added_costs_a_record() -> None:
             assert sorted(values_of(topic)) == [b"%d" % number for number in range(9)]
             seen.add(len(topic.partitions))
         if len(topic.partitions) == 2:
-            store.add_partitions("/clicks", 5, files=left, clock=Clock(), check_unused=check_no_members)
+            catalog.add_partitions("/clicks", 5, files=left, clock=Clock(), check_unused=check_no_members)
             with testing.open_topic("/clicks", files=left, clock=Clock()) as topic:
                 topic.append(b"last", partition=4, sync=True)
                 assert len(values_of(topic)) == 10

@@ -24,7 +24,7 @@ from loglib import (
     UnsupportedFormatError,
     testing,
 )
-from loglib.log import topic_file as description
+from loglib.log import topic_file
 from loglib.segment import HEADER_BYTES
 from loglib.system.files import REAL, Files
 
@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_written_description_reads_back(path: Path) -> None:
-    assert description.read(REAL, str(path)) == (LOG_ID, CONFIG)
+    assert topic_file.read(REAL, str(path)) == (LOG_ID, CONFIG)
     assert os.listdir(path) == ["topic.json"]
     assert (path / "topic.json").stat().st_mode & 0o777 == 0o640
 
@@ -58,24 +58,24 @@ def test_written_description_reads_back(path: Path) -> None:
 def test_description_is_replaced_whole(path: Path) -> None:
     (path / "topic.json.tmp").write_text("left by a crash")
     describe(path, LOG_ID, TopicConfig())
-    assert description.read(REAL, str(path)) == (LOG_ID, TopicConfig())
+    assert topic_file.read(REAL, str(path)) == (LOG_ID, TopicConfig())
     assert os.listdir(path) == ["topic.json"]
 
 
 def test_directory_without_a_description_is_no_topic(tmp_path: Path) -> None:
-    assert description.read(REAL, str(tmp_path)) is None
-    assert description.read(REAL, str(tmp_path / "missing")) is None
+    assert topic_file.read(REAL, str(tmp_path)) is None
+    assert topic_file.read(REAL, str(tmp_path / "missing")) is None
 
 
 def test_names_that_are_missing_have_their_defaults(path: Path) -> None:
     (path / "topic.json").write_text(json.dumps({"format": 2, "log_id": str(uuid.UUID(bytes=LOG_ID)), "partitions": 1}))
-    assert description.read(REAL, str(path)) == (LOG_ID, TopicConfig())
+    assert topic_file.read(REAL, str(path)) == (LOG_ID, TopicConfig())
     (path / "topic.json").write_text(
         json.dumps(
             {"format": 2, "log_id": LOG_ID.hex(), "partitions": 1, "retention": {"bytes": 5}, "flush": {"records": 9}}
         )
     )
-    found = description.read(REAL, str(path))
+    found = topic_file.read(REAL, str(path))
     assert found is not None
     assert found[1] == TopicConfig(retention=Retention(bytes=5), flush=FlushPolicy(records=9))
 
@@ -85,7 +85,7 @@ def test_names_that_are_unknown_are_left_alone(path: Path) -> None:
     values = json.loads((path / "topic.json").read_text())
     newer = {"newer": [1, {"crc": None}]}
     edit_json(path / "topic.json", **newer, flush=values["flush"] | newer, retention=values["retention"] | newer)
-    assert description.read(REAL, str(path)) == (LOG_ID, CONFIG)
+    assert topic_file.read(REAL, str(path)) == (LOG_ID, CONFIG)
 
 
 def test_no_flip_in_a_description_changes_what_it_says(path: Path) -> None:
@@ -96,7 +96,7 @@ def test_no_flip_in_a_description_changes_what_it_says(path: Path) -> None:
         content[bit // 8] ^= 1 << bit % 8
         (path / "topic.json").write_bytes(content)
         try:
-            assert description.read(REAL, str(path)) == (LOG_ID, CONFIG)
+            assert topic_file.read(REAL, str(path)) == (LOG_ID, CONFIG)
             assert bit // 8 in name_of_crc or not bytes(content[bit // 8 : bit // 8 + 1]).strip(), f"bit {bit}"
         except CorruptLogError as error:
             assert error.path == str(path / "topic.json")
@@ -105,33 +105,33 @@ def test_no_flip_in_a_description_changes_what_it_says(path: Path) -> None:
 
 def test_description_without_its_crc_may_be_edited(path: Path) -> None:
     edit_json(path / "topic.json", segment_bytes=9999)
-    found = description.read(REAL, str(path))
+    found = topic_file.read(REAL, str(path))
     assert found is not None and found[1].segment_bytes == 9999
     content = (path / "topic.json").read_bytes()
     describe(path, LOG_ID, CONFIG)
     signed = (path / "topic.json").read_bytes().replace(b"1073741824", b"1073741825")
     (path / "topic.json").write_bytes(signed)
     with pytest.raises(CorruptLogError, match="remove the crc to edit the file by hand"):
-        description.read(REAL, str(path))
+        topic_file.read(REAL, str(path))
     assert content != signed
 
 
 def test_fewer_partitions_than_there_are_are_not_read(path: Path) -> None:
     (path / "0002").mkdir()
     edit_json(path / "topic.json", partitions=2)
-    left_by_a_crash = description.read(REAL, str(path))
+    left_by_a_crash = topic_file.read(REAL, str(path))
     assert left_by_a_crash == (LOG_ID, replace(CONFIG, partitions=2))
     (path / "0002" / f"{0:020d}.log").write_bytes(bytes(HEADER_BYTES + 1))
     with pytest.raises(CorruptLogError, match="2 partitions"):
-        description.read(REAL, str(path))
+        topic_file.read(REAL, str(path))
     edit_json(path / "topic.json", partitions=3)
-    assert description.read(REAL, str(path)) == (LOG_ID, CONFIG)
+    assert topic_file.read(REAL, str(path)) == (LOG_ID, CONFIG)
 
 
 def test_number_of_partitions_has_no_default(path: Path) -> None:
     (path / "topic.json").write_text(json.dumps({"format": 2, "log_id": LOG_ID.hex()}))
     with pytest.raises(CorruptLogError, match="partitions"):
-        description.read(REAL, str(path))
+        topic_file.read(REAL, str(path))
 
 
 NO_DESCRIPTIONS = [
@@ -149,7 +149,7 @@ NO_DESCRIPTIONS = [
 def test_what_is_no_description_is_damage(path: Path, content: bytes) -> None:
     (path / "topic.json").write_bytes(content)
     with pytest.raises(CorruptLogError, match="the JSON of a topic") as caught:
-        description.read(REAL, str(path))
+        topic_file.read(REAL, str(path))
     assert caught.value.path == str(path / "topic.json")
 
 
@@ -158,7 +158,7 @@ def test_no_prefix_of_a_description_is_accepted(path: Path) -> None:
     for size in range(len(content) - 2):
         (path / "topic.json").write_bytes(content[:size])
         with pytest.raises(CorruptLogError):
-            description.read(REAL, str(path))
+            topic_file.read(REAL, str(path))
 
 
 @pytest.mark.parametrize("name", ["format", "log_id", *CONFIG.to_json()])
@@ -168,7 +168,7 @@ def test_no_prefix_of_a_description_is_accepted(path: Path) -> None:
 def test_value_of_the_wrong_kind_is_an_error_and_no_crash(path: Path, name: str, value: object) -> None:
     edit_json(path / "topic.json", **{name: value})
     try:
-        found = description.read(REAL, str(path))
+        found = topic_file.read(REAL, str(path))
     except (CorruptLogError, UnsupportedFormatError) as error:
         assert str(path) in str(error)
     else:
@@ -181,7 +181,7 @@ def test_value_of_the_wrong_kind_is_an_error_and_no_crash(path: Path, name: str,
 def test_wrong_values_in_a_policy_are_damage(path: Path, name: str, values: dict[str, object]) -> None:
     edit_json(path / "topic.json", **{name: values})
     with pytest.raises(CorruptLogError):
-        description.read(REAL, str(path))
+        topic_file.read(REAL, str(path))
 
 
 @pytest.mark.parametrize("name", ["flush", "retention"])
@@ -190,34 +190,34 @@ def test_policy_that_is_no_object_is_damage_and_not_the_default(path: Path, name
     """`"retention": []` was read as the default: a topic kept for ever would have lost what is older than a week."""
     edit_json(path / "topic.json", **{name: value})
     with pytest.raises(CorruptLogError, match="must be an object"):
-        description.read(REAL, str(path))
+        topic_file.read(REAL, str(path))
 
 
 @pytest.mark.parametrize("version", [0, -1, 0.5, float("nan"), True, None, "1", [1]])
 def test_format_that_is_no_number_of_a_version_is_damage(path: Path, version: object) -> None:
     edit_json(path / "topic.json", format=version)
     with pytest.raises(CorruptLogError):
-        description.read(REAL, str(path))
+        topic_file.read(REAL, str(path))
 
 
 @pytest.mark.parametrize("version", [3, 99, 1 << 40])
 def test_newer_description_is_refused_by_name(path: Path, version: int) -> None:
     edit_json(path / "topic.json", format=version, partitions="in words")
     with pytest.raises(UnsupportedFormatError, match=f"topic format {version} is newer") as caught:
-        description.read(REAL, str(path))
+        topic_file.read(REAL, str(path))
     assert (caught.value.found, caught.value.supported) == (version, 2)
 
 
 def test_compression_of_a_newer_version_is_refused_by_name(path: Path) -> None:
     edit_json(path / "topic.json", compression="brotli")
     with pytest.raises(UnsupportedFormatError, match="compression brotli is newer .*none, zlib, lz4, zstd"):
-        description.read(REAL, str(path))
+        topic_file.read(REAL, str(path))
 
 
 def test_description_that_is_too_large_is_not_read(path: Path) -> None:
     (path / "topic.json").write_bytes(b" " * ((1 << 20) + 1))
     with pytest.raises(CorruptLogError, match="at most 1048576"):
-        description.read(REAL, str(path))
+        topic_file.read(REAL, str(path))
 
 
 # --- creation -------------------------------------------------------------------------------------------
@@ -225,21 +225,21 @@ def test_description_that_is_too_large_is_not_read(path: Path) -> None:
 
 def test_topic_is_made_whole_with_the_directories_above_it(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "topic"
-    description.create(REAL, str(path), CONFIG, now=NOW)
+    topic_file.create(REAL, str(path), CONFIG, now=NOW)
     assert sorted(os.listdir(path)) == ["0000", "0001", "0002", "topic.json"]
     assert sorted(os.listdir(path / "0002")) == ["00000000000000000000.log", "watermark"]
     assert os.listdir(path.parent) == ["topic"]
     assert {each.stat().st_mode & 0o777 for each in path.rglob("*") if each.is_file()} == {0o640}
     assert {each.stat().st_mode & 0o777 for each in (path, path / "0000")} == {0o750}
-    found = description.read(REAL, str(path))
+    found = topic_file.read(REAL, str(path))
     assert found is not None and found[1] == CONFIG
 
 
 def test_each_topic_has_a_log_id_of_its_own(tmp_path: Path) -> None:
     ids = set()
     for number in range(3):
-        description.create(REAL, str(tmp_path / str(number)), TopicConfig(), now=NOW)
-        found = description.read(REAL, str(tmp_path / str(number)))
+        topic_file.create(REAL, str(tmp_path / str(number)), TopicConfig(), now=NOW)
+        found = topic_file.read(REAL, str(tmp_path / str(number)))
         assert found is not None
         ids.add(found[0])
     assert len(ids) == 3
@@ -247,11 +247,11 @@ def test_each_topic_has_a_log_id_of_its_own(tmp_path: Path) -> None:
 
 def test_topic_is_made_in_an_empty_directory_but_in_no_other(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    description.create(REAL, str(tmp_path / "empty"), TopicConfig(), now=NOW)
+    topic_file.create(REAL, str(tmp_path / "empty"), TopicConfig(), now=NOW)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(LogError, match=r"holds files but no topic\.json"):
-        description.create(REAL, str(tmp_path / "full"), TopicConfig(), now=NOW)
+        topic_file.create(REAL, str(tmp_path / "full"), TopicConfig(), now=NOW)
     assert os.listdir(tmp_path / "full") == ["thesis.txt"]
     assert sorted(os.listdir(tmp_path)) == ["empty", "full"]
 
@@ -264,7 +264,7 @@ def test_of_several_that_make_a_topic_one_wins_and_all_use_it(tmp_path: Path) ->
     def make() -> None:
         start.wait()
         try:
-            description.create(REAL, str(path), TopicConfig(), now=NOW)
+            topic_file.create(REAL, str(path), TopicConfig(), now=NOW)
         except LogError as error:  # it came later and has seen the topic
             faults.append(error)
 
@@ -287,11 +287,11 @@ def test_topic_that_another_process_made_meanwhile_counts(tmp_path: Path) -> Non
 
         def rename(self, source: str, target: str, **directories: int) -> None:  # type: ignore[override]
             if target == str(path):
-                description.create(REAL, str(path), TopicConfig(partitions=2), now=NOW)
+                topic_file.create(REAL, str(path), TopicConfig(partitions=2), now=NOW)
             os.rename(source, target, **directories)
 
-    description.create(Late(), str(path), TopicConfig(), now=NOW)
-    found = description.read(REAL, str(path))
+    topic_file.create(Late(), str(path), TopicConfig(), now=NOW)
+    found = topic_file.read(REAL, str(path))
     assert found is not None and found[1].partitions == 2
     assert os.listdir(tmp_path) == ["topic"]
 
@@ -304,7 +304,7 @@ def test_rename_that_fails_for_another_reason_is_reported(tmp_path: Path) -> Non
             os.rename(source, target, **directories)
 
     with pytest.raises(OSError, match="Input/output"):
-        description.create(Broken(), str(tmp_path / "topic"), TopicConfig(), now=NOW)
+        topic_file.create(Broken(), str(tmp_path / "topic"), TopicConfig(), now=NOW)
     assert not (tmp_path / "topic").exists()
 
 
@@ -315,7 +315,7 @@ def test_topic_that_cannot_be_made_says_why(tmp_path: Path) -> None:
             raise OSError(errno.EROFS, "Read-only file system", path)
 
     with pytest.raises(OSError, match="Read-only"):
-        description.create(ReadOnly(), str(tmp_path / "topic"), TopicConfig(), now=NOW)
+        topic_file.create(ReadOnly(), str(tmp_path / "topic"), TopicConfig(), now=NOW)
     assert os.listdir(tmp_path) == []
 
 
@@ -337,5 +337,5 @@ def test_description_that_is_read_while_partitions_are_added(tmp_path: Path) -> 
                     grown.append(b"y", partition=1, sync=True)
             return content
 
-    described = description.read(Adding(), str(path))
+    described = topic_file.read(Adding(), str(path))
     assert described is not None and described[1].partitions == 2

@@ -88,7 +88,7 @@ def test_batch_that_contradicts_the_one_before_is_found(
 ) -> None:
     """Each batch is whole by itself: only the links between them are wrong."""
     from loglib.append import tail
-    from loglib.format import header as module
+    from loglib.format import header
 
     topic = open_topic()
     topic.append(b"one", sync=True)
@@ -101,7 +101,7 @@ def test_batch_that_contradicts_the_one_before_is_found(
             facts["running_max_timestamp"] += 1
         else:
             facts[forged] += -1 if forged == "append_time" else 1
-        return module.stamp(body, **facts)
+        return header.stamp(body, **facts)
 
     monkeypatch.setattr(tail, "stamp", stamp)
     topic.append(b"two", timestamp=NOW, sync=True)

@@ -14,7 +14,7 @@ import pytest
 from conftest import NOW
 from loglib import Archived, CorruptLogError, Topic, UnsupportedFormatError, archive, archived, testing
 from loglib.format.checked_json import seal
-from loglib.offload import manifest_log as numbered
+from loglib.offload import manifest_log
 from loglib.offload.archive_manifest import ArchivedFile, ArchivedPartition, decode, encode
 from loglib.offload.archive_store import DirectoryPlace, newest
 from loglib.testing import MemoryFiles, RecordingFiles
@@ -95,7 +95,7 @@ def test_manifests_that_vanish_while_they_are_read_are_looked_for_again(to: Path
 
 
 def test_old_manifests_go_and_their_numbers_are_not_taken_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbered, "VERSIONS_KEPT", 3)
+    monkeypatch.setattr(manifest_log, "VERSIONS_KEPT", 3)
     files = MemoryFiles()
     files.make_directories("/a")
     versions = [Archived(number, bytes(16), "t", 0, ()) for number in range(8)]

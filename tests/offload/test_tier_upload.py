@@ -32,7 +32,7 @@ from loglib import (
     tiered,
 )
 from loglib.format.checked_json import seal as seal_line
-from loglib.offload import manifest_log as numbered
+from loglib.offload import manifest_log
 from loglib.offload import tier as uploader
 from loglib.offload.tier_manifest import decode, encode
 from loglib.offload.tier_store import DirectoryStore
@@ -215,7 +215,7 @@ def test_what_a_dead_run_has_uploaded_is_compared_and_not_uploaded_again(
     topic = open_topic()
     seal(topic, 3)
     with monkeypatch.context() as patched:
-        patched.setattr(numbered, "commit", lambda *_: 1 / 0)
+        patched.setattr(manifest_log, "commit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             tier(topic, to)
     assert len(bytes_of(to)) == 3 and tiered_or_none(to) is None
@@ -232,7 +232,7 @@ def test_an_object_with_other_bytes_is_refused_and_not_replaced(
     topic = open_topic()
     seal(topic, 2)
     with monkeypatch.context() as patched:
-        patched.setattr(numbered, "commit", lambda *_: 1 / 0)
+        patched.setattr(manifest_log, "commit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             tier(topic, to)
     found = sorted(to.glob("0000/*.log"))[1]
@@ -371,15 +371,15 @@ def test_two_runs_at_once_upload_each_segment_once(
     """The other run goes through all of its work between this one's look at the manifests and its commit."""
     topic = open_topic()
     seal(topic, 2)
-    commit = numbered.commit
+    commit = manifest_log.commit
 
     def late(*arguments: Any) -> bool:
-        monkeypatch.setattr(numbered, "commit", commit)
+        monkeypatch.setattr(manifest_log, "commit", commit)
         seal(topic, 1)
         tier(topic, to)
         return commit(*arguments)
 
-    monkeypatch.setattr(numbered, "commit", late)
+    monkeypatch.setattr(manifest_log, "commit", late)
     made = tier(topic, to)
     check(made, bytes_of(to), sealed_bytes(path))
     assert made.version == 1 and len(made.partitions[0].segments) == 3

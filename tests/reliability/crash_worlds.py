@@ -14,7 +14,7 @@ from account import Account, Broken
 from loglib import FlushPolicy, LogError, Retention, Topic, testing
 from loglib.config.policies import TopicConfig
 from loglib.format.watermark import newest
-from loglib.log import topic_file as description
+from loglib.log import topic_file
 from loglib.log.cursor import Cursor
 from loglib.log.log import Log
 from loglib.segment import Identity
@@ -209,7 +209,7 @@ def fixed_clock() -> int:
 def made(files: MemoryFiles, config: TopicConfig) -> Iterator[Topic]:
     """A new topic with a fixed log id."""
     with mock.patch.object(uuid, "uuid4", return_value=LOG_ID):
-        description.create(files, PATH, config, now=NOW)
+        topic_file.create(files, PATH, config, now=NOW)
     topic = testing.open_topic(PATH, files=files, clock=fixed_clock)
     try:
         yield topic
@@ -231,7 +231,7 @@ def fresh_image(config: TopicConfig) -> Image:
 def _make_image(config: TopicConfig) -> Image:
     fs = CrashFS()
     with mock.patch.object(uuid, "uuid4", return_value=LOG_ID):
-        description.create(fs, PATH, config, now=NOW)
+        topic_file.create(fs, PATH, config, now=NOW)
     return Image.of(fs.tree())
 
 

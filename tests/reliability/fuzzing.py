@@ -56,7 +56,7 @@ from loglib.format.header import Header, crc32c
 from loglib.format.skip_pointers import added
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES, encode_new, newest
 from loglib.log import search as search_of
-from loglib.log import topic_file as description
+from loglib.log import topic_file
 from loglib.log.producers import Producers
 from loglib.segment import HEADER_BYTES, MAX_PRODUCERS, SegmentHeader, SegmentReader, first_segment
 from loglib.system.files import Files
@@ -246,7 +246,7 @@ class _OneFile(Files):
 
 
 _ONE_FILE = _OneFile()
-_VALUES = {"format": description.FORMAT, "log_id": str(uuid.UUID(bytes=LOG_ID))} | TopicConfig().to_json()
+_VALUES = {"format": topic_file.FORMAT, "log_id": str(uuid.UUID(bytes=LOG_ID))} | TopicConfig().to_json()
 _ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 0.5, -0.0, 1e308, float("inf"), float("nan"), 10**30, 1 << 63, "", "1", "none", "zlib",
     "crc32", "..", "\x00", "é", [], [1], {}, {"age": 1}, {"records": "x"}, {"bytes": -1}, {"keep_free": 2},
@@ -274,7 +274,7 @@ def topic_description(random: Draw) -> Outcome:
         content = bytes(damaged(random, content))
     _ONE_FILE.content = content
     try:
-        described = description.read(_ONE_FILE, "/hostile")
+        described = topic_file.read(_ONE_FILE, "/hostile")
     except LogError:
         return REFUSED
     assert described is not None

@@ -27,7 +27,7 @@ from counts import FILE, count, scale
 from processes import fork, together, wait
 
 from loglib import Topic
-from loglib.groups import offsets as offsets_module
+from loglib.groups import offsets
 from loglib.groups.group import Group
 from loglib.groups.offsets import Entry, Offsets
 from loglib.groups.owners import Ownership
@@ -61,7 +61,7 @@ def tmp_path() -> Iterator[Path]:
 def chaos(directory: Path, seed: int, **shape: Any) -> Iterator[Chaos]:
     """A group in chaos, removed at the end. All its commits are kept until then, because they judge it."""
     with ExitStack() as patched:  # also in the members, which are forked
-        patched.enter_context(mock.patch.object(offsets_module, "_COMPACT_BYTES", 1 << 40))
+        patched.enter_context(mock.patch.object(offsets, "_COMPACT_BYTES", 1 << 40))
         patched.enter_context(mock.patch.object(Offsets, "_remove", keep))
         found = Chaos(directory, seed, **shape)
         try:

@@ -18,7 +18,7 @@ from counts import count, scale
 
 from conftest import run_python, start_python
 from loglib import FlushPolicy, Retention, Topic
-from loglib.log import ages as timeline
+from loglib.log import ages
 from loglib.log.ages import Stamp
 
 pytestmark = pytest.mark.reliability
@@ -42,9 +42,9 @@ def test_no_lying_clock_costs_data_and_segments_that_are_due_are_dropped(shard: 
     count("G16", worlds=worlds, boots=boots, lies=lies, passes=passes, segments_dropped=dropped, lost=0)
 
 
-def without_jumps(boot: timeline._Boot, stamp: Stamp) -> bool:
+def without_jumps(boot: ages._Boot, stamp: Stamp) -> bool:
     """As `_Boot.add`, but a jump of the wall clock is not noticed."""
-    if boot.proof is None and stamp.boottime_us - boot.anchor.boottime_us > timeline.BELIEVED_AFTER_US:
+    if boot.proof is None and stamp.boottime_us - boot.anchor.boottime_us > ages.BELIEVED_AFTER_US:
         boot.proof = (boot.anchor, stamp)
         return True
     return False

@@ -25,7 +25,7 @@ from processes import fork, shared, wait
 
 from conftest import QUIET, sound, values_of
 from loglib import LogError, Topic, mirror, promote
-from loglib.log import copy_role as role
+from loglib.log import copy_role
 from loglib.segment import HEADER_BYTES
 from loglib.system.files import REAL
 
@@ -59,8 +59,8 @@ def write(path: Path, told: Told, seed: int) -> None:
 
 
 def may_be_written(path: Path) -> bool:
-    found = role.read(REAL, str(path))
-    return (path / "topic.json").exists() and (found is None or found.role == role.LEADER)
+    found = copy_role.read(REAL, str(path))
+    return (path / "topic.json").exists() and (found is None or found.role == copy_role.LEADER)
 
 
 def filled(path: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ from conftest import NOW, QUIET, last_segment
 from loglib import CorruptLogError, OffsetOutOfRangeError, Topic, testing, tier
 from loglib.config.times import to_datetime
 from loglib.format.watermark import Mark, encode_new
-from loglib.log import topic_file as description
+from loglib.log import topic_file
 from loglib.offload.storage import storage_of
 from loglib.segment import HEADER_BYTES, Identity, read_segment_header
 from loglib.spark import counts
@@ -253,7 +253,7 @@ def test_transaction_that_is_not_done_is_not_read(store: S3Server, changed: str,
 
 
 def _identity(path: Path, partition: int = 0) -> Identity:
-    described = description.read(REAL, str(path))
+    described = topic_file.read(REAL, str(path))
     assert described is not None
     return Identity.of(described[0], partition)
 

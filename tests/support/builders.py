@@ -22,7 +22,7 @@ from loglib.format.header import NO_PRODUCER, Body, Header, Producer, crc32c
 from loglib.format.record import Record
 from loglib.format.skip_pointers import added
 from loglib.format.watermark import Mark, encode_new
-from loglib.log import topic_file as description
+from loglib.log import topic_file
 from loglib.segment import (
     HEADER_BYTES,
     NO_TIMESTAMP,
@@ -159,7 +159,7 @@ def make_topic(path: Path, config: TopicConfig, *, log_id: bytes = LOG_ID) -> No
 def describe(path: Path | str, log_id: bytes, config: TopicConfig, *, files: Files = REAL) -> None:
     """Write the topic's description into its directory."""
     with Directory.open(files, str(path)) as directory:
-        description.write(directory, log_id, config)
+        topic_file.write(directory, log_id, config)
 
 
 def a_mark(sequence: int, log_start: int, flushed_end: int, durable_end: int, epoch: int, *, tail: int = 0) -> Mark:

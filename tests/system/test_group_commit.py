@@ -7,7 +7,7 @@ import pytest
 from interrupts import Interrupter, every_point
 
 from conftest import run_python
-from loglib.system import group_commit as turn_module
+from loglib.system import group_commit
 from loglib.system.group_commit import Turn
 
 LONG_S = 60.0
@@ -94,13 +94,13 @@ def test_turn_begins_when_as_many_have_come_as_for_the_last() -> None:
 def test_nobody_waits_for_a_thread_that_has_just_come(monkeypatch: pytest.MonkeyPatch) -> None:
     turn = Turn()
     turn._expected, turn._last_s = 2, LONG_S * 10
-    shut_gate = turn_module._shut_gate
+    shut_gate = group_commit._shut_gate
 
     def come_meanwhile() -> threading.Lock:
         turn._arrive()
         return shut_gate()
 
-    monkeypatch.setattr(turn_module, "_shut_gate", come_meanwhile)  # the gate at which the turn would wait for it
+    monkeypatch.setattr(group_commit, "_shut_gate", come_meanwhile)  # the gate at which the turn would wait for it
     assert turn.take(lambda: 5, unless=lambda: False) == 5
 
 

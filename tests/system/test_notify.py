@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import needs_proc, open_files, settled_files, start_python
-from loglib.system import notify as wait
+from loglib.system import notify
 from loglib.system.notify import Observer, Waiter
 
 
@@ -301,7 +301,7 @@ def test_observer_without_reports_sleeps_longer_the_longer_a_look_takes(monkeypa
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     observer._woken_at = 9.5
     observer.wait(None)
-    assert slept == [0.5 * wait._NAP_PER_LOOK * 1000]
+    assert slept == [0.5 * notify._NAP_PER_LOOK * 1000]
     observer.close()
 
 
@@ -329,7 +329,7 @@ def test_file_that_is_gone_is_looked_for(file: Path, observer: Observer) -> None
 
 
 def test_used_up_inotify_instances_leave_an_observer_that_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait, "_inotify", lambda _: None)
+    monkeypatch.setattr(notify, "_inotify", lambda _: None)
     observer = Observer()
     assert not observer.reports
     observer.close()

@@ -13,7 +13,7 @@ from processes import end_with
 
 from conftest import run_python
 from loglib import LogError
-from loglib.system import process as lifetime
+from loglib.system import process
 from loglib.system.process import Listeners, finish, is_interrupting, try_each
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -117,7 +117,7 @@ def in_child(action: Callable[[], object]) -> int:
 
 
 def test_fork_waits_for_a_lock_which_the_child_finds_free() -> None:
-    lock = lifetime.fork_lock()
+    lock = process.fork_lock()
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -147,8 +147,8 @@ def test_fork_waits_for_a_lock_which_the_child_finds_free() -> None:
 
 
 def test_child_calls_what_was_made_first_and_tells_whose_child_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifetime, "_kinds", [])
-    monkeypatch.setattr(lifetime, "at_exit", lifetime._AtExit())
+    monkeypatch.setattr(process, "_kinds", [])
+    monkeypatch.setattr(process, "at_exit", process._AtExit())
     heard: list[tuple[str, int]] = []
 
     class Named:
@@ -159,7 +159,7 @@ def test_child_calls_what_was_made_first_and_tells_whose_child_it_is(monkeypatch
             heard.append((self._name, parent_pid))
             raise LogError(self._name)
 
-    lower, upper = lifetime.in_child(), lifetime.in_child()
+    lower, upper = process.in_child(), process.in_child()
     handles = [Named(name) for name in ("upper", "lower", "lower")]
     for kind, handle in zip((upper, lower, lower), handles, strict=True):
         kind.add(handle.hear)
@@ -177,9 +177,9 @@ def test_child_calls_what_was_made_first_and_tells_whose_child_it_is(monkeypatch
     assert in_child(child) == 0
     assert heard == []
     with pytest.raises(LogError, match="lower") as raised:  # which the interpreter prints, in a child
-        lifetime._abandon()
+        process._abandon()
     assert sorted(map(str, [raised.value, *raised.value.errors])) == ["lower", "lower", "upper"]
-    lifetime._abandon()  # nothing, since all are forgotten
+    process._abandon()  # nothing, since all are forgotten
 
 
 # --- the end of the process --------------------------------------------------------------------------

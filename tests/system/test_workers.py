@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import records_of, run_python
-from loglib.system import process as lifetime
+from loglib.system import process
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -165,10 +165,10 @@ def test_exit_function_is_registered_with_multiprocessing_once(
     open_topic: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(lifetime.at_exit, "_told", False)
+    monkeypatch.setattr(process.at_exit, "_told", False)
     util = multiprocessing.util
     monkeypatch.setattr(util, "Finalize", lambda *what, exitpriority: told.append((*what, exitpriority)))
     monkeypatch.setattr(util, "register_after_fork", lambda *_: None)  # whose registry outlives this test
     for name in ("a", "b"):
         open_topic(path / name)
-    assert told == [(None, lifetime.at_exit.end, lifetime._LAST)] and lifetime._LAST < -5
+    assert told == [(None, process.at_exit.end, process._LAST)] and process._LAST < -5

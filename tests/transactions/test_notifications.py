@@ -17,7 +17,7 @@ from conftest import start_python, values_of
 from loglib import LockedError, Topic, transaction
 from loglib.system.files import REAL
 from loglib.system.notify import Observer
-from loglib.transactions import notifications as inbox
+from loglib.transactions import notifications
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -180,9 +180,9 @@ def test_hold_of_a_dead_coordinator_ends_by_itself(path: Path) -> None:
 def test_knock_that_nobody_answers_is_taken_back(path: Path) -> None:
     with Topic.open(path):
         pass
-    assert inbox.knock(REAL, str(path), [3, 4], patience_s=0.1) == [3, 4]
+    assert notifications.knock(REAL, str(path), [3, 4], patience_s=0.1) == [3, 4]
     assert os.listdir(path / "inbox") == []
-    inbox.ring(REAL, str(path.parent / "no topic"))  # of a deleted topic: nothing
+    notifications.ring(REAL, str(path.parent / "no topic"))  # of a deleted topic: nothing
 
 
 def test_only_the_owner_of_the_partition_answers(path: Path) -> None:
@@ -191,15 +191,15 @@ def test_only_the_owner_of_the_partition_answers(path: Path) -> None:
     answers: list[list[int]] = []
 
     def ask() -> None:
-        answers.append(inbox.knock(REAL, str(path), [3], patience_s=30.0))
+        answers.append(notifications.knock(REAL, str(path), [3], patience_s=30.0))
 
     asking = threading.Thread(target=ask)
     asking.start()
     while not (path / "inbox").exists() or not os.listdir(path / "inbox"):
         time.sleep(0.001)
-    inbox.answer(REAL, str(path), [0, 1])
+    notifications.answer(REAL, str(path), [0, 1])
     assert len(os.listdir(path / "inbox")) == 1
-    inbox.answer(REAL, str(path), [3])
+    notifications.answer(REAL, str(path), [3])
     asking.join()
     assert answers == [[]]
 
@@ -234,11 +234,11 @@ def test_inboxes_are_watched_again_after_an_error(path: Path, monkeypatch: pytes
             raise failures.pop()
         return Observer()
 
-    monkeypatch.setattr(inbox, "Observer", failing)
-    monkeypatch.setattr(inbox, "_LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(notifications, "Observer", failing)
+    monkeypatch.setattr(notifications, "_LOOK_AGAIN_S", 0.01)
     served = threading.Event()
     (path / "inbox").mkdir(parents=True)
-    postman = inbox._Postman()
+    postman = notifications._Postman()
 
     def serve(event: threading.Event) -> bool:
         event.set()
@@ -251,8 +251,8 @@ def test_inboxes_are_watched_again_after_an_error(path: Path, monkeypatch: pytes
 
 
 def test_inboxes_are_looked_at_where_the_system_reports_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "Observer", lambda: Observer(use_inotify=False))
-    monkeypatch.setattr(inbox, "_LOOK_S", 0.01)
+    monkeypatch.setattr(notifications, "Observer", lambda: Observer(use_inotify=False))
+    monkeypatch.setattr(notifications, "_LOOK_S", 0.01)
     (path / "inbox").mkdir(parents=True)
     served, gone = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -260,7 +260,7 @@ def test_inboxes_are_looked_at_where_the_system_reports_nothing(path: Path, monk
         looks.release()
         return False
 
-    postman = inbox._Postman()
+    postman = notifications._Postman()
     postman.attend(str(path), served, serve)
     postman.attend(str(path / "gone"), gone, serve)
     for _ in range(3):
@@ -269,7 +269,7 @@ def test_inboxes_are_looked_at_where_the_system_reports_nothing(path: Path, monk
 
 
 @contextmanager
-def attended(path: Path) -> Iterator[tuple[inbox._Postman, threading.Event]]:
+def attended(path: Path) -> Iterator[tuple[notifications._Postman, threading.Event]]:
     """A directory that a postman attends, without an inbox; and what tells that it was served."""
     path.mkdir()
     served = threading.Event()
@@ -278,7 +278,7 @@ def attended(path: Path) -> Iterator[tuple[inbox._Postman, threading.Event]]:
         event.set()
         return False
 
-    postman = inbox._Postman()
+    postman = notifications._Postman()
     postman.attend(str(path), served, serve)
     yield postman, served
     postman.leave(served)
@@ -291,7 +291,7 @@ def test_inbox_that_is_made_while_its_watch_begins_is_not_missed(path: Path, mon
                 (Path(path) / "inbox").mkdir()
             super().observe_directory(key, path)
 
-    monkeypatch.setattr(inbox, "Observer", Slow)
+    monkeypatch.setattr(notifications, "Observer", Slow)
     with attended(path) as (_, served):
         assert served.wait(30)
 
@@ -306,7 +306,7 @@ def test_inbox_that_is_made_while_changes_are_read_is_not_missed(path: Path, mon
                 (path / "inbox").mkdir()
             return super().changed()
 
-    monkeypatch.setattr(inbox, "Observer", Late)
+    monkeypatch.setattr(notifications, "Observer", Late)
     with attended(path) as (postman, served):
         while not calls:
             time.sleep(0.01)
@@ -316,7 +316,7 @@ def test_inbox_that_is_made_while_changes_are_read_is_not_missed(path: Path, mon
 
 
 def test_trouble_of_one_topic_is_not_the_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "_LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(notifications, "_LOOK_AGAIN_S", 0.01)
     (path / "inbox").mkdir(parents=True)
     troubles = []
     served = threading.Event()
@@ -332,7 +332,7 @@ def test_trouble_of_one_topic_is_not_the_others(path: Path, monkeypatch: pytest.
             event.set()
         return False
 
-    postman = inbox._Postman()
+    postman = notifications._Postman()
     troubled = threading.Event()
     postman.attend(str(path), troubled, fail)
     postman.attend(str(path), served, serve)

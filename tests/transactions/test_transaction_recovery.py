@@ -14,8 +14,7 @@ from loglib import Topic, testing, transaction
 from loglib.append.tail import TailWriter
 from loglib.append.writer import Writer
 from loglib.testing import CrashFS, Image, MemoryFiles
-from loglib.transactions import apply as applying
-from loglib.transactions import staging
+from loglib.transactions import apply, staging
 from loglib.transactions import transaction as transaction_module
 
 
@@ -94,7 +93,7 @@ def test_publication_of_an_owner_in_another_process_is_synced_for_it(monkeypatch
                 owner._serving.serve()
 
     monkeypatch.setattr(transaction_module, "knock", lambda *_, **__: [])
-    monkeypatch.setattr(applying, "ring", serve)
+    monkeypatch.setattr(apply, "ring", serve)
     with transaction("etl") as tx:
         for partition in (0, 1):
             tx.append(topics[0], b"1", partition=partition)

@@ -20,8 +20,7 @@ from loglib.append.writer import Writer
 from loglib.segment import HEADER_BYTES
 from loglib.system.directory import Directory
 from loglib.testing import CrashFS, Image, MemoryFiles, UnsyncedFiles
-from loglib.transactions import apply as applying
-from loglib.transactions import staging
+from loglib.transactions import apply, staging
 from loglib.transactions import transaction as transaction_module
 
 Open = Callable[..., Topic]
@@ -318,7 +317,7 @@ def test_file_that_cannot_be_a_segment_is_copied(
 
     monkeypatch.setattr(Writer, "begin_section", changing)
     if change == "elsewhere":
-        monkeypatch.setattr(applying, "_attempt", lambda _: None)
+        monkeypatch.setattr(apply, "_attempt", lambda _: None)
     append(topic)
     assert values_of(topic) == VALUES
     assert not any(done for _, done in attached[:-1])

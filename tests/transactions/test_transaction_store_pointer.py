@@ -71,13 +71,13 @@ def test_what_a_crash_left_is_replaced(tmp_path: Path) -> None:
 
 
 def test_process_that_was_slower_uses_the_name_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from loglib.log import store_pointer as home
+    from loglib.log import store_pointer
 
     with Topic.open(tmp_path / "data" / "topic") as topic, transaction("etl") as tx:
         tx.append(topic, b"x")
     there = read_home(REAL, topic.path)
     assert there is not None
     answers = [None, there]
-    monkeypatch.setattr(home, "read_home", lambda *_: answers.pop(0))
+    monkeypatch.setattr(store_pointer, "read_home", lambda *_: answers.pop(0))
     settle(REAL, topic.path, there.path, there.id, permissions=0o600)
     assert answers == []

@@ -11,8 +11,7 @@ import loglib
 from conftest import values_of
 from loglib import CommitPendingError, Topic, transaction
 from loglib.format.header import crc32c
-from loglib.transactions import apply as applying
-from loglib.transactions import staging
+from loglib.transactions import apply, staging
 from loglib.transactions.store import Store
 
 pair = transacted.pair
@@ -22,7 +21,7 @@ def test_stage_that_rots_stops_its_transaction_and_no_other(
     pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders, bills = pair
-    with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
+    with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:
         tx.append(bills, bytes(2 << 20))
     (staged,) = Path(bills.path, "staging").rglob("0000")
     content = staged.read_bytes()
@@ -91,7 +90,7 @@ def test_forged_name_of_a_stage_removes_nothing(pair: tuple[Topic, Topic], name:
     with transaction("etl") as tx:
         tx.append(bills, b"x")
     store = Store(bills._files, str(store_of(bills)))
-    applier = applying.Applier(bills._files, store)
+    applier = apply.Applier(bills._files, store)
     section = Section("bills", bills.log_id, 0, name, 0, 0, 0)
     applier._remove_staging(Manifest(9, "etl", 1, "owner", None, 0, (section,)))
     store.close()

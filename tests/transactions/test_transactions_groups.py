@@ -11,7 +11,7 @@ from transacted import dying
 import loglib
 from conftest import crash_copy, values_of
 from loglib import StaleGenerationError, Topic, transaction
-from loglib.transactions import apply as applying
+from loglib.transactions import apply
 
 Open = Callable[..., Topic]
 
@@ -68,7 +68,7 @@ def test_new_owner_begins_after_a_pending_commit(
         orders.append(b"%d" % number, partition=0, sync=True)
     first = orders.group("etl", commit="manual", member="a")
     assert len(first.poll(timeout=5.0)) > 0
-    with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
+    with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:
         tx.append(bills, b"output")
         tx.commit(first)
     position = orders.partitions[0].high_watermark
@@ -118,7 +118,7 @@ def test_another_process_applies_the_commit_of_a_group(
     orders.append(b"1", partition=0, sync=True)
     with orders.group("etl", commit="manual") as group:
         (record,) = group.poll(timeout=5.0)
-        with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
+        with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:
             tx.append(bills, b"x")
             tx.commit(group)
     copy = crash_copy(tmp_path / "data", tmp_path / "copy")
@@ -142,7 +142,7 @@ def test_pending_commit_of_another_group_is_not_ours(
     for name in ("one", "other"):
         with orders.group(name, commit="manual") as group:
             assert len(group.poll(timeout=5.0)) == 1
-            with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
+            with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:
                 tx.append(bills, name.encode())
                 tx.commit(group)
     with orders.group("one", commit="manual") as group:

@@ -13,7 +13,7 @@ import loglib
 from conftest import Clock, crash_copy, sound, values_of
 from loglib import CommitPendingError, LogClosedError, Topic, transaction
 from loglib.append.writer import Writer
-from loglib.transactions import apply as applying
+from loglib.transactions import apply
 from loglib.transactions.store import Store
 
 Open = Callable[..., Topic]
@@ -31,15 +31,15 @@ def test_death_before_the_commit_leaves_nothing(pair: tuple[Topic, Topic], monke
 
 
 STEPS: list[tuple[object, str, int]] = [
-    (applying.Applier, "run", 1),
-    (applying, "apply_section", 1),
-    (applying, "apply_section", 2),
-    (applying, "apply_section", 3),
+    (apply.Applier, "run", 1),
+    (apply, "apply_section", 1),
+    (apply, "apply_section", 2),
+    (apply, "apply_section", 3),
     (Writer, "begin_section", 2),
     (Writer, "append_section", 2),
     (Writer, "end_section", 1),
     (Writer, "end_section", 3),
-    (applying.Applier, "_apply_offsets", 1),
+    (apply.Applier, "_apply_offsets", 1),
     (Store, "finish", 1),
 ]
 
@@ -83,7 +83,7 @@ def test_writer_that_opens_the_copy_goes_on(
 
 
 def test_death_after_done_hides_nothing(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:
-    with dying(monkeypatch, applying.Applier, "_release"), transaction("etl", version=1) as tx:
+    with dying(monkeypatch, apply.Applier, "_release"), transaction("etl", version=1) as tx:
         append_to_all(tx, pair, b"x")
     assert all_values(pair) == [[b"x"]] * 3
     for topic in pair:
@@ -111,7 +111,7 @@ def test_recover_transactions_goes_on_without_a_writer(
 def test_store_out_of_reach_hides_what_is_held(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:
     orders, bills = pair
     bills.append(b"before", sync=True)
-    with dying(monkeypatch, applying.Applier, "_release"), transaction("etl") as tx:
+    with dying(monkeypatch, apply.Applier, "_release"), transaction("etl") as tx:
         append_to_all(tx, pair, b"x")
     store_of(orders).rename(store_of(orders).with_name("elsewhere"))
     assert values_of(bills) == [b"before"]
@@ -123,7 +123,7 @@ def test_deleted_topic_stops_no_transaction(
     pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     orders, bills = pair
-    with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
+    with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:
         append_to_all(tx, pair, b"x")
     orders.close()
     Topic.delete(orders.path)
@@ -187,7 +187,7 @@ def test_what_a_dead_process_staged_is_swept_after_a_day(
 def test_shared_topic_ends_a_hold_that_it_finds(
     pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, open_topic: Open
 ) -> None:
-    with dying(monkeypatch, applying.Applier, "_release"), transaction("etl") as tx:
+    with dying(monkeypatch, apply.Applier, "_release"), transaction("etl") as tx:
         append_to_all(tx, pair, b"x")
     copy = crash_copy(tmp_path / "data", tmp_path / "copy")
     shared = open_topic(copy / "bills", shared=True)
@@ -265,9 +265,9 @@ def test_waiting_transaction_is_applied_by_the_process_that_applies_others(pair:
     while len(store.pending()) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    found = applying.Applier(REAL, store, bills._handles.writers)
+    found = apply.Applier(REAL, store, bills._handles.writers)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(applying.Applier, "_lock", lambda *_: held)
+        patched.setattr(apply.Applier, "_lock", lambda *_: held)
         found.run(5.0)
     committing.join()
     store.close()
@@ -279,7 +279,7 @@ def test_owner_waits_with_a_transaction_until_the_one_before_it_is_done(
 ) -> None:
     _, bills = pair
     for name in ("first", "second"):
-        where, step = (Store, "finish") if name == "first" else (applying.Applier, "run")
+        where, step = (Store, "finish") if name == "first" else (apply.Applier, "run")
         with dying(monkeypatch, where, step), transaction("etl") as tx:
             tx.append(bills, name.encode())
     assert bills._serving.serve()  # as when a bell rings
@@ -311,7 +311,7 @@ def test_topic_finishes_what_is_held_for_long(pair: tuple[Topic, Topic], monkeyp
     orders, bills = pair
     with dying(monkeypatch, Store, "finish"), transaction("etl") as tx:
         tx.append(bills, b"x")
-    with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
+    with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:
         tx.append(orders, b"y", partition=0)  # of which the other topic has nothing
     assert bills._serving.serve()
     assert bills._serving.serve()  # not for long yet
@@ -326,13 +326,13 @@ def test_topic_that_is_closed_meanwhile_serves_nothing(
     pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, bills = pair
-    with dying(monkeypatch, applying.Applier, "run"), transaction("etl") as tx:
+    with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:
         tx.append(bills, b"x")
 
     def closed(*_: object) -> None:
         raise LogClosedError("closed")
 
-    monkeypatch.setattr(applying.Applier, "apply_own", closed)
+    monkeypatch.setattr(apply.Applier, "apply_own", closed)
     assert not bills._serving.serve()
 
 

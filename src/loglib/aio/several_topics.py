@@ -8,8 +8,7 @@ from typing import Any
 
 from ..format.batch import Batch
 from ..format.record import Record
-from ..groups import TopicPartition
-from ..groups import several_topics as consumer_groups
+from ..groups import TopicPartition, several_topics
 from .group import AsyncGroup
 from .topic import AsyncTopic
 
@@ -20,4 +19,4 @@ def group(
     topics: Sequence[AsyncTopic], name: str, **options: Any
 ) -> AsyncGroup[tuple[str, Record], tuple[str, Batch], TopicPartition]:
     """A member of a group on several topics; the options are those of `loglib.group`. It joins with `async with`."""
-    return AsyncGroup(partial(consumer_groups.group, [each.topic for each in topics], name, **options))
+    return AsyncGroup(partial(several_topics.group, [each.topic for each in topics], name, **options))

@@ -28,8 +28,7 @@ from typing import Protocol
 
 from ..config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, TopicConfig, microseconds
 from ..errors import LockedError, LogError, StorageFullError, together
-from ..log import copy_role as role
-from ..log import topic_file as description
+from ..log import copy_role, topic_file
 from ..log.index import SegmentIndex
 from ..log.log import Log
 from ..retention import ArchiveFloors, ArchiveHold, Candidate, Decision, Hold, Space, Verdict, due, segment_limit
@@ -181,8 +180,8 @@ class Keeper(Unique):
     def _is_current(self) -> bool:
         """Whether the path still leads to this topic, with the policies that this process uses."""
         with suppress(LogError, OSError):
-            role.check_leader(self._files, self._path)
-            return description.read(self._files, self._path) == (self._kept[0].log.identity.log_id, self._config)
+            copy_role.check_leader(self._files, self._path)
+            return topic_file.read(self._files, self._path) == (self._kept[0].log.identity.log_id, self._config)
         return False
 
     @contextmanager

@@ -51,7 +51,7 @@ from ..log.index import SegmentIndex
 from ..log.log import Wakeable
 from ..log.recovery import Tail
 from ..segment import Identity
-from ..system import lock as writer_lock
+from ..system import lock
 from ..system.clock import SYSTEM, Moment, clock_of
 from ..system.directory import Directory
 from ..system.files import Buffer, Files
@@ -102,7 +102,7 @@ class Writer(Unique):
         *,
         index: SegmentIndex,
         clock: Callable[[], int] = SYSTEM,
-        held: writer_lock.Lock | None = None,
+        held: lock.Lock | None = None,
         copies: Copies | None = None,
     ) -> None:
         self._files = files
@@ -121,8 +121,8 @@ class Writer(Unique):
         self._buried = False  # whether the records that a failure has lost are already owed
         self._closed: LogClosedError | None = None
         self._to_close: Iterator[tuple[Callable[[int], object], int]] | None = None  # set when closing begins
-        path = os.path.join(directory, writer_lock.NAME)
-        self._held = held or writer_lock.acquire(files, path, config.permissions)
+        path = os.path.join(directory, lock.NAME)
+        self._held = held or lock.acquire(files, path, config.permissions)
         try:
             self.disk = TailWriter(
                 self._held.directory, identity, config, index=index, moment=self._clock.moment, copies=copies

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..config.policies import microseconds
 from ..format.record import OffsetRange
-from ..log import catalog as store
+from ..log import catalog
 from ..partition import Partition
 from ..segment import Identity, read_segment_header
 from ..system.clock import SYSTEM
@@ -130,7 +130,7 @@ class _Place:
         self.elsewhere: dict[str, _Counts] = {}  # by topic: logs that are not in this place
         self.topics: dict[str, Topic] = {}
         self._recounted: dict[tuple[str, int, int], Windows] = {}
-        names = store.names(REAL, os.path.abspath(path))
+        names = catalog.names(REAL, os.path.abspath(path))
         if not names:
             raise ValueError(f"{path} has no topic")
         found: list[Entry] = []

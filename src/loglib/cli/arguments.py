@@ -15,7 +15,7 @@ import click
 
 from ..config.arguments import check_names, parse_start
 from ..config.uri import is_remote
-from ..log import catalog as store
+from ..log import catalog
 from ..log.topic_file import NAME
 from ..offload.storage import storage_of
 from ..system.files import REAL
@@ -101,7 +101,7 @@ class _Topic(_Directory):
         path = os.fsdecode(super().convert(value, param, ctx))
         _refuse_uri(path)
         if not REAL.exists(os.path.join(path, NAME)):
-            names = ", ".join(store.names(REAL, path))
+            names = ", ".join(catalog.names(REAL, path))
             found = f"is no topic but a directory of topics: {names}" if names else "has no topic"
             self.fail(f"{value} {found}", param, ctx)
         return path
@@ -135,7 +135,7 @@ def topic_paths(path: str) -> list[str]:
     _refuse_uri(path)
     if REAL.exists(os.path.join(path, NAME)):
         return [path]
-    names = store.names(REAL, path)
+    names = catalog.names(REAL, path)
     if not names:
         raise click.UsageError(f"{path}: no topic, and no directory of topics")
     return [os.path.join(path, name) for name in names]

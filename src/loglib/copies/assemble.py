@@ -28,9 +28,7 @@ from ..config.arguments import topic_path
 from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LockedError, LogError, NotLeaderError, StorageIOError, TooFewCopiesError
 from ..format.watermark import Mark
-from ..log import copy_role as role
-from ..log import gaps
-from ..log import topic_file as description
+from ..log import copy_role, gaps, topic_file
 from ..log.ages import NAME as CLOCK
 from ..log.store_pointer import NAME as HOME
 from ..segment import Identity
@@ -301,7 +299,7 @@ class _Assembly(Unique):
         return Identity.of(self._log_id, number)
 
     def _directory(self, seat: _Seat, number: int) -> str:
-        return description.partition_directory(seat.path, number)
+        return topic_file.partition_directory(seat.path, number)
 
     def _has_marks(self, seat: _Seat) -> bool:
         """Whether the mark of each partition can be read."""
@@ -501,10 +499,10 @@ class _Assembly(Unique):
 
     def _carry(self, seat: _Seat) -> None:
         """The description of the topic."""
-        content = self._files.read_whole(os.path.join(self._path, description.NAME), _MOST_BYTES)
+        content = self._files.read_whole(os.path.join(self._path, topic_file.NAME), _MOST_BYTES)
         with Directory.open(self._files, seat.path) as directory:
             directory.sync()  # the names of the partitions
-            directory.replace(description.NAME, content, self._config.permissions)
+            directory.replace(topic_file.NAME, content, self._config.permissions)
 
     # --- the result --------------------------------------------------------------------------------------
 
@@ -541,12 +539,12 @@ def _look(files: Files, path: str) -> _Seat:
         seat.members = read_members(files, path)
         if seat.members is not None:
             return seat
-        found = role.read(files, path)
-        if found is not None and found.role != role.LEADER:
+        found = copy_role.read(files, path)
+        if found is not None and found.role != copy_role.LEADER:
             seat.why = str(NotLeaderError(path, found.role, found.of))
-        elif not files.exists(path) or set(files.listdir(path)) <= {f"{role.NAME}.tmp"}:  # left by a crash
+        elif not files.exists(path) or set(files.listdir(path)) <= {f"{copy_role.NAME}.tmp"}:  # left by a crash
             seat.is_empty = True
-        elif not files.exists(os.path.join(path, description.NAME)):
+        elif not files.exists(os.path.join(path, topic_file.NAME)):
             seat.why = "holds files but no topic"
     except (LogError, OSError) as error:
         seat.why = str(error)

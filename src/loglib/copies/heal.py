@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..config.arguments import donor_paths, topic_path
 from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LogError
-from ..log import topic_file as description
+from ..log import topic_file
 from ..log.log import Log
 from ..log.repair import stated_log_id
 from ..log.repair_partition import copy_aside
@@ -108,8 +108,8 @@ def _heal_partition(
     advance: Callable[[int], object],
 ) -> LogHealing:
     number = identity.partition
-    place = description.partition_directory(path, number)
-    others = [description.partition_directory(each, number) for each in donors]
+    place = topic_file.partition_directory(path, number)
+    others = [topic_file.partition_directory(each, number) for each in donors]
     try:
         return heal_log(files, place, others, identity, config.permissions, dry_run=dry_run, progress=advance)
     except CorruptLogError as error:
@@ -120,7 +120,7 @@ def _heal_partition(
 def _verified(
     files: Files, path: str, log_id: bytes, number: int, advance: Callable[[int], object]
 ) -> VerifyReport:
-    place = description.partition_directory(path, number)
+    place = topic_file.partition_directory(path, number)
     try:
         with closing(Log(files, place, Identity.of(log_id, number))) as log:
             return verify_log(log, advance)
@@ -129,7 +129,7 @@ def _verified(
 
 
 def _size(files: Files, path: str, log_id: bytes, number: int) -> int:
-    place = description.partition_directory(path, number)
+    place = topic_file.partition_directory(path, number)
     with suppress(LogError), closing(Log(files, place, Identity.of(log_id, number))) as log:
         return size_of(log)
     return 0
@@ -139,9 +139,9 @@ def _description(
     files: Files, path: str, donors: Sequence[str], healed: list[Healed], *, dry_run: bool
 ) -> tuple[bytes, TopicConfig]:
     """The log id and the policies of the topic, perhaps those of a donor."""
-    name = os.path.join(path, description.NAME)
+    name = os.path.join(path, topic_file.NAME)
     try:
-        described = description.read(files, path)
+        described = topic_file.read(files, path)
         fault = CorruptLogError(name, 0, "no file", "the description of the topic")
     except CorruptLogError as error:
         described, fault = None, error
@@ -150,10 +150,10 @@ def _description(
     log_id = stated_log_id(files, path)
     for donor in donors:
         with suppress(LogError, OSError):
-            described = description.read(files, donor)
+            described = topic_file.read(files, donor)
             if described is None or described[0] != log_id:
                 continue
-            content = files.read_whole(os.path.join(donor, description.NAME), _MOST_BYTES)
+            content = files.read_whole(os.path.join(donor, topic_file.NAME), _MOST_BYTES)
             kept = None if dry_run else _replace_description(files, path, content, described[1].permissions)
             healed.append(Healed(None, name, f"made anew (found {fault.found})", donor=donor, kept=kept))
             return described
@@ -164,7 +164,7 @@ def _replace_description(files: Files, path: str, content: bytes, permissions: i
     with Directory.open(files, path) as directory:
         directory.lock_for_a_moment("a process that changes the topic", advice="try again")
         kept = None
-        if directory.exists(description.NAME):
-            kept = copy_aside(directory, description.NAME, 0, directory.sizes()[description.NAME])
-        directory.replace(description.NAME, content, permissions)
+        if directory.exists(topic_file.NAME):
+            kept = copy_aside(directory, topic_file.NAME, 0, directory.sizes()[topic_file.NAME])
+        directory.replace(topic_file.NAME, content, permissions)
     return kept

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import CorruptLogError
 from ..format.checked_json import seal, unseal
-from ..log import copy_role as role
+from ..log import copy_role
 from ..system.directory import Directory
 from ..system.files import Files
 
@@ -54,20 +54,20 @@ class Members(NamedTuple):
         """Give the directory this list. Synced."""
         others = ", ".join(each for id_, each in self.paths.items() if id_ != self.id)
         facts = {
-            "format": role.FORMAT, "role": role.REPLICA, "log_id": self.log_id.hex(), "id": self.id, "of": others,
-            "time": now, "members": dict(self.paths), "acks": self.acks, "version": self.version,
+            "format": copy_role.FORMAT, "role": copy_role.REPLICA, "log_id": self.log_id.hex(), "id": self.id,
+            "of": others, "time": now, "members": dict(self.paths), "acks": self.acks, "version": self.version,
             "joins": self.joins,
         }  # fmt: skip
         with Directory.open(files, path) as directory:
-            directory.replace(role.NAME, seal(facts), permissions)
+            directory.replace(copy_role.NAME, seal(facts), permissions)
 
 
 def read_members(files: Files, path: str) -> Members | None:
     """The list that the directory has; None if it is no member of a replicated topic."""
-    found = role.read(files, path)
-    if found is None or found.role != role.REPLICA:
+    found = copy_role.read(files, path)
+    if found is None or found.role != copy_role.REPLICA:
         return None
-    name = os.path.join(path, role.NAME)
+    name = os.path.join(path, copy_role.NAME)
     try:
         facts = unseal(files.read_whole(name, _MOST_BYTES))
         paths = {str(each): str(where) for each, where in facts["members"].items()}

@@ -25,10 +25,7 @@ from ..config.arguments import topic_path
 from ..config.policies import TopicConfig
 from ..errors import LogClosedError, LogError, NotLeaderError, OffsetOutOfRangeError
 from ..format.watermark import Mark
-from ..log import copy_role as role
-from ..log import gaps
-from ..log import store_pointer as home
-from ..log import topic_file as description
+from ..log import copy_role, gaps, store_pointer, topic_file
 from ..log.ages import NAME as CLOCK
 from ..segment import Identity
 from ..system.clock import SYSTEM
@@ -253,29 +250,30 @@ class Mirror(Unique):
             with Directory.open(files, aside) as made:
                 self._as_mirror().write(made, permissions)
 
-        if description.put_in_place(files, aside, self.path, build):
+        if topic_file.put_in_place(files, aside, self.path, build):
             files.sync_directory(parent)
 
-    def _check_copy(self, *, demote: bool) -> role.Role | None:
+    def _check_copy(self, *, demote: bool) -> copy_role.Role | None:
         """Refuse what is not a mirror of the source. The role to take for what was a topic of its own."""
         files, path = self._files, self.path
-        found = role.read(files, path)
-        if found is not None and found.role in (role.MIRROR, role.SUPERSEDED) and found.log_id == self._log_id:
-            return None if found.role == role.MIRROR else self._as_mirror()
-        if found is not None and found.role != role.LEADER:
+        found = copy_role.read(files, path)
+        copied = (copy_role.MIRROR, copy_role.SUPERSEDED)
+        if found is not None and found.role in copied and found.log_id == self._log_id:
+            return None if found.role == copy_role.MIRROR else self._as_mirror()
+        if found is not None and found.role != copy_role.LEADER:
             what = f"a {found.role} of {found.of}" + " with another log id" * (found.log_id != self._log_id)
             raise LogError(f"{path} is {what}, and not a mirror of {self.source}; mirror to a new directory")
-        described = description.read(files, path)
+        described = topic_file.read(files, path)
         if described is None:
             raise LogError(f"{path} holds files but no copy; a mirror is made in a new directory")
         if not demote or described[0] != self._log_id or path == self.source:
             raise NotLeaderError(path, "topic of its own, and no mirror", self.source)
         return self._as_mirror()
 
-    def _as_mirror(self) -> role.Role:
-        return role.Role(role.MIRROR, self._log_id, self._files.random_bytes(8).hex(), self.source, SYSTEM())
+    def _as_mirror(self) -> copy_role.Role:
+        return copy_role.Role(copy_role.MIRROR, self._log_id, self._files.random_bytes(8).hex(), self.source, SYSTEM())
 
-    def _take_role(self, new: role.Role) -> None:
+    def _take_role(self, new: copy_role.Role) -> None:
         with Directory.open(self._files, self.path) as directory:
             directory.lock_for_a_moment("a process that changes the topic", advice="try again")
             new.write(directory, self._config.permissions)
@@ -284,7 +282,7 @@ class Mirror(Unique):
         pair = Pair(
             self._files,
             self._origin.log(number),
-            description.partition_directory(self.path, number),
+            topic_file.partition_directory(self.path, number),
             Identity.of(self._log_id, number),
             self._config.permissions,
             promised=promised,
@@ -304,13 +302,13 @@ class Mirror(Unique):
             for pair in self._pairs:
                 pair.carry(CLOCK)
                 pair.carry(gaps.NAME)
-            directory.replace(description.NAME, content, self._config.permissions)
+            directory.replace(topic_file.NAME, content, self._config.permissions)
         self._described = content
 
     def _carry_home(self) -> None:
-        if home.read_home(self._files, self.path) is None and (content := self._origin.home(self.path)) is not None:
+        if store_pointer.read_home(self._files, self.path) is None and (content := self._origin.home(self.path)) is not None:
             with Directory.open(self._files, self.path) as directory:
-                directory.replace(home.NAME, content, self._config.permissions)
+                directory.replace(store_pointer.NAME, content, self._config.permissions)
 
     # --- a pass ------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from ..config.arguments import check_names, topic_path
 from ..errors import LogClosedError, LogError, UnsupportedFormatError
 from ..format.watermark import Mark
 from ..groups.offsets import offsets_identity
-from ..log import store_pointer as home
+from ..log import store_pointer
 from ..log.ages import NAME as CLOCK
 from ..log.gaps import NAME as GAPS
 from ..segment import Identity
@@ -192,7 +192,7 @@ class MirrorServer(Unique):
         return {"content": tell_bytes(content)}
 
     def _home(self, _request: Any) -> object:
-        found = home.read_home(self._files, self.path)
+        found = store_pointer.read_home(self._files, self.path)
         return found and {"store": os.path.relpath(os.path.normpath(found.path), self.path), "id": found.id.hex()}
 
     def _groups(self, _request: Any) -> object:

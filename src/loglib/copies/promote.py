@@ -20,9 +20,7 @@ from contextlib import ExitStack
 from ..config.arguments import topic_path
 from ..config.policies import TopicConfig
 from ..errors import LogError, NotLeaderError
-from ..log import copy_role as role
-from ..log import store_pointer as home
-from ..log import topic_file as description
+from ..log import copy_role, store_pointer, topic_file
 from ..segment import Identity
 from ..system import lock
 from ..system.clock import SYSTEM
@@ -59,28 +57,28 @@ def promote(copy: str | os.PathLike[str], *, force: bool = False) -> None:
 
 def promote_on(files: Files, path: str, *, now: int, force: bool = False) -> None:
     """The same on other files."""
-    described = description.read(files, path)
+    described = topic_file.read(files, path)
     if described is None:
         raise FileNotFoundError(errno.ENOENT, "no topic here", path)
     config = described[1]
-    found = role.read(files, path)
-    if found is None or found.role == role.LEADER:
+    found = copy_role.read(files, path)
+    if found is None or found.role == copy_role.LEADER:
         return
-    if found.role == role.REPLICA or (found.role == role.SUPERSEDED and not force):
+    if found.role == copy_role.REPLICA or (found.role == copy_role.SUPERSEDED and not force):
         raise NotLeaderError(path, found.role, found.of)
-    if found.role == role.MIRROR:
+    if found.role == copy_role.MIRROR:
         _take_over(files, path, found, described, now=now, force=force)
     with ExitStack() as held:
         _lock(files, path, config, held)  # nobody copies into it any more
-        _take_role(files, path, config, found._replace(role=role.LEADER, time=now))
+        _take_role(files, path, config, found._replace(role=copy_role.LEADER, time=now))
 
 
 def _take_over(
-    files: Files, path: str, found: role.Role, described: tuple[bytes, TopicConfig], *, now: int, force: bool
+    files: Files, path: str, found: copy_role.Role, described: tuple[bytes, TopicConfig], *, now: int, force: bool
 ) -> None:
     """Copy what the mirror lacks from its source, and let the source be written no more."""
     source, (log_id, config) = found.of, described
-    there = None if source.startswith(role.ELSEWHERE) else _described(files, source)
+    there = None if source.startswith(copy_role.ELSEWHERE) else _described(files, source)
     if there is None or there[0] != log_id:
         if not force:
             raise LogError(
@@ -89,11 +87,11 @@ def _take_over(
             )
         _settle(files, path, log_id, config)
         return
-    old = role.read(files, source)
-    if old is not None and old.role == role.SUPERSEDED:
+    old = copy_role.read(files, source)
+    if old is not None and old.role == copy_role.SUPERSEDED:
         _settle(files, path, log_id, config)
         return
-    stored = home.read_home(files, source)
+    stored = store_pointer.read_home(files, source)
     if stored is not None and files is REAL:
         recover_transactions(stored.path)  # what is committed and not yet in the source's partitions
     with ExitStack() as held:
@@ -106,7 +104,7 @@ def _take_over(
             return
         with Mirror(source, path, files=files) as mirror:
             mirror.copy()
-        superseded = role.Role(role.SUPERSEDED, log_id, files.random_bytes(8).hex(), path, now)
+        superseded = copy_role.Role(copy_role.SUPERSEDED, log_id, files.random_bytes(8).hex(), path, now)
         _take_role(files, source, there[1], superseded)
 
 
@@ -114,7 +112,7 @@ def _settle(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None
     """Bring the copy to what its mirror has promised; the mirror may have died. `LockedError` if it still runs."""
     promised = read_marks(files, path, log_id)
     for number in range(config.partitions):
-        place, identity = description.partition_directory(path, number), Identity.of(log_id, number)
+        place, identity = topic_file.partition_directory(path, number), Identity.of(log_id, number)
         CopiedLog(files, place, identity, config.permissions, promised=promised.get(number)).close()
     settle_commits(files, path, log_id, config.permissions)
     forget_marks(files, path)
@@ -122,7 +120,7 @@ def _settle(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None
 
 def _described(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
     try:
-        return description.read(files, path)
+        return topic_file.read(files, path)
     except OSError:  # a host or a disk that does not answer
         return None
 
@@ -130,11 +128,11 @@ def _described(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
 def _lock(files: Files, path: str, config: TopicConfig, held: ExitStack) -> None:
     """Hold the writers' locks of all partitions; `LockedError` if a process has one."""
     for number in range(config.partitions):
-        name = os.path.join(description.partition_directory(path, number), lock.NAME)
+        name = os.path.join(topic_file.partition_directory(path, number), lock.NAME)
         held.callback(lock.acquire(files, name, config.permissions).release)
 
 
-def _take_role(files: Files, path: str, config: TopicConfig, new: role.Role) -> None:
+def _take_role(files: Files, path: str, config: TopicConfig, new: copy_role.Role) -> None:
     with Directory.open(files, path) as directory:
         directory.lock_for_a_moment("a process that changes the topic", advice="try again")
         new.write(directory, config.permissions)

@@ -28,9 +28,7 @@ from ..format.header import HEADER_BYTES as BATCH_HEADER_BYTES
 from ..format.header import BadBatch, NewerBatch, crc32c, parse_header
 from ..format.watermark import Mark
 from ..groups.offsets import offsets_identity
-from ..log import copy_role as role
-from ..log import store_pointer as home
-from ..log import topic_file as description
+from ..log import copy_role, store_pointer, topic_file
 from ..log.bundle_reader import Bundle
 from ..log.gaps import NAME as GAPS
 from ..log.gaps import parse_gaps
@@ -73,7 +71,7 @@ class RemoteTopic(Unique):
         self._fresh: set[int] = set()  # whose marks came with the last news, of one moment
         self._reading: _Reading | None = None
         self._heard_at = time.monotonic()
-        self._host = role.ELSEWHERE
+        self._host = copy_role.ELSEWHERE
         try:
             answer = self.ask("hello", protocol=PROTOCOL, credit=credit_bytes)
             with self.understood():
@@ -81,7 +79,7 @@ class RemoteTopic(Unique):
                 if len(self.log_id) != 16:
                     raise ValueError("a log id that is none")
                 where = printable(str(answer["of"])[:_MOST_WORDS])
-                self.place, self._host = role.ELSEWHERE + where, role.ELSEWHERE + where.partition(":")[0]
+                self.place, self._host = copy_role.ELSEWHERE + where, copy_role.ELSEWHERE + where.partition(":")[0]
         except BaseException:
             self._link.close()
             raise
@@ -179,7 +177,7 @@ class RemoteTopic(Unique):
         answer = self.ask("description")
         with self.understood():
             content = as_bytes(answer["content"]) or b""
-            log_id, config = description.parse("the stream", content)
+            log_id, config = topic_file.parse("the stream", content)
             if config.partitions < len(self._logs):
                 raise ValueError(f"{config.partitions} partitions, where {len(self._logs)} were")
         if log_id != self.log_id:
@@ -195,7 +193,7 @@ class RemoteTopic(Unique):
             store, store_id = answer["store"], bytes.fromhex(answer["id"])
             if not isinstance(store, str) or store.startswith("/") or not store.isprintable() or len(store_id) != 16:
                 raise ValueError(f"a store of transactions {answer!r:.200}")
-            return home.sealed(store, store_id)
+            return store_pointer.sealed(store, store_id)
 
     def log(self, number: int) -> RemoteLog:
         """The log of a partition."""

@@ -29,8 +29,7 @@ from ..append.writer import Writer
 from ..errors import LockedError, LogClosedError, LogError, TooFewCopiesError
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark
-from ..log import gaps
-from ..log import topic_file as description
+from ..log import gaps, topic_file
 from ..log.ages import NAME as CLOCK
 from ..log.recovery import Tail
 from ..segment import Identity, segment_name
@@ -422,7 +421,7 @@ class Replica(Unique):
     def _reopened(self, writer: Writer, epoch: int) -> _Lane:
         """A partition, locked, with a promise; its log may lack something, or have what the writer has not."""
         identity = Identity.of(self._members.log_id, writer.partition)
-        directory = description.partition_directory(self.path, writer.partition)
+        directory = topic_file.partition_directory(self.path, writer.partition)
         with Directory.open(self._files, directory) as place:
             if read_mark(place, identity) is None:
                 raise LogError(f"{place.path_of(WATERMARK)} is lost; open the topic again, which mends it")

@@ -22,8 +22,7 @@ from ..append.writer import Writer
 from ..config.policies import TopicConfig
 from ..errors import LogError, TooFewCopiesError
 from ..groups.directory import GROUPS, MIRRORED
-from ..log import copy_role as role
-from ..log import topic_file as description
+from ..log import copy_role, topic_file
 from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
@@ -84,7 +83,7 @@ class Replicas(Unique):
             replica.leave_out(missing[replica.path])
         self._needed = needed(members.acks, len(members.paths))
         self._copies = [
-            PartitionCopies(description.partition_directory(self._own.path, number), number, self._replicas,
+            PartitionCopies(topic_file.partition_directory(self._own.path, number), number, self._replicas,
                             self._needed, timeout_s)
             for number in range(config.partitions)
         ]  # fmt: skip
@@ -154,7 +153,7 @@ class Replicas(Unique):
                 new.write(self._files, seat.path, self._config.permissions, now=self._now)
 
     def _leave(self) -> None:
-        found = role.Role(role.LEADER, self._members.log_id, self._own.id, self._own.path, self._now)
+        found = copy_role.Role(copy_role.LEADER, self._members.log_id, self._own.id, self._own.path, self._now)
         with Directory.open(self._files, self._own.path) as directory:
             found.write(directory, self._config.permissions)
 
@@ -221,10 +220,10 @@ class Replicas(Unique):
             commits = CopiedCommits(files, self._here, replica.path, self._members.log_id, permissions)
             commits.adopt()
         commits.copy(commits.note())
-        content = files.read_whole(os.path.join(self._own.path, description.NAME), _MOST_BYTES)
+        content = files.read_whole(os.path.join(self._own.path, topic_file.NAME), _MOST_BYTES)
         if content != described:
             with Directory.open(files, replica.path) as directory:
-                directory.replace(description.NAME, content, permissions)
+                directory.replace(topic_file.NAME, content, permissions)
         self._carried[replica] = commits, content
 
 

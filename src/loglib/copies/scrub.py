@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..config.arguments import donor_paths, topic_path
 from ..errors import CorruptLogError, LogClosedError, LogError
-from ..log import topic_file as description
+from ..log import topic_file
 from ..log.log import Log
 from ..log.verify import Progress, VerifyReport, verify_description, verify_log
 from ..segment import Identity
@@ -113,11 +113,11 @@ class Scrub(Unique):
 
     def _verify(self) -> tuple[VerifyReport, list[int]]:
         """What is damaged or declared as lost, and in which partitions. `CorruptLogError` for `topic.json`."""
-        described = description.read(self._files, self.path)
+        described = topic_file.read(self._files, self.path)
         if described is None:
             if not self._files.exists(self.path):
                 raise FileNotFoundError(errno.ENOENT, "no topic here", self.path)
-            name = os.path.join(self.path, description.NAME)
+            name = os.path.join(self.path, topic_file.NAME)
             raise CorruptLogError(name, 0, "no file", "the description of the topic")
         log_id, config = described
         reports, damaged = [verify_description(self._files, self.path, log_id)], []
@@ -129,7 +129,7 @@ class Scrub(Unique):
         return VerifyReport.of_all(reports), damaged
 
     def _verify_partition(self, identity: Identity) -> VerifyReport:
-        place, paced = description.partition_directory(self.path, identity.partition), self._paced()
+        place, paced = topic_file.partition_directory(self.path, identity.partition), self._paced()
         try:
             with closing(Log(self._files, place, identity)) as log:
                 return verify_log(log, lambda done: paced(done, 0))

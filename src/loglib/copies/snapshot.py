@@ -31,10 +31,7 @@ from ..format.watermark import Mark, encode_new
 from ..groups.directory import GROUPS
 from ..groups.lock_file import readable_by_all
 from ..groups.offsets import offsets_identity
-from ..log import copy_role as role
-from ..log import gaps
-from ..log import store_pointer as home
-from ..log import topic_file as description
+from ..log import copy_role, gaps, store_pointer, topic_file
 from ..log.log import Log, marks_at_once
 from ..log.recovery import list_segments
 from ..segment import HEADER_BYTES, Identity, producers_name, segment_name
@@ -80,7 +77,7 @@ def snapshot(topic: str | os.PathLike[str], to: str | os.PathLike[str], *, links
 
 def take_snapshot(files: Files, topic: str, to: str, *, links: bool, now: int) -> Snapshot:
     """The same on other files."""
-    described = description.read(files, topic)
+    described = topic_file.read(files, topic)
     if described is None:
         raise FileNotFoundError(errno.ENOENT, "no topic here", topic)
     if files.exists(to):
@@ -92,7 +89,7 @@ def take_snapshot(files: Files, topic: str, to: str, *, links: bool, now: int) -
     copy = _Snapshot(files, topic, aside, log_id, config, links=links)
     made: list[Snapshot] = []
     try:
-        placed = description.put_in_place(files, aside, to, lambda: made.append(copy.build(to, now)))
+        placed = topic_file.put_in_place(files, aside, to, lambda: made.append(copy.build(to, now)))
     except BaseException:
         if files.exists(aside):
             files.remove_tree(aside)
@@ -122,23 +119,23 @@ class _Snapshot:
         files.make_directory(self._to, permissions)
         groups = self._copy_groups()
         logs = [
-            Log(files, description.partition_directory(self._source, number), Identity.of(self._log_id, number))
+            Log(files, topic_file.partition_directory(self._source, number), Identity.of(self._log_id, number))
             for number in range(self._config.partitions)
         ]
         try:
             marks, at_once = _marks(logs)
             for log, mark in zip(logs, marks, strict=True):
-                path = description.partition_directory(self._to, log.partition)
+                path = topic_file.partition_directory(self._to, log.partition)
                 self._copy_log(log.directory, path, log.identity, mark, permissions)
         finally:
             for log in logs:
                 log.close()
         with Directory.open(files, self._to) as made:
             self._copy_home(made, final)
-            content = files.read_whole(os.path.join(self._source, description.NAME), _MOST_BYTES)
-            found = role.Role(role.SNAPSHOT, self._log_id, files.random_bytes(8).hex(), self._source, now)
+            content = files.read_whole(os.path.join(self._source, topic_file.NAME), _MOST_BYTES)
+            found = copy_role.Role(copy_role.SNAPSHOT, self._log_id, files.random_bytes(8).hex(), self._source, now)
             found.write(made, permissions)
-            made.replace(description.NAME, content, permissions)
+            made.replace(topic_file.NAME, content, permissions)
         ends = tuple(mark.flushed_end for mark in marks)
         size = sum(mark.flushed_end - mark.log_start_offset for mark in marks)
         return Snapshot(final, ends, size, self._copied_bytes, groups, at_once)
@@ -220,10 +217,10 @@ class _Snapshot:
 
     def _copy_home(self, made: Directory, final: str) -> None:
         """Let the copy name the store of the topic's transactions, as seen from where it will stand."""
-        found = home.read_home(self._files, self._source)
+        found = store_pointer.read_home(self._files, self._source)
         if found is not None:
-            content = home.sealed(os.path.relpath(os.path.normpath(found.path), final), found.id)
-            made.write_new(home.NAME, content, self._config.permissions)
+            content = store_pointer.sealed(os.path.relpath(os.path.normpath(found.path), final), found.id)
+            made.write_new(store_pointer.NAME, content, self._config.permissions)
 
     def _copy_groups(self) -> tuple[str, ...]:
         """Copy the commits of all groups. Each log ends where it was flushed before the marks of the data are read."""

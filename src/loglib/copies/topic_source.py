@@ -23,8 +23,7 @@ from ..errors import CorruptLogError, LogMovedError, OffsetOutOfRangeError
 from ..format.watermark import Mark
 from ..groups.directory import GROUPS
 from ..groups.offsets import offsets_identity
-from ..log import store_pointer as home
-from ..log import topic_file as description
+from ..log import store_pointer, topic_file
 from ..log.log import Log, marks_at_once
 from ..segment import Identity
 from ..system.files import Files
@@ -56,7 +55,7 @@ class TopicHere(Unique):
         self._observer: Observer | None = None
         self._observed = 0
         self.place = path
-        described = description.read(files, path)
+        described = topic_file.read(files, path)
         if described is None:
             raise FileNotFoundError(errno.ENOENT, "no topic here", path)
         self.log_id = described[0]
@@ -72,22 +71,22 @@ class TopicHere(Unique):
 
     def described(self) -> tuple[bytes, TopicConfig]:
         """The content of `topic.json`, and the policies in it. `LogMovedError` if there is another topic now."""
-        content = self._files.read_whole(os.path.join(self.place, description.NAME), _MOST_BYTES)
-        described = description.read(self._files, self.place)
+        content = self._files.read_whole(os.path.join(self.place, topic_file.NAME), _MOST_BYTES)
+        described = topic_file.read(self._files, self.place)
         if described is None or described[0] != self.log_id:
             raise LogMovedError(self.place, "was moved or removed, or holds another topic now")
         return content, described[1]
 
     def home(self, copy: str, /) -> bytes | None:
         """What a copy at this path has in `transactions.json`; None if the topic has no transactions."""
-        found = home.read_home(self._files, self.place)
-        return found and home.sealed(os.path.relpath(os.path.normpath(found.path), copy), found.id)
+        found = store_pointer.read_home(self._files, self.place)
+        return found and store_pointer.sealed(os.path.relpath(os.path.normpath(found.path), copy), found.id)
 
     # --- logs ------------------------------------------------------------------------------------------------
 
     def log(self, number: int) -> SourceLog:
         """The log of a partition. The caller closes it."""
-        path = description.partition_directory(self.place, number)
+        path = topic_file.partition_directory(self.place, number)
         self._logs[number] = found = SourceLog(self._files, path, Identity.of(self.log_id, number))
         return found
 

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 from ..config.arguments import Start, check_names, parse_start
 from ..config.policies import NAME, Durability
 from ..errors import GroupElsewhereError, GroupNotFoundError, LogMovedError, NotLeaderError
-from ..log import copy_role as role
+from ..log import copy_role
 from ..log.log import Log
 from ..log.lookup import resolve
 from ..log.topic_file import put_in_place, read
@@ -147,8 +147,8 @@ class Place(NamedTuple):
         """
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
         if files.exists(os.path.join(self.path, MIRRORED)):
-            found = role.read(files, self.topic_path)
-            if found is not None and found.role in (role.MIRROR, role.REPLICA):
+            found = copy_role.read(files, self.topic_path)
+            if found is not None and found.role in (copy_role.MIRROR, copy_role.REPLICA):
                 raise NotLeaderError(self.path, found.role, found.of)
         if not self.exists():
             self._make_parent(parent)

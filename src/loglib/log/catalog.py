@@ -20,8 +20,7 @@ from ..system import lock
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
-from . import copy_role as role
-from . import topic_file as description
+from . import copy_role, topic_file
 from .recovery import list_segments
 
 __all__ = ["TopicInfo", "add_partitions", "delete", "describe_all", "names"]
@@ -51,7 +50,7 @@ def names(files: Files, directory: str) -> list[str]:
         return []
     return sorted(
         name for name in found
-        if not name.startswith(".") and files.exists(os.path.join(directory, name, description.NAME))
+        if not name.startswith(".") and files.exists(os.path.join(directory, name, topic_file.NAME))
     )  # fmt: skip
 
 
@@ -63,10 +62,10 @@ def describe_all(files: Files, directory: str | os.PathLike[str], *, groups_of: 
 
 def _describe(files: Files, name: str, path: str, groups_of: GroupsOf) -> TopicInfo:
     try:
-        described = description.read(files, path)
+        described = topic_file.read(files, path)
         config = None if described is None else described[1]
         partitions = 0 if config is None else config.partitions
-        directories = [description.partition_directory(path, number) for number in range(partitions)]
+        directories = [topic_file.partition_directory(path, number) for number in range(partitions)]
         size_bytes = sum(sum(list_segments(files, each).values()) for each in directories)
         return TopicInfo(name, path, config, size_bytes, groups_of(files, path))
     except LogError as error:
@@ -103,13 +102,13 @@ def add_partitions(
     check_unused(files, absolute)
     check_count("partitions", partitions)
     with _locked(files, absolute) as topic:
-        role.check_leader(files, absolute)
-        described = description.read(files, absolute)
+        copy_role.check_leader(files, absolute)
+        described = topic_file.read(files, absolute)
         assert described is not None
         log_id, config = described
         if partitions <= config.partitions:
             raise ValueError(f"{absolute} has {config.partitions} partitions; the number can only rise")
-        description.add_partitions(topic, log_id, config, partitions, now=clock())
+        topic_file.add_partitions(topic, log_id, config, partitions, now=clock())
     logger.warning(
         "%s: has %d partitions now, and had %d: keys may belong to other partitions than before",
         absolute, partitions, config.partitions,
@@ -119,7 +118,7 @@ def add_partitions(
 def _existing_topic(files: Files, path: str | os.PathLike[str]) -> str:
     """The absolute path of a topic."""
     absolute = topic_path(path)
-    if not files.exists(os.path.join(absolute, description.NAME)):
+    if not files.exists(os.path.join(absolute, topic_file.NAME)):
         raise FileNotFoundError(errno.ENOENT, "no topic here", absolute)
     if not files.is_directory(absolute):
         raise LogError(f"{absolute} is a link to a topic; name the topic where it is")
@@ -133,7 +132,7 @@ def _locked(files: Files, path: str) -> Iterator[Directory]:
         topic = held.enter_context(Directory.open(files, path))
         topic.lock_for_a_moment("a process that runs retention or changes policies", advice="try again")
         for number in range(_partitions(files, path)):
-            directory = description.partition_directory(path, number)
+            directory = topic_file.partition_directory(path, number)
             held.callback(lock.acquire(files, os.path.join(directory, lock.NAME), 0o600).release)
         yield topic
 
@@ -141,6 +140,6 @@ def _locked(files: Files, path: str) -> Iterator[Directory]:
 def _partitions(files: Files, path: str) -> int:
     """The number of partition directories. The description is not used, because it may be damaged."""
     count = 0
-    while files.exists(description.partition_directory(path, count)):
+    while files.exists(topic_file.partition_directory(path, count)):
         count += 1
     return count

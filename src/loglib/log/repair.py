@@ -32,8 +32,7 @@ from ..segment import HEADER_BYTES, Identity, SegmentHeader
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
-from . import copy_role as role
-from . import topic_file as description
+from . import copy_role, topic_file
 from .log import Log
 from .repair_partition import PartitionRepair, Repair, copy_aside
 from .verify import Progress, VerifyReport, verify_description, verify_log
@@ -83,8 +82,8 @@ def repair_topic(
 ) -> RepairReport:
     """See `repair`."""
     repairs: list[Repair] = []
-    found = role.read(files, path)
-    if found is not None and found.role == role.REPLICA and not dry_run:  # it would get a history of its own
+    found = copy_role.read(files, path)
+    if found is not None and found.role == copy_role.REPLICA and not dry_run:  # it would get a history of its own
         raise NotLeaderError(path, found.role, found.of)
     log_id, config = _description(files, path, repairs, dry_run=dry_run)
     logs = [Identity.of(log_id, number) for number in range(config.partitions)]
@@ -102,7 +101,7 @@ def repair_topic(
     reports = [verify_description(files, path, log_id)]
     for identity, size in zip(logs, sizes, strict=True):
         try:
-            with closing(Log(files, description.partition_directory(path, identity.partition), identity)) as log:
+            with closing(Log(files, topic_file.partition_directory(path, identity.partition), identity)) as log:
                 reports.append(verify_log(log, advance))
         except CorruptLogError as error:  # there is no directory
             reports.append(VerifyReport.of_error(error, identity.partition))
@@ -111,7 +110,7 @@ def repair_topic(
 
 
 def _size(files: Files, path: str, identity: Identity) -> int:
-    directory = description.partition_directory(path, identity.partition)
+    directory = topic_file.partition_directory(path, identity.partition)
     with suppress(FileNotFoundError, NotADirectoryError):
         return sum(files.sizes(directory).values())
     return 0
@@ -122,9 +121,9 @@ def _size(files: Files, path: str, identity: Identity) -> int:
 
 def _description(files: Files, path: str, repairs: list[Repair], *, dry_run: bool) -> tuple[bytes, TopicConfig]:
     """The log id and the policies of the topic. A description that is lost is written anew."""
-    name = os.path.join(path, description.NAME)
+    name = os.path.join(path, topic_file.NAME)
     try:
-        described = description.read(files, path)
+        described = topic_file.read(files, path)
         what = "there was no file"
     except CorruptLogError as error:
         described, what = None, f"found {error.found}"
@@ -135,9 +134,9 @@ def _description(files: Files, path: str, repairs: list[Repair], *, dry_run: boo
     if not dry_run:
         with Directory.open(files, path) as directory:
             directory.lock_for_a_moment("a process that changes the topic", advice="try again")
-            if directory.exists(description.NAME):
-                kept = copy_aside(directory, description.NAME, 0, files.sizes(path)[description.NAME])
-            description.write(directory, log_id, config)
+            if directory.exists(topic_file.NAME):
+                kept = copy_aside(directory, topic_file.NAME, 0, files.sizes(path)[topic_file.NAME])
+            topic_file.write(directory, log_id, config)
     policies = f"made anew for {config.partitions} partitions; all policies are the default ones: set them again"
     repairs.append(Repair(None, name, f"{policies} ({what})", kept=kept))
     return log_id, config
@@ -156,9 +155,9 @@ def stated_log_id(files: Files, path: str) -> bytes:
     stated: Counter[bytes] = Counter()
     numbers = _partitions(files, path)
     if not numbers:
-        raise LogError(f"{path} holds no topic: it has neither {description.NAME} nor a partition")
+        raise LogError(f"{path} holds no topic: it has neither {topic_file.NAME} nor a partition")
     for number in numbers:
-        directory = description.partition_directory(path, number)
+        directory = topic_file.partition_directory(path, number)
         for name in files.sizes(directory):
             if name.endswith(".log"):
                 fd = files.open_read(os.path.join(directory, name))

@@ -35,7 +35,7 @@ from ..segment import (
 from ..system import lock as writer_lock
 from ..system.directory import Directory
 from ..system.files import Files
-from . import topic_file as description
+from . import topic_file
 from .examine import Findings, Place, examine, log_as_found
 from .gaps import NAME as GAPS
 from .gaps import Gap, joined, write_gaps
@@ -66,7 +66,7 @@ class PartitionRepair:
 
     def __init__(self, files: Files, topic_path: str, identity: Identity, permissions: int, now_us: int) -> None:
         self._files = files
-        self._path = description.partition_directory(topic_path, identity.partition)
+        self._path = topic_file.partition_directory(topic_path, identity.partition)
         self._identity = identity
         self._permissions = permissions
         self._now_us = now_us
@@ -105,11 +105,11 @@ class PartitionRepair:
 
             def build() -> None:
                 self._files.make_directory(aside, self._permissions)
-                description.make_partition(
+                topic_file.make_partition(
                     self._files, aside, self._identity, now=self._now_us, permissions=self._permissions
                 )
 
-            description.put_in_place(self._files, aside, self._path, build)
+            topic_file.put_in_place(self._files, aside, self._path, build)
             self._files.sync_directory(os.path.dirname(self._path))
         what = "the directory was gone, with all its records: an empty log was made, whose offsets begin at 0 again"
         self._note(self._path, what)

@@ -17,7 +17,7 @@ from ..errors import CorruptLogError, LogError, UnsupportedFormatError
 from ..format.checked_json import seal, unseal
 from ..system.directory import Directory
 from ..system.files import Files
-from . import copy_role as role
+from . import copy_role
 from .transaction_numbers import is_done
 
 __all__ = ["NAME", "Home", "is_done_here", "read_home", "sealed", "settle"]
@@ -58,8 +58,8 @@ def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, p
             directory.lock_for_a_moment("a process that changes the topic", advice="try again")
             home = read_home(files, topic_path)  # another process may have been quicker
             if home is None:
-                found = role.read(files, topic_path)
-                if found is not None and found.role == role.REPLICA:
+                found = copy_role.read(files, topic_path)
+                if found is not None and found.role == copy_role.REPLICA:
                     raise LogError(f"{topic_path} is a topic with replicas, and cannot take part in transactions")
                 _write(directory, store_path, store_id, permissions)
                 return

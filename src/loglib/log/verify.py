@@ -19,7 +19,7 @@ from ..format.skip_pointers import Jumps
 from ..format.watermark import MOST_BYTES, Mark, broken_slots
 from ..segment import HEADER_BYTES, NO_TIMESTAMP, SegmentHeader, read_producers, read_segment_header, segment_name
 from ..system.files import Files
-from . import topic_file as description
+from . import topic_file
 from .cursor import Cursor
 from .gaps import read_gaps
 from .log import Log, Still
@@ -74,9 +74,9 @@ def size_of(log: Log) -> int:
 
 def verify_description(files: Files, path: str, log_id: bytes) -> VerifyReport:
     """Verify `topic.json`, which must belong to the log."""
-    name = os.path.join(path, description.NAME)
+    name = os.path.join(path, topic_file.NAME)
     try:
-        described = description.read(files, path)
+        described = topic_file.read(files, path)
         if described is None:
             raise CorruptLogError(name, 0, "no file", "the description of the topic")
         if described[0] != log_id:

@@ -20,7 +20,7 @@ from ..errors import CorruptLogError, LogError
 from ..log.topic_file import NAME
 from ..system.files import REAL
 from ..system.not_copyable import Unique
-from . import manifest_log as numbered
+from . import manifest_log
 from .archive_manifest import Archived, decode, encode, end_of
 from .archive_store import DIRECTORY, NewFile
 from .s3 import S3Store
@@ -48,10 +48,10 @@ class ObjectPlace(Unique):
         self._store.close()
 
     def newest(self) -> Archived | None:
-        return numbered.newest(self._store.manifests, decode)
+        return manifest_log.newest(self._store.manifests, decode)
 
     def commit(self, archived: Archived) -> bool:
-        return numbered.commit(self._store.manifests, archived.version, encode(archived))
+        return manifest_log.commit(self._store.manifests, archived.version, encode(archived))
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[NewFile]:

@@ -26,7 +26,7 @@ from ..config.uri import is_remote, local_path
 from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..system.not_copyable import Unique
-from . import manifest_log as numbered
+from . import manifest_log
 from .archive_manifest import Archived, decode, encode, is_file_name
 from .manifest_log import TEMPORARY, DirectorySlots, FileSlots
 from .storage import storage_of
@@ -74,13 +74,13 @@ def newest(files: Files, path: str) -> Archived | None:
     """
     if is_remote(path):
         manifests = f"{path}/{DIRECTORY}"
-        return numbered.newest(FileSlots(files, manifests), decode) if files.exists(manifests) else None
+        return manifest_log.newest(FileSlots(files, manifests), decode) if files.exists(manifests) else None
     try:
         directory = Directory.open(files, os.path.join(path, DIRECTORY))
     except (FileNotFoundError, NotADirectoryError):
         return None
     with directory:
-        return numbered.newest(DirectorySlots(directory), decode)
+        return manifest_log.newest(DirectorySlots(directory), decode)
 
 
 def located(files: Files, given: str) -> tuple[Files, str]:
@@ -151,10 +151,10 @@ class DirectoryPlace(Unique):
     # --- manifests -----------------------------------------------------------------------------------
 
     def newest(self) -> Archived | None:
-        return numbered.newest(self._slots, decode)
+        return manifest_log.newest(self._slots, decode)
 
     def commit(self, archived: Archived) -> bool:
-        return numbered.commit(self._slots, archived.version, encode(archived))
+        return manifest_log.commit(self._slots, archived.version, encode(archived))
 
     # --- files ---------------------------------------------------------------------------------------
 

@@ -30,15 +30,13 @@ from ..config.arguments import check_count, check_names
 from ..config.uri import local_path
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
 from ..format.batch import stored_header
-from ..log import copy_role as role
-from ..log import gaps
-from ..log import topic_file as description
+from ..log import copy_role, gaps, topic_file
 from ..log.cursor import Cursor
 from ..log.log import Log
 from ..open_topic import OpenTopic, open_for_reading
 from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_header, segment_name
 from ..system.files import REAL, Files
-from . import manifest_log as numbered
+from . import manifest_log
 from .storage import storage_of
 from .tier_files import TierPlace
 from .tier_manifest import Tiered, TieredPartition, TieredSegment, decode, encode
@@ -160,7 +158,7 @@ class _Uploader:
         """Upload and commit until nothing is left."""
         self._take_place()
         while True:
-            base = numbered.newest(self._store.manifests, decode)
+            base = manifest_log.newest(self._store.manifests, decode)
             if base is not None:
                 self._check_same(base.log_id, base.topic)
             spans = [span for access in self._topic._accesses for span in self._spans(access.log, base)]  # noqa: SLF001
@@ -170,20 +168,20 @@ class _Uploader:
             jobs = list(self._jobs(spans[:SEGMENTS_A_COMMIT], base))
             self._write_facts(jobs)
             made = self._with(base, self._upload(jobs))
-            numbered.commit(self._store.manifests, made.version, encode(made))  # if not: another run was quicker
+            manifest_log.commit(self._store.manifests, made.version, encode(made))  # if not: another run was quicker
 
     def _take_place(self) -> None:
         """Make the place this topic's, or see that it is."""
-        content = self._read(role.NAME)
+        content = self._read(copy_role.NAME)
         if content is None:
-            if self._store.size(description.NAME) is not None:
+            if self._store.size(topic_file.NAME) is not None:
                 raise LogError(f"{self._store.path} is a topic, and no place for the segments of one")
             log_id, drawn = self._topic.log_id, self._files.random_bytes(8).hex()
-            content = role.Role(role.TIER, log_id, drawn, self._topic.path, self._clock()).encode()
-            if not self._store.upload(role.NAME, len(content), lambda count, at: content[at : at + count]):
+            content = copy_role.Role(copy_role.TIER, log_id, drawn, self._topic.path, self._clock()).encode()
+            if not self._store.upload(copy_role.NAME, len(content), lambda count, at: content[at : at + count]):
                 return self._take_place()  # another process was quicker
-        found = role.decode(content, f"{self._store.path}/{role.NAME}")
-        if found.role != role.TIER:
+        found = copy_role.decode(content, f"{self._store.path}/{copy_role.NAME}")
+        if found.role != copy_role.TIER:
             raise LogError(f"{self._store.path} is a {found.role} of {found.of}, and no place for segments")
         return self._check_same(found.log_id, found.of)
 
@@ -234,7 +232,7 @@ class _Uploader:
     def _write_facts(self, jobs: list[_Job]) -> None:
         """Bring the small files that may change up to date."""
         partitions = dict.fromkeys(os.path.basename(each.log.directory) for each in jobs)
-        for name in (description.NAME, *(os.path.join(each, gaps.NAME) for each in partitions)):
+        for name in (topic_file.NAME, *(os.path.join(each, gaps.NAME) for each in partitions)):
             try:
                 content = self._files.read_whole(os.path.join(self._topic.path, name), _MOST_FACTS)
             except FileNotFoundError:

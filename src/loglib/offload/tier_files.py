@@ -25,14 +25,13 @@ from ..config.policies import MAX_OFFSET
 from ..config.uri import is_remote, local_path
 from ..errors import LogError
 from ..format.watermark import Mark
-from ..log import copy_role as role
-from ..log import topic_file as description
+from ..log import copy_role, topic_file
 from ..log.log import Log, Still
 from ..segment import Identity, parse_producers_name, parse_segment_name, read_segment_header, segment_name
 from ..system.directory import Directory
 from ..system.files import SYSTEM_CALLS, Files
 from ..system.not_copyable import Unique
-from . import manifest_log as numbered
+from . import manifest_log
 from .manifest_log import DirectorySlots, FileSlots
 from .storage import storage_of
 from .tier_manifest import Tiered, TieredPartition, decode
@@ -47,15 +46,15 @@ def is_place(files: Files, path: str) -> bool:
     """Whether the directory is one that `loglib.tier` has made. A place that was promoted is a topic like others."""
     if not files.exists(os.path.join(path, MANIFESTS)):
         return False
-    found = role.read(files, path)
-    return found is not None and found.role == role.TIER
+    found = copy_role.read(files, path)
+    return found is not None and found.role == copy_role.TIER
 
 
 def newest(files: Files, path: str) -> Tiered | None:
     """The newest manifest of a place in an object store; None if there is none."""
     if not is_place(files, path):
         return None
-    return numbered.newest(FileSlots(files, os.path.join(path, MANIFESTS)), decode)
+    return manifest_log.newest(FileSlots(files, os.path.join(path, MANIFESTS)), decode)
 
 
 class TierPlace(Unique):
@@ -85,7 +84,7 @@ class TierPlace(Unique):
             found = newest(self._storage.files(), self.path)
         elif is_place(self._local, self.path):
             with Directory.open(self._local, path) as directory:
-                found = numbered.newest(DirectorySlots(directory), decode)
+                found = manifest_log.newest(DirectorySlots(directory), decode)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "no uploaded segments here; loglib.tier uploads them", self.path)
         return found
@@ -97,7 +96,7 @@ class TierPlace(Unique):
         return self._storage.files(listings=listings, until_offset=MAX_OFFSET, eager=False)
 
     def directory(self, partition: int) -> str:
-        return description.partition_directory(self.path, partition)
+        return topic_file.partition_directory(self.path, partition)
 
     def sizes(self, partition: int) -> dict[str, int]:
         """Name and size of what is there of a partition, whether a manifest names it or not. Asks the store."""

@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from ..config.uri import is_remote
 from ..errors import LogError
-from ..log import topic_file as description
+from ..log import topic_file
 from ..retention import ArchiveHold
 from ..segment import Identity, read_segment_header, segment_name
 from ..system.files import Files
@@ -89,7 +89,7 @@ class TierFloors:
         if not safe:
             return start
         last = safe[-1]
-        directory = description.partition_directory(self._topic_path, partition)
+        directory = topic_file.partition_directory(self._topic_path, partition)
         path = os.path.join(directory, segment_name(last.end))
         following = read_segment_header(self._files, path, Identity.of(self._log_id, partition))
         if following.previous_crc != last.last_crc:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..errors import CorruptLogError, LockedError, LogError
 from ..format.header import HEADER_BYTES
-from ..log import topic_file as description
+from ..log import topic_file
 from ..log.store_pointer import read_home, settle
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Files
@@ -239,7 +239,7 @@ def _check_writers(files: Files, store: Store, sections: Iterable[Section]) -> N
         silent = knock(files, path, partitions, patience_s=_ANSWER_S, is_free=free)
         if silent:
             raise LockedError(
-                description.partition_directory(path, silent[0]), "a writer that does not answer transactions",
+                topic_file.partition_directory(path, silent[0]), "a writer that does not answer transactions",
                 advice="nothing was committed; is that process stopped, or of an older loglib?",
             )  # fmt: skip
 
@@ -249,7 +249,7 @@ def _held(files: Files, partitions: Iterable[tuple[str, int]]) -> set[tuple[str,
 
 
 def _is_free(files: Files, topic_path: str, partition: int) -> bool:
-    return is_free(files, description.partition_directory(topic_path, partition))
+    return is_free(files, topic_file.partition_directory(topic_path, partition))
 
 
 def _held_for_long(files: Files, store: Store, partitions: set[tuple[str, int]]) -> set[tuple[str, int]]:

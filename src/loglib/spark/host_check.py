@@ -14,7 +14,7 @@ import socket
 from functools import cache
 
 from ..errors import LogError
-from ..log import topic_file as description
+from ..log import topic_file
 from ..system.files import REAL
 from ..system.mounts import file_system
 
@@ -31,7 +31,7 @@ def made_on(path: str) -> str:
 def check_here(path: str, log_id: bytes, made_on: str) -> None:
     """`FileNotFoundError` if there is no topic at the path, and `LogError` if it is another one."""
     host = socket.gethostname()
-    described = description.read(REAL, path)
+    described = topic_file.read(REAL, path)
     if described is None:
         raise FileNotFoundError(
             errno.ENOENT,

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.record import Damage
 from ..format.watermark import Mark
-from ..log import topic_file as description
+from ..log import topic_file
 from ..log.log import Log, Still, marks_at_once
 from ..log.lookup import resolve
 from ..log.recovery import list_segments
@@ -91,7 +91,7 @@ def find_parts(options: Options) -> list[Part]:
 def open_log(part: Part | Range, *, files: Files | None = None) -> Log:
     """The log of one partition; close it after use."""
     files = files or part.storage.files()
-    directory = description.partition_directory(part.path, part.partition)
+    directory = topic_file.partition_directory(part.path, part.partition)
     return Log(files, directory, Identity.of(part.log_id, part.partition))
 
 
@@ -120,7 +120,7 @@ def _listings(wanted: Range) -> dict[str, dict[str, int]]:
     sizes = {
         segment_name(base): end - base + HEADER_BYTES for base, end in zip(wanted.segments, ends, strict=True)
     }
-    return {description.partition_directory(wanted.path, wanted.partition): sizes}
+    return {topic_file.partition_directory(wanted.path, wanted.partition): sizes}
 
 
 class _Planned(Files):
@@ -147,7 +147,7 @@ def find_topics(paths: Iterable[str]) -> dict[str, Found]:
         if not _is_topic(files, path):
             found = sorted(each for each in _entries(files, path) if _is_topic(files, each))
         if not found:
-            raise FileNotFoundError(errno.ENOENT, f"no {description.NAME} here or one level below: no topic", path)
+            raise FileNotFoundError(errno.ENOENT, f"no {topic_file.NAME} here or one level below: no topic", path)
         for each in found:
             name = os.path.basename(each)
             if topics.setdefault(name, Found(_storage_at(storage, each), each)).path != each:
@@ -161,7 +161,7 @@ def _storage_at(storage: Storage, path: str) -> Storage:
 
 
 def _is_topic(files: Files, path: str) -> bool:
-    return files.exists(os.path.join(path, description.NAME))
+    return files.exists(os.path.join(path, topic_file.NAME))
 
 
 def _entries(files: Files, path: str) -> list[str]:
@@ -184,7 +184,7 @@ def _chosen(topics: Mapping[str, Found], options: Options) -> Iterable[Part]:
         if name not in topics:
             raise ValueError(f"no topic {name} at {', '.join(options.paths)}; there are {', '.join(sorted(topics))}")
         storage, path = topics[name]
-        described = description.read(storage.files(), path)
+        described = topic_file.read(storage.files(), path)
         if described is None:
             raise FileNotFoundError(errno.ENOENT, "the topic was removed while the query was planned", path)
         log_id, config = described
@@ -245,7 +245,7 @@ def _logs_of(parts: Sequence[Part]) -> Iterator[tuple[Part, Log]]:
             yield part, open_log(part)
             continue
         found = tiered.partition(part.partition)
-        listings = {description.partition_directory(part.path, part.partition): found.listing}
+        listings = {topic_file.partition_directory(part.path, part.partition): found.listing}
         log = open_log(part, files=part.storage.files(listings=listings))
         log.writer = Still(found.mark)
         yield part, log

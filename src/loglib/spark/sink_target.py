@@ -38,7 +38,7 @@ from ..append.hash_columns import can_hash
 from ..config.arguments import check_names
 from ..config.policies import TopicConfig
 from ..config.uri import local_path
-from ..log import topic_file as description
+from ..log import topic_file
 from ..system.files import REAL
 from .options import refuse_consumers, refuse_remote
 
@@ -102,7 +102,7 @@ def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, stre
 
 def find_place(path: str) -> Place:
     """The topic at the path. `FileNotFoundError` if there is none."""
-    found = description.read(REAL, path)
+    found = topic_file.read(REAL, path)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "no topic here; make it with loglib.Topic.open", path)
     return Place(path, *found)
@@ -134,7 +134,7 @@ def _transaction(options: Mapping[str, str], *, streaming: bool) -> tuple[str | 
 
 def _only_topic(path: str, name: str | None) -> str | None:
     """The path of the topic that all records go to; None if a column says which."""
-    if REAL.exists(os.path.join(path, description.NAME)):
+    if REAL.exists(os.path.join(path, topic_file.NAME)):
         if name not in (None, os.path.basename(path)):
             raise ValueError(f"the path {path} is a topic, and the option topic names another one: {name}")
         return path

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from ..format.watermark import Mark
 from ..groups import TopicPartition
-from ..log import topic_file as description
+from ..log import topic_file
 from ..log.log import LOOK_S, Log, marks_at_once
 from ..system.files import REAL
 from .options import Options
@@ -109,6 +109,6 @@ class Live:
 
     def _is_there(self, part: Part) -> bool:
         with suppress(OSError):
-            described = description.read(REAL, part.path)
+            described = topic_file.read(REAL, part.path)
             return described is not None and described[0] == part.log_id
         return False

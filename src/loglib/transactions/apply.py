@@ -36,8 +36,7 @@ from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import WatermarkReader
 from ..groups.directory import GROUPS
 from ..groups.offsets import Entries, Offsets
-from ..log import copy_role as role
-from ..log import topic_file as description
+from ..log import copy_role, topic_file
 from ..log.index import SegmentIndex
 from ..log.recovery import list_segments
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
@@ -175,7 +174,7 @@ class Applier(Unique):
 
     def _apply_section(self, manifest: Manifest, target: Target, sections: list[Section]) -> bool:
         """Apply the sections of one partition. False if its owner has not done it yet."""
-        described = description.read(self._files, target.topic_path)
+        described = topic_file.read(self._files, target.topic_path)
         if described is None or described[0] != sections[0].log_id:
             logger.error(
                 "%s: the topic was deleted or made anew; %d batches of transaction %d for it are dropped",
@@ -229,14 +228,14 @@ class Applier(Unique):
                 if lock is None:  # another process changes the topic just now
                     return None
                 self._locked[target.topic_path] = lock
-            path = description.partition_directory(target.topic_path, target.partition)
+            path = topic_file.partition_directory(target.topic_path, target.partition)
             index = SegmentIndex(list_segments(self._files, path))
             try:
                 writer = Writer(self._files, path, identity, config, index=index, clock=self._clock)
             except LockedError:
                 return None
             self._made[target] = writer
-            role.check_leader(self._files, target.topic_path)
+            copy_role.check_leader(self._files, target.topic_path)
         return writer
 
     def _find_own(self, target: Target) -> Writer | None:
@@ -250,7 +249,7 @@ class Applier(Unique):
 
     def _applied(self, target: Target, identity: Identity) -> int:
         """The last transaction that the partition's owner has applied. Synced."""
-        path = os.path.join(description.partition_directory(target.topic_path, target.partition), WATERMARK)
+        path = os.path.join(topic_file.partition_directory(target.topic_path, target.partition), WATERMARK)
         watermark = WatermarkReader(self._files, path, identity.salt)
         try:
             mark = watermark.read()
@@ -323,7 +322,7 @@ class Applier(Unique):
             if (topic_path, group) in self._own_offsets:
                 self._append(self._own_offsets[topic_path, group], entries)
                 continue
-            described = description.read(self._files, topic_path)
+            described = topic_file.read(self._files, topic_path)
             place = os.path.join(topic_path, GROUPS, group, "offsets")
             if described is None or not self._files.exists(place):
                 logger.error("%s: the group %s was deleted; its commit is dropped", topic_path, group)

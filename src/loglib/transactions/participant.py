@@ -18,7 +18,7 @@ from ..append.handles import Handles
 from ..errors import CommitPendingError, LogClosedError, LogError
 from ..log.store_pointer import Home, read_home
 from ..system.files import Files
-from . import notifications as inbox
+from . import notifications
 from .apply import Applier
 from .store import Store, open_store
 
@@ -42,11 +42,11 @@ class Serving:
 
     def attend(self) -> None:
         """Serve from now on, whenever another process leaves word in the topic's inbox."""
-        inbox.attend(self._path, self, Serving.serve)
+        notifications.attend(self._path, self, Serving.serve)
 
     def leave(self) -> None:
         """Serve no more."""
-        inbox.leave(self)
+        notifications.leave(self)
 
     def apply(self) -> None:
         """Apply what a dead process has committed. Records of the topic may wait for it."""
@@ -67,7 +67,7 @@ class Serving:
         If it is held for a second, the process that applies it may have died: then this one goes on.
         """
         writers = list(self._handles.writers)
-        inbox.answer(self._files, self._path, [each.partition for each in writers])
+        notifications.answer(self._files, self._path, [each.partition for each in writers])
         try:
             home = read_home(self._files, self._path)
             if home is None:
