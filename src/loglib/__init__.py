@@ -63,7 +63,7 @@ from .format.record import Damage, OffsetRange, Position, Record
 from .groups import Commit, Group, GroupInfo, Member, Move, TopicPartition, TopicsGroup
 from .groups.several_topics import delete_group, evict_member, group, group_info, reset_group
 from .log.catalog import TopicInfo
-from .log.cursor import Lent
+from .log.cursor import BorrowedRange
 from .log.lag import Lag
 from .log.reader import OnGap, Reader, StartLike
 from .log.recovery import Recovery
@@ -74,7 +74,7 @@ from .offload.archive_manifest import Archived, ArchivedFile, ArchivedPartition
 from .offload.tier import tier, tiered
 from .offload.tier_manifest import Tiered, TieredPartition, TieredSegment
 from .partition import Partition
-from .retention import Decision
+from .retention import SegmentDecision
 from .segment import SegmentInfo
 from .topic import Topic, topics
 from .transactions.transaction import Transaction, expire_apps, last_version, recover_transactions, transaction
@@ -86,13 +86,13 @@ __all__ = [
     "ArchivedFile",
     "ArchivedPartition",
     "Batch",
+    "BorrowedRange",
     "BrokenStreamError",
     "Commit",
     "CommitPendingError",
     "ConfigConflictError",
     "CorruptLogError",
     "Damage",
-    "Decision",
     "FencedError",
     "FlushPolicy",
     "FlushTimes",
@@ -108,7 +108,6 @@ __all__ = [
     "Healed",
     "InvalidOffsetError",
     "Lag",
-    "Lent",
     "LockedError",
     "LogClosedError",
     "LogError",
@@ -141,6 +140,7 @@ __all__ = [
     "Retention",
     "Scrub",
     "ScrubReport",
+    "SegmentDecision",
     "SegmentInfo",
     "Snapshot",
     "SourceMismatchError",

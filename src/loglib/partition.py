@@ -29,14 +29,14 @@ from .log.reader import OnGap, Reader, StartLike
 from .log.recovery import Recovery
 from .log.tables import Columnar, ReadArchive
 from .log.verify import Progress, VerifyReport, size_of, verify_log
-from .retention import Decision
+from .retention import SegmentDecision
 from .segment import SegmentInfo
-from .system.not_copyable import Unique
+from .system.not_copyable import NotCopyable
 
 __all__ = ["Partition"]
 
 
-class Partition(Shown, Columnar, Unique):
+class Partition(Shown, Columnar, NotCopyable):
     """One partition of a topic; made by `Topic`, never directly."""
 
     def __init__(self, access: Access, read_archive: ReadArchive) -> None:
@@ -260,7 +260,7 @@ class Partition(Shown, Columnar, Unique):
         """Seal the open segment and begin a new one; False if it is empty."""
         return self._access.writer().roll()
 
-    def retain(self, *, dry_run: bool = False) -> list[Decision]:
+    def retain(self, *, dry_run: bool = False) -> list[SegmentDecision]:
         """Drop segments by the retention policy; returns the decision for every segment.
 
         Only one pass runs at a time: a roll, the housekeeping thread and the application may each begin one.

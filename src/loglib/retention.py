@@ -22,8 +22,17 @@ from .config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Rete
 from .log.ages import BELIEVED_AFTER_US, Age
 
 __all__ = [
-    "ArchiveFloors", "ArchiveHold", "Candidate", "Decision", "Hold", "Sealed", "Space", "Verdict", "due",
-    "reason_to_keep", "segment_limit",
+    "ArchiveFloors",
+    "ArchiveHold",
+    "Candidate",
+    "Hold",
+    "RetentionPlan",
+    "Sealed",
+    "SegmentDecision",
+    "Space",
+    "due",
+    "reason_to_keep",
+    "segment_limit",
 ]  # fmt: skip
 
 
@@ -95,7 +104,7 @@ class Candidate(NamedTuple):
     archived: Callable[[], ArchiveHold | None] = lambda: None  # likewise
 
 
-class Verdict(NamedTuple):
+class RetentionPlan(NamedTuple):
     """What goes from a partition: one reason per segment, oldest first; and what holds the next one, if it is due."""
 
     reasons: list[str]
@@ -103,7 +112,7 @@ class Verdict(NamedTuple):
     held_against: str = ""  # the reason to drop the segment that is held
 
 
-class Decision(NamedTuple):
+class SegmentDecision(NamedTuple):
     """Whether a segment is dropped, and the reason in words."""
 
     partition: int
@@ -116,7 +125,7 @@ class Decision(NamedTuple):
     held_by: str | None = None  # the group, or the archive's directory, that it waits for; else it would be dropped
 
 
-def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dict[int, Verdict]:
+def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dict[int, RetentionPlan]:
     """For each partition what goes: its oldest segments.
 
     Age and bytes are limits of each partition. To free space, the oldest segments of all partitions go first; what a
@@ -206,10 +215,10 @@ class _Front:
             return []
         return [(self.oldest.age.order, self.partition, self)]
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RetentionPlan:
         """What was given up, and what holds the next segment if that is due."""
         reason = self.beyond_limit()
-        return Verdict(self.reasons, self.blocker(), reason) if reason else Verdict(self.reasons)
+        return RetentionPlan(self.reasons, self.blocker(), reason) if reason else RetentionPlan(self.reasons)
 
     def give_up(self, reason: str) -> int:
         """Mark the oldest segment to be dropped, and return its size in bytes."""

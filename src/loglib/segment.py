@@ -61,7 +61,7 @@ from .format.header import (
 )
 from .system.directory import Directory
 from .system.files import Files
-from .system.not_copyable import Unique
+from .system.not_copyable import NotCopyable
 
 __all__ = [
     "HEADER_BYTES",
@@ -322,7 +322,7 @@ def read_segment_header(
         files.close(fd)
 
 
-class SegmentReader(Unique):
+class SegmentReader(NotCopyable):
     """An open segment: batches and headers by offset. log/search.py finds batches whose offset is unknown.
 
     With `base_offset` (from the file's name) the segment header is not read, and there is no `header`. This is

@@ -36,16 +36,16 @@ from .append.handles import Handles
 from .append.partitioner import BUILT_IN, Partitioner, name_of
 from .append.placement import Placement
 from .append.record_arguments import HeadersLike, gather_columns, record_columns
-from .append.retention_pass import Keeper
+from .append.retention_pass import RetentionRunner
 from .append.stats import TopicStats, stats_of_partition
 from .append.writer import WRITER_DESCRIPTORS, Writer
 from .config.arguments import Start, check_names, donor_paths, topic_path
 from .config.policies import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
 from .config.uri import is_remote
-from .copies.assemble import Wish, assemble, check_new
+from .copies.assemble import ReplicaRequest, assemble, check_new
 from .copies.member_list import Acks
 from .copies.replica import ReplicaState
-from .copies.replica_set import Replicas
+from .copies.replica_set import ReplicaSet
 from .errors import (
     ConfigConflictError,
     ForkedHandleError,
@@ -64,7 +64,7 @@ from .format.display import Shown, sized
 from .format.header import NO_PRODUCER, Producer
 from .format.record import OffsetRange, Position, new_tuple
 from .groups import Group, GroupInfo, Move, TopicPartition, administration
-from .groups.directory import Place, group_names
+from .groups.directory import GroupDirectory, group_names
 from .groups.group import CommitPolicy, OnChange
 from .groups.several_topics import TopicWithGroups
 from .log import catalog, copy_role, topic_file
@@ -75,11 +75,11 @@ from .log.reader import OnGap, Reader, StartLike
 from .log.tables import Columnar
 from .log.verify import Progress, VerifyReport, size_of, verify_description, verify_log
 from .offload.archive_reader import with_tail
-from .offload.tier_files import Joined, JoinedLog, TierPlace, place_at
+from .offload.tier_files import Tier, TierOverlayFiles, TierOverlayLog, tier_at
 from .offload.tier_floor import floors_of
 from .open_topic import OpenTopic, opens_paths
 from .partition import Partition
-from .retention import Decision
+from .retention import SegmentDecision
 from .segment import Identity
 from .system.clock import SYSTEM, clock_of
 from .system.directory import Directory
@@ -87,7 +87,7 @@ from .system.files import REAL, Files
 from .system.mounts import network_file_system
 from .system.process import at_exit, in_child, is_interrupting, try_each
 from .transactions.group_commits import StoreFence
-from .transactions.participant import Serving
+from .transactions.participant import Participant
 
 __all__ = ["Topic", "open_topic", "topics"]
 
@@ -115,7 +115,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         donors: tuple[str, ...] = (),
         opened_by: tuple[str, str | None] | None = None,
         make_log: Callable[[Files, str, Identity], Log] = Log,
-        replicas: Replicas | None = None,
+        replicas: ReplicaSet | None = None,
     ) -> None:
         self.path = path
         self.name = os.path.basename(path)
@@ -134,8 +134,8 @@ class Topic(Shown, Columnar, TopicWithGroups):
         self._oldest: dict[int, tuple[int, int]] = {}  # of each partition: its log start, and the append time there
         self._unended: list[Exception] = []  # errors of readers and groups when the topic was closed
         self._failed: list[tuple[Access, Exception]] = []  # partitions whose closing raised, with the errors
-        self._serving = Serving(files, path, self._handles, clock)
-        self._keeper = Keeper(
+        self._serving = Participant(files, path, self._handles, clock)
+        self._keeper = RetentionRunner(
             files, path, config, clock_of(clock),
             shared=shared and mode == "a", committed=partial(_committed_of, weakref.ref(self)), archives=floors_of,
         )  # fmt: skip
@@ -731,7 +731,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
 
     # --- housekeeping ----------------------------------------------------------------------------
 
-    def retain(self, *, dry_run: bool = False) -> list[Decision]:
+    def retain(self, *, dry_run: bool = False) -> list[SegmentDecision]:
         """Drop segments by the retention policy, and explain the decision for every segment.
 
         With `dry_run` nothing is dropped. Retention also runs automatically when a segment is rolled and once a
@@ -786,7 +786,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         """After a fork: only the parent may write and close the topic."""
         self._handles.abandon_in_child(ForkedHandleError(self.path, parent_pid))
 
-    def _place(self, name: str, topics: Sequence[OpenTopic] = ()) -> Place:
+    def _place(self, name: str, topics: Sequence[OpenTopic] = ()) -> GroupDirectory:
         """The place of the files of a group with this name, on this topic or on several."""
         check_names(name)
         self._handles.check_open()
@@ -796,7 +796,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
             for access in each._accesses  # noqa: SLF001
         }
         durability, permissions = self.config.durability, self.config.permissions
-        return Place(
+        return GroupDirectory(
             self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock, StoreFence(),
             track=tuple(each._handles.track for each in topics or [self]),  # noqa: SLF001
             other_paths=tuple(each.path for each in topics if each is not self),
@@ -919,14 +919,14 @@ def open_topic(
         given["partitions"] = partitions
     if partitioner is not None:
         given["partitioner"] = name_of(partitioner)
-    place = place_at(files, os.fsdecode(path), mode, tier)
+    place = tier_at(files, os.fsdecode(path), mode, tier)
     absolute, files = (topic_path(path), files) if place is None else (place.path, place.files)
     copies = donor_paths(donors, absolute)
     if copies and mode != "r":
         raise ValueError("donors are for mode='r'; loglib.heal makes a damaged topic whole")
     if copies and place is not None:
         raise ValueError(f"donors are for a topic's directory; {place.path} is a place of uploaded segments")
-    wish = None if replicas is None else Wish.of(absolute, replicas, acks, replica_timeout, lose)
+    wish = None if replicas is None else ReplicaRequest.of(absolute, replicas, acks, replica_timeout, lose)
     if wish is None and (acks is not None or lose):
         raise ValueError("acks and lose are about the directories in replicas=[...], which is missing")
     if wish is not None and (shared or mode == "r"):
@@ -956,8 +956,8 @@ def open_topic(
     if place is not None:
         make_log = place.make_log
     elif tier is not None:
-        files, make_log = Joined(files, absolute, log_id, TierPlace(files, os.fsdecode(tier))), JoinedLog
-    assembled: Replicas | None = None
+        files, make_log = TierOverlayFiles(files, absolute, log_id, Tier(files, os.fsdecode(tier))), TierOverlayLog
+    assembled: ReplicaSet | None = None
     if wish is not None and (wish.paths or is_member):
         assembled = assemble(files, absolute, wish, log_id, config, now=clock())
     try:
@@ -1006,7 +1006,7 @@ def _what_is_here(files: Files, path: str, mode: str) -> str:
     return "no topic here; mode='a' makes one" if mode == "r" else "no topic here; create=True makes one"
 
 
-def _housekeeper(accesses: tuple[Access, ...], keeper: Keeper) -> Callable[[], None]:
+def _housekeeper(accesses: tuple[Access, ...], keeper: RetentionRunner) -> Callable[[], None]:
     def keep_house() -> None:
         for access in accesses:
             access.keep_house()

@@ -37,7 +37,7 @@ from loglib import (
 )
 from loglib.copies.frames import BEAT, Frame
 from loglib.copies.remote_source import RemoteLog, RemoteTopic
-from loglib.copies.topic_source import TopicHere
+from loglib.copies.topic_source import LocalTopicSource
 from loglib.system.files import REAL
 
 OpenTopic = Callable[..., Topic]
@@ -297,7 +297,7 @@ def test_following_ends_with_the_stream(open_topic: OpenTopic, to: Path) -> None
 
 def test_topic_here_tells_what_has_news(open_topic: OpenTopic) -> None:
     topic = open_topic(partitions=2)
-    here = TopicHere(REAL, topic.path)
+    here = LocalTopicSource(REAL, topic.path)
     with closing(here), closing(here.log(0)), closing(here.log(1)):
         assert here.changed() == [] and not here.reports and here.descriptors() == []
         assert here.watch() and not here.watch()

@@ -15,7 +15,7 @@ from replicated import all_have_all, assert_same, open_all, until
 
 from conftest import QUIET, values_of
 from loglib import CorruptLogError, LogError, NotLeaderError, TooFewCopiesError, Topic, mirror, testing
-from loglib.copies.election import Standing, choose
+from loglib.copies.election import LogClaim, choose
 from loglib.copies.member_list import read_members
 from loglib.system.files import REAL
 
@@ -28,17 +28,17 @@ DAMAGE = CorruptLogError("a.log", 0, "nothing", "a batch")
 
 
 @pytest.mark.parametrize(("found", "least", "chosen"), [
-    ({"a": Standing(3, 1, 500), "b": Standing(3, 1, 400)}, 2, "a"),
-    ({"a": Standing(3, 1, 500), "b": Standing(4, 2, 400)}, 2, "b"),  # not the longest
-    ({"a": Standing(3, 1, 500), "b": Standing(3, 1, 500)}, 2, "ab"),
-    ({"a": Standing(4, 2, 500, DAMAGE), "b": Standing(3, 1, 400)}, 1, "b"),  # as if a were lost
-    ({"a": Standing(4, 2, 500, DAMAGE), "b": Standing(3, 1, 500)}, 2, ""),
-    ({"a": Standing(4, 2, 500, DAMAGE), "b": Standing(4, 2, 400)}, 2, ""),
-    ({"a": Standing(4, 2, 500, DAMAGE), "b": Standing(4, 2, 500)}, 2, "b"),
-    ({"a": Standing(4, 2, 400, DAMAGE), "b": Standing(4, 2, 500)}, 2, "b"),
+    ({"a": LogClaim(3, 1, 500), "b": LogClaim(3, 1, 400)}, 2, "a"),
+    ({"a": LogClaim(3, 1, 500), "b": LogClaim(4, 2, 400)}, 2, "b"),  # not the longest
+    ({"a": LogClaim(3, 1, 500), "b": LogClaim(3, 1, 500)}, 2, "ab"),
+    ({"a": LogClaim(4, 2, 500, DAMAGE), "b": LogClaim(3, 1, 400)}, 1, "b"),  # as if a were lost
+    ({"a": LogClaim(4, 2, 500, DAMAGE), "b": LogClaim(3, 1, 500)}, 2, ""),
+    ({"a": LogClaim(4, 2, 500, DAMAGE), "b": LogClaim(4, 2, 400)}, 2, ""),
+    ({"a": LogClaim(4, 2, 500, DAMAGE), "b": LogClaim(4, 2, 500)}, 2, "b"),
+    ({"a": LogClaim(4, 2, 400, DAMAGE), "b": LogClaim(4, 2, 500)}, 2, "b"),
 ])  # fmt: skip
 def test_largest_accepted_number_counts_and_then_the_claim(
-    found: dict[str, Standing], least: int, chosen: str
+    found: dict[str, LogClaim], least: int, chosen: str
 ) -> None:
     if chosen:
         assert choose(found, least=least) == list(chosen)
@@ -50,7 +50,7 @@ def test_largest_accepted_number_counts_and_then_the_claim(
 
 def test_two_histories_of_one_number_are_refused() -> None:
     with pytest.raises(LogError, match="two histories of writer 3"):
-        choose({"a": Standing(3, 1, 500), "b": Standing(3, 2, 400)}, least=2)
+        choose({"a": LogClaim(3, 1, 500), "b": LogClaim(3, 2, 400)}, least=2)
 
 
 # --- who must be there ---------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from replicated import Devices, all_have_all, assert_same, open_all, until
 from conftest import values_of
 from loglib import TooFewCopiesError, testing
 from loglib.copies import assemble
-from loglib.copies.election import Standing, standing_of
-from loglib.copies.follower_log import CopiedLog, read_mark
+from loglib.copies.election import LogClaim, standing_of
+from loglib.copies.follower_log import FollowerLog, read_mark
 from loglib.copies.replica import Replica
 from loglib.errors import LockedError
 from loglib.segment import Identity
@@ -112,7 +112,7 @@ def test_promise_is_durable_in_all_before_anything_is_looked_at(monkeypatch: pyt
 
     before, seen = promised(fs), []
 
-    def look(*arguments: Any) -> Standing:
+    def look(*arguments: Any) -> LogClaim:
         _, nothing_pending, *_ = fs.crash_states(since=len(fs.operations))
         seen.append(promised(nothing_pending.files))
         return standing_of(*arguments)
@@ -162,7 +162,7 @@ def test_number_that_was_promised_to_a_later_opening_keeps_a_directory_out(writt
     away = written[1].with_name("away")
     os.rename(written[1], away)
     with open_all(written) as topic:
-        copied = CopiedLog(REAL, str(away / "0000"), Identity.of(topic.log_id, 0), 0o600, shows=False)
+        copied = FollowerLog(REAL, str(away / "0000"), Identity.of(topic.log_id, 0), 0o600, shows=False)
         copied.promise(99)
         copied.close()
         os.rename(away, written[1])

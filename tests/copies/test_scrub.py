@@ -15,7 +15,7 @@ from builders import spoil
 
 from conftest import QUIET
 from loglib import CorruptLogError, LogClosedError, LogError, Scrub, ScrubReport, Topic, repair, snapshot, testing
-from loglib.copies.rate_limit import Pace
+from loglib.copies.rate_limit import RateLimit
 from loglib.segment import HEADER_BYTES
 
 
@@ -100,14 +100,14 @@ def test_the_rate_is_kept_and_a_pass_can_be_ended(
 ) -> None:
     waits: list[int] = []
     with Scrub(path, bytes_per_second=1e9) as scrub:
-        monkeypatch.setattr(Pace, "wait", lambda _, size: waits.append(size))
+        monkeypatch.setattr(RateLimit, "wait", lambda _, size: waits.append(size))
         found = scrub.run().found
         assert sum(waits) == found.bytes > 0
 
         def close(_: Any, size: int) -> None:
             scrub.close()
 
-        monkeypatch.setattr(Pace, "wait", close)
+        monkeypatch.setattr(RateLimit, "wait", close)
         with pytest.raises(LogClosedError):
             scrub.run()
         with pytest.raises(LogClosedError):
@@ -126,8 +126,8 @@ def test_a_limit_waits_as_long_as_the_bytes_need_and_gives_a_sign_meanwhile(monk
             now[0] += timeout or 0
             return False
 
-    Pace(1000, Passing()).wait(12_000, lambda: signs.append(now[0]))
-    Pace(None, Passing()).wait(500)
+    RateLimit(1000, Passing()).wait(12_000, lambda: signs.append(now[0]))
+    RateLimit(None, Passing()).wait(500)
     assert waits[1:] == [5, 5, 2] and signs[1:] == [105, 110, 112]
 
 

@@ -28,7 +28,7 @@ from loglib import (
     testing,
 )
 from loglib.groups import Move, administration
-from loglib.groups.lock_file import HeldFile
+from loglib.groups.lock_file import LockFile
 from loglib.groups.owners import Ownership, evict_owner
 from loglib.system.files import REAL
 from loglib.testing import UnsyncedFiles
@@ -215,9 +215,9 @@ def test_member_that_hangs_before_it_has_signed_what_it_took_can_be_evicted(topi
         with topic.group("etl", member="hung") as hung, topic.group("etl", member="healthy") as healthy:
             (owners / "topic-0").unlink(missing_ok=True)
             (owners / "topic-0").write_text(signed_before)
-            unsigned = HeldFile(REAL, str(owners / "topic-0"), 0o600)
+            unsigned = LockFile(REAL, str(owners / "topic-0"), 0o600)
             assert unsigned.try_lock()
-            healthy_file = HeldFile(REAL, str(owners / "topic-1"), 0o600)
+            healthy_file = LockFile(REAL, str(owners / "topic-1"), 0o600)
             assert healthy_file.try_lock()
             healthy_file.replace(b'{"member": "healthy", "generation": 5, "pid": 1}')
             assert evict_member(topic, "etl", "hung") == [0]
@@ -231,7 +231,7 @@ def test_member_that_signs_in_time_is_not_taken_for_the_one_that_hangs(
     topic: Topic, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with topic.group("etl", member="hung"), topic.group("etl", member="quick"):
-        file = HeldFile(REAL, str(path / "groups/etl/owners/topic-0"), 0o600)
+        file = LockFile(REAL, str(path / "groups/etl/owners/topic-0"), 0o600)
         assert file.try_lock()
         signed = b'{"member": "quick", "generation": 5, "pid": 1}'
         monkeypatch.setattr(time, "sleep", lambda _: file.replace(signed))

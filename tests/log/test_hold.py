@@ -13,7 +13,7 @@ import pytest
 
 import loglib
 from conftest import Clock
-from loglib import Decision, Retention, Topic, testing
+from loglib import Retention, SegmentDecision, Topic, testing
 
 # All that is sealed is due at once, so a segment stays for the group alone.
 NOTHING = Retention(age=None, bytes=0, hold_for=["etl"], hold_bytes=1 << 20)
@@ -38,7 +38,7 @@ def handle(topic: Topic, records: int, group: str = "etl") -> None:
         member.commit()
 
 
-def drops(decisions: list[Decision]) -> list[bool]:
+def drops(decisions: list[SegmentDecision]) -> list[bool]:
     return [each.drop for each in decisions]
 
 

@@ -29,7 +29,7 @@ from loglib import (
     repair,
     testing,
 )
-from loglib.offload.archive_store import DirectoryPlace
+from loglib.offload.archive_store import DirectoryArchiveStore
 from loglib.system.files import REAL
 from loglib.testing import MemoryFiles
 
@@ -284,7 +284,7 @@ def test_a_log_that_is_behind_its_archive_is_refused(open_topic: Open, to: Path)
     sealed(topic, segments=1)
     made = archive(topic, to)
     ahead = made.partitions[0]._replace(end=made.ends[0] + 1)
-    with closing(DirectoryPlace(REAL, str(to), 0o600)) as place:
+    with closing(DirectoryArchiveStore(REAL, str(to), 0o600)) as place:
         assert place.commit(made._replace(version=2, partitions=(ahead,)))
     with pytest.raises(OffsetOutOfRangeError):
         archive(topic, to)

@@ -18,7 +18,7 @@ import pytest
 
 from conftest import NOW, QUIET
 from loglib import LogError, Topic, archive, testing
-from loglib.offload.archive_reader import Past, stream
+from loglib.offload.archive_reader import ArchiveReader, stream
 from loglib.offload.archive_store import newest
 from loglib.system.files import Files
 from loglib.testing import CrashFS, CrashState, DyingFiles, Killed
@@ -44,7 +44,7 @@ def table_of(files: Files) -> pa.Table | None:
     """All that is archived; None if there is no archive."""
     if newest(files, TO) is None:
         return None
-    past = Past.load(files, TO)
+    past = ArchiveReader.load(files, TO)
     return stream(past, "begin", None, columns=None, batch_bytes=1 << 20, now_us=NOW).read_all()
 
 

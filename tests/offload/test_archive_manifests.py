@@ -16,7 +16,7 @@ from loglib import Archived, CorruptLogError, Topic, UnsupportedFormatError, arc
 from loglib.format.checked_json import seal
 from loglib.offload import manifest_log
 from loglib.offload.archive_manifest import ArchivedFile, ArchivedPartition, decode, encode
-from loglib.offload.archive_store import DirectoryPlace, newest
+from loglib.offload.archive_store import DirectoryArchiveStore, newest
 from loglib.testing import MemoryFiles, RecordingFiles
 
 Open = Callable[..., Topic]
@@ -74,7 +74,7 @@ def test_a_manifest_under_another_number_is_damaged(open_topic: Open, to: Path) 
 def test_manifests_that_vanish_while_they_are_read_are_looked_for_again(to: Path) -> None:
     files = MemoryFiles()
     files.make_directories("/a")
-    with closing(DirectoryPlace(files, "/a", 0o600)) as place:
+    with closing(DirectoryArchiveStore(files, "/a", 0o600)) as place:
         assert place.commit(Archived(1, bytes(16), "t", 0, ()))
 
     class Vanishing(RecordingFiles):
@@ -99,7 +99,7 @@ def test_old_manifests_go_and_their_numbers_are_not_taken_for_new_ones(monkeypat
     files = MemoryFiles()
     files.make_directories("/a")
     versions = [Archived(number, bytes(16), "t", 0, ()) for number in range(8)]
-    one, two = DirectoryPlace(files, "/a", 0o600), DirectoryPlace(files, "/a", 0o600)
+    one, two = DirectoryArchiveStore(files, "/a", 0o600), DirectoryArchiveStore(files, "/a", 0o600)
     with closing(one) as place, closing(two) as other:
         for each in versions[1:7]:
             assert place.commit(each)

@@ -13,7 +13,7 @@ from archived_topics import in_order, parquet_files, sealed
 
 from conftest import start_python
 from loglib import LockedError, Topic, archive, read_archive, testing
-from loglib.offload.archive_store import DirectoryPlace
+from loglib.offload.archive_store import DirectoryArchiveStore
 from loglib.system.files import REAL
 from loglib.testing import RecordingFiles
 
@@ -40,7 +40,7 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(open_topic: Open, to
 def test_files_of_a_live_process_are_not_swept(open_topic: Open, to: Path) -> None:
     topic = open_topic()
     sealed(topic)
-    with closing(DirectoryPlace(REAL, str(to), 0o600)) as place:
+    with closing(DirectoryArchiveStore(REAL, str(to), 0o600)) as place:
         unfinished = place.partition(0).path_of(f"{0:020d}-{100:020d}-{'b' * 16}.parquet")
         Path(unfinished).write_bytes(b"x")
         archive(topic, to)
@@ -56,7 +56,7 @@ def test_whoever_sweeps_is_waited_for(to: Path, monkeypatch: pytest.MonkeyPatch)
     try:
         assert REAL.try_lock(fd)
         with pytest.raises(LockedError, match="sweeps"):
-            DirectoryPlace(REAL, str(to), 0o600)
+            DirectoryArchiveStore(REAL, str(to), 0o600)
     finally:
         REAL.close(fd)
 

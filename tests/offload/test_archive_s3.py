@@ -17,7 +17,7 @@ from tiered import seal
 from conftest import Clock, start_python
 from loglib import Archived, CorruptLogError, LogError, Retention, Topic, archive, archived, read_archive, tier
 from loglib.offload import parquet, s3
-from loglib.offload.archive_objects import ObjectPlace
+from loglib.offload.archive_objects import ObjectArchiveStore
 
 Open = Callable[..., Topic]
 
@@ -276,16 +276,16 @@ def test_who_is_too_late_throws_its_files_away(
 ) -> None:
     topic = open_topic()
     seal(topic, 2)
-    commit = ObjectPlace.commit
+    commit = ObjectArchiveStore.commit
     raced: list[int] = []
 
-    def late(place: ObjectPlace, made: Archived) -> bool:
+    def late(place: ObjectArchiveStore, made: Archived) -> bool:
         if not raced:
             raced.append(1)
             archive(topic, store.uri(key), file_bytes=1)
         return commit(place, made)
 
-    monkeypatch.setattr(ObjectPlace, "commit", late)
+    monkeypatch.setattr(ObjectArchiveStore, "commit", late)
     made = archive(topic, store.uri(key))
     assert made.version == 1 and len(made.partitions[0].files) == 2
     check(made, store, key, topic)
@@ -298,14 +298,14 @@ def test_file_that_may_still_be_committed_is_not_swept(
     seal(topic)
     archive(topic, store.uri(key))
     seal(topic)
-    commit = ObjectPlace.commit
+    commit = ObjectArchiveStore.commit
 
-    def slow(place: ObjectPlace, made: Archived) -> bool:
-        with closing(ObjectPlace(store.uri(key))):
+    def slow(place: ObjectArchiveStore, made: Archived) -> bool:
+        with closing(ObjectArchiveStore(store.uri(key))):
             assert len(files_of(store, key)) == 2
         return commit(place, made)
 
-    monkeypatch.setattr(ObjectPlace, "commit", slow)
+    monkeypatch.setattr(ObjectArchiveStore, "commit", slow)
     check(archive(topic, store.uri(key)), store, key, topic)
 
 
@@ -331,9 +331,9 @@ def test_what_a_killed_process_has_left_is_swept(open_topic: Open, store: S3Serv
     program = """
         import os, sys
         from loglib import archive
-        from loglib.offload.archive_objects import ObjectPlace
+        from loglib.offload.archive_objects import ObjectArchiveStore
 
-        ObjectPlace.commit = lambda *_: os._exit(9)
+        ObjectArchiveStore.commit = lambda *_: os._exit(9)
         archive(sys.argv[1], sys.argv[2])
     """
     with start_python(program, path, store.uri(key)) as process:

@@ -20,7 +20,7 @@ from conftest import NOW, QUIET
 from loglib import Retention, Tiered, Topic, testing, tier
 from loglib.format.header import crc32c
 from loglib.offload import tier as uploader
-from loglib.offload.tier_files import TierPlace
+from loglib.offload.tier_files import Tier
 from loglib.system.files import Files
 from loglib.testing import CrashFS, CrashState, DyingFiles, Killed
 
@@ -45,7 +45,7 @@ def fill(files: Files) -> None:
 
 def tiered(files: Files) -> Tiered | None:
     try:
-        return TierPlace(files, TO).tiered
+        return Tier(files, TO).tiered
     except FileNotFoundError:
         return None
 

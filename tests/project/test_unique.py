@@ -15,7 +15,7 @@ from test_layers import modules
 from conftest import needs_proc, open_files, settled_files, values_of
 from loglib import Group, Topic
 from loglib.format.watermark import WatermarkReader
-from loglib.groups.lock_file import HeldFile
+from loglib.groups.lock_file import LockFile
 from loglib.segment import SegmentReader
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
@@ -53,7 +53,7 @@ def test_what_holds_files_refuses_to_be_copied_and_reads_on(way: Callable[[Any],
     topic.flush()
     reading = open_topic(mode="r")
     directory = Directory.open(REAL, topic.path)
-    everything = [*all_that_is_open(topic, reading), HeldFile(REAL, f"{topic.path}/held", 0o600), directory]
+    everything = [*all_that_is_open(topic, reading), LockFile(REAL, f"{topic.path}/held", 0o600), directory]
     before = settled_files()
     for each in everything:
         with pytest.raises(TypeError, match="cannot be (copied or )?pickled"):
@@ -88,7 +88,7 @@ def test_every_class_that_holds_files_locks_or_threads_is_unique() -> None:
             if isinstance(node, ast.ClassDef) and _holds(node):
                 assert "Unique" in {base.id for base in node.bases if isinstance(base, ast.Name)}, f"{name}.{node.name}"
                 found.add(node.name)
-    assert {"Writer", "Lock", "Turn", "Handles", "SegmentReader", "WatermarkReader", "HeldFile", "AnyGroup"} <= found
+    assert {"Writer", "Lock", "Turn", "Handles", "SegmentReader", "WatermarkReader", "LockFile", "AnyGroup"} <= found
 
 
 def _holds(node: ast.ClassDef) -> bool:
@@ -107,7 +107,7 @@ def _is_attribute(target: ast.expr) -> bool:
     return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
 
 
-@pytest.mark.parametrize("kind", [Topic, Group, WatermarkReader, SegmentReader, HeldFile, Lock, _Descriptors])
+@pytest.mark.parametrize("kind", [Topic, Group, WatermarkReader, SegmentReader, LockFile, Lock, _Descriptors])
 def test_object_that_an_interrupt_left_unmade_complained_when_it_was_collected(kind: Any) -> None:
     """An interrupt may come before the first line of `__init__`."""
     kind.__new__(kind).__del__()

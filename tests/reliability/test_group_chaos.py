@@ -31,7 +31,7 @@ from loglib.groups import offsets
 from loglib.groups.group import Group
 from loglib.groups.offsets import Entry, Offsets
 from loglib.groups.owners import Ownership
-from loglib.groups.start_position import Beginning
+from loglib.groups.start_position import StartPosition
 from loglib.system.files import Files
 
 pytestmark = [pytest.mark.reliability, pytest.mark.timeout(scale(300))]
@@ -246,12 +246,12 @@ def release_before_committing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Beginning, "_offset", lambda self, entry, partition: 0)
+    monkeypatch.setattr(StartPosition, "_offset", lambda self, entry, partition: 0)
 
 
 def skip_what_was_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Beginning, "_offset", lambda self, entry, partition: self._place.logs[partition].mark().flushed_end
+        StartPosition, "_offset", lambda self, entry, partition: self._place.logs[partition].mark().flushed_end
     )
 
 

@@ -19,7 +19,7 @@ from loglib.append.partitioner import by_crc32
 from loglib.spark import commit as commits
 from loglib.spark import stage as stages
 from loglib.spark.commit import Outcome, Staging, Write, abort, commit
-from loglib.spark.partition_rows import Dealer
+from loglib.spark.partition_rows import RowPartitioner
 from loglib.spark.sink_target import parse
 from loglib.spark.stage import TaskStage
 from loglib.system.files import REAL
@@ -52,7 +52,9 @@ def make(path: Path, **policies: Any) -> Path:
 def stage(path: Path, values: Iterable[bytes], *, rows: int = 100) -> Staging:
     """What a task stages for these values; the key of each is the value."""
     task = TaskStage(REAL, lambda: NOW)
-    dealer = Dealer(parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int)
+    dealer = RowPartitioner(
+        parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int
+    )
     values = list(values)
     for start in range(0, len(values), rows):
         column = pa.array(values[start : start + rows], pa.binary())
@@ -142,7 +144,9 @@ def test_much_for_a_partition_gets_a_file_that_becomes_a_segment(
 def test_task_that_gives_up_leaves_no_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "_SECTIONS_BYTES", 0)
     task = TaskStage(REAL, lambda: NOW)
-    dealer = Dealer(parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int)
+    dealer = RowPartitioner(
+        parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int
+    )
     large = pa.array([bytes(5 << 20)], pa.binary())
     dealer.deal(pa.RecordBatch.from_pydict({"key": large, "value": large}))
     assert staged_in(path) == [task.attempt]
@@ -158,7 +162,9 @@ def test_records_of_a_rare_partition_do_not_keep_the_batches_of_spark_in_memory(
     monkeypatch.setattr(stages, "_BORROWED_BYTES", 1 << 20)
     task = TaskStage(REAL, lambda: NOW)
     keys = pa.array([next(key for key in numbers(99) if by_crc32(key, 3) == each) for each in (0, 0, 0, 1)])
-    dealer = Dealer(parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int)
+    dealer = RowPartitioner(
+        parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int
+    )
     before, most = pa.total_allocated_bytes(), 0
     for _ in range(100):
         values = pa.array([bytes(128 << 10)] * 2 + [b"", b"rare"])

@@ -23,9 +23,9 @@ from pyspark.sql.types import (
 from conftest import NOW, QUIET
 from loglib import LogError, testing
 from loglib.append.partitioner import by_crc32
-from loglib.spark.partition_rows import Dealer
+from loglib.spark.partition_rows import RowPartitioner
 from loglib.spark.sink import BatchWriter, Message, StreamWriter
-from loglib.spark.sink_target import Place, Target, parse
+from loglib.spark.sink_target import Target, TargetTopic, parse
 from loglib.spark.stage import TaskStage
 from loglib.system.files import REAL
 
@@ -145,13 +145,13 @@ class Dealt(TaskStage):
         super().__init__(REAL, lambda: NOW)
         self.rows: list[tuple[str, int, list[dict[str, Any]]]] = []
 
-    def add(self, place: Place, partition: int, records: pa.RecordBatch) -> None:
+    def add(self, place: TargetTopic, partition: int, records: pa.RecordBatch) -> None:
         self.rows.append((Path(place.path).name, partition, records.to_pylist()))
 
 
 def deal(target: Target, *, keyless: int = 0, **columns: Any) -> list[tuple[str, int, list[dict[str, Any]]]]:
     stage = Dealt()
-    dealer = Dealer(target, stage, keyless=keyless, now=lambda: NOW)
+    dealer = RowPartitioner(target, stage, keyless=keyless, now=lambda: NOW)
     dealer.deal(pa.RecordBatch.from_pydict({name: pa.array(each) for name, each in columns.items()}))
     return stage.rows
 

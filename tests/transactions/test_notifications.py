@@ -238,7 +238,7 @@ def test_inboxes_are_watched_again_after_an_error(path: Path, monkeypatch: pytes
     monkeypatch.setattr(notifications, "_LOOK_AGAIN_S", 0.01)
     served = threading.Event()
     (path / "inbox").mkdir(parents=True)
-    postman = notifications._Postman()
+    postman = notifications._NotificationThread()
 
     def serve(event: threading.Event) -> bool:
         event.set()
@@ -260,7 +260,7 @@ def test_inboxes_are_looked_at_where_the_system_reports_nothing(path: Path, monk
         looks.release()
         return False
 
-    postman = notifications._Postman()
+    postman = notifications._NotificationThread()
     postman.attend(str(path), served, serve)
     postman.attend(str(path / "gone"), gone, serve)
     for _ in range(3):
@@ -269,7 +269,7 @@ def test_inboxes_are_looked_at_where_the_system_reports_nothing(path: Path, monk
 
 
 @contextmanager
-def attended(path: Path) -> Iterator[tuple[notifications._Postman, threading.Event]]:
+def attended(path: Path) -> Iterator[tuple[notifications._NotificationThread, threading.Event]]:
     """A directory that a postman attends, without an inbox; and what tells that it was served."""
     path.mkdir()
     served = threading.Event()
@@ -278,7 +278,7 @@ def attended(path: Path) -> Iterator[tuple[notifications._Postman, threading.Eve
         event.set()
         return False
 
-    postman = notifications._Postman()
+    postman = notifications._NotificationThread()
     postman.attend(str(path), served, serve)
     yield postman, served
     postman.leave(served)
@@ -332,7 +332,7 @@ def test_trouble_of_one_topic_is_not_the_others(path: Path, monkeypatch: pytest.
             event.set()
         return False
 
-    postman = notifications._Postman()
+    postman = notifications._NotificationThread()
     troubled = threading.Event()
     postman.attend(str(path), troubled, fail)
     postman.attend(str(path), served, serve)

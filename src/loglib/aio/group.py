@@ -24,7 +24,7 @@ from ..groups import Commit
 from ..groups.group import AnyGroup
 from ..groups.run import Run, Way
 from ..log.lag import Lag
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .calls import Calls, settled
 
 __all__ = ["AsyncGroup"]
@@ -36,7 +36,7 @@ Key = TypeVar("Key")
 _NAP_S = 0.01  # where the system reports nothing
 
 
-class AsyncGroup(Unique, Generic[Handed, HandedBatch, Key]):
+class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
     """One member of a consumer group. `AsyncTopic.group` makes it; it joins and leaves with `async with`."""
 
     def __init__(self, join: Callable[[], AnyGroup[Handed, HandedBatch, Key]]) -> None:

@@ -19,14 +19,14 @@ from ..config.arguments import check_timeout
 from ..format.batch import Batch
 from ..format.record import Damage, Record
 from ..log.reader import Reader, StartLike
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .calls import Calls
 from .watcher import Watch, watch
 
 __all__ = ["AsyncReader"]
 
 
-class AsyncReader(Unique):
+class AsyncReader(NotCopyable):
     """Reads records of one partition or of several, up to an end or for ever. `async for` gives the records."""
 
     def __init__(self, reader: Reader, *, timeout: float | None = None) -> None:

@@ -22,7 +22,7 @@ from ..append.stats import TopicStats
 from ..format.batch import Batch
 from ..format.record import OffsetRange, Position, Record
 from ..log.reader import OnGap, StartLike
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
 from ..topic import Topic
 from .calls import settled
@@ -35,7 +35,7 @@ __all__ = ["AsyncTopic", "open_topic"]
 _YIELD_EVERY = 64  # appends; about 0.2 ms
 
 
-class AsyncTopic(Unique):
+class AsyncTopic(NotCopyable):
     """A topic for tasks of one event loop. `aio.open` opens it."""
 
     def __init__(self, topic: Topic) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 from ..log.log import LOOK_S, LiveWriter, Log
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.notify import REPLACED, Observer
 
 __all__ = ["Watch", "watch"]
@@ -34,7 +34,7 @@ def watch(logs: Iterable[Log]) -> Watch:
     return Watch(watcher, list(logs))
 
 
-class Watch(Unique):
+class Watch(NotCopyable):
     """What one reader waits for."""
 
     def __init__(self, watcher: _Watcher, logs: list[Log]) -> None:
@@ -77,7 +77,7 @@ class Watch(Unique):
         self._changed.set()
 
 
-class _Watcher(Unique):
+class _Watcher(NotCopyable):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._observer = Observer()

@@ -1,4 +1,4 @@
-"""Writing: the appends and flushes of a topic that may have to wait, in the order in which they were asked for.
+"""Writer: the appends and flushes of a topic that may have to wait, in the order in which they were asked for.
 
 Invariant: one thread at a time works for a topic. It takes all that waits, appends it in order, and then flushes once
 for all who asked for a flush: a thousand tasks that want their record on the disk share a sync. A task that is

@@ -19,10 +19,10 @@ from ..segment import Identity
 from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .flusher import from_background
 from .handles import Handles
-from .retention_pass import Keeper
+from .retention_pass import RetentionRunner
 from .tail import Copies
 from .writer import Writer
 
@@ -39,7 +39,7 @@ class Replicated(Protocol):
         """The partition in the other directories."""
 
 
-class Access(Unique):
+class Access(NotCopyable):
     """The log of a partition, and its writer if this process has one."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Access(Unique):
         writable: bool,
         clock: Callable[[], int],
         handles: Handles,
-        keeper: Keeper,
+        keeper: RetentionRunner,
         check: Callable[[], None] | None = None,
         on_hold: Callable[[], None] | None = None,
         make_log: Callable[[Files, str, Identity], Log] = Log,

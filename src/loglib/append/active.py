@@ -17,12 +17,12 @@ from ..errors import LogMovedError
 from ..log.recovery import rewrite
 from ..segment import HEADER_BYTES
 from ..system.files import Buffer, Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 
 __all__ = ["ActiveSegment"]
 
 
-class ActiveSegment(Unique):
+class ActiveSegment(NotCopyable):
     """An open segment file, and the facts that its writer needs."""
 
     def __init__(self, files: Files, fd: int, path: str, base_offset: int, *, began: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Router: how the records of one call become batches. Only this module decides it.
+"""Batching: how the records of one call become batches. Only this module decides it.
 
     few                     checked, and added to the open batch, with the records of other calls
     few, but large          checked, and written as separate batches

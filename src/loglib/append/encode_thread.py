@@ -1,4 +1,4 @@
-"""Helper: a thread that encodes the next batches of a call while the caller writes.
+"""Encode thread: a thread that encodes the next batches of a call while the caller writes.
 
 Invariant: what is taken comes in the order of what was given, and an error of the work is raised where its result
 would be taken. The thread ends with `stop`, which waits for it.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 
 __all__ = ["Helper"]
 
@@ -25,7 +25,7 @@ class _End(Exception):
     """Stands behind the results of one piece."""
 
 
-class Helper(Unique, Generic[Given, Made]):
+class Helper(NotCopyable, Generic[Given, Made]):
     """Makes several results of each piece that it is given, in a thread of its own."""
 
     def __init__(self, work: Callable[[Given], Iterator[Made]]) -> None:

@@ -1,4 +1,4 @@
-"""FlushTimes: how long the flushes of one writer took, in figures that are cheap to keep.
+"""Flush times: how long the flushes of one writer took, in figures that are cheap to keep.
 
 Invariant: noting a flush raises nothing. The writer's turn guards it; others read it at any time, and may see a flush
 that is noted in part.

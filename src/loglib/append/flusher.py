@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..errors import LogClosedError, LogError, StorageIOError
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .writer import Writer
 
 __all__ = ["Flusher", "from_background"]
@@ -43,7 +43,7 @@ def _seconds(interval: float | None) -> float:
     return math.inf if interval is None else interval
 
 
-class Flusher(Unique):
+class Flusher(NotCopyable):
     """Flushes when the interval is over or a writer asks, and calls `housekeeping` regularly."""
 
     def __init__(

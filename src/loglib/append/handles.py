@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable
 
 from ..errors import LogClosedError
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
 from .writer import Timer, Writer
 
 __all__ = ["Handles"]
 
 
-class Handles(Unique):
+class Handles(NotCopyable):
     """The open readers and writers of one topic."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Spreading: the records of Arrow columns, dealt to the partitions of their keys without a Python object for each.
+"""Hash columns: the records of Arrow columns, dealt to the partitions of their keys without a Python object for each.
 
 Invariant: a key has the same partition as in partitioner.py, bit for bit, and records of one partition keep their
 order. All keys of one length are hashed at once. A few keys of a length, and long keys, are hashed one by one.

@@ -1,4 +1,4 @@
-"""Keeper: the retention passes of one topic: which partitions a pass covers, and which of their segments it drops.
+"""Retention pass: which partitions one pass covers, and which of their segments it drops.
 
 Invariant: one pass runs at a time, and only a partition's writer drops its segments. During a pass nothing else drops
 segments. A pass looks at the segments that it drops, and at one more of each partition. So a roll with nothing due
@@ -31,15 +31,25 @@ from ..errors import LockedError, LogError, StorageFullError, together
 from ..log import copy_role, topic_file
 from ..log.index import SegmentIndex
 from ..log.log import Log
-from ..retention import ArchiveFloors, ArchiveHold, Candidate, Decision, Hold, Space, Verdict, due, segment_limit
+from ..retention import (
+    ArchiveFloors,
+    ArchiveHold,
+    Candidate,
+    Hold,
+    RetentionPlan,
+    SegmentDecision,
+    Space,
+    due,
+    segment_limit,
+)
 from ..system import lock
 from ..system.clock import Clock
 from ..system.files import Files
-from ..system.not_copyable import Unique
-from .retention_state import Kept
+from ..system.not_copyable import NotCopyable
+from .retention_state import PartitionRetention
 from .writer import Writer
 
-__all__ = ["Keeper", "OpenArchive"]
+__all__ = ["OpenArchive", "RetentionRunner"]
 
 logger = logging.getLogger("loglib")
 
@@ -54,7 +64,7 @@ class OpenArchive(Protocol):
     ) -> ArchiveFloors: ...
 
 
-class Keeper(Unique):
+class RetentionRunner(NotCopyable):
     """Retention over the partitions of one topic."""
 
     def __init__(
@@ -78,7 +88,7 @@ class Keeper(Unique):
         self._told: dict[int, str] = {}  # the last error of each partition that this process does not own
         # Held during a pass. It is reentrant, because a signal handler may ask for a pass in the middle of another.
         self._lock = threading.RLock()
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, PartitionRetention] = {}
         self._segment_limit = MAX_OFFSET  # bytes, until the next look at the free space
 
     def use(self, config: TopicConfig) -> None:
@@ -91,7 +101,7 @@ class Keeper(Unique):
 
     def add(self, log: Log) -> None:
         """Add a partition of the topic."""
-        self._kept[log.partition] = Kept(self._files, log, self._config, self._clock)
+        self._kept[log.partition] = PartitionRetention(self._files, log, self._config, self._clock)
 
     def own(self, partition: int, writer: Writer) -> None:
         """Note that this process writes the partition, and so may drop its segments."""
@@ -123,7 +133,7 @@ class Keeper(Unique):
         finally:
             self._lock.release()
 
-    def retain(self, partition: int | None = None) -> list[Decision]:
+    def retain(self, partition: int | None = None) -> list[SegmentDecision]:
         """A pass over a partition that this process owns; returns the decision for each of its segments.
 
         Without a partition, the pass covers all that it owns, and all that no process holds.
@@ -142,7 +152,7 @@ class Keeper(Unique):
             self._drop({number: found[number] for number in seen})
             return decisions
 
-    def explain(self, partitions: Sequence[int]) -> list[Decision]:
+    def explain(self, partitions: Sequence[int]) -> list[SegmentDecision]:
         """The decisions that a pass would make, also for partitions that other processes own."""
         if not self._shared and not self._owned():  # a reader takes no lock, so a fork cannot find it taken
             return self._explain({each.log.partition: each.copy() for each in self._kept.values()}, partitions)
@@ -185,7 +195,7 @@ class Keeper(Unique):
         return False
 
     @contextmanager
-    def _writing(self, kept: Kept) -> Iterator[SegmentIndex | None]:
+    def _writing(self, kept: PartitionRetention) -> Iterator[SegmentIndex | None]:
         """Become the writer of a partition that no process holds. Gives its segments; None if a process holds it."""
         index = SegmentIndex([])
         with self._turn() as mine:
@@ -223,7 +233,7 @@ class Keeper(Unique):
                 self._told[number] = str(error)
                 logger.warning("%s: retention skips this partition: %s", self._kept[number].log.directory, error)
 
-    def _look(self, partitions: Sequence[int]) -> dict[int, Verdict]:
+    def _look(self, partitions: Sequence[int]) -> dict[int, RetentionPlan]:
         """What goes from these partitions. To free space, it covers all that this or no process owns."""
         policy, space = self._config.retention, self._space()
         if space.is_short(policy):
@@ -323,11 +333,11 @@ class Keeper(Unique):
                 if self._kept[number].open_age_us() >= microseconds(age):
                     self._seal_for_nobody(self._kept[number], older_than_us=microseconds(age))
 
-    def _seal_for_nobody(self, kept: Kept, *, older_than_us: int) -> bool:
+    def _seal_for_nobody(self, kept: PartitionRetention, *, older_than_us: int) -> bool:
         with self._writing(kept):
             return kept.writer is not None and kept.writer.roll(older_than_us=older_than_us)
 
-    def _explain(self, kept: dict[int, Kept], partitions: Sequence[int]) -> list[Decision]:
+    def _explain(self, kept: dict[int, PartitionRetention], partitions: Sequence[int]) -> list[SegmentDecision]:
         """The decisions for these partitions. To free space, it looks at all, because the oldest segments go first."""
         policy, space = self._config.retention, self._space()
         looked_at = list(kept) if space.is_short(policy) else partitions
@@ -336,11 +346,11 @@ class Keeper(Unique):
         return self._decisions(kept, found, partitions)
 
     def _decisions(
-        self, kept: dict[int, Kept], found: dict[int, Verdict], partitions: Sequence[int]
-    ) -> list[Decision]:
+        self, kept: dict[int, PartitionRetention], found: dict[int, RetentionPlan], partitions: Sequence[int]
+    ) -> list[SegmentDecision]:
         return [each for number in partitions for each in kept[number].decisions(found[number])]
 
-    def _drop(self, found: dict[int, Verdict]) -> None:
+    def _drop(self, found: dict[int, RetentionPlan]) -> None:
         failures: list[Exception] = []
         for number, verdict in found.items():
             kept = self._kept[number]

@@ -1,4 +1,4 @@
-"""Kept: one partition of a topic as a pass of retention sees it: its timeline, and the segments that it looked at.
+"""Retention state: a partition as a pass of retention sees it: the ages of its segments, and which it looked at.
 
 Invariant: only a writer drops segments, the partition's own or one that a pass has borrowed. The moment of a pass is
 read after the open segment is known. So all segments below it were sealed by then, and no age is too high.
@@ -22,18 +22,18 @@ from ..config.policies import TopicConfig
 from ..errors import CorruptLogError
 from ..log.ages import MOST_BYTES, NAME, Age, Stamp, Timeline, decode, encode, open_since
 from ..log.log import Log
-from ..retention import ArchiveHold, Candidate, Decision, Hold, Sealed, Verdict, reason_to_keep
+from ..retention import ArchiveHold, Candidate, Hold, RetentionPlan, Sealed, SegmentDecision, reason_to_keep
 from ..segment import SegmentReader, read_segment_header, segment_name
 from ..system.clock import Clock, Moment
 from ..system.files import Files
 from .writer import Writer
 
-__all__ = ["Kept"]
+__all__ = ["PartitionRetention"]
 
 logger = logging.getLogger("loglib")
 
 
-class Kept:
+class PartitionRetention:
     """One partition: its timeline, and its segments as far as a pass has looked at them."""
 
     def __init__(self, files: Files, log: Log, config: TopicConfig, clock: Clock) -> None:
@@ -54,8 +54,8 @@ class Kept:
     def use(self, config: TopicConfig) -> None:
         self._config = config
 
-    def copy(self) -> Kept:
-        return Kept(self._files, self.log, self._config, self._clock)
+    def copy(self) -> PartitionRetention:
+        return PartitionRetention(self._files, self.log, self._config, self._clock)
 
     def own(self, writer: Writer) -> None:
         self._borrowed = None  # it has let the lock go, or this writer had not been made
@@ -103,11 +103,11 @@ class Kept:
             number, kept_bytes, self._sealed(start), lambda: hold(number), lambda: archived(number, start)
         )
 
-    def decisions(self, verdict: Verdict) -> list[Decision]:
+    def decisions(self, verdict: RetentionPlan) -> list[SegmentDecision]:
         """A decision for each segment, oldest first."""
         dropped = {each.base_offset: reason for each, reason in zip(self._looked_at, verdict.reasons, strict=False)}
         blocker = verdict.blocker
-        decisions: list[Decision] = []
+        decisions: list[SegmentDecision] = []
         keeping = ""  # once a segment stays: why the rest stays
         for segment in self.log.segments():
             age = self._age(segment.end_offset) if segment.sealed else None
@@ -120,7 +120,7 @@ class Kept:
             keeping = keeping if drop else "an older segment stays"
             at_least_us = None if age is None else age.at_least_us
             decisions.append(
-                Decision(
+                SegmentDecision(
                     self.log.partition, segment.base_offset, segment.size_bytes, at_least_us, drop, reason,
                     segment.path, held_by,
                 )

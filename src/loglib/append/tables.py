@@ -1,4 +1,4 @@
-"""Columnar: how the records of one `append_arrow` become batches, from columns to writers.
+"""Tables: how the records of one `append_arrow` become batches, from columns to writers.
 
 Invariant: as for `append_many` (batching.py), a bad record is refused before any record of its call is appended, as far
 as pieces.py says. Pieces are written in their order. So after an error, the records that are not in the log are some

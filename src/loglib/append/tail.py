@@ -51,10 +51,10 @@ from ..segment import (
 from ..system.clock import Moment
 from ..system.directory import Directory
 from ..system.files import Buffer
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .active import ActiveSegment
 
-__all__ = ["Asked", "Copies", "NewBatch", "TailWriter"]
+__all__ = ["Copies", "NewBatch", "PendingAck", "TailWriter"]
 
 _MOST_PARTS = 1000  # of one write: the system takes 1,024
 
@@ -68,7 +68,7 @@ class NewBatch(NamedTuple):
     section: int = 0  # for a transaction's batch: the flags SECTION and SECTION_END
 
 
-class Asked(Protocol):
+class PendingAck(Protocol):
     """What the other directories of a replicated partition were asked for."""
 
     def settle(self) -> None:
@@ -80,14 +80,14 @@ class Copies(Protocol):
 
     accepted: bool  # whether enough of them take this log for the writer's; before that, readers see nothing new
 
-    def ask(self, base_offset: int, tail: Tail) -> Asked:
+    def ask(self, base_offset: int, tail: Tail) -> PendingAck:
         """Let them make durable, meanwhile, all before `tail`, which is in the segment with this base offset."""
 
     def publish(self, mark: Mark) -> None:
         """Let their readers see it, too. Does not wait."""
 
 
-class TailWriter(Unique):
+class TailWriter(NotCopyable):
     """The files at the end of a partition's log, open for writing.
 
     Construction recovers the partition (see log/recovery.py), whose lock the caller must hold. It raises

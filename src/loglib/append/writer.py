@@ -56,7 +56,7 @@ from ..system.clock import SYSTEM, Moment, clock_of
 from ..system.directory import Directory
 from ..system.files import Buffer, Files
 from ..system.group_commit import Turn
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.process import finish, in_child
 from .active import ActiveSegment
 from .flush_times import FlushClock
@@ -86,7 +86,7 @@ class Timer(Protocol):
         """A flush is due now."""
 
 
-class Writer(Unique):
+class Writer(NotCopyable):
     """The one writer of a partition. It holds the partition's lock from construction to `close`.
 
     Construction recovers the partition (see log/recovery.py). If it raises `LockedError` or `CorruptLogError`,

@@ -1,4 +1,4 @@
-"""Balance: compares what was counted in several places, window by window.
+"""Auditor: compares what was counted in several places, window by window.
 
 Invariant: a difference in a closed window is a difference of the records that were there, and never of the moment of
 counting. A window is closed when everything was counted at every place after its end and a time of grace, and

@@ -1,4 +1,4 @@
-"""Counting: what has passed here, by topic, partition and time window, published to a trail.
+"""Counter: what has passed here, by topic, partition and time window, published to a trail.
 
 Invariant: each record of a partition is counted once by each tier, whatever dies when. A counter begins behind the
 range that its tier published last. An entry is flushed before the group commits, and before it releases a partition.
@@ -19,7 +19,7 @@ from ..config.arguments import check_timeout
 from ..config.policies import microseconds
 from ..format.batch import Batch
 from ..system.clock import SYSTEM
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..topic import Topic
 from .tally import Windows, merged, tallies
 from .trail import LOG, Entry, entries, publish
@@ -38,7 +38,7 @@ class _Range(NamedTuple):
     windows: Windows
 
 
-class Counter(Unique):
+class Counter(NotCopyable):
     """Counts the records that an application has handled, by time window, and publishes the counts.
 
     `tier` names the application. Give `on_assign` and `on_revoke` to the group, and call `publish` before it commits:
@@ -109,7 +109,7 @@ class Counter(Unique):
         return count
 
 
-class Auditor(Unique):
+class Auditor(NotCopyable):
     """Counts what is in a topic's log, and publishes the counts to a trail.
 
     It reads as the consumer group "audit", so retention can wait for it: `Retention(hold_for=["audit"], ...)`. Several

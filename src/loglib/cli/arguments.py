@@ -1,4 +1,4 @@
-"""Given: what options of the command line mean: sizes, durations, starts, topics.
+"""Arguments: what options of the command line mean: sizes, durations, starts, topics.
 
 Invariant: a wrong argument is a usage error (exit code 2) that says what to write instead.
 """

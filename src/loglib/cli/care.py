@@ -1,4 +1,4 @@
-"""Upkeep: drop what retention says, check everything, and repair what is damaged."""
+"""Care: drop what retention says, check everything, and repair what is damaged."""
 
 from __future__ import annotations
 

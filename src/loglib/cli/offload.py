@@ -1,4 +1,4 @@
-"""Archiving: the sealed segments of a topic as Parquet files."""
+"""Offload: the sealed segments of a topic as Parquet files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shown: tables, JSON and text as the command line prints them.
+"""Output: tables, JSON and text as the command line prints them.
 
 Invariant: text that comes from a log is safe for a terminal. Control characters, also those that other alphabets hide,
 are shown as escapes, unless raw output was asked for.

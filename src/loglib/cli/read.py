@@ -1,4 +1,4 @@
-"""Reading: print the records of a topic, to its end or as they come."""
+"""Read: print the records of a topic, to its end or as they come."""
 
 from __future__ import annotations
 

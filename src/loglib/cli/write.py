@@ -1,4 +1,4 @@
-"""Writing: append the lines of files, or of standard input."""
+"""Write: append the lines of files, or of standard input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config: the policies of a topic, as given to `Topic.open` and stored in `topic.json`.
+"""Policies: the policies of a topic, as given to `Topic.open` and stored in `topic.json`.
 
 Invariant: a value of these classes has passed its checks. The classes are plain facts: nothing here reads
 a clock or a disk. An interval is in seconds; an age is a `timedelta`.

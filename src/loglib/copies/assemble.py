@@ -1,4 +1,4 @@
-"""Opening: the directories of a replicated topic become one topic again, after any crash.
+"""Assemble: the directories of a replicated topic become one topic again, after any crash.
 
 Invariant: nothing is appended, and readers see nothing new, before as many directories as acknowledge have the chosen
 log whole, durable, and accepted. A crash between two steps leaves what the next opening judges in the same way.
@@ -35,15 +35,15 @@ from ..segment import Identity
 from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .election import choose, standing_of
-from .follower_log import CopiedLog, promise, read_mark
-from .log_copier import Pair
+from .follower_log import FollowerLog, promise, read_mark
+from .log_copier import LogCopier
 from .log_source import SourceLog
 from .member_list import ACKS, Acks, Members, needed, read_members
-from .replica_set import Replicas, Seat
+from .replica_set import MemberDirectory, ReplicaSet
 
-__all__ = ["Wish", "assemble", "check_new"]
+__all__ = ["ReplicaRequest", "assemble", "check_new"]
 
 logger = logging.getLogger("loglib")
 
@@ -52,7 +52,7 @@ _APART = "a part of them was opened apart from the others with lose=; open one p
 _MOST_BYTES = 1 << 20
 
 
-class Wish(NamedTuple):
+class ReplicaRequest(NamedTuple):
     """What the caller of `Topic.open` says about the topic's other directories."""
 
     paths: tuple[str, ...]  # absolute
@@ -68,7 +68,7 @@ class Wish(NamedTuple):
         acks: Acks | None,
         timeout_s: float,
         lose: Sequence[str | os.PathLike[str]],
-    ) -> Wish:
+    ) -> ReplicaRequest:
         """Check the arguments of `Topic.open`."""
         for name, given in (("replicas", replicas), ("lose", lose)):
             if isinstance(given, str | bytes | os.PathLike):
@@ -86,7 +86,7 @@ class Wish(NamedTuple):
         return cls(paths, acks, timeout_s, given_up)
 
 
-class _Seat(Unique):
+class _MemberDirectory(NotCopyable):
     """A directory that was given, and what is found there."""
 
     def __init__(self, path: str) -> None:
@@ -95,7 +95,7 @@ class _Seat(Unique):
         self.why: str | None = None  # why it cannot be reached, or is no member
         self.is_empty = False
         self.locks: dict[int, lock.Lock] = {}
-        self.pairs: dict[int, Pair] = {}
+        self.pairs: dict[int, LogCopier] = {}
         self.marks: dict[int, Mark] = {}
         self.rotten: dict[int, CorruptLogError] = {}  # partitions that are damaged below their marks
 
@@ -110,7 +110,7 @@ class _Seat(Unique):
         return self.members is not None and self.members.version > 0
 
 
-def check_new(files: Files, wish: Wish) -> None:
+def check_new(files: Files, wish: ReplicaRequest) -> None:
     """`LogError` if another directory has something already, while the own directory has no topic."""
     for path in wish.paths:
         if not (seat := _look(files, path)).is_empty:
@@ -121,7 +121,9 @@ def check_new(files: Files, wish: Wish) -> None:
             )
 
 
-def assemble(files: Files, path: str, wish: Wish, log_id: bytes, config: TopicConfig, *, now: int) -> Replicas:
+def assemble(
+    files: Files, path: str, wish: ReplicaRequest, log_id: bytes, config: TopicConfig, *, now: int
+) -> ReplicaSet:
     """Make one topic of these directories; the caller opens the writers, and then calls `begin`.
 
     Raises what `Topic.open` says.
@@ -140,11 +142,18 @@ def assemble(files: Files, path: str, wish: Wish, log_id: bytes, config: TopicCo
         return made.result()
 
 
-class _Assembly(Unique):
+class _Assembly(NotCopyable):
     """The steps of one opening, up to the point where all directories that can be reached hold the same."""
 
     def __init__(
-        self, files: Files, path: str, wish: Wish, log_id: bytes, config: TopicConfig, now: int, opened: ExitStack
+        self,
+        files: Files,
+        path: str,
+        wish: ReplicaRequest,
+        log_id: bytes,
+        config: TopicConfig,
+        now: int,
+        opened: ExitStack,
     ) -> None:
         self._files = files
         self._path = path
@@ -153,7 +162,7 @@ class _Assembly(Unique):
         self._config = config
         self._now = now
         self._opened = opened  # what to undo if a step fails
-        self._seats: list[_Seat] = []  # that can be reached; the own directory first
+        self._seats: list[_MemberDirectory] = []  # that can be reached; the own directory first
         self._missing: dict[str, str] = {}  # why each other directory that was given is not there, by its path
         self._stored: Members | None = None  # the list that counts so far; None: the topic was no replicated one
         self._list: Members | None = None  # the list that will count, if it is another one
@@ -184,7 +193,7 @@ class _Assembly(Unique):
                 raise LogError(f"{self._path}: the directories have two lists of members: {_APART}")
             self._match(seats, stored)
 
-    def _begin_list(self, seats: Sequence[_Seat]) -> None:
+    def _begin_list(self, seats: Sequence[_MemberDirectory]) -> None:
         """The topic was no replicated one: the other directories are new."""
         for seat in seats[1:]:
             begun = seat.members is not None and not seat.is_witness
@@ -196,7 +205,7 @@ class _Assembly(Unique):
         self._seats, self._takes_all = list(seats), True
         self._list = self._list_of(self._with_new({}, seats), self._wish.acks or "all", 1)
 
-    def _with_new(self, paths: Mapping[str, str], seats: Sequence[_Seat]) -> dict[str, str]:
+    def _with_new(self, paths: Mapping[str, str], seats: Sequence[_MemberDirectory]) -> dict[str, str]:
         """These members and those of the seats. An id is drawn for each directory that has none."""
         paths = dict(paths) | {each.id: each.path for each in seats if each.members is not None}
         for seat in seats:
@@ -207,13 +216,13 @@ class _Assembly(Unique):
     def _list_of(self, paths: Mapping[str, str], acks: Acks, version: int) -> Members:
         return Members(self._log_id, next(iter(paths)), paths, acks, version)
 
-    def _match(self, seats: Sequence[_Seat], stored: Members) -> None:
+    def _match(self, seats: Sequence[_MemberDirectory], stored: Members) -> None:
         """Compare the given directories with the list that is stored."""
         replaced = [each.id for each in seats if each.members is not None and each.members.joins == stored.version]
         lost = {self._lost(each, stored) for each in self._wish.lose} - set(replaced)
         expected = [id_ for id_ in stored.paths if id_ not in lost]
-        here: dict[str, _Seat] = {}
-        new: list[_Seat] = []
+        here: dict[str, _MemberDirectory] = {}
+        new: list[_MemberDirectory] = []
         for seat in seats:
             if seat.members is None:
                 if seat.is_empty and seat.path in self._wish.lose:
@@ -263,7 +272,7 @@ class _Assembly(Unique):
             f"{', '.join(f'{where} ({id_})' for id_, where in stored.paths.items())}"
         )
 
-    def _refuse_stranger(self, seat: _Seat, new: list[_Seat]) -> None:
+    def _refuse_stranger(self, seat: _MemberDirectory, new: list[_MemberDirectory]) -> None:
         """A directory that is not in the list: new and not complete, or given up before."""
         if not seat.is_witness and seat.path in self._wish.lose:
             new.append(seat)
@@ -298,10 +307,10 @@ class _Assembly(Unique):
     def _identity(self, number: int) -> Identity:
         return Identity.of(self._log_id, number)
 
-    def _directory(self, seat: _Seat, number: int) -> str:
+    def _directory(self, seat: _MemberDirectory, number: int) -> str:
         return topic_file.partition_directory(seat.path, number)
 
-    def _has_marks(self, seat: _Seat) -> bool:
+    def _has_marks(self, seat: _MemberDirectory) -> bool:
         """Whether the mark of each partition can be read."""
         try:
             for number in range(self._config.partitions):
@@ -320,7 +329,7 @@ class _Assembly(Unique):
         self._each(self._unsettle)
         self._each(self._read_marks)
 
-    def _each(self, step: Callable[[_Seat], None]) -> None:
+    def _each(self, step: Callable[[_MemberDirectory], None]) -> None:
         """Take a step in each directory. One that fails now is out of reach, unless it is the own one."""
         for seat in list(self._seats):
             try:
@@ -330,7 +339,7 @@ class _Assembly(Unique):
                     raise
                 self._lose_reach(seat, error)
 
-    def _lose_reach(self, seat: _Seat, error: Exception) -> None:
+    def _lose_reach(self, seat: _MemberDirectory, error: Exception) -> None:
         self._seats.remove(seat)
         for pair in seat.pairs.values():
             pair.close()
@@ -341,11 +350,11 @@ class _Assembly(Unique):
             raise error
         self._count(self._stored)
 
-    def _is_first_member(self, seat: _Seat) -> bool:
+    def _is_first_member(self, seat: _MemberDirectory) -> bool:
         """Whether this is the own directory of a topic that was no replicated one until now."""
         return self._stored is None and seat is self._seats[0]
 
-    def _lock(self, seat: _Seat) -> None:
+    def _lock(self, seat: _MemberDirectory) -> None:
         for number in range(self._config.partitions):
             name = os.path.join(self._directory(seat, number), lock.NAME)
             if self._files.exists(os.path.dirname(name)):
@@ -353,7 +362,7 @@ class _Assembly(Unique):
                 seat.locks[number] = held
                 self._opened.callback(held.release)
 
-    def _unsettle(self, seat: _Seat) -> None:
+    def _unsettle(self, seat: _MemberDirectory) -> None:
         """Let a directory that is new, or lacks a mark, be no witness until it is whole again. Synced."""
         if self._is_first_member(seat):
             return
@@ -363,13 +372,13 @@ class _Assembly(Unique):
             logger.warning("%s: a watermark is lost or damaged there; it is brought up from the others", seat.path)
             self._distrust(seat)
 
-    def _distrust(self, seat: _Seat) -> None:
+    def _distrust(self, seat: _MemberDirectory) -> None:
         """What the directory has says nothing about what was acknowledged, until it is whole again. Synced."""
         if seat.members is not None and seat.is_witness:
             seat.members = seat.members._replace(version=0, joins=0)
             seat.members.write(self._files, seat.path, self._config.permissions, now=self._now)
 
-    def _make_member(self, seat: _Seat) -> None:
+    def _make_member(self, seat: _MemberDirectory) -> None:
         """Make a new directory, which is not whole yet. Synced, with its name."""
         files, permissions = self._files, self._config.permissions
         assert self._list is not None
@@ -377,7 +386,7 @@ class _Assembly(Unique):
         files.make_directories(seat.path, permissions)
         seat.members.write(files, seat.path, permissions, now=self._now)
 
-    def _read_marks(self, seat: _Seat) -> None:
+    def _read_marks(self, seat: _MemberDirectory) -> None:
         for number, held in seat.locks.items():
             with suppress(CorruptLogError):
                 mark = read_mark(held.directory, self._identity(number))
@@ -391,7 +400,7 @@ class _Assembly(Unique):
             self._epochs.append(1 + max(max(mark.promised_epoch, mark.writer_epoch) for mark in known))
         self._each(self._promise)
 
-    def _promise(self, seat: _Seat) -> None:
+    def _promise(self, seat: _MemberDirectory) -> None:
         for number, mark in seat.marks.items():
             place = seat.locks[number].directory
             seat.marks[number] = promise(place, self._identity(number), mark, self._epochs[number])
@@ -418,7 +427,7 @@ class _Assembly(Unique):
         for seat in self._seats[1:]:
             self._carry(seat)
 
-    def _bring_up_by(self, donors: Sequence[_Seat], number: int, shown: tuple[int, int]) -> None:
+    def _bring_up_by(self, donors: Sequence[_MemberDirectory], number: int, shown: tuple[int, int]) -> None:
         """Let the other directories hold what these have of a partition; the first that can be read gives it."""
         try:
             self._bring_up_from(donors[0], number, shown)
@@ -428,7 +437,7 @@ class _Assembly(Unique):
             logger.warning("%s; it is copied from another directory", error.damage)
             self._bring_up_by(donors[1:], number, shown)
 
-    def _bring_up_from(self, donor: _Seat, number: int, shown: tuple[int, int]) -> None:
+    def _bring_up_from(self, donor: _MemberDirectory, number: int, shown: tuple[int, int]) -> None:
         """Let the other directories hold what this one has of a partition, and follow the own one from then on.
 
         All of them promise what any of them has shown: then damage cannot pass for a tail that was never synced.
@@ -437,7 +446,7 @@ class _Assembly(Unique):
         source, own = self._directory(donor, number), self._seats[0]
         if number in donor.pairs:  # it was to be brought up from another one, which turned out to be damaged
             donor.pairs.pop(number).let_go()
-        copied = CopiedLog(files, source, identity, permissions, held=donor.locks[number], shows=False)
+        copied = FollowerLog(files, source, identity, permissions, held=donor.locks[number], shows=False)
         end, mark, last = copied.end, copied.mark, copied.bases[-1]
         copied.show(*shown)
         copied.let_go()
@@ -445,7 +454,7 @@ class _Assembly(Unique):
             flushed_end=end.end, flushed_tail=end.last_batch, durable_end=end.end, durable_tail=end.last_batch
         )
 
-        def bring_up(seat: _Seat) -> None:
+        def bring_up(seat: _MemberDirectory) -> None:
             if seat is not donor:
                 pair = self._pair(seat, number, source)
                 try:
@@ -466,7 +475,7 @@ class _Assembly(Unique):
             for seat in self._seats[1:]:
                 self._pair(seat, number, self._directory(own, number))
 
-    def _pair(self, seat: _Seat, number: int, source: str) -> Pair:
+    def _pair(self, seat: _MemberDirectory, number: int, source: str) -> LogCopier:
         """A partition of a directory, as a copy of this source. What is damaged there is set aside, and made anew."""
         if number in seat.pairs:
             seat.pairs[number].turn_to(SourceLog(self._files, source, self._identity(number)))
@@ -477,18 +486,18 @@ class _Assembly(Unique):
             if number in seat.rotten:
                 raise seat.rotten[number]
             log = SourceLog(files, source, identity)
-            pair = Pair(files, log, directory, identity, permissions, held=seat.locks.get(number), shows=False)
+            pair = LogCopier(files, log, directory, identity, permissions, held=seat.locks.get(number), shows=False)
         except CorruptLogError as error:
             seat.locks.pop(number).release()
             self._distrust(seat)
             self._set_aside(seat, directory, error)
             log = SourceLog(files, source, identity)
-            pair = Pair(files, log, directory, identity, permissions, shows=False)
+            pair = LogCopier(files, log, directory, identity, permissions, shows=False)
         seat.pairs[number], seat.locks[number] = pair, pair.copied.held
         self._opened.callback(pair.close)
         return pair
 
-    def _set_aside(self, seat: _Seat, directory: str, error: CorruptLogError) -> None:
+    def _set_aside(self, seat: _MemberDirectory, directory: str, error: CorruptLogError) -> None:
         """Keep a damaged partition beside its place. Synced."""
         files, attempt = self._files, 0
         while files.exists(kept := f"{directory}.{_ROTTEN}-{attempt}"):
@@ -497,7 +506,7 @@ class _Assembly(Unique):
         files.sync_directory(seat.path)
         logger.warning("%s: set aside in %s, and copied anew from another directory: %s", directory, kept, error)
 
-    def _carry(self, seat: _Seat) -> None:
+    def _carry(self, seat: _MemberDirectory) -> None:
         """The description of the topic."""
         content = self._files.read_whole(os.path.join(self._path, topic_file.NAME), _MOST_BYTES)
         with Directory.open(self._files, seat.path) as directory:
@@ -506,14 +515,15 @@ class _Assembly(Unique):
 
     # --- the result --------------------------------------------------------------------------------------
 
-    def result(self) -> Replicas:
+    def result(self) -> ReplicaSet:
         """The directories, ready for the writers."""
         members = self._list or self._stored
         assert members is not None
         seats = [
-            Seat(each.path, _id_of(each, members), each.members, each.locks, each.pairs) for each in self._seats
+            MemberDirectory(each.path, _id_of(each, members), each.members, each.locks, each.pairs)
+            for each in self._seats
         ]
-        return Replicas(
+        return ReplicaSet(
             self._files, members, seats, self._missing, self._wish.timeout_s, self._config,
             takes_all=self._takes_all, now=self._now,
         )  # fmt: skip
@@ -527,14 +537,14 @@ class _DamagedDonor(Exception):
         super().__init__(str(damage))
 
 
-def _id_of(seat: _Seat, members: Members) -> str:
+def _id_of(seat: _MemberDirectory, members: Members) -> str:
     """The id of a directory, which it may not know yet."""
     return next(each for each, where in members.paths.items() if where == seat.path) if not seat.members else seat.id
 
 
-def _look(files: Files, path: str) -> _Seat:
+def _look(files: Files, path: str) -> _MemberDirectory:
     """What is in a directory. It changes nothing."""
-    seat = _Seat(path)
+    seat = _MemberDirectory(path)
     try:
         seat.members = read_members(files, path)
         if seat.members is not None:

@@ -1,4 +1,4 @@
-"""Commits: the committed offsets of a topic's groups, copied to a mirror.
+"""Commit copier: the committed offsets of a topic's groups, copied to a mirror.
 
 Invariant: the copy of a group has a log of commits for each one that the group had at one moment (topic_source.py). A
 member may fold logs into another one and remove them; so a log goes from the copy only when the others have been
@@ -19,9 +19,9 @@ from ..groups.directory import GROUPS, MIRRORED
 from ..groups.lock_file import readable_by_all
 from ..groups.offsets import offsets_identity
 from ..system.files import Files
-from .follower_log import CopiedLog
-from .log_copier import Pair, Source
-from .topic_source import FOLDED, Noted
+from .follower_log import FollowerLog
+from .log_copier import LogCopier, Source
+from .topic_source import FOLDED, GroupSnapshot
 
 __all__ = ["CopiedCommits", "Groups", "settle_commits"]
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("loglib")
 class Groups(Protocol):
     """The groups of the source; see `origin.TopicHere`."""
 
-    def groups(self) -> dict[str, Noted]: ...
+    def groups(self) -> dict[str, GroupSnapshot]: ...
 
     def has_group(self, name: str) -> bool: ...
 
@@ -46,9 +46,9 @@ class CopiedCommits:
         self._source, self._to = source, os.path.join(to, GROUPS)
         self._log_id = log_id
         self._permissions = permissions
-        self._copied: dict[str, Noted] = {}  # as they were copied last
+        self._copied: dict[str, GroupSnapshot] = {}  # as they were copied last
 
-    def note(self) -> dict[str, Noted]:
+    def note(self) -> dict[str, GroupSnapshot]:
         """Where the commits of each group end now. To be called before the data's ends are noted."""
         return self._source.groups()
 
@@ -58,7 +58,7 @@ class CopiedCommits:
         except FileNotFoundError:
             return []
 
-    def copy(self, noted: Mapping[str, Noted]) -> None:
+    def copy(self, noted: Mapping[str, GroupSnapshot]) -> None:
         """Copy the commits up to what was noted. To be called after the data was published."""
         for group, found in noted.items():
             if self._copied.get(group) == found:
@@ -84,7 +84,7 @@ class CopiedCommits:
         self._files.write_new(os.path.join(path, MIRRORED), b"", readable_by_all(self._permissions))
         self._files.sync_directory(path)
 
-    def _copy(self, group: str, noted: Noted) -> None:
+    def _copy(self, group: str, noted: GroupSnapshot) -> None:
         files, to = self._files, os.path.join(self._to, group)
         self._make_directory(self._to)
         if noted.pointer is not None:
@@ -109,14 +109,14 @@ class CopiedCommits:
         files.rename(aside, to)
         files.sync_directory(self._to)
 
-    def _fill(self, group: str, to: str, noted: Noted) -> None:
+    def _fill(self, group: str, to: str, noted: GroupSnapshot) -> None:
         """Bring the copy of a group in this directory to what was noted. Synced."""
         files, offsets = self._files, os.path.join(to, "offsets")
         for name, mark in noted.marks.items():
             identity = offsets_identity(self._log_id, group, name)
             permissions = readable_by_all(self._permissions)
             source = self._source.log_of_commits(group, name)
-            with closing(Pair(files, source, os.path.join(offsets, name), identity, permissions)) as pair:
+            with closing(LogCopier(files, source, os.path.join(offsets, name), identity, permissions)) as pair:
                 pair.advance(mark, lambda _: None, restart=True)
                 pair.publish(mark)
                 pair.retire(mark)
@@ -152,4 +152,4 @@ def settle_commits(files: Files, to: str, log_id: bytes, permissions: int) -> No
                 if not name.startswith("."):
                     identity = offsets_identity(log_id, group, name)
                     place = os.path.join(offsets, name)
-                    CopiedLog(files, place, identity, readable_by_all(permissions)).close()
+                    FollowerLog(files, place, identity, readable_by_all(permissions)).close()

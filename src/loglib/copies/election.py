@@ -1,4 +1,4 @@
-"""Choice: which copy of a log has everything that was acknowledged.
+"""Election: which copy of a log has everything that was acknowledged.
 
 Invariant: of the copies that are looked at, the chosen one has the largest accepted epoch, and of those the largest
 claim. An acknowledged record is in it if enough copies are looked at: one more than those that may lack it. No other
@@ -22,12 +22,12 @@ from ..segment import HEADER_BYTES, Identity, SegmentReader, segment_name
 from ..system.directory import Directory
 from .follower_log import look_behind
 
-__all__ = ["Standing", "choose", "standing_of"]
+__all__ = ["LogClaim", "choose", "standing_of"]
 
 Name = TypeVar("Name")
 
 
-class Standing(NamedTuple):
+class LogClaim(NamedTuple):
     """What a copy of a log has, as far as it says."""
 
     epoch: int  # of the writer whose log it has accepted as its own
@@ -37,7 +37,7 @@ class Standing(NamedTuple):
     is_rotten: bool = False  # the damage is below its mark: what is before it cannot be used either
 
 
-def standing_of(place: Directory, identity: Identity, mark: Mark) -> Standing:
+def standing_of(place: Directory, identity: Identity, mark: Mark) -> LogClaim:
     """What the copy in an open directory has. It changes nothing.
 
     It reads what is behind the mark, and the last batch before it. Damage before that is found by whoever reads there.
@@ -54,14 +54,14 @@ def standing_of(place: Directory, identity: Identity, mark: Mark) -> Standing:
             for later in proven_headers(reader, end, reader.end_of_file()):
                 claim = max(claim, later.durable_up_to)
     except CorruptLogError as error:
-        return Standing(epoch, nonce, mark.durable_end, error, is_rotten=True)
+        return LogClaim(epoch, nonce, mark.durable_end, error, is_rotten=True)
     if claim == end:
-        return Standing(epoch, nonce, end)
+        return LogClaim(epoch, nonce, end)
     position = HEADER_BYTES + end - behind.bases[-1]
-    return Standing(epoch, nonce, claim, CorruptLogError(path, position, "no whole batch", "one that was durable"))
+    return LogClaim(epoch, nonce, claim, CorruptLogError(path, position, "no whole batch", "one that was durable"))
 
 
-def choose(found: Mapping[Name, Standing], *, least: int) -> list[Name]:
+def choose(found: Mapping[Name, LogClaim], *, least: int) -> list[Name]:
     """The copies that have all of the right history, whole as far as is known, in the order given.
 
     `least`: so many copies have every acknowledged record among them. `CorruptLogError` if the right copy is damaged

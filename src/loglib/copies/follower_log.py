@@ -1,4 +1,4 @@
-"""Copied: one log of a copy, open to be continued with the bytes of its source.
+"""Follower log: one log of a copy, open to be continued with the bytes of its source.
 
 Invariant: the mark of the copy promises only bytes that were checked, written and synced here. When the log is opened,
 whole batches behind the mark are kept, and what follows them is cut, even if a later batch says that it was durable: it
@@ -42,9 +42,9 @@ from ..segment import (
 from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 
-__all__ = ["Behind", "CopiedLog", "End", "look_behind", "make_copied", "promise", "read_mark"]
+__all__ = ["End", "FollowerLog", "UnmarkedTail", "look_behind", "make_copied", "promise", "read_mark"]
 
 _ASIDE = ".diverged-"
 
@@ -61,7 +61,7 @@ class End(NamedTuple):
         return cls(tail.end, tail.last_batch, tail.previous_crc)
 
 
-class Behind(NamedTuple):
+class UnmarkedTail(NamedTuple):
     """What is whole behind the mark of a log."""
 
     tail: Tail
@@ -69,7 +69,7 @@ class Behind(NamedTuple):
     unsynced: list[tuple[int, int, int]]  # parts that may not be on the disk: segment, start and end offset
 
 
-class CopiedLog(Unique):
+class FollowerLog(NotCopyable):
     """A log whose bytes are those of another directory, up to its end.
 
     Construction makes it whole again after a crash. `LockedError` if another process writes it; `CorruptLogError` if
@@ -453,7 +453,7 @@ def promise(place: Directory, identity: Identity, mark: Mark, epoch: int) -> Mar
         writer.close()
 
 
-def look_behind(place: Directory, identity: Identity, mark: Mark) -> Behind:
+def look_behind(place: Directory, identity: Identity, mark: Mark) -> UnmarkedTail:
     """What is whole behind the mark of the log in an open directory. It changes nothing.
 
     `CorruptLogError` if there is less than the mark promises.
@@ -484,7 +484,7 @@ def look_behind(place: Directory, identity: Identity, mark: Mark) -> Behind:
             tail, fault = valid_prefix(reader, tail, reader.end_of_file())
         if there[-1] < tail.end:
             unsynced.append((there[-1], there[-1], tail.end))
-    return Behind(tail, there, unsynced)
+    return UnmarkedTail(tail, there, unsynced)
 
 
 def _sizes(place: Directory) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Link: the frames that the two ends of a mirror's stream send each other.
+"""Frames: the frames that the two ends of a mirror's stream send each other.
 
 Invariant: a frame is handed out whole and checked, or the link breaks: then every later call raises the error. The
 bodies of all kinds end with a checksum, but for BATCHES, whose batches have their own.
@@ -32,7 +32,7 @@ from ..config.policies import MAX_BATCH_BYTES
 from ..errors import BrokenStreamError, CorruptLogError, UnsupportedFormatError
 from ..format.header import crc32c
 from ..segment import HEADER_BYTES
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.stream import Stream
 from .log_source import BLOCK_BYTES, MOST_BESIDE_BYTES
 
@@ -73,7 +73,7 @@ class Frame(NamedTuple):
         return json.loads(self.content)
 
 
-class Link(Unique):
+class Link(NotCopyable):
     """One end of a stream of frames: the source's, or the copy's."""
 
     def __init__(self, stream: Any, *, timeout_s: float, doing: str, at_source: bool) -> None:

@@ -1,4 +1,4 @@
-"""Health: a damaged topic is made whole from other copies of it: mirrors, snapshots, backups.
+"""Heal: a damaged topic is made whole from other copies of it: mirrors, snapshots, backups.
 
 Invariant: see heal_log.py, which heals one log. A donor of another topic heals nothing. `topic.json` is healed first: a
 donor's is taken if it has the log id that most segments here state.

@@ -1,4 +1,4 @@
-"""Healing: damaged bytes of one log are replaced by those of other copies of it, in place.
+"""Heal log: damaged bytes of one log are replaced by those of other copies of it, in place.
 
 Invariant: a byte is overwritten only if it is damaged and this log itself names what belongs there (log/donors.py).
 What is overwritten or cut is copied aside first. What was written is synced, dropped from the page cache, and read
@@ -33,7 +33,7 @@ from ..errors import CorruptLogError, LockedError, LogError, StorageIOError
 from ..format.header import crc32c
 from ..format.watermark import MOST_BYTES, newest
 from ..format.watermark import NAME as WATERMARK
-from ..log.donors import Donor, Donors, Stretch, Whole, crc_before, header_here
+from ..log.donors import CheckedBatch, Donor, Donors, ProvenRange, crc_before, header_here
 from ..log.examine import Findings, examine, log_as_found
 from ..log.gaps import NAME as GAPS
 from ..log.gaps import write_gaps
@@ -52,7 +52,7 @@ from ..segment import (
 from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
-from .log_source import Begun, SourceLog
+from .log_source import SegmentStart, SourceLog
 
 __all__ = ["Healed", "LogHealing", "Unhealed", "heal_log"]
 
@@ -224,7 +224,7 @@ class _Healing:
         elif lost.stop in self._bases:
             self._touched.add(lost.stop)
 
-    def _place(self, base: int, stretches: list[Stretch]) -> str:
+    def _place(self, base: int, stretches: list[ProvenRange]) -> str:
         """Put proven batches where they belong: in a segment with this base. Says why not, if it cannot."""
         start, end = stretches[0].start, stretches[-1].end
         if self._is_held(base):
@@ -243,7 +243,7 @@ class _Healing:
         except _DonorFailedError as error:
             return str(error)
 
-    def _overwrite(self, base: int, stretches: list[Stretch]) -> None:
+    def _overwrite(self, base: int, stretches: list[ProvenRange]) -> None:
         """Write the batches that differ from what is there."""
         name = segment_name(base)
         differing = list(self._differing(base, stretches))
@@ -257,7 +257,7 @@ class _Healing:
             count = f"{each.batches} batch{'es' * (each.batches > 1)}"
             self._done(name, count, range(each.start, each.end), donor=each.donor, kept=kept)
 
-    def _differing(self, base: int, stretches: Iterable[Stretch]) -> Iterator[_Piece]:
+    def _differing(self, base: int, stretches: Iterable[ProvenRange]) -> Iterator[_Piece]:
         """Neighbouring batches of one donor that differ from what is in the file."""
         piece: _Piece | None = None
         with self._reading(segment_name(base)) as fd:
@@ -276,12 +276,12 @@ class _Healing:
         if piece is not None:
             yield piece
 
-    def _parts(self, base: int, stretches: Iterable[Stretch]) -> Iterator[tuple[int, list[bytes]]]:
+    def _parts(self, base: int, stretches: Iterable[ProvenRange]) -> Iterator[tuple[int, list[bytes]]]:
         """The proven batches: file positions, and what follows each other there."""
         for stretch in stretches:
             yield HEADER_BYTES + stretch.start - base, [each.stored for each in _fetch(stretch)]
 
-    def _make(self, base: int, stretches: list[Stretch]) -> str:
+    def _make(self, base: int, stretches: list[ProvenRange]) -> str:
         """Make a missing segment. Says why not, if it cannot."""
         begun, donor, why = self._proven_header(base, stretches[0].first_crc)
         if begun is None:
@@ -348,7 +348,7 @@ class _Healing:
         before = self._base_before(base)
         return before is None or (header.previous_base_offset, header.previous_bytes) == (before, base - before)
 
-    def _proven_header(self, base: int, first_crc: int | None) -> tuple[Begun | None, str, str]:
+    def _proven_header(self, base: int, first_crc: int | None) -> tuple[SegmentStart | None, str, str]:
         """The segment as it begins at a donor that has the same first batch, and that donor; or why there is none."""
         mark, before = self._findings.mark, self._base_before(base)
         known = crc_before(self._log, base, mark)
@@ -371,7 +371,7 @@ class _Healing:
             return None, "", "its first batch is not whole here, so nothing says which header is the right one"
         return None, "", "; ".join(["no donor has this segment as it begins", *self._donors.refused])
 
-    def _begun(self, donor: Donor, base: int) -> Begun:
+    def _begun(self, donor: Donor, base: int) -> SegmentStart:
         with closing(SourceLog(self._files, donor.directory, self._identity)) as source:
             begun = source.begun(base)
         stated = begun.header.more_producers_crc
@@ -380,7 +380,7 @@ class _Healing:
             raise CorruptLogError(path, 0, "other bytes", f"CRC {stated:08x}, as the segment has it")
         return begun
 
-    def _put_producers(self, base: int, begun: Begun) -> None:
+    def _put_producers(self, base: int, begun: SegmentStart) -> None:
         name, content = producers_name(base), begun.more_producers
         if content is None:
             return
@@ -497,7 +497,7 @@ class _DonorFailedError(Exception):
     """A donor does not have any more what it had."""
 
 
-def _fetch(stretch: Stretch) -> list[Whole]:
+def _fetch(stretch: ProvenRange) -> list[CheckedBatch]:
     try:
         return stretch.donor.fetch(stretch)
     except (LogError, OSError) as error:

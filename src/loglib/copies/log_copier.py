@@ -1,4 +1,4 @@
-"""Pair: a log and its copy, and how the copy is brought up to the log.
+"""Log copier: a log and its copy, and how the copy is brought up to the log.
 
 Invariant: the copy is a prefix of the log, byte for byte. If the source turns out to have another history (a power cut
 has taken its end, or a backup was put in place), the copy goes back to the last batch that both have.
@@ -20,11 +20,11 @@ from ..log.ages import NAME as CLOCK
 from ..segment import Identity
 from ..system.files import Files
 from ..system.lock import Lock
-from ..system.not_copyable import Unique
-from .follower_log import CopiedLog, End, make_copied
-from .log_source import Begun, Block, own_mark
+from ..system.not_copyable import NotCopyable
+from .follower_log import End, FollowerLog, make_copied
+from .log_source import Block, SegmentStart, own_mark
 
-__all__ = ["SYNC_BYTES", "Pair", "Source"]
+__all__ = ["SYNC_BYTES", "LogCopier", "Source"]
 
 logger = logging.getLogger("loglib")
 
@@ -46,11 +46,11 @@ class Source(Protocol):
     @property
     def published_end(self) -> int: ...
 
-    def first(self) -> Begun: ...
+    def first(self) -> SegmentStart: ...
 
-    def begun(self, base: int) -> Begun: ...
+    def begun(self, base: int) -> SegmentStart: ...
 
-    def piece(self, at: End, base: int, limit: int) -> Begun | Block: ...
+    def piece(self, at: End, base: int, limit: int) -> SegmentStart | Block: ...
 
     def beside(self, name: str) -> bytes | None: ...
 
@@ -63,7 +63,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Pair(Unique):
+class LogCopier(NotCopyable):
     """One log, and its copy in another directory. The copy is made if there is none."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Pair(Unique):
             if not files.exists(to):
                 begun = source.first()
                 make_copied(files, to, begun.header, begun.more_producers, identity, permissions)
-            self.copied = CopiedLog(files, to, identity, permissions, promised=promised, held=held, shows=shows)
+            self.copied = FollowerLog(files, to, identity, permissions, promised=promised, held=held, shows=shows)
         except BaseException:
             self.source.close()
             raise
@@ -178,7 +178,7 @@ class Pair(Unique):
         """Copy the next piece; returns its size."""
         copied = self.copied
         piece = self.source.piece(copied.end, copied.bases[-1], target.flushed_end)
-        if isinstance(piece, Begun):
+        if isinstance(piece, SegmentStart):
             self._keep(CLOCK, piece.clock)
             copied.begin(piece.header, piece.more_producers)
             return 0

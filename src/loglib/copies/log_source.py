@@ -1,4 +1,4 @@
-"""Source: one log in a directory, as a copy reads it: whole checked batches as they are stored.
+"""Log source: one log in a directory, as a copy reads it: whole checked batches as they are stored.
 
 Invariant: a block that is handed out holds whole batches that are checked and follow the batch before, or the bytes of
 a declared gap. Two logs are the same up to an end if both have the batch before it: its header's CRC covers that of
@@ -26,11 +26,18 @@ from ..log.bundle_reader import Bundle
 from ..log.log import Log
 from ..segment import Identity, SegmentHeader, SegmentReader, producers_name, read_segment_header, segment_name
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .follower_log import End
 
 __all__ = [
-    "BLOCK_BYTES", "MOST_BESIDE_BYTES", "SMALL_BATCH_BYTES", "Begun", "Block", "SourceLog", "own_mark", "whole_batches",
+    "BLOCK_BYTES",
+    "MOST_BESIDE_BYTES",
+    "SMALL_BATCH_BYTES",
+    "Block",
+    "SegmentStart",
+    "SourceLog",
+    "own_mark",
+    "whole_batches",
 ]  # fmt: skip
 
 BLOCK_BYTES = 1 << 20
@@ -38,7 +45,7 @@ SMALL_BATCH_BYTES = BLOCK_BYTES // 64  # of so small ones a block is checked as 
 MOST_BESIDE_BYTES = 16 << 20  # of a small file beside the segments
 
 
-class Begun(NamedTuple):
+class SegmentStart(NamedTuple):
     """A segment as it begins."""
 
     header: SegmentHeader
@@ -53,7 +60,7 @@ class Block(NamedTuple):
     end: End
 
 
-class SourceLog(Unique):
+class SourceLog(NotCopyable):
     """A log that is copied."""
 
     credit_bytes = 1 << 62  # nobody waits for an acknowledgement
@@ -92,13 +99,13 @@ class SourceLog(Unique):
 
     # --- segments --------------------------------------------------------------------------------------
 
-    def first(self) -> Begun:
+    def first(self) -> SegmentStart:
         """The segment at which the log begins."""
         while True:
             with suppress(OffsetOutOfRangeError):  # retention has dropped it meanwhile
                 return self.begun(self.log.published().log_start_offset)
 
-    def begun(self, base: int) -> Begun:
+    def begun(self, base: int) -> SegmentStart:
         """The segment with this base offset, as it begins. `OffsetOutOfRangeError` if retention has dropped it."""
         log, more = self.log, None
         path = os.path.join(log.directory, segment_name(base))
@@ -109,7 +116,7 @@ class SourceLog(Unique):
         except FileNotFoundError as error:
             log.check_not_dropped(base)
             raise CorruptLogError(path, 0, "no file", "the segment of this name, with its producers") from error
-        return Begun(header, more, self.beside(CLOCK))
+        return SegmentStart(header, more, self.beside(CLOCK))
 
     def _check_joins(self, end: End, header: SegmentHeader) -> None:
         """`CorruptLogError` if the segment does not follow this end. Behind a declared gap nobody knows."""
@@ -137,7 +144,7 @@ class SourceLog(Unique):
 
     # --- bytes -----------------------------------------------------------------------------------------
 
-    def piece(self, at: End, base: int, limit: int) -> Begun | Block:
+    def piece(self, at: End, base: int, limit: int) -> SegmentStart | Block:
         """What follows `at` in the log, below `limit`; `base` is the base offset of the segment that `at` ends in.
 
         Either a segment begins there; or the next whole batches of one segment, about 1 MiB of them.

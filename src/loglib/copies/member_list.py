@@ -1,4 +1,4 @@
-"""Members: the directories of a replicated topic. Each of them has the list, in its `copy.json`.
+"""Member list: the directories of a replicated topic. Each of them has the list, in its `copy.json`.
 
 Invariant: a member is known by an id that was drawn for it, not by its path: mounts get swapped. The list with the
 highest version counts. A list is written when every member of it holds the log, and before anything is appended; old

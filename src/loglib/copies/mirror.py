@@ -31,13 +31,13 @@ from ..segment import Identity
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .commit_copier import CopiedCommits, Groups
-from .log_copier import Pair, Source
+from .log_copier import LogCopier, Source
 from .pending_marks import forget_marks, read_marks, write_marks
-from .rate_limit import Pace
+from .rate_limit import RateLimit
 from .remote_source import TIMEOUT_S, RemoteTopic
-from .topic_source import TopicHere
+from .topic_source import LocalTopicSource
 
 __all__ = ["Mirror", "MirrorLag", "Mirrored", "Origin", "mirror", "receive_mirror"]
 
@@ -48,7 +48,7 @@ _MANY = 64  # partitions: with more, files are closed after each pass
 
 
 class Origin(Groups, Protocol):
-    """What a mirror asks the topic for that it copies; see `origin.TopicHere`."""
+    """What a mirror asks the topic for that it copies; see `origin.LocalTopicSource`."""
 
     @property
     def place(self) -> str:
@@ -141,7 +141,7 @@ def receive_mirror(
         return made.report()
 
 
-class Mirror(Unique):
+class Mirror(NotCopyable):
     """A copy of a topic, which follows it: `copy` brings it up to the topic once, and `follow` keeps it there.
 
     The copy has the same segments, byte for byte, so offsets are the same, and so are the groups' committed offsets. It
@@ -173,10 +173,10 @@ class Mirror(Unique):
         demote: bool = False,
         files: Files = REAL,
     ) -> None:
-        origin: Origin = source if isinstance(source, RemoteTopic) else TopicHere(files, topic_path(source))
+        origin: Origin = source if isinstance(source, RemoteTopic) else LocalTopicSource(files, topic_path(source))
         self._files = files
         self._origin = origin
-        self._pairs: list[Pair] = []
+        self._pairs: list[LogCopier] = []
         self._copied_bytes = 0
         self._caught_up_at = time.monotonic()
         self._closing = threading.Event()
@@ -188,7 +188,7 @@ class Mirror(Unique):
             if on_gap not in ("error", "restart"):
                 raise ValueError(f"on_gap is 'error' or 'restart', not {on_gap!r}")
             self._restart = on_gap == "restart"
-            self._limit = Pace(bytes_per_second, self._closing)
+            self._limit = RateLimit(bytes_per_second, self._closing)
             self._log_id, (_, self._config) = origin.log_id, origin.described()
             while not files.exists(self.path):
                 self._make()
@@ -278,8 +278,8 @@ class Mirror(Unique):
             directory.lock_for_a_moment("a process that changes the topic", advice="try again")
             new.write(directory, self._config.permissions)
 
-    def _open(self, number: int, promised: Mark | None = None) -> Pair:
-        pair = Pair(
+    def _open(self, number: int, promised: Mark | None = None) -> LogCopier:
+        pair = LogCopier(
             self._files,
             self._origin.log(number),
             topic_file.partition_directory(self.path, number),
@@ -306,7 +306,10 @@ class Mirror(Unique):
         self._described = content
 
     def _carry_home(self) -> None:
-        if store_pointer.read_home(self._files, self.path) is None and (content := self._origin.home(self.path)) is not None:
+        if (
+            store_pointer.read_home(self._files, self.path) is None
+            and (content := self._origin.home(self.path)) is not None
+        ):
             with Directory.open(self._files, self.path) as directory:
                 directory.replace(store_pointer.NAME, content, self._config.permissions)
 
@@ -325,7 +328,7 @@ class Mirror(Unique):
             self._commits.copy(commits)
             return copied
 
-    def _copy(self, pairs: Iterable[Pair]) -> int:
+    def _copy(self, pairs: Iterable[LogCopier]) -> int:
         while True:
             try:
                 return self._pass(pairs)
@@ -333,7 +336,7 @@ class Mirror(Unique):
                 if not self._restart:
                     raise
 
-    def _pass(self, pairs: Iterable[Pair]) -> int:
+    def _pass(self, pairs: Iterable[LogCopier]) -> int:
         marks = self._origin.marks([pair.copied.identity.partition for pair in pairs])
         if any(mark.applied_txn > self._pairs[number].copied.mark.applied_txn for number, mark in marks.items()):
             self._carry_home()
@@ -367,7 +370,7 @@ class Mirror(Unique):
         if self._closing.is_set():
             raise LogClosedError(f"the mirror {self.path} is closed; make another one")
 
-    def _promise(self, wanted: dict[Pair, Mark]) -> bool:
+    def _promise(self, wanted: dict[LogCopier, Mark]) -> bool:
         """Write down what will be published, if it brings a transaction to more than one partition. Synced."""
         news = [pair for pair, mark in wanted.items() if mark.applied_txn > pair.copied.mark.applied_txn]
         if len(news) < 2:

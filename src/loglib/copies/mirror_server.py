@@ -1,4 +1,4 @@
-"""Server: the source's side of a mirror on another host. It answers what the copy asks for, over a stream.
+"""Mirror server: the source's side of a mirror on another host. It answers what the copy asks for, over a stream.
 
 Invariant: it only reads the topic, takes no lock, and keeps nothing that a later stream would need. What it sends of a
 log was checked here; of what is not yet durable in the copy it has at most the credit in flight, and one piece more.
@@ -23,13 +23,13 @@ from ..log.ages import NAME as CLOCK
 from ..log.gaps import NAME as GAPS
 from ..segment import Identity
 from ..system.files import REAL, Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .follower_log import End
 from .frames import ACK, ANSWER, BATCHES, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT, STOP, Frame, Link
-from .log_source import Begun, SourceLog
+from .log_source import SegmentStart, SourceLog
 from .mirror import MirrorLag
 from .remote_source import BESIDE, LOG_OF_COMMITS, TIMEOUT_S
-from .topic_source import TopicHere
+from .topic_source import LocalTopicSource
 from .wire_json import as_end, as_mark, tell_bytes, tell_error, tell_mark
 
 __all__ = ["MirrorServer", "serve_mirror"]
@@ -52,7 +52,7 @@ class _Left(Exception):
     """The stream has ended between two frames: the mirror was closed, or has died."""
 
 
-class MirrorServer(Unique):
+class MirrorServer(NotCopyable):
     """Serves one mirror of a topic on another host.
 
     `stream` is a connected socket, or two files or descriptors: what is read and what is written. It stays the
@@ -67,7 +67,7 @@ class MirrorServer(Unique):
     def __init__(
         self, topic: str | os.PathLike[str], stream: Any, *, timeout: float = TIMEOUT_S, files: Files = REAL
     ) -> None:
-        self._topic = TopicHere(files, topic_path(topic))
+        self._topic = LocalTopicSource(files, topic_path(topic))
         self._files = files
         self.path = self._topic.place
         self._link = Link(stream, timeout_s=timeout, doing=f"serving a mirror of {self.path}", at_source=True)
@@ -290,7 +290,7 @@ class MirrorServer(Unique):
             self._acknowledged = at.end
             while at.end < limit and self._may_send(log.log.identity, at.end):
                 piece = log.piece(at, base, limit)
-                if isinstance(piece, Begun):
+                if isinstance(piece, SegmentStart):
                     self._link.send(_segment(log, piece))
                     at, base = End(at.end, piece.header.previous_batch, piece.header.previous_crc), at.end
                 else:
@@ -323,7 +323,7 @@ class MirrorServer(Unique):
         return frame
 
 
-def _segment(log: SourceLog, begun: Begun) -> Frame:
+def _segment(log: SourceLog, begun: SegmentStart) -> Frame:
     """A segment as it begins."""
     _, partition, salt = log.log.identity
     header, *files = begun

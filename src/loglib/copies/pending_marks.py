@@ -1,4 +1,4 @@
-"""Marks: the file `marks.json` of a mirror, which has the marks that are about to be published together.
+"""Pending marks: the file `marks.json` of a mirror, which has the marks that are about to be published together.
 
 Invariant: all that the marks promise is synced before the file is written. It is removed after the marks were published
 and synced. So whoever finds it publishes them, and a transaction is in all partitions of a copy or in none.

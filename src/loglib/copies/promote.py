@@ -1,4 +1,4 @@
-"""Promotion: a copy of a topic becomes a topic of its own.
+"""Promote: a copy of a topic becomes a topic of its own.
 
 Invariant: the role of a directory changes by the replacement of one small file, which is synced. A promotion that is
 cut has happened or not, and may be repeated. The old topic loses its role before the copy gets it: after a cut between
@@ -28,7 +28,7 @@ from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..transactions.transaction import recover_transactions
 from .commit_copier import settle_commits
-from .follower_log import CopiedLog
+from .follower_log import FollowerLog
 from .mirror import Mirror
 from .pending_marks import forget_marks, read_marks
 
@@ -113,7 +113,7 @@ def _settle(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None
     promised = read_marks(files, path, log_id)
     for number in range(config.partitions):
         place, identity = topic_file.partition_directory(path, number), Identity.of(log_id, number)
-        CopiedLog(files, place, identity, config.permissions, promised=promised.get(number)).close()
+        FollowerLog(files, place, identity, config.permissions, promised=promised.get(number)).close()
     settle_commits(files, path, log_id, config.permissions)
     forget_marks(files, path)
 

@@ -1,4 +1,4 @@
-"""Pace: a limit on the speed of work that reads or copies a log.
+"""Rate limit: a limit on the speed of work that reads or copies a log.
 
 Threads: one waits; another may end the wait.
 """
@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Pace"]
+__all__ = ["RateLimit"]
 
 _BEAT_S = 5.0  # the longest silence of one that waits
 
 
-class Pace:
+class RateLimit:
     """So many bytes per second, or no limit. Setting `ended` ends a wait."""
 
     def __init__(self, bytes_per_second: float | None, ended: threading.Event) -> None:

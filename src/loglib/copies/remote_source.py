@@ -1,4 +1,4 @@
-"""Remote: a topic on another host, as its mirror here reads it, over a stream.
+"""Remote source: a topic on another host, as its mirror here reads it, over a stream.
 
 Invariant: what comes is believed only after the same checks as on this host: of a batch both checksums, its place and
 the batch before it; of a segment its header; of a mark its checksum; of a name whether it is one. Nothing that fails a
@@ -33,11 +33,11 @@ from ..log.bundle_reader import Bundle
 from ..log.gaps import NAME as GAPS
 from ..log.gaps import parse_gaps
 from ..segment import HEADER_BYTES, Identity, SegmentHeader
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .follower_log import End
 from .frames import ACK, ANSWER, BATCHES, BEAT, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT, STOP, Frame, Link
-from .log_source import SMALL_BATCH_BYTES, Begun, Block, whole_batches
-from .topic_source import Noted
+from .log_source import SMALL_BATCH_BYTES, Block, SegmentStart, whole_batches
+from .topic_source import GroupSnapshot
 from .wire_json import as_bytes, as_error, as_mark, tell_mark
 
 __all__ = ["BESIDE", "CREDIT_BYTES", "LOG_OF_COMMITS", "TIMEOUT_S", "RemoteLog", "RemoteTopic"]
@@ -59,7 +59,7 @@ class _Reading(NamedTuple):
     limit: int
 
 
-class RemoteTopic(Unique):
+class RemoteTopic(NotCopyable):
     """The topic at the other end of a stream."""
 
     def __init__(self, stream: Any, *, timeout_s: float, credit_bytes: int = CREDIT_BYTES) -> None:
@@ -228,13 +228,13 @@ class RemoteTopic(Unique):
 
     # --- groups --------------------------------------------------------------------------------------------
 
-    def groups(self) -> dict[str, Noted]:
+    def groups(self) -> dict[str, GroupSnapshot]:
         """Where the commits of each group end now."""
         answer = self.ask("groups")
         with self.understood():
             return {name: self._noted(name, facts) for name, facts in answer["groups"].items()}
 
-    def _noted(self, group: str, facts: Any) -> Noted:
+    def _noted(self, group: str, facts: Any) -> GroupSnapshot:
         check_names(group)
         for name in ("." * group.startswith("."), *facts["marks"]):
             if name and not LOG_OF_COMMITS.fullmatch(name):
@@ -243,7 +243,7 @@ class RemoteTopic(Unique):
             name: as_mark(slot, offsets_identity(self.log_id, group, name).salt)
             for name, slot in facts["marks"].items()
         }
-        return Noted(marks, as_bytes(facts["pointer"]))
+        return GroupSnapshot(marks, as_bytes(facts["pointer"]))
 
     def has_group(self, name: str) -> bool:
         """Whether there is a group of this name."""
@@ -268,7 +268,7 @@ class RemoteTopic(Unique):
         """The source stops when this end has gone."""
 
 
-class RemoteLog(Unique):
+class RemoteLog(NotCopyable):
     """A log of the topic at the other end."""
 
     def __init__(self, topic: RemoteTopic, address: int | list[str], identity: Identity, name: str) -> None:
@@ -311,20 +311,20 @@ class RemoteLog(Unique):
 
     # --- pieces ------------------------------------------------------------------------------------------
 
-    def first(self) -> Begun:
+    def first(self) -> SegmentStart:
         """The segment at which the log begins."""
         self._topic.request("first", log=self.address)
         return self._begun(self._topic.receive(), None)
 
-    def begun(self, base: int) -> Begun:
+    def begun(self, base: int) -> SegmentStart:
         """The segment with this base offset, as it begins. `OffsetOutOfRangeError` if retention has dropped it."""
         self._topic.request("begun", log=self.address, base=base)
         return self._begun(self._topic.receive(), base)
 
-    def piece(self, at: End, base: int, limit: int) -> Begun | Block:
+    def piece(self, at: End, base: int, limit: int) -> SegmentStart | Block:
         """What follows `at` in the log, below `limit`; see `SourceLog.piece`."""
         frame = self._topic.read(self, at, base, limit)
-        piece: Begun | Block
+        piece: SegmentStart | Block
         if frame.kind == SEGMENT:
             piece = self._begun(frame, at.end)
             self._check_joins(at, piece.header)
@@ -335,7 +335,7 @@ class RemoteLog(Unique):
         self._topic.has_read(self, end, base, limit)
         return piece
 
-    def _begun(self, frame: Frame, base: int | None) -> Begun:
+    def _begun(self, frame: Frame, base: int | None) -> SegmentStart:
         """The segment that a frame has, which must be that of this base offset, if it is known."""
         with self._topic.understood():
             self._check_frame(frame, (SEGMENT,), base)
@@ -353,7 +353,7 @@ class RemoteLog(Unique):
                 raise ValueError(f"files of {sizes} bytes in {len(frame.content)}")
             if (more is None) == bool(header.more_producers) or crc32c(more or b"") != header.more_producers_crc:
                 raise ValueError("a file of producers that the header does not have, or has otherwise")
-            return Begun(header, more, clock)
+            return SegmentStart(header, more, clock)
 
     def _check_joins(self, at: End, header: SegmentHeader) -> None:
         if at.crc not in (None, header.previous_crc) and not self._declared(at.end - 1):

@@ -35,13 +35,13 @@ from ..log.recovery import Tail
 from ..segment import Identity, segment_name
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .follower_log import End, read_mark
-from .log_copier import Pair
+from .log_copier import LogCopier
 from .log_source import SourceLog
 from .member_list import Members, read_members
 
-__all__ = ["Ask", "PartitionCopies", "Replica", "ReplicaState"]
+__all__ = ["FlushRequest", "PartitionCopies", "Replica", "ReplicaState"]
 
 logger = logging.getLogger("loglib")
 
@@ -61,7 +61,7 @@ class ReplicaState(NamedTuple):
     error: str | None  # why it is left out, or what it failed by last
 
 
-class Ask(Unique):
+class FlushRequest(NotCopyable):
     """One flush of one partition, as the other directories are asked for it."""
 
     def __init__(self, copies: PartitionCopies, base_offset: int, tail: Tail) -> None:
@@ -91,7 +91,7 @@ class Ask(Unique):
             raise TooFewCopiesError(copies.directory, copies.needed, have, missing, "a flush")
 
 
-class PartitionCopies(Unique):
+class PartitionCopies(NotCopyable):
     """One partition in the other directories; see `Copies` in append/tail.py."""
 
     def __init__(self, directory: str, number: int, replicas: Sequence[Replica], needed: int, timeout_s: float) -> None:
@@ -103,8 +103,8 @@ class PartitionCopies(Unique):
         self.own_sync_s = 0.0  # how long the last sync took in the own directory
         self.accepted = False
 
-    def ask(self, base_offset: int, tail: Tail) -> Ask | PartitionCopies:
-        return Ask(self, base_offset, tail) if self.accepted else self
+    def ask(self, base_offset: int, tail: Tail) -> FlushRequest | PartitionCopies:
+        return FlushRequest(self, base_offset, tail) if self.accepted else self
 
     def settle(self) -> None:
         """Before the opening is complete nothing is acknowledged."""
@@ -115,10 +115,10 @@ class PartitionCopies(Unique):
                 each.post(self.number, mark)
 
 
-class _Lane(Unique):
+class _PartitionFollower(NotCopyable):
     """One partition in a replica."""
 
-    def __init__(self, files: Files, writer: Writer, pair: Pair) -> None:
+    def __init__(self, files: Files, writer: Writer, pair: LogCopier) -> None:
         self._files = files
         self._writer = writer
         self._place = Directory.open(files, writer.directory)  # the writer may be closed before its last flush is here
@@ -194,7 +194,7 @@ class _Lane(Unique):
             self.close_source()
 
 
-class Replica(Unique):
+class Replica(NotCopyable):
     """A directory that is kept up to the topic's own."""
 
     def __init__(self, files: Files, path: str, members: Members, ids: Collection[str], permissions: int) -> None:
@@ -207,10 +207,10 @@ class Replica(Unique):
         self.last_error: str | None = None
         self._writers: list[Writer] = []
         self._epochs: list[int] = []
-        self._lanes: list[_Lane] = []
-        self._inbox: SimpleQueue[Ask | None] = SimpleQueue()
+        self._lanes: list[_PartitionFollower] = []
+        self._inbox: SimpleQueue[FlushRequest | None] = SimpleQueue()
         self._is_idle = False  # whether only the inbox wakes the thread
-        self._unanswered: deque[Ask] = deque()
+        self._unanswered: deque[FlushRequest] = deque()
         self._pause = _FIRST_PAUSE_S
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="loglib-replica", daemon=True)
@@ -230,7 +230,7 @@ class Replica(Unique):
 
     # --- any thread ------------------------------------------------------------------------------------
 
-    def give(self, ask: Ask) -> bool:
+    def give(self, ask: FlushRequest) -> bool:
         """Ask for a flush; False if the replica is left out."""
         with suppress(IndexError):  # all is answered
             waited, allowed = ask.began - self._unanswered[0].began, ask.copies.timeout_s + ask.copies.own_sync_s
@@ -266,11 +266,11 @@ class Replica(Unique):
 
     # --- opening and closing ---------------------------------------------------------------------------
 
-    def join(self, writers: Sequence[Writer], pairs: Mapping[int, Pair]) -> None:
+    def join(self, writers: Sequence[Writer], pairs: Mapping[int, LogCopier]) -> None:
         """Follow these writers, with logs that have all that theirs have; none if the directory is out of reach."""
         self._writers, self._epochs = list(writers), [each.disk.epoch for each in writers]
         if pairs:
-            self._lanes = [_Lane(self._files, each, pairs[number]) for number, each in enumerate(writers)]
+            self._lanes = [_PartitionFollower(self._files, each, pairs[number]) for number, each in enumerate(writers)]
 
     def accept(self) -> None:
         """Take the logs for the writers' own. Synced."""
@@ -325,9 +325,9 @@ class Replica(Unique):
             with suppress(OSError):
                 self.close()
 
-    def _news(self) -> list[Ask]:
+    def _news(self) -> list[FlushRequest]:
         """The flushes that are asked for. A replica that is left out waits for a while instead, unless it is to end."""
-        news: list[Ask | None] = []
+        news: list[FlushRequest | None] = []
         with suppress(Empty):
             if self.fault is None:
                 news.append(self._next())
@@ -341,7 +341,7 @@ class Replica(Unique):
                 news.append(self._inbox.get_nowait())
         return [each for each in news if each is not None]
 
-    def _next(self) -> Ask | None:
+    def _next(self) -> FlushRequest | None:
         """Wait for the next flush, or for something to show."""
         with suppress(Empty):
             return self._inbox.get(timeout=_SOON_S)
@@ -359,7 +359,7 @@ class Replica(Unique):
         self.leave_out(why)
         self._answer(list(self._unanswered))
 
-    def _serve(self, asks: Sequence[Ask]) -> None:
+    def _serve(self, asks: Sequence[FlushRequest]) -> None:
         for ask in {each.copies.number: each for each in asks}.values():  # the last has what the others want
             self._lanes[ask.copies.number].pull(ask.base_offset, ask.tail)
         self._answer(asks)
@@ -369,7 +369,7 @@ class Replica(Unique):
         for lane in self._lanes:
             lane.publish()
 
-    def _answer(self, asks: Sequence[Ask]) -> None:
+    def _answer(self, asks: Sequence[FlushRequest]) -> None:
         for ask in asks:
             with suppress(ValueError):  # answered before
                 self._unanswered.remove(ask)
@@ -390,7 +390,7 @@ class Replica(Unique):
     def _return(self) -> None:
         self.close()
         self._check_member()
-        lanes: list[_Lane] = []
+        lanes: list[_PartitionFollower] = []
         try:
             for writer, epoch in zip(self._writers, self._epochs, strict=True):
                 lanes.append(self._reopened(writer, epoch))
@@ -418,7 +418,7 @@ class Replica(Unique):
             raise LogError("it is not whole, or has another list of members; open the topic again, which mends it")
         self._ids = {found.id}
 
-    def _reopened(self, writer: Writer, epoch: int) -> _Lane:
+    def _reopened(self, writer: Writer, epoch: int) -> _PartitionFollower:
         """A partition, locked, with a promise; its log may lack something, or have what the writer has not."""
         identity = Identity.of(self._members.log_id, writer.partition)
         directory = topic_file.partition_directory(self.path, writer.partition)
@@ -426,7 +426,7 @@ class Replica(Unique):
             if read_mark(place, identity) is None:
                 raise LogError(f"{place.path_of(WATERMARK)} is lost; open the topic again, which mends it")
         source = SourceLog(self._files, writer.directory, identity)
-        pair = Pair(self._files, source, directory, identity, self._permissions, shows=False)
+        pair = LogCopier(self._files, source, directory, identity, self._permissions, shows=False)
         try:
             copied = pair.copied
             if copied.mark.promised_epoch > epoch:
@@ -436,9 +436,9 @@ class Replica(Unique):
         except BaseException:
             pair.close()
             raise
-        return _Lane(self._files, writer, pair)
+        return _PartitionFollower(self._files, writer, pair)
 
-    def _catch_up(self, lane: _Lane, writer: Writer) -> None:
+    def _catch_up(self, lane: _PartitionFollower, writer: Writer) -> None:
         """Come near to the writer's tail. What was written before it is there, so this needs no lock of the writer."""
         while not self._ending:
             tail = writer.batch.tail

@@ -1,4 +1,4 @@
-"""Replicas: the other directories of a replicated topic while it is open, and what goes there besides the records.
+"""Replica set: the other directories of a replicated topic while it is open, and what goes there besides the records.
 
 Invariant: a flush is acknowledged by as many directories as the list of members says. The directories take the writers
 for their own, and get the new list, before anything is published.
@@ -26,15 +26,15 @@ from ..log import copy_role, topic_file
 from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.process import try_each
 from .commit_copier import CopiedCommits, settle_commits
-from .log_copier import Pair
+from .log_copier import LogCopier
 from .member_list import Members, needed
 from .replica import PartitionCopies, Replica, ReplicaState
-from .topic_source import TopicHere
+from .topic_source import LocalTopicSource
 
-__all__ = ["Replicas", "Seat"]
+__all__ = ["MemberDirectory", "ReplicaSet"]
 
 logger = logging.getLogger("loglib")
 
@@ -42,24 +42,24 @@ _CARRY_S = 1.0  # how often to look for news of groups and policies
 _MOST_BYTES = 1 << 20
 
 
-class Seat(NamedTuple):
+class MemberDirectory(NamedTuple):
     """A directory that can be reached; its logs hold the same as those of the others."""
 
     path: str
     id: str
     members: Members | None  # the list that it has now
     locks: Mapping[int, lock.Lock]  # of its partitions
-    pairs: Mapping[int, Pair]  # its partitions as copies of the own directory's; none for the own directory
+    pairs: Mapping[int, LogCopier]  # its partitions as copies of the own directory's; none for the own directory
 
 
-class Replicas(Unique):
+class ReplicaSet(NotCopyable):
     """All directories of an open topic; the first is its own. Made by `assemble` in assemble.py."""
 
     def __init__(
         self,
         files: Files,
         members: Members,
-        seats: Sequence[Seat],
+        seats: Sequence[MemberDirectory],
         missing: Mapping[str, str],
         timeout_s: float,
         config: TopicConfig,
@@ -87,7 +87,7 @@ class Replicas(Unique):
                             self._needed, timeout_s)
             for number in range(config.partitions)
         ]  # fmt: skip
-        self._here = TopicHere(files, self._own.path)  # whose groups are copied
+        self._here = LocalTopicSource(files, self._own.path)  # whose groups are copied
         self._closing = threading.Event()
         self._carried: dict[Replica, tuple[CopiedCommits, bytes]] = {}
         self._carrying = threading.Lock()
@@ -194,7 +194,7 @@ class Replicas(Unique):
                 logger.warning("%s: does not answer; it stays locked until its disk does", each.path)
         for seat, each in zip(self._others, self._in_reach, strict=True):
             if not each.has_begun():
-                try_each(seat.pairs.values(), Pair.close)
+                try_each(seat.pairs.values(), LogCopier.close)
         for held in self._own.locks.values():
             held.release()
 
@@ -227,6 +227,6 @@ class Replicas(Unique):
         self._carried[replica] = commits, content
 
 
-def _is_new(seat: Seat) -> bool:
+def _is_new(seat: MemberDirectory) -> bool:
     """Whether the directory was no member when the opening began. The first one of all was a topic of its own."""
     return seat.members is not None and not seat.members.version

@@ -1,4 +1,4 @@
-"""Scrubbing: a topic is read and checked at a limited rate, so that damage is found while other copies can heal it.
+"""Scrub: a topic is read and checked at a limited rate, so that damage is found while other copies can heal it.
 
 Invariant: a scrub without donors changes nothing. With donors it heals as `heal` does, and only the partitions in which
 it has found damage.
@@ -24,9 +24,9 @@ from ..log.log import Log
 from ..log.verify import Progress, VerifyReport, verify_description, verify_log
 from ..segment import Identity
 from ..system.files import REAL, Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .heal import HealReport, heal_topic
-from .rate_limit import Pace
+from .rate_limit import RateLimit
 
 __all__ = ["Scrub", "ScrubReport"]
 
@@ -47,7 +47,7 @@ class ScrubReport(NamedTuple):
         return not (left.damage or left.gaps)
 
 
-class Scrub(Unique):
+class Scrub(NotCopyable):
     """Reads and checks all of a topic at a limited rate: every header, batch and link.
 
     `run` makes one pass. `start` makes a thread that makes a pass every `every`, until `close`. Each pass logs what it
@@ -74,7 +74,7 @@ class Scrub(Unique):
         self._donors = donor_paths(donors, self.path)
         self._on_report = on_report
         self._closing = threading.Event()
-        self._limit = Pace(bytes_per_second, self._closing)
+        self._limit = RateLimit(bytes_per_second, self._closing)
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Scrub:

@@ -1,4 +1,4 @@
-"""Origin: a topic in a directory, as its mirror reads it: the logs, their marks, the description and the groups.
+"""Topic source: a topic in a directory, as its mirror reads it: the logs, their marks, the description and the groups.
 
 Invariant: nothing is written at the source, and no lock is taken there. Marks that are read together show each
 transaction in all partitions or in none. The list of a group's logs of commits is that of one moment: it was the same
@@ -27,25 +27,25 @@ from ..log import store_pointer, topic_file
 from ..log.log import Log, marks_at_once
 from ..segment import Identity
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 from .log_source import SourceLog
 
-__all__ = ["FOLDED", "Noted", "TopicHere"]
+__all__ = ["FOLDED", "GroupSnapshot", "LocalTopicSource"]
 
 _TRIES = 10
 _MOST_BYTES = 1 << 20
 FOLDED = (FileNotFoundError, LogMovedError, OffsetOutOfRangeError, CorruptLogError)  # so a log of commits may be met
 
 
-class Noted(NamedTuple):
+class GroupSnapshot(NamedTuple):
     """A group at one moment."""
 
     marks: Mapping[str, Mark]  # of its logs of commits, by name
     pointer: bytes | None  # the content of the file that stands for a group which another topic keeps
 
 
-class TopicHere(Unique):
+class LocalTopicSource(NotCopyable):
     """The topic in a directory."""
 
     def __init__(self, files: Files, path: str) -> None:
@@ -101,7 +101,7 @@ class TopicHere(Unique):
 
     # --- groups ----------------------------------------------------------------------------------------------
 
-    def groups(self) -> dict[str, Noted]:
+    def groups(self) -> dict[str, GroupSnapshot]:
         """Where the commits of each group end now."""
         return {name: noted for name in self._names(self._groups) if (noted := self._note(name)) is not None}
 
@@ -115,16 +115,16 @@ class TopicHere(Unique):
         except FileNotFoundError:
             return []
 
-    def _note(self, group: str) -> Noted | None:
+    def _note(self, group: str) -> GroupSnapshot | None:
         files, path = self._files, os.path.join(self._groups, group)
         for tries in range(1, _TRIES + 1):
             try:
                 if not files.is_directory(path):
-                    return Noted({}, files.read_whole(path, _MOST_BYTES))
+                    return GroupSnapshot({}, files.read_whole(path, _MOST_BYTES))
                 offsets = os.path.join(path, "offsets")
                 marks = {name: self._mark(group, name, os.path.join(offsets, name)) for name in self._names(offsets)}
                 if list(marks) == self._names(offsets):
-                    return Noted(marks, None)
+                    return GroupSnapshot(marks, None)
             except FOLDED:
                 if not files.exists(path):
                     return None

@@ -1,4 +1,4 @@
-"""Told: the errors that a source tells its copy over a stream, and the small facts that both ends write as JSON.
+"""Wire JSON: the errors that a source tells its copy over a stream, and the small facts that both ends write as JSON.
 
 Invariant: an error after which a mirror goes on in another way (retention was quicker, damage, a log that is gone)
 arrives as the same class with the same facts. Any other one arrives as a `LogError` with its words.

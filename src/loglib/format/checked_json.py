@@ -1,4 +1,4 @@
-"""Sealed: a line of JSON that ends with its own checksum, for small files of facts that a person may read.
+"""Checked JSON: a line of JSON that ends with its own checksum, for small files of facts that a person may read.
 
 Invariant: what `seal` has written, `unseal` returns. A line that differs in any byte is a `ValueError`.
 

@@ -1,4 +1,4 @@
-"""Batch: a header and a body of columns; the unit of write, CRC, compression and read.
+"""Header: a header and a body of columns; the unit of write, CRC, compression and read.
 
 Invariant: a batch that these functions return has passed the checks of its header CRC, its body CRC and its
 bounds, so every column lies inside the body. `columns` has the table of the body, and checks that every

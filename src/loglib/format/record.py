@@ -1,4 +1,4 @@
-"""Records: single records, and facts about records: positions, damage.
+"""Record: single records, and facts about records: positions, damage.
 
 Invariant: a record's `next_offset` is where a reader continues after it: the next record of its batch, or
 the next batch. All ranges are half-open, all times are microseconds UTC.

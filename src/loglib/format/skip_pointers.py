@@ -1,4 +1,4 @@
-"""Jumps: each batch has one pointer to an earlier batch of its segment, so any batch is found in O(log n) steps.
+"""Skip pointers: each batch points to one earlier batch of its segment; any batch is found in O(log n) steps.
 
 Invariant: a batch's jump goes to an earlier batch of its segment. The jump of the segment's first batch goes
 to itself. The targets are chosen as in E. W. Myers, "An applicative random-access stack", Information

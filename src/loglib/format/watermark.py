@@ -41,7 +41,7 @@ from ..config.policies import MAX_OFFSET
 from ..errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .header import crc32c
 
 __all__ = ["NAME", "Mark", "WatermarkReader", "WatermarkWriter", "broken_slots", "encode_new"]
@@ -92,7 +92,7 @@ class Mark(NamedTuple):
         )
 
 
-class WatermarkWriter(Unique):
+class WatermarkWriter(NotCopyable):
     """Publishes marks, alternately into the two slots."""
 
     def __init__(self, files: Files, path: str, salt: int, last: Mark, *, within: Directory | None = None) -> None:
@@ -129,7 +129,7 @@ class WatermarkWriter(Unique):
         self._files.close(self._fd)
 
 
-class WatermarkReader(Unique):
+class WatermarkReader(NotCopyable):
     """Reads the current mark with one pread; keeps the file open between polls."""
 
     _fd = -1  # the default, for an object whose construction was interrupted

@@ -17,7 +17,7 @@ from ..errors import GroupBusyError, GroupElsewhereError, LogError
 from ..log.lag import Lag
 from ..system.files import Files
 from .assignment import TopicPartition
-from .directory import GROUPS, Place, group_names
+from .directory import GROUPS, GroupDirectory, group_names
 from .lag import lag_of_group
 from .members import Member, Membership, live_members
 from .offsets import Commit, Entries, Entry, Offsets, history_at
@@ -56,7 +56,7 @@ def _of(name: str, facts: dict[Any, Fact]) -> dict[Any, Fact]:
     return {each.partition: fact for each, fact in facts.items() if each.topic == name}
 
 
-def inspect(place: Place, *, count_records: bool) -> GroupInfo:
+def inspect(place: GroupDirectory, *, count_records: bool) -> GroupInfo:
     """Inspect a group. `GroupNotFoundError` if there is none; `GroupElsewhereError` if another topic keeps it."""
     place.require()
     entries = _entries(place)
@@ -72,7 +72,7 @@ def inspect(place: Place, *, count_records: bool) -> GroupInfo:
     return GroupInfo(place.name, members, owners, committed, {**behind})
 
 
-def committed(place: Place) -> dict[TopicPartition, int]:
+def committed(place: GroupDirectory) -> dict[TopicPartition, int]:
     """The committed offsets of a group; none if it does not exist. Also if another topic beside this one keeps it."""
     try:
         if not place.exists():
@@ -86,17 +86,17 @@ def committed(place: Place) -> dict[TopicPartition, int]:
     }
 
 
-def lag(place: Place) -> dict[TopicPartition, Lag]:
+def lag(place: GroupDirectory) -> dict[TopicPartition, Lag]:
     """The lag of a group in each partition, without its records. `GroupNotFoundError` if there is no such group."""
     place.require()
     return _lag(place, _entries(place), count_records=False)
 
 
-def _lag(place: Place, entries: Entries, *, count_records: bool) -> dict[TopicPartition, Lag]:
+def _lag(place: GroupDirectory, entries: Entries, *, count_records: bool) -> dict[TopicPartition, Lag]:
     return lag_of_group(place, entries, first=lambda log: log.mark().log_start_offset, count_records=count_records)
 
 
-def _entries(place: Place) -> Entries:
+def _entries(place: GroupDirectory) -> Entries:
     offsets = place.offsets()
     try:
         return offsets.entries()
@@ -111,7 +111,7 @@ def check_no_members(files: Files, topic_path: str) -> None:
             raise GroupBusyError(group, list(members))
 
 
-def delete(place: Place) -> None:
+def delete(place: GroupDirectory) -> None:
     """Delete a group and its commits. `GroupBusyError` if it has members, `GroupNotFoundError` if there is none."""
     place.require()
     if members := live_members(place.files, place.members):
@@ -119,7 +119,9 @@ def delete(place: Place) -> None:
     place.remove()
 
 
-def reset(place: Place, start: Start | Mapping[TopicPartition, Start], *, dry_run: bool) -> dict[TopicPartition, Move]:
+def reset(
+    place: GroupDirectory, start: Start | Mapping[TopicPartition, Start], *, dry_run: bool
+) -> dict[TopicPartition, Move]:
     """Commit a start for all partitions, or for those of a mapping, while the group has no members.
 
     Raises `GroupBusyError` if the group has members. With `dry_run` nothing is committed, and members are
@@ -140,7 +142,7 @@ def reset(place: Place, start: Start | Mapping[TopicPartition, Start], *, dry_ru
         offsets.close()
 
 
-def _commit(place: Place, offsets: Offsets, moves: Mapping[TopicPartition, Move]) -> None:
+def _commit(place: GroupDirectory, offsets: Offsets, moves: Mapping[TopicPartition, Move]) -> None:
     """Commit as a member that owns the partitions. A member that joins meanwhile waits for the new offsets."""
     if members := live_members(place.files, place.members):
         raise GroupBusyError(place.name, list(members))
@@ -165,7 +167,7 @@ def _commit(place: Place, offsets: Offsets, moves: Mapping[TopicPartition, Move]
         offsets.commit(entries, fence=lambda: None)
 
 
-def evict(place: Place, member: str) -> list[TopicPartition]:
+def evict(place: GroupDirectory, member: str) -> list[TopicPartition]:
     """Remove a member, which may be hung, and take its partitions. Returns the partitions, of all topics.
 
     The evicted member gets `StaleGenerationError` when it next asks for records or commits. A file that is

@@ -1,4 +1,4 @@
-"""Progress: how far a member has read, handed out and handled each partition that it owns.
+"""Delivery: how far a member has read, handed out and handled each partition that it owns.
 
 Invariant: the positions say where reading continues in each partition, also after an interrupt. Cursors and
 blocks only serve reading, and can be made again at any time. Records are handed out in runs, one run at a
@@ -18,12 +18,12 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from ..errors import StorageIOError
 from ..format.batch import Batch, stored_header
 from ..format.header import Header
-from ..log.cursor import Cursor, Lent
+from ..log.cursor import BorrowedRange, Cursor
 from ..log.log import LiveWriter
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.notify import REPLACED, Observer
 from .assignment import TopicPartition
-from .directory import Place
+from .directory import GroupDirectory
 from .offsets import history_at
 from .run import RUN_S, Run, Way
 
@@ -35,10 +35,10 @@ _LONGEST_RUN = 8192  # records
 _MOST_OPEN = 32  # partitions whose segment and watermark are open: two files each
 
 
-class Progress(Unique):
+class Progress(NotCopyable):
     """The reading of one member. Ownership and commits belong to `Group`."""
 
-    def __init__(self, place: Place, observer: Observer) -> None:
+    def __init__(self, place: GroupDirectory, observer: Observer) -> None:
         self.handled: dict[TopicPartition, int] = {}  # next offset after handled, uncommitted records
         self.run: Run | None = None  # the run that is being handed out
         self._place = place
@@ -304,5 +304,5 @@ class Progress(Unique):
             self._run_length = min(2 * self._run_length, _LONGEST_RUN)
 
 
-def _note_lent(lent: Lent) -> None:
+def _note_lent(lent: BorrowedRange) -> None:
     logger.warning("%s", lent)

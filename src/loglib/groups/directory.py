@@ -1,4 +1,4 @@
-"""Place: the directory of a consumer group, and the logs that the group reads.
+"""Directory: the directory of a consumer group, and the logs that the group reads.
 
 Invariant: an existing directory `groups/<name>` is whole: it is built aside, synced, and renamed. A group
 has one directory, in one of its topics. Each of its other topics has a file that names that topic.
@@ -33,7 +33,7 @@ from .assignment import TopicPartition
 from .lock_file import readable_by_all
 from .offsets import Entries, Offsets, make_offsets
 
-__all__ = ["GROUPS", "MIRRORED", "GenerationFence", "Place", "group_names"]
+__all__ = ["GROUPS", "MIRRORED", "GenerationFence", "GroupDirectory", "group_names"]
 
 logger = logging.getLogger("loglib")
 
@@ -66,14 +66,14 @@ def _check_here(files: Files, topic_path: str) -> None:
 class GenerationFence(Protocol):
     """Commits of a group that are part of transactions, as a new owner of a partition must know them."""
 
-    def known_generations(self, place: Place) -> Mapping[str, int]:
+    def known_generations(self, place: GroupDirectory) -> Mapping[str, int]:
         """The highest generation of each partition in a transaction or its fence, by `str` of the partition."""
 
-    def fence(self, place: Place, generations: Mapping[TopicPartition, int]) -> Entries:
+    def fence(self, place: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
         """End the transactions of former owners, and return the commits of those that are not applied yet."""
 
 
-class Place(NamedTuple):
+class GroupDirectory(NamedTuple):
     """One group's directory, and the facts that its members share."""
 
     files: Files
@@ -132,7 +132,7 @@ class Place(NamedTuple):
         if not self.exists():
             raise GroupNotFoundError(self.topic_path, self.name, group_names(self.files, self.topic_path))
 
-    def at(self, topic: str) -> Place:
+    def at(self, topic: str) -> GroupDirectory:
         """The same group's place in another topic beside this one; `GroupNotFoundError` if there is no such topic."""
         path = os.path.join(os.path.dirname(self.topic_path), topic)
         described = read(self.files, path) if NAME.fullmatch(topic) else None

@@ -46,19 +46,19 @@ from ..format.batch import Batch
 from ..format.display import Shown
 from ..format.record import Record
 from ..log.lag import Lag
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 from ..system.process import in_child
 from .assignment import STRATEGIES, TopicPartition, assign
 from .delivery import Progress
-from .directory import Place
+from .directory import GroupDirectory
 from .lag import lag_of_group
 from .members import Member, Membership, new_member_name
 from .offsets import Commit, Entry, merged
 from .owners import Ownership, read_owner
 from .prepared_commit import PreparedCommit
 from .run import Run, Way
-from .start_position import Beginning
+from .start_position import StartPosition
 
 __all__ = ["AnyGroup", "CommitPolicy", "Group", "OnChange", "TopicsGroup"]
 
@@ -92,12 +92,12 @@ Key = TypeVar("Key")  # the caller's name for a partition
 Fact = TypeVar("Fact")
 
 
-class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
+class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
     """One member of a consumer group, on one topic or on several."""
 
     def __init__(
         self,
-        place: Place,
+        place: GroupDirectory,
         *,
         start: Start = "begin",
         member: str | None = None,
@@ -115,7 +115,7 @@ class AnyGroup(Shown, Unique, Generic[Handed, HandedBatch, Key]):
         self.member = new_member_name() if member is None else member
         self._commit_every = _commit_interval(commit)
         self._place = place
-        self._beginning = Beginning(place, start, self.member, restart=on_out_of_range == "start")
+        self._beginning = StartPosition(place, start, self.member, restart=on_out_of_range == "start")
         self._strategy = strategy
         self._on_assign = on_assign
         self._on_revoke = on_revoke

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from ..log.lag import Lag, measure_lag
 from ..log.log import Log
 from .assignment import TopicPartition
-from .directory import Place
+from .directory import GroupDirectory
 from .offsets import Entries
 
 __all__ = ["lag_of_group"]
 
 
 def lag_of_group(
-    place: Place, entries: Entries, *, first: Callable[[Log], int], count_records: bool
+    place: GroupDirectory, entries: Entries, *, first: Callable[[Log], int], count_records: bool
 ) -> dict[TopicPartition, Lag]:
     """The lag of each partition from its last commit; `first` gives the offset of a partition without a commit."""
     found: dict[TopicPartition, Lag] = {}

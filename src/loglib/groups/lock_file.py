@@ -1,6 +1,6 @@
-"""Held: a file whose flock this process holds, to show that it is alive.
+"""Lock file: a file whose flock this process holds, to show that it is alive.
 
-Invariant: the lock is released with the last reference to the `HeldFile`, or earlier. So an interrupt
+Invariant: the lock is released with the last reference to the `LockFile`, or earlier. So an interrupt
 between any two instructions leaves no lock that no object owns.
 
 Every user with access to the directory may read the file, whatever the topic's permissions are: a process
@@ -17,10 +17,10 @@ from operator import length_hint
 
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.process import finish
 
-__all__ = ["MOST_BYTES", "HeldFile", "look", "readable_by_all"]
+__all__ = ["MOST_BYTES", "LockFile", "look", "readable_by_all"]
 
 MOST_BYTES = 1 << 16  # of text; the text of a member with a thousand topics has about 30 KB
 
@@ -30,7 +30,7 @@ def readable_by_all(permissions: int) -> int:
     return permissions | 0o444
 
 
-class HeldFile(Unique):
+class LockFile(NotCopyable):
     """A small file that stays open, and perhaps locked, until `release`."""
 
     __slots__ = ("_close", "_fd", "_files", "_path")

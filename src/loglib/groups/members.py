@@ -28,8 +28,8 @@ from typing import NamedTuple
 from ..config.arguments import check_names
 from ..errors import GroupMismatchError, LockedError
 from ..system.files import Files
-from ..system.not_copyable import Unique
-from .lock_file import HeldFile, look
+from ..system.not_copyable import NotCopyable
+from .lock_file import LockFile, look
 
 __all__ = ["Member", "Membership", "live_members", "new_member_name"]
 
@@ -56,7 +56,7 @@ def new_member_name() -> str:
     return f"{host}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
-class Membership(Unique):
+class Membership(NotCopyable):
     """One membership of this process in a group, from construction to `leave`."""
 
     def __init__(
@@ -150,11 +150,11 @@ def _parse(text: str) -> Member:
     return Member()
 
 
-def _hold(files: Files, path: str, permissions: int) -> HeldFile:
+def _hold(files: Files, path: str, permissions: int) -> LockFile:
     holder: str | None = ""
     for _ in range(_JOIN_TRIES):
         try:
-            file = HeldFile(files, path, permissions)
+            file = LockFile(files, path, permissions)
         except PermissionError:  # another user's file, which can be removed if no process holds it
             was_there = files.exists(path)
             holder = look(files, path, remove=True)

@@ -54,7 +54,7 @@ from ..log.topic_file import make_partition, put_in_place
 from ..segment import HEADER_BYTES, Identity, SegmentReader, read_segment_header, segment_name
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
 from .lock_file import readable_by_all
 
@@ -147,7 +147,7 @@ def make_offsets(files: Files, directory: str, log_id: bytes, group: str, *, now
     return name
 
 
-class Offsets(Unique):
+class Offsets(NotCopyable):
     """The committed offsets of one group."""
 
     def __init__(
@@ -385,7 +385,7 @@ class _RemovedError(Exception):
     """Another member has folded the log."""
 
 
-class _MemberLog(Unique):
+class _MemberLog(NotCopyable):
     """One log of commits. All members read it; the member that holds it writes it."""
 
     def __init__(self, files: Files, directory: str, identity: Identity) -> None:

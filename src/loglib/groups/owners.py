@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
-from .lock_file import MOST_BYTES, HeldFile, look, readable_by_all
+from .lock_file import MOST_BYTES, LockFile, look, readable_by_all
 
 __all__ = ["Owner", "Ownership", "evict_owner", "holder_of", "owned_partitions", "read_owner"]
 
@@ -41,7 +41,7 @@ class Owner(NamedTuple):
 NOBODY = Owner(None, 0, 0)
 
 
-class Ownership(Unique):
+class Ownership(NotCopyable):
     """The partitions that one member owns."""
 
     def __init__(self, files: Files, directory: str, member: str, permissions: int) -> None:
@@ -49,7 +49,7 @@ class Ownership(Unique):
         self._directory = directory
         self._member = member
         self._permissions = permissions
-        self._held: dict[TopicPartition, tuple[HeldFile, int]] = {}  # file and generation
+        self._held: dict[TopicPartition, tuple[LockFile, int]] = {}  # file and generation
 
     def owned(self) -> list[TopicPartition]:
         return sorted(self._held)
@@ -73,11 +73,11 @@ class Ownership(Unique):
         if not self.is_free(partition):
             return False
         try:
-            file = HeldFile(self._files, path, self._permissions)
+            file = LockFile(self._files, path, self._permissions)
         except PermissionError:  # another user's file
             if not replace_owner(self._files, self._directory, str(partition), self._permissions):
                 return False
-            file = HeldFile(self._files, path, self._permissions)
+            file = LockFile(self._files, path, self._permissions)
         if not file.try_lock():
             file.abandon()
             return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .directory import Place
+from .directory import GroupDirectory
 from .offsets import Entries, Offsets
 
 __all__ = ["PreparedCommit"]
@@ -19,7 +19,7 @@ __all__ = ["PreparedCommit"]
 class PreparedCommit(NamedTuple):
     """What a member commits in a transaction."""
 
-    place: Place
+    place: GroupDirectory
     entries: Entries
     offsets: Offsets  # the member's own
     check: Callable[[], None]  # raises if the member does not own the partitions any more

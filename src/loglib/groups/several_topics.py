@@ -1,4 +1,4 @@
-"""Consumer groups on several topics: join, inspect, reset and delete them. For one topic use the methods of `Topic`.
+"""Several topics: consumer groups on more than one. For one topic use the methods of `Topic`.
 
 Invariant: a group's files are in the directory of its first topic.
 """
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ..config.arguments import Start
 from ..open_topic import OpenTopic
 from . import GroupInfo, Move, TopicPartition, TopicsGroup, administration
-from .directory import Place
+from .directory import GroupDirectory
 from .group import CommitPolicy, OnChange
 
 __all__ = ["TopicWithGroups", "delete_group", "evict_member", "group", "group_info", "reset_group"]
@@ -36,7 +36,7 @@ class TopicWithGroups(OpenTopic):
     def delete_group(self, name: str) -> None: ...
 
     @abstractmethod
-    def _place(self, name: str, topics: Sequence[OpenTopic] = ()) -> Place:
+    def _place(self, name: str, topics: Sequence[OpenTopic] = ()) -> GroupDirectory:
         """The place of the files of a group with this name, on this topic or on several."""
 
 
@@ -111,6 +111,6 @@ def delete_group(topics: TopicWithGroups | Sequence[TopicWithGroups], name: str)
         administration.delete(_place(topics, name))
 
 
-def _place(topics: Sequence[TopicWithGroups], name: str) -> Place:
+def _place(topics: Sequence[TopicWithGroups], name: str) -> GroupDirectory:
     """The group's place: in the directory of its first topic."""
     return topics[0]._place(name, topics)  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Beginning: where a member reads on in a partition that it has just claimed, and what it commits for that.
+"""Start position: where a member reads on in a partition that it has just claimed, and what it commits for that.
 
 Invariant: the offset of a commit is used only in the log that the commit names, and only if the log still has the
 history of the commit. A start that depends on the time is committed, so that the next owner does not start later.
@@ -13,16 +13,16 @@ from ..errors import LogReplacedError, OffsetOutOfRangeError
 from ..log.log import Log
 from ..log.lookup import resolve
 from .assignment import TopicPartition
-from .directory import Place
+from .directory import GroupDirectory
 from .offsets import Entry, history_at
 
-__all__ = ["Beginning"]
+__all__ = ["StartPosition"]
 
 
-class Beginning:
+class StartPosition:
     """The policy of one member: where a group without a commit starts, and what retention may skip."""
 
-    def __init__(self, place: Place, start: Start, member: str, *, restart: bool) -> None:
+    def __init__(self, place: GroupDirectory, start: Start, member: str, *, restart: bool) -> None:
         if isinstance(start, int):
             raise ValueError(f"a group cannot start at offset {start} in every partition; seek() after the start")
         parse_start(start, now_us=place.clock())

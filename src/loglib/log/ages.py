@@ -1,4 +1,4 @@
-"""Timeline: what a partition's stamps prove about the age of its segments, even if the wall clock was wrong.
+"""Ages: what a partition's stamps prove about the age of its segments, even if the wall clock was wrong.
 
 Invariant: an age given here is never above the true age, if the wall clock was never wrong for longer
 than an hour at a time. Ages are monotone: a segment that was sealed before another one is at least as old.

@@ -1,4 +1,4 @@
-"""Bundle: neighbouring small batches of one block, handed out together.
+"""Bundle reader: neighbouring small batches of one block, handed out together.
 
 Invariant: a bundle shows what its batches would show one by one: the same records, in the same order, with the same
 places. Everything has been checked when a bundle is made (format/bundle.py), so nothing of it is damaged.

@@ -1,4 +1,4 @@
-"""Store: list, describe, grow and delete the topics of a directory.
+"""Catalog: list, describe, grow and delete the topics of a directory.
 
 Invariant: listing opens no topic and changes nothing. A topic is deleted, or gets more partitions, only while no
 process writes it and no group in its directory has members. One rename deletes it for all readers.

@@ -1,4 +1,4 @@
-"""Role: the file `copy.json` of a topic, which says whether the directory is a copy, and of what.
+"""Copy role: the file `copy.json` of a topic, which says whether the directory is a copy, and of what.
 
 Invariant: a directory without the file is a topic of its own, a *leader*. Only a leader is opened for writing. So the
 bytes of a copy are those of its source until it is promoted.

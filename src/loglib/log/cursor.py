@@ -24,13 +24,13 @@ from ..format.header import HEADER_BYTES
 from ..format.record import Damage
 from ..format.watermark import Mark
 from ..segment import SegmentReader
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .bundle_reader import Bundle
 from .donors import Donors, named_end
 from .gaps import Gap
 from .log import Log
 
-__all__ = ["BLOCK_BYTES", "Cursor", "Lent", "Piece"]
+__all__ = ["BLOCK_BYTES", "BorrowedRange", "Cursor", "Piece"]
 
 logger = logging.getLogger("loglib")
 
@@ -45,7 +45,7 @@ P = TypeVar("P", bound=Piece)
 _NEWS_BYTES = 1 << 16  # reading more takes longer than the short way saves
 
 
-class Lent(NamedTuple):
+class BorrowedRange(NamedTuple):
     """Damaged or lost offsets, whose batches a reader got from another copy of the topic."""
 
     partition: int
@@ -59,7 +59,7 @@ class Lent(NamedTuple):
         return f"{self.path}: {offsets} are read from {self.donor}: found {self.found}"
 
 
-class Cursor(Unique):
+class Cursor(NotCopyable):
     """A place in a log, and reading on from it, block by block."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Cursor(Unique):
         skip_before: int = 0,
         on_damage: Callable[[Damage], object] | None = None,
         on_gap: Callable[[Damage], object] | None = None,
-        on_lent: Callable[[Lent], object] | None = None,
+        on_lent: Callable[[BorrowedRange], object] | None = None,
     ) -> None:
         self.log = log
         self.position = position  # base offset of the next batch to read
@@ -96,7 +96,7 @@ class Cursor(Unique):
         mark: Mark | None = None,
         on_damage: Callable[[Damage], object] | None = None,
         on_gap: Callable[[Damage], object] | None = None,
-        on_lent: Callable[[Lent], object] | None = None,
+        on_lent: Callable[[BorrowedRange], object] | None = None,
     ) -> Cursor:
         """A cursor at a record's offset, or at the flushed end. With `on_damage` it reads past damage."""
         past_damage = on_damage is not None or (on_lent is not None and bool(log.donors))
@@ -359,7 +359,7 @@ class Cursor(Unique):
         last = stored_header(batches[-1])
         self.position, self._last_read = last.next_offset, (last.next_offset, last.header_crc)
         assert self._on_lent is not None
-        self._on_lent(Lent(self.log.partition, range(start, self.position), error.path, error.found, donor))
+        self._on_lent(BorrowedRange(self.log.partition, range(start, self.position), error.path, error.found, donor))
         batches = [each for each in batches if each.next_offset > self._skip_before]
         return [each.between(self._skip_before, self.position) for each in batches[:1]] + batches[1:]
 

@@ -30,23 +30,23 @@ from ..format.header import HEADER_BYTES, BadBatch, Header, NewerBatch, check_bo
 from ..format.watermark import Mark
 from ..segment import Identity, SegmentReader
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .log import Log
 
-__all__ = ["Donor", "Donors", "Stretch", "Whole", "crc_before", "header_here", "named_end"]
+__all__ = ["CheckedBatch", "Donor", "Donors", "ProvenRange", "crc_before", "header_here", "named_end"]
 
 _STRETCH_BYTES = 1 << 20
 _MOST_DECOMPRESSED = 4 << 20  # of the batches of a stretch, if they are more than one
 
 
-class Whole(NamedTuple):
+class CheckedBatch(NamedTuple):
     """A batch that has passed the checks of its CRCs, as it is stored."""
 
     header: Header
     stored: bytes
 
 
-class Stretch(NamedTuple):
+class ProvenRange(NamedTuple):
     """Neighbouring batches in one segment of a donor that this log names."""
 
     start: int
@@ -66,7 +66,7 @@ class _Link(NamedTuple):
     writer: tuple[int, int] = (0, 0)  # epoch and nonce
 
 
-class Donor(Unique):
+class Donor(NotCopyable):
     """One other copy of a log. Its methods raise `LogError` or `OSError` for what it does not have."""
 
     def __init__(self, files: Files, directory: str, identity: Identity) -> None:
@@ -92,7 +92,7 @@ class Donor(Unique):
             self._stop = self.log.index.after(segment.base_offset) or self.mark.flushed_end
         return segment
 
-    def batch(self, base: int, length: int) -> Whole:
+    def batch(self, base: int, length: int) -> CheckedBatch:
         """The batch of this place and length, checked down to its columns."""
         segment = self.segment_of(base)
         if base + length > self.mark.flushed_end or not 0 < length <= MAX_BATCH_BYTES:
@@ -106,7 +106,7 @@ class Donor(Unique):
         as_batch(batches[0], segment.partition, self.source(base)).decode()
         return batches[0]
 
-    def fetch(self, stretch: Stretch) -> list[Whole]:
+    def fetch(self, stretch: ProvenRange) -> list[CheckedBatch]:
         """The batches of a stretch, proven again: the files of a donor may change at any time."""
         segment = self.segment_of(stretch.start)
         try:
@@ -132,7 +132,7 @@ class Donor(Unique):
         return self.mark.durable_end >= end and by[0] > 0 and by in (of, ours)
 
 
-class Donors(Unique):
+class Donors(NotCopyable):
     """The other copies of a log. They are opened by their first use."""
 
     def __init__(self, files: Files, directories: Sequence[str], identity: Identity) -> None:
@@ -140,7 +140,7 @@ class Donors(Unique):
         self._directories = directories
         self._identity = identity
         self._opened: list[Donor] | None = None
-        self._proven: dict[int, Stretch] = {}  # what the last reader was promised, by its start
+        self._proven: dict[int, ProvenRange] = {}  # what the last reader was promised, by its start
         self.refused: list[str] = []  # the donors that cannot be used, and why
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Donors(Unique):
 
     # --- the proof -------------------------------------------------------------------------------------
 
-    def prove(self, log: Log, lost: range, mark: Mark, *, before: int | None) -> tuple[list[Stretch], str]:
+    def prove(self, log: Log, lost: range, mark: Mark, *, before: int | None) -> tuple[list[ProvenRange], str]:
         """What the donors have of the damaged offsets, oldest first, up to their end; and why it is not all.
 
         `lost` begins and ends where a batch of the log does. `before` is the CRC of the batch before, if it is known.
@@ -171,7 +171,7 @@ class Donors(Unique):
         link = _link_at(log, lost.stop, mark)
         if link is None:
             return [], f"nothing that is whole at offset {lost.stop} names the batch that ends there"
-        proven: list[Stretch] = []
+        proven: list[ProvenRange] = []
         at, why = lost.stop, ""
         while at > lost.start:
             if link.base < lost.start:
@@ -190,7 +190,7 @@ class Donors(Unique):
             at, link = header.base_offset, _Link(header.previous_offset, header.previous_crc)
         return proven[::-1], "; ".join([why, *self.refused]) if why else ""
 
-    def _find(self, link: _Link, end: int, *, latest: Donor | None) -> tuple[Whole, Donor] | None:
+    def _find(self, link: _Link, end: int, *, latest: Donor | None) -> tuple[CheckedBatch, Donor] | None:
         """The batch before `end` that is named so, and who has it. The latest donor is asked first."""
         for donor in sorted(self.opened(), key=lambda each: each is not latest):
             with suppress(LogError, OSError):
@@ -226,7 +226,7 @@ class Donors(Unique):
         return batches, donor.directory
 
 
-def as_batch(whole: Whole, partition: int, source: Source) -> Batch:
+def as_batch(whole: CheckedBatch, partition: int, source: Source) -> Batch:
     """The batch as readers get it."""
     header, stored = whole
     if not header.codec:
@@ -239,9 +239,9 @@ def as_batch(whole: Whole, partition: int, source: Source) -> Batch:
         ) from error
 
 
-def _whole_batches(content: bytes, start: int, segment: SegmentReader) -> list[Whole]:
+def _whole_batches(content: bytes, start: int, segment: SegmentReader) -> list[CheckedBatch]:
     """The batches that fill the bytes, each following the one before; `BadBatch` if they do not."""
-    batches: list[Whole] = []
+    batches: list[CheckedBatch] = []
     place = 0
     while place < len(content) or not batches:
         header = parse_header(content, place, salt=segment.salt, offset=start + place)
@@ -251,12 +251,12 @@ def _whole_batches(content: bytes, start: int, segment: SegmentReader) -> list[W
         if len(stored) < header.length:
             raise BadBatch(len(stored), "the end of the data", f"a batch of {header.length} bytes")
         check_body(header, memoryview(stored)[HEADER_BYTES:])
-        batches.append(Whole(header, stored))
+        batches.append(CheckedBatch(header, stored))
         place += header.length
     return batches
 
 
-def _extend(proven: list[Stretch], whole: Whole, donor: Donor) -> None:
+def _extend(proven: list[ProvenRange], whole: CheckedBatch, donor: Donor) -> None:
     """Note one more proven batch, which stands before those that are noted."""
     header, segment = whole.header, donor.segment_of(whole.header.base_offset).base_offset
     size, crc = layout(header).end, header.header_crc
@@ -268,7 +268,7 @@ def _extend(proven: list[Stretch], whole: Whole, donor: Donor) -> None:
                 start=header.base_offset, first_crc=crc, decompressed_bytes=last.decompressed_bytes + size
             )
             return
-    proven.append(Stretch(header.base_offset, header.next_offset, segment, crc, crc, size, donor))
+    proven.append(ProvenRange(header.base_offset, header.next_offset, segment, crc, crc, size, donor))
 
 
 # --- what is whole here -----------------------------------------------------------------------------------

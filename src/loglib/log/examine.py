@@ -1,4 +1,4 @@
-"""Examination: what is wrong with a partition's files, and how they should lie instead. For repair.py.
+"""Examine: what is wrong with a partition's files, and how they should lie instead. For repair.py.
 
 Invariant: an examination changes nothing. It finds each range of offsets that a reader with `on_gap="skip"` would
 leave out, and no other range, so that a declared gap hides nothing that can be read.
@@ -34,16 +34,16 @@ from ..system.files import Files
 from .cursor import Cursor
 from .gaps import NAME as GAPS
 from .gaps import Gap, read_gaps
-from .log import Log, Still
+from .log import FixedMark, Log
 from .recovery import list_segments
 from .search import after_damage
 
-__all__ = ["Findings", "Place", "examine", "log_as_found"]
+__all__ = ["ExpectedSegment", "Findings", "examine", "log_as_found"]
 
 _BLOCK_BYTES = 1 << 20
 
 
-class Place(NamedTuple):
+class ExpectedSegment(NamedTuple):
     """Where a segment should lie, and what is there."""
 
     base: int
@@ -58,7 +58,7 @@ class Findings(NamedTuple):
 
     mark: Mark  # of the whole log
     fault_of_mark: str  # in words; "" if the watermark is whole
-    places: tuple[Place, ...]  # all segments as they should lie, oldest first
+    places: tuple[ExpectedSegment, ...]  # all segments as they should lie, oldest first
     known_gaps: tuple[Gap, ...]
     met: tuple[Damage, ...]  # what of them still cannot be read
     fault_of_gaps: str
@@ -86,7 +86,7 @@ class Findings(NamedTuple):
         lost = last.held is None or last.held < self.mark.flushed_end - last.base
         return lost or any(each.offsets.stop > last.base for each in (*self.damage, *self.met))
 
-    def misplaced(self, place: Place) -> int:
+    def misplaced(self, place: ExpectedSegment) -> int:
         """How many bytes the file has too much, or too few if it is negative. The last file may be longer."""
         assert place.held is not None
         if place is self.places[-1]:
@@ -103,7 +103,7 @@ class Findings(NamedTuple):
 def log_as_found(files: Files, path: str, identity: Identity, mark: Mark) -> Log:
     """The partition's log up to this mark, whatever the watermark says."""
     log = Log(files, path, identity)
-    log.writer = Still(mark)
+    log.writer = FixedMark(mark)
     return log
 
 
@@ -209,7 +209,7 @@ def _end_of_whole(files: Files, path: str, identity: Identity, last: int, mark: 
 
 def _places(
     files: Files, path: str, identity: Identity, mark: Mark, found: dict[int, int]
-) -> tuple[Place, ...]:
+) -> tuple[ExpectedSegment, ...]:
     found = {base: held for base, held in found.items() if base >= mark.log_start_offset}
     headers: dict[int, SegmentHeader] = {}
     faults: dict[int, str] = {}
@@ -235,7 +235,7 @@ def _places(
             ordered[number - 1], base - ordered[number - 1],
         ):  # fmt: skip
             whole, faults[base] = None, "the segment before it is another one than its header states"
-        places.append(Place(base, end, found.get(base), whole, faults.get(base, "")))
+        places.append(ExpectedSegment(base, end, found.get(base), whole, faults.get(base, "")))
     return tuple(places)
 
 

@@ -51,14 +51,14 @@ from ..segment import (
 )
 from ..system.files import Files
 from ..system.malloc import keep_blocks
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .gaps import Gap, read_gaps
 from .index import SegmentIndex
 from .recovery import list_segments, proven_end
 from .search import after_damage, around, refuse_damage
 from .store_pointer import is_done_here
 
-__all__ = ["LOOK_S", "LiveWriter", "Log", "Still", "Wakeable", "marks_at_once"]
+__all__ = ["LOOK_S", "FixedMark", "LiveWriter", "Log", "Wakeable", "marks_at_once"]
 
 logger = logging.getLogger("loglib")
 
@@ -89,7 +89,7 @@ class LiveWriter(Protocol):
         """Whether the writer's files are no longer where readers look."""
 
 
-class Still:
+class FixedMark:
     """Stands for the writer of a log that no longer grows: readers get this mark."""
 
     def __init__(self, mark: Mark) -> None:
@@ -129,7 +129,7 @@ def _step(mark: Mark) -> tuple[int, int]:
     return mark.applied_txn, mark.held_txn
 
 
-class Log(Unique):
+class Log(NotCopyable):
     """The readable range of one partition directory."""
 
     def __init__(self, files: Files, directory: str, identity: Identity) -> None:

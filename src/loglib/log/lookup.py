@@ -1,4 +1,4 @@
-"""Starts: the offset at which reading begins, for "begin", "end", a time or an offset.
+"""Lookup: the offset at which reading begins, for "begin", "end", a time or an offset.
 
 Invariant: a start by time is the offset of the first record at or after that time, in the order of the log. Event
 times need not rise. So the search uses the largest event time so far, which never falls: segment headers have it, and

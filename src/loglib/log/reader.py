@@ -35,11 +35,11 @@ from ..errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRange
 from ..format.batch import Batch
 from ..format.display import Shown, sized
 from ..format.record import Damage, Record
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.notify import Waiter
 from .bundle_reader import Bundle
-from .cursor import BLOCK_BYTES, Cursor, Lent, Piece
-from .log import LOOK_S, Log, Still, marks_at_once
+from .cursor import BLOCK_BYTES, BorrowedRange, Cursor, Piece
+from .log import LOOK_S, FixedMark, Log, marks_at_once
 from .lookup import resolve
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _FOR_EVER = 1 << 63
 _RECORDS_AT_ONCE = 512  # made into objects at once; more do not fit the processor's cache and cost 50 % more each
 
 
-class Reader(Shown, Unique):
+class Reader(Shown, NotCopyable):
     """An iterable of `Record`s over some partitions; made by `read` and `follow`.
 
     Iteration continues at the current position, so a second loop continues the first. A reader keeps its
@@ -87,12 +87,12 @@ class Reader(Shown, Unique):
             raise ValueError(f'on_gap must be "raise" or "skip", not {on_gap!r}')
         check_timeout(timeout)
         self.gaps: list[Damage] = []  # the damage skipped so far, in reading order
-        self.healed: list[Lent] = []  # what other copies have given for damaged bytes so far, in reading order
+        self.healed: list[BorrowedRange] = []  # what other copies have given for damaged bytes so far, in reading order
         self._skip = on_gap == "skip"
         self._logs = {log.partition: log for log in logs}
         self._clock = clock
         self._follow = follow
-        still = [log for log in logs if isinstance(log.writer, Still)]
+        still = [log for log in logs if isinstance(log.writer, FixedMark)]
         self._timeout = 0.0 if still and follow else timeout  # logs that do not grow are followed to their ends
         self._spin_s = spin_seconds(spin)  # how long a wait reads the watermarks again and again before it sleeps
         self._closed = False
@@ -564,7 +564,7 @@ def _note(gaps: list[Damage], gap: Damage) -> None:
         gaps.append(gap)
 
 
-def _note_lent(healed: list[Lent], lent: Lent) -> None:
+def _note_lent(healed: list[BorrowedRange], lent: BorrowedRange) -> None:
     """The same for what another copy has given. Neighbouring pieces become one."""
     if any(_has(each, lent) for each in healed):  # after a seek back
         return
@@ -576,6 +576,6 @@ def _note_lent(healed: list[Lent], lent: Lent) -> None:
     healed.append(lent)
 
 
-def _has(known: Lent, lent: Lent) -> bool:
+def _has(known: BorrowedRange, lent: BorrowedRange) -> bool:
     within = known.offsets.start <= lent.offsets.start and lent.offsets.stop <= known.offsets.stop
     return within and known._replace(offsets=lent.offsets) == lent

@@ -1,4 +1,4 @@
-"""Mending: the repair of one partition. What it does to files, and in which order.
+"""Repair partition: the repair of one partition. What it does to files, and in which order.
 
 Invariant: gaps are declared before anything else, and each step leaves a partition that another repair can go on with.
 Bytes are overwritten or cut only after they were copied aside. Segments are put right oldest first, because a header
@@ -36,7 +36,7 @@ from ..system import lock as writer_lock
 from ..system.directory import Directory
 from ..system.files import Files
 from . import topic_file
-from .examine import Findings, Place, examine, log_as_found
+from .examine import ExpectedSegment, Findings, examine, log_as_found
 from .gaps import NAME as GAPS
 from .gaps import Gap, joined, write_gaps
 from .producers import Producers
@@ -207,7 +207,7 @@ class PartitionRepair:
         self._note(path, _UNDECODABLE, kept=kept)
 
     def _put_right(
-        self, directory: Directory, findings: Findings, place: Place, before: SegmentHeader | None
+        self, directory: Directory, findings: Findings, place: ExpectedSegment, before: SegmentHeader | None
     ) -> SegmentHeader:
         """Make a segment lie as it should; returns its header, which is whole then."""
         name, header = segment_name(place.base), place.header
@@ -329,7 +329,7 @@ _NEW_END = "a new segment begins here, because the last one has a gap"
 _UNDECODABLE = "a batch with whole checksums that cannot be decoded was made invalid"
 
 
-def _missing(findings: Findings, place: Place) -> str:
+def _missing(findings: Findings, place: ExpectedSegment) -> str:
     end = findings.end if place is findings.places[-1] else place.end
     return f"the segment was missing: made anew, with zeros up to offset {end}"
 
@@ -340,7 +340,7 @@ def _misplaced(size_bytes: int) -> str:
     return f"the file was {size_bytes} bytes too long: they were cut"
 
 
-def _header(place: Place) -> str:
+def _header(place: ExpectedSegment) -> str:
     return f"the segment header was made anew ({place.fault})"
 
 

@@ -1,4 +1,4 @@
-"""Home: the file `transactions.json` of a topic, which names the store of its transactions.
+"""Store pointer: the file `transactions.json` of a topic, which names the store of its transactions.
 
 Invariant: the file is written once, before the first transaction that concerns the topic is committed. A topic
 has one store for ever. The path is relative to the topic, so topics and store can be moved together.
@@ -20,21 +20,21 @@ from ..system.files import Files
 from . import copy_role
 from .transaction_numbers import is_done
 
-__all__ = ["NAME", "Home", "is_done_here", "read_home", "sealed", "settle"]
+__all__ = ["NAME", "StorePointer", "is_done_here", "read_home", "sealed", "settle"]
 
 NAME = "transactions.json"
 FORMAT = 1
 _MOST_BYTES = 1 << 16
 
 
-class Home(NamedTuple):
+class StorePointer(NamedTuple):
     """The store of a topic's transactions."""
 
     path: str  # absolute, not normalized: as far as links lead
     id: bytes  # 16 bytes
 
 
-def read_home(files: Files, topic_path: str) -> Home | None:
+def read_home(files: Files, topic_path: str) -> StorePointer | None:
     """The store of the topic's transactions; None if the topic has never had one."""
     path = os.path.join(topic_path, NAME)
     try:
@@ -45,7 +45,7 @@ def read_home(files: Files, topic_path: str) -> Home | None:
         values = unseal(content)
         if values["format"] != FORMAT:
             raise UnsupportedFormatError(path, "format of transactions.json", values["format"], FORMAT)
-        return Home(os.path.join(topic_path, str(values["store"])), bytes.fromhex(values["id"]))
+        return StorePointer(os.path.join(topic_path, str(values["store"])), bytes.fromhex(values["id"]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptLogError(path, 0, f"no valid description ({error!r})", "the JSON of a topic's store") from error
 

@@ -1,4 +1,4 @@
-"""Columnar: a log as a table, for what works on columns: DuckDB, Polars, pandas, DataFusion, pyarrow.
+"""Tables: a log as a table, for what works on columns: DuckDB, Polars, pandas, DataFusion, pyarrow.
 
 Invariant: a stream reads while it is read, in constant memory. A table that is asked for as a whole is in memory.
 """

@@ -1,4 +1,4 @@
-"""Description: the file `topic.json` of a topic, and how a topic is created.
+"""Topic file: the file `topic.json` of a topic, and how a topic is created.
 
 Invariant: a directory that has a `topic.json` is a whole topic. It is built aside, all its files and
 directories are synced, and then it is renamed into place. If several processes create it at once, one of

@@ -1,4 +1,4 @@
-"""Done: the names of a store of transactions, and whether the transaction of a number is applied everywhere.
+"""Transaction numbers: the names in a store of transactions, and whether a number is applied everywhere.
 
 Invariant: once a transaction is done and this is synced, it stays done: through power cuts, deletions and names that
 another process gives. A checkpoint says that all numbers up to its own are done. A store has a checkpoint at every

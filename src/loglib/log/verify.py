@@ -22,7 +22,7 @@ from ..system.files import Files
 from . import topic_file
 from .cursor import Cursor
 from .gaps import read_gaps
-from .log import Log, Still
+from .log import FixedMark, Log
 from .recovery import check_link, list_segments
 
 __all__ = ["Progress", "VerifyReport", "size_of", "verify_description", "verify_log"]
@@ -154,7 +154,7 @@ class _Verification:
     def _check_watermark(self) -> None:
         """Check both slots. One whole slot is enough for reading, but the next torn write could destroy it."""
         log, path = self._log, self._log.watermark_path
-        if isinstance(log.writer, Still):  # the manifest of its place has the ends
+        if isinstance(log.writer, FixedMark):  # the manifest of its place has the ends
             return
         try:
             broken = [0]
@@ -180,7 +180,7 @@ class _Verification:
         found = list_segments(log.files, log.directory)
         found = {base: size for base, size in found.items() if base >= mark.log_start_offset}
         first = min(found, default=None)
-        nothing_uploaded = isinstance(log.writer, Still) and mark.flushed_end == mark.log_start_offset
+        nothing_uploaded = isinstance(log.writer, FixedMark) and mark.flushed_end == mark.log_start_offset
         if first != mark.log_start_offset and not nothing_uploaded:
             expected = f"one at {mark.log_start_offset}"
             self._tell(CorruptLogError(log.directory, 0, f"a first segment at {first}", expected))

@@ -1,4 +1,4 @@
-"""Logging: a handler of the standard library's `logging` that writes to a topic.
+"""Handler: a handler of the standard library's `logging` that writes to a topic.
 
 Invariant: a call to a logger waits for no disk, and never longer than `patience`. A line that finds no room is counted,
 and the count is written to the topic when there is room again. See spool.py for what happens to accepted lines.

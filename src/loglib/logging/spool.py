@@ -38,7 +38,7 @@ from ..errors import (
 )
 from ..log.topic_file import NAME
 from ..system.files import REAL, Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.process import in_child, try_each
 from ..topic import Topic, open_topic
 
@@ -70,7 +70,7 @@ class Drops(NamedTuple):
     last_us: int
 
 
-class Spool(Unique):
+class Spool(NotCopyable):
     """A buffer of limited size before a topic."""
 
     def __init__(

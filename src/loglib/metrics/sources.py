@@ -15,7 +15,7 @@ from typing import Any
 from ..append.stats import TopicStats
 from ..errors import LogError
 from ..groups import Group, TopicPartition, TopicsGroup
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..topic import Topic
 
 __all__ = ["Sources"]
@@ -23,7 +23,7 @@ __all__ = ["Sources"]
 _FRESH_S = 0.1  # one export asks for all its instruments within that time
 
 
-class Sources(Unique):
+class Sources(NotCopyable):
     """Topics and members of groups, as far as they are still used."""
 
     def __init__(self, topics: Iterable[Topic], groups: Iterable[Group | TopicsGroup]) -> None:

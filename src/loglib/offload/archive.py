@@ -1,4 +1,4 @@
-"""Archiver: the sealed segments of a topic, as files in an archive.
+"""Archive: the sealed segments of a topic, as files in an archive.
 
 Invariant: archiving goes on where the newest manifest ends, in each partition. A file is named in a manifest only after
 it was synced, read back and compared with the log. So a crash, a second run or another archiver doubles nothing and
@@ -34,8 +34,8 @@ from ..system.files import REAL, Files
 from . import delta as delta_table
 from . import parquet
 from .archive_manifest import Archived, ArchivedFile, ArchivedPartition, file_name
-from .archive_reader import Past, stream
-from .archive_store import DirectoryPlace, Place
+from .archive_reader import ArchiveReader, stream
+from .archive_store import ArchiveStore, DirectoryArchiveStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,7 +105,7 @@ def archived(to: str | os.PathLike[str]) -> Archived:
 
     Raises `FileNotFoundError` if there is no archive, and `CorruptLogError` if its manifest is damaged.
     """
-    return Past.load(REAL, _path(to)).archived
+    return ArchiveReader.load(REAL, _path(to)).archived
 
 
 def _path(to: str | os.PathLike[str]) -> str:
@@ -115,22 +115,22 @@ def _path(to: str | os.PathLike[str]) -> str:
     return given if is_remote(given) else os.path.abspath(local_path(given))
 
 
-def _place(files: Files, path: str, permissions: int) -> Place:
+def _place(files: Files, path: str, permissions: int) -> ArchiveStore:
     """The archive at a path or a URI."""
     if is_remote(path):
-        from .archive_objects import ObjectPlace
+        from .archive_objects import ObjectArchiveStore
 
-        return ObjectPlace(path)
+        return ObjectArchiveStore(path)
     if files.exists(os.path.join(path, NAME)):
         raise ValueError(f"{path} is a topic; an archive is a directory of its own")
-    return DirectoryPlace(files, path, permissions)
+    return DirectoryArchiveStore(files, path, permissions)
 
 
 class _Archiver:
     """One call of `archive`."""
 
     def __init__(
-        self, topic: OpenTopic, place: Place, file_bytes: int, row_group_bytes: int, on_gap: OnGap,
+        self, topic: OpenTopic, place: ArchiveStore, file_bytes: int, row_group_bytes: int, on_gap: OnGap,
         progress: Progress | None,
     ) -> None:  # fmt: skip
         self._topic = topic
@@ -268,5 +268,5 @@ def read_archive(
     Raises `FileNotFoundError` if there is no archive, `OffsetOutOfRangeError` for an offset outside of it, and
     `CorruptLogError` if a file is damaged or missing. Needs the extra [arrow].
     """
-    past = Past.load(REAL, to)
+    past = ArchiveReader.load(REAL, to)
     return stream(past, start, end, columns=columns, batch_bytes=batch_bytes, now_us=SYSTEM())

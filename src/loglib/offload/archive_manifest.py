@@ -1,4 +1,4 @@
-"""Manifest: which files an archive has, and which offsets of which log these hold.
+"""Archive manifest: which files an archive has, and which offsets of which log these hold.
 
 Invariant: a manifest that is decoded is one that was encoded. In each partition the files are in order and do not
 overlap, and the archive has all readable records of [start, end): each is in one file, or its offset is in a gap.

@@ -1,4 +1,4 @@
-"""Objects: an archive in an object store that speaks the S3 API.
+"""Archive objects: an archive in an object store that speaks the S3 API.
 
 Invariant: as in archive_store.py. A file is written here first, without a name, and compared with the log. Then it is
 uploaded under a name that the store must not have yet, and read back: an object that differs is removed, and no
@@ -7,7 +7,7 @@ manifest names it. A manifest is committed by a conditional put.
 A store has no locks. So what dead processes have left is known by its offsets: a file behind whose end the newest
 manifest has come, and which it does not name, can never be committed any more.
 
-Needs the extra [s3]. Threads: an `ObjectPlace` belongs to one thread. Processes: any number.
+Needs the extra [s3]. Threads: an `ObjectArchiveStore` belongs to one thread. Processes: any number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tempfile import TemporaryFile
 from ..errors import CorruptLogError, LogError
 from ..log.topic_file import NAME
 from ..system.files import REAL
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from . import manifest_log
 from .archive_manifest import Archived, decode, encode, end_of
 from .archive_store import DIRECTORY, NewFile
@@ -27,10 +27,10 @@ from .s3 import S3Store
 from .storage import storage_of
 from .tier_store import compare
 
-__all__ = ["ObjectPlace"]
+__all__ = ["ObjectArchiveStore"]
 
 
-class ObjectPlace(Unique):
+class ObjectArchiveStore(NotCopyable):
     """An archive below a key of a bucket; see `place.Place`."""
 
     def __init__(self, uri: str) -> None:

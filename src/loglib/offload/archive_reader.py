@@ -1,4 +1,4 @@
-"""Past: the records of an archive, and of an archive with the live tail of its log, as a stream of Arrow batches.
+"""Archive reader: the records of an archive, alone or with the live tail of its log, as a stream of Arrow batches.
 
 Invariant: each record comes once. What is below the end of the archive comes from its files, and the rest from the
 log, which is read from exactly that offset. Only files and row groups that hold wanted offsets are read. A start by
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["Past", "Range", "Split", "stream", "with_tail"]
+__all__ = ["ArchiveReader", "Range", "Split", "stream", "with_tail"]
 
 Parsed = str | int | Time
 
@@ -49,7 +49,7 @@ class Split(NamedTuple):
     ends: dict[int, Start]  # at its start, if the log has nothing to add
 
 
-class Past:
+class ArchiveReader:
     """The files of an archive as one manifest names them."""
 
     def __init__(self, files: Files, path: str, archived: Archived) -> None:
@@ -58,7 +58,7 @@ class Past:
         self._files = files
 
     @classmethod
-    def load(cls, files: Files, path: str | os.PathLike[str]) -> Past:
+    def load(cls, files: Files, path: str | os.PathLike[str]) -> ArchiveReader:
         """The archive at a path or a URI as it is now; `FileNotFoundError` if there is none. `files` are for paths."""
         files, found = located(files, os.fsdecode(path))
         return cls(files, found, load(files, found))
@@ -187,7 +187,13 @@ def _cut(batch: pa.RecordBatch, wanted: Range) -> pa.RecordBatch:
 
 
 def stream(
-    past: Past, start: StartLike, end: StartLike | None, *, columns: Sequence[str] | None, batch_bytes: int, now_us: int
+    past: ArchiveReader,
+    start: StartLike,
+    end: StartLike | None,
+    *,
+    columns: Sequence[str] | None,
+    batch_bytes: int,
+    now_us: int,
 ) -> pa.RecordBatchReader:
     """The archived records from `start` to `end`."""
     numbers = past.archived.ends.keys()
@@ -200,7 +206,7 @@ def stream(
     return _reader(past, ranges, columns, batch_bytes, ())
 
 
-def _within(past: Past, partition: ArchivedPartition, start: Parsed) -> int:
+def _within(past: ArchiveReader, partition: ArchivedPartition, start: Parsed) -> int:
     if isinstance(start, int) and start > partition.end:
         raise OffsetOutOfRangeError(partition.partition, start, partition.start, partition.end)
     found = past.offset_of(partition, start)
@@ -219,7 +225,7 @@ def with_tail(
     now_us: int,
 ) -> pa.RecordBatchReader:
     """The records from `start` to `end`, from the archive up to its end, and after it from these logs with `read`."""
-    past = Past.load(logs[0].files, archive)
+    past = ArchiveReader.load(logs[0].files, archive)
     past.check_log(logs[0].identity.log_id, logs[0].directory)
     split = past.split([each.partition for each in logs], start, end, now_us=now_us)
     tail = read(split.starts, split.ends)
@@ -246,7 +252,11 @@ def _as_start(parsed: Parsed) -> Start:
 
 
 def _reader(
-    past: Past, ranges: Sequence[Range], columns: Sequence[str] | None, batch_bytes: int, tail: Iterable[pa.RecordBatch]
+    past: ArchiveReader,
+    ranges: Sequence[Range],
+    columns: Sequence[str] | None,
+    batch_bytes: int,
+    tail: Iterable[pa.RecordBatch],
 ) -> pa.RecordBatchReader:
     import pyarrow as pa
 

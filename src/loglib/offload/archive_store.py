@@ -1,4 +1,4 @@
-"""Place: where an archive is: its manifests, one after the other, and the files that these name. Here in a directory.
+"""Archive store: the manifests of an archive, one after the other, and the files that they name. Here in a directory.
 
 Invariant: no file that a manifest names is changed, replaced or removed, and no name is used twice. A manifest is
 committed by one `link` to the next number, so of several processes one gets it. What it names was synced before.
@@ -10,7 +10,7 @@ committed by one `link` to the next number, so of several processes one gets it.
 Each process that archives holds a shared flock of the directory. A process that gets it exclusively is alone, and so
 sweeps what dead ones have left: files that no manifest names.
 
-Threads: a `Place` belongs to one thread. Processes: any number.
+Threads: a `ArchiveStore` belongs to one thread. Processes: any number.
 """
 
 from __future__ import annotations
@@ -25,13 +25,22 @@ from typing import NamedTuple, Protocol
 from ..config.uri import is_remote, local_path
 from ..system.directory import Directory
 from ..system.files import REAL, Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from . import manifest_log
 from .archive_manifest import Archived, decode, encode, is_file_name
 from .manifest_log import TEMPORARY, DirectorySlots, FileSlots
 from .storage import storage_of
 
-__all__ = ["DIRECTORY", "DirectoryPlace", "NewFile", "Place", "is_in_a_store", "load", "located", "newest"]
+__all__ = [
+    "DIRECTORY",
+    "ArchiveStore",
+    "DirectoryArchiveStore",
+    "NewFile",
+    "is_in_a_store",
+    "load",
+    "located",
+    "newest",
+]
 
 DIRECTORY = "_loglib"  # engines that read all of a directory pass over names that begin so
 _PARTITION = re.compile(r"\d{4}")
@@ -45,7 +54,7 @@ class NewFile(NamedTuple):
     path: str  # for messages
 
 
-class Place(Protocol):
+class ArchiveStore(Protocol):
     """An archive, open for adding to it. `close` it."""
 
     @property
@@ -113,7 +122,7 @@ def load(files: Files, path: str) -> Archived:
     return found
 
 
-class DirectoryPlace(Unique):
+class DirectoryArchiveStore(NotCopyable):
     """An archive in a directory."""
 
     def __init__(self, files: Files, path: str, permissions: int) -> None:

@@ -1,4 +1,4 @@
-"""Numbered: facts in files with rising numbers, of which the one with the largest number counts.
+"""Manifest log: facts in files with rising numbers, of which the one with the largest number counts.
 
 Invariant: a file is never changed or replaced. It is committed by making the next number, which exactly one of several
 processes can do: by `link` in a directory, by a conditional put in an object store.

@@ -1,4 +1,4 @@
-"""Objects: the files of a topic in an object store, as far as reading needs them.
+"""Object files: the files of a topic in an object store, as far as reading needs them.
 
 Invariant: nothing is written, and an object is read only by ranges. A directory is listed once; the listing then
 stands for what is there. Directories whose listings are given are not listed at all.
@@ -25,7 +25,7 @@ from pyarrow import fs
 
 from ..segment import HEADER_BYTES, parse_segment_name
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .prefetch import Ahead
 
 __all__ = ["ObjectFiles", "connect"]
@@ -54,7 +54,7 @@ def connect(uri: str, root: str) -> tuple[Any, str]:
     return filesystem, inner
 
 
-class ObjectFiles(Files, Unique):
+class ObjectFiles(Files, NotCopyable):
     """Paths below `root` are objects below `inner_root`; others do not exist.
 
     `listings` has name and size of what is in some directories. With `until_offset` segments are read ahead, up to

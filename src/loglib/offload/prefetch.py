@@ -1,4 +1,4 @@
-"""Ahead: the bytes of one object in an object store, read by ranges, several of them at once.
+"""Prefetch: the bytes of one object in an object store, read by ranges, several of them at once.
 
 Invariant: each request names its range. Requests run ahead of the reader only while it reads on from where it was,
 and only up to `until`. What was read is kept only as long as the reader may need it: at most 36 MiB per object, or what

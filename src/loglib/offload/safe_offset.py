@@ -1,4 +1,4 @@
-"""Floor: how far an archive holds the records of a log safely, so that retention may drop them from the log.
+"""Safe offset: how far an archive holds the records of a log safely, so that retention may drop them from the log.
 
 Invariant: below a floor, every readable record is in a file that was compared with the log when it was written, that
 the newest manifest has named for the grace time, and that is still there with its size. What cannot be read is no

@@ -1,4 +1,4 @@
-"""Uploader: the sealed segments of a topic, as they are, in another place.
+"""Tier: the sealed segments of a topic, as they are, in another place.
 
 Invariant: uploading goes on where the newest manifest ends, in each partition. A segment is named in a manifest only
 after its batches were checked, the store was asked for its bytes again, and these were equal to the log's. So a crash,
@@ -38,7 +38,7 @@ from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_
 from ..system.files import REAL, Files
 from . import manifest_log
 from .storage import storage_of
-from .tier_files import TierPlace
+from .tier_files import Tier
 from .tier_manifest import Tiered, TieredPartition, TieredSegment, decode, encode
 from .tier_store import DirectoryStore, Store, compare
 
@@ -91,7 +91,7 @@ def tiered(to: str | os.PathLike[str]) -> Tiered:
 
     Raises `FileNotFoundError` if there is no place, and `CorruptLogError` if its manifest is damaged.
     """
-    return TierPlace(REAL, os.fsdecode(to)).tiered
+    return Tier(REAL, os.fsdecode(to)).tiered
 
 
 def _open_store(topic: OpenTopic, to: str, in_flight: int) -> Store:

@@ -1,11 +1,11 @@
-"""Place: a topic's uploaded segments, for reading: by themselves, or as the past of the topic in its directory.
+"""Tier files: a topic's uploaded segments, for reading: by themselves, or as the past of the topic in its directory.
 
 Invariant: a segment counts only if a manifest names it. A place that is opened by itself does not grow. A place that is
 a topic's past is looked at again when the directory no longer has a segment: retention drops what a manifest has.
 
-    TierPlace   the newest manifest, and the files below
+    Tier   the newest manifest, and the files below
     Joined      files of a topic's directory, and behind them those of its place: a segment is opened here or there
-    JoinedLog   a log in such files: it begins where the place begins
+    TierOverlayLog   a log in such files: it begins where the place begins
 
 Past and tail are files of one directory to everything above, so offsets, checks, groups and columns work as ever.
 
@@ -26,23 +26,23 @@ from ..config.uri import is_remote, local_path
 from ..errors import LogError
 from ..format.watermark import Mark
 from ..log import copy_role, topic_file
-from ..log.log import Log, Still
+from ..log.log import FixedMark, Log
 from ..segment import Identity, parse_producers_name, parse_segment_name, read_segment_header, segment_name
 from ..system.directory import Directory
 from ..system.files import SYSTEM_CALLS, Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from . import manifest_log
 from .manifest_log import DirectorySlots, FileSlots
 from .storage import storage_of
 from .tier_manifest import Tiered, TieredPartition, decode
 from .tier_store import MANIFESTS
 
-__all__ = ["Joined", "JoinedLog", "TierPlace", "is_place", "newest", "place_at"]
+__all__ = ["Tier", "TierOverlayFiles", "TierOverlayLog", "is_tier", "newest", "tier_at"]
 
 _BY_NUMBER = frozenset({"pread", "fstat", "sendfile"})  # called for files that are open
 
 
-def is_place(files: Files, path: str) -> bool:
+def is_tier(files: Files, path: str) -> bool:
     """Whether the directory is one that `loglib.tier` has made. A place that was promoted is a topic like others."""
     if not files.exists(os.path.join(path, MANIFESTS)):
         return False
@@ -52,12 +52,12 @@ def is_place(files: Files, path: str) -> bool:
 
 def newest(files: Files, path: str) -> Tiered | None:
     """The newest manifest of a place in an object store; None if there is none."""
-    if not is_place(files, path):
+    if not is_tier(files, path):
         return None
     return manifest_log.newest(FileSlots(files, os.path.join(path, MANIFESTS)), decode)
 
 
-class TierPlace(Unique):
+class Tier(NotCopyable):
     """A place as its newest manifest describes it."""
 
     def __init__(self, files: Files, given: str) -> None:
@@ -82,7 +82,7 @@ class TierPlace(Unique):
         path, found = os.path.join(self.path, MANIFESTS), None
         if not self._storage.is_local:  # a listing is kept, so these files are for one look
             found = newest(self._storage.files(), self.path)
-        elif is_place(self._local, self.path):
+        elif is_tier(self._local, self.path):
             with Directory.open(self._local, path) as directory:
                 found = manifest_log.newest(DirectorySlots(directory), decode)
         if found is None:
@@ -106,7 +106,7 @@ class TierPlace(Unique):
     def make_log(self, files: Files, directory: str, identity: Identity) -> Log:
         """The log of a partition, which does not grow."""
         log = Log(files, directory, identity)
-        log.writer = Still(self.tiered.partition(identity.partition).mark)
+        log.writer = FixedMark(self.tiered.partition(identity.partition).mark)
         return log
 
 
@@ -158,17 +158,17 @@ class _Listed(_Overlay):
         return super().sizes(directory, dir_fd=dir_fd) if listing is None else dict(listing)
 
 
-def place_at(files: Files, path: str, mode: str, tier: object) -> TierPlace | None:
+def tier_at(files: Files, path: str, mode: str, tier: object) -> Tier | None:
     """The place of uploaded segments at the path; None if that is a topic's directory."""
     if tier is not None and mode != "r":
         raise ValueError("tier= is for reading: open the topic with mode='r'")
     if is_remote(path):
         if mode != "r":
             raise ValueError(f"{storage_of(path)[1]}: a topic in an object store is only read; open it with mode='r'")
-        place = TierPlace(files, path)
+        place = Tier(files, path)
         check_names(os.path.basename(place.path))
-    elif path and mode == "r" and is_place(files, os.path.abspath(path)):
-        place = TierPlace(files, topic_path(path))
+    elif path and mode == "r" and is_tier(files, os.path.abspath(path)):
+        place = Tier(files, topic_path(path))
     else:
         return None
     if tier is not None:
@@ -176,10 +176,10 @@ def place_at(files: Files, path: str, mode: str, tier: object) -> TierPlace | No
     return place
 
 
-class Joined(_Overlay):
+class TierOverlayFiles(_Overlay):
     """The files of a topic's directory. A segment that retention has dropped is opened in the topic's place."""
 
-    def __init__(self, files: Files, path: str, log_id: bytes, place: TierPlace) -> None:
+    def __init__(self, files: Files, path: str, log_id: bytes, place: Tier) -> None:
         super().__init__(files)
         self.place = place
         self._path = path
@@ -246,10 +246,10 @@ class Joined(_Overlay):
         return int(name) if parent == self._path and len(name) == 4 and name.isdecimal() else None
 
 
-class JoinedLog(Log):
+class TierOverlayLog(Log):
     """A log that begins in a place and goes on in its directory."""
 
-    def __init__(self, files: Joined, directory: str, identity: Identity) -> None:
+    def __init__(self, files: TierOverlayFiles, directory: str, identity: Identity) -> None:
         self._joined = files
         super().__init__(files, directory, identity)
         self._check_same(super().published().log_start_offset)

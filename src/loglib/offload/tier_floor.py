@@ -1,4 +1,4 @@
-"""Floor: how far a place holds the segments of a log safely, so that retention may drop them from the log.
+"""Tier floor: how far a place holds the segments of a log safely, so that retention may drop them from the log.
 
 Invariant: below a floor, every segment was compared with the log when it was uploaded, the newest manifest has named it
 for the grace time, and the store has an object of its size. The place ends there with the batch that the log goes on
@@ -22,7 +22,7 @@ from ..system.files import Files
 from .archive_store import is_in_a_store
 from .safe_offset import Floors
 from .storage import storage_of
-from .tier_files import TierPlace, is_place
+from .tier_files import Tier, is_tier
 from .tier_manifest import TieredSegment
 
 __all__ = ["TierFloors", "floors_of"]
@@ -48,7 +48,7 @@ def _place_of(files: Files, topic_path: str, archive: str) -> str | None:
     if is_remote(archive):
         return archive
     path = os.path.normpath(os.path.join(topic_path, archive))
-    return path if is_place(files, path) else None
+    return path if is_tier(files, path) else None
 
 
 class TierFloors:
@@ -61,9 +61,9 @@ class TierFloors:
         self._log_id = log_id
         self._before_us = before_us
         self._path = storage_of(place)[1]
-        self._place: TierPlace | None = None
+        self._place: Tier | None = None
         try:
-            found = TierPlace(files, place)
+            found = Tier(files, place)
             if found.tiered.log_id != log_id:
                 raise LogError(f"it has the segments of another log, with the id {found.tiered.log_id.hex()}")
             self._place = found
@@ -79,7 +79,7 @@ class TierFloors:
             floor = None
         return ArchiveHold(self._path, floor)
 
-    def _floor(self, place: TierPlace, partition: int, start: int) -> int | None:
+    def _floor(self, place: Tier, partition: int, start: int) -> int | None:
         segments = place.tiered.partition(partition).segments
         if not segments or start < segments[0].start:
             return None

@@ -1,4 +1,4 @@
-"""Manifest: which segments of which log a place holds.
+"""Tier manifest: which segments of which log a place holds.
 
 Invariant: a manifest that is decoded is one that was encoded. In each partition the segments follow each other without
 a gap. A segment that is named was uploaded, read back and found equal to the log's.

@@ -1,4 +1,4 @@
-"""Store: where segments are uploaded to: a directory here, an object store in s3.py.
+"""Tier store: where segments are uploaded to: a directory here, an object store in s3.py.
 
 Invariant: an object of a segment appears whole, or not at all, and is never changed or replaced: the store refuses a
 name that is taken. Only small facts are replaced, each in one step.
@@ -26,7 +26,7 @@ from ..errors import CorruptLogError, LogError
 from ..format.header import crc32c
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .manifest_log import DirectorySlots, OpenSlots
 
 __all__ = ["MANIFESTS", "DirectoryStore", "Source", "Store", "compare"]
@@ -80,7 +80,7 @@ def compare(store: Store, name: str, files: Files, fd: int, size_bytes: int, *, 
     return crc
 
 
-class DirectoryStore(Unique):
+class DirectoryStore(NotCopyable):
     """A place in a directory, on another disk or on a mount."""
 
     def __init__(self, files: Files, path: str, permissions: int) -> None:

@@ -1,4 +1,4 @@
-"""Past: the archived past and the live tail of a topic as one table.
+"""Archive and tail: the archived past and the live tail of a topic as one table.
 
 Invariant: each record is there once. Below the end of the archive the rows come from its files, which Spark reads by
 itself, and prunes and filters; the rest comes from the log, from exactly that offset. Both parts are fixed when the
@@ -21,9 +21,9 @@ from pyspark.sql.functions import lit
 from ..config.arguments import partition_numbers
 from ..config.uri import is_remote
 from ..log.reader import StartLike
-from ..offload.archive_reader import Past, Range
+from ..offload.archive_reader import ArchiveReader, Range
 from ..offload.archive_store import is_in_a_store
-from ..offload.tier_files import TierPlace, is_place
+from ..offload.tier_files import Tier, is_tier
 from ..system.clock import SYSTEM
 from ..system.files import REAL
 from ..topic import Topic
@@ -62,7 +62,7 @@ def past_and_tail(
         return _segments_and_tail(spark, topic_path, place, start=start, end=end, columns=columns)
     given = {"path": topic_path} | ({} if columns is None else {"columns": ",".join(columns)})
     schema = default_schema(parse(given, now_us=SYSTEM()))
-    past = Past.load(REAL, archive)
+    past = ArchiveReader.load(REAL, archive)
     with Topic.open(topic_path, mode="r") as topic:
         past.check_log(topic.log_id, topic_path)
         split = past.split([each.id for each in topic.partitions], start, end, now_us=SYSTEM())
@@ -93,14 +93,14 @@ def _place_of(archive: str | os.PathLike[str]) -> str | None:
             "Spark reads Parquet archives in directories that this host and the executors mount; read one in a store "
             "with loglib.read_archive, or upload segments with loglib.tier, which Spark reads from there"
         )
-    return path if is_remote(path) or is_place(REAL, path) else None
+    return path if is_remote(path) or is_tier(REAL, path) else None
 
 
 def _segments_and_tail(
     spark: SparkSession, topic_path: str, place: str, *, start: StartLike, end: StartLike, columns: Iterable[str] | None
 ) -> Backfill:
     """The same with uploaded segments: all that the place has comes from there, and the rest from the directory."""
-    tiered = TierPlace(REAL, place).tiered
+    tiered = Tier(REAL, place).tiered
     with Topic.open(topic_path, mode="r", tier=place) as topic:
         if isinstance(end, Mapping):  # other partitions are read to their ends
             end = dict.fromkeys(range(len(topic.partitions)), "end") | partition_numbers(end)
@@ -136,7 +136,7 @@ def _as_path(path: str) -> str:
     return "file://" + _PATTERN.sub(r"\\\1", path)
 
 
-def _within(past: Past, ranges: Iterable[Range]) -> str:
+def _within(past: ArchiveReader, ranges: Iterable[Range]) -> str:
     """A condition for the rows of the files that are wanted; files that are wanted whole need none."""
     parts = ["true"]
     for each in ranges:

@@ -1,4 +1,4 @@
-"""Archive: how far a copy of a partition's files, in an object store, may be read.
+"""Copied mark: how far a copy of a partition's files, in an object store, may be read.
 
 Invariant: nothing is read that the copied watermark does not vouch for. Without a watermark, the last segment
 counts as open and is not read: only the header of a later segment proves that a segment is sealed, and so flushed.

@@ -1,4 +1,4 @@
-"""Loss: records that a stream should have read, and that are gone.
+"""Data loss: records that a stream should have read, and that are gone.
 
 Invariant: a loss is an error, or with `failOnDataLoss=false` a warning; it is never silent. A warning comes once for
 each loss, however often Spark asks.

@@ -1,4 +1,4 @@
-"""Presence: whether this host sees the topic that a query or a write was planned for.
+"""Host check: whether this host sees the topic that a query or a write was planned for.
 
 Invariant: a task reads or stages nothing unless the topic at the path has the log id of the plan. Whether another host
 sees a path cannot be known where the plan is made: containers may share an ext4 file system, and hosts need not share

@@ -1,4 +1,4 @@
-"""Admission: how much of the backlog one batch of a stream reads.
+"""Limits: how much of the backlog one batch of a stream reads.
 
 Invariant: a batch with a limit of N records has exactly N records, or all records that there are. A batch with a limit
 in bytes has whole batches of the log: up to the limit, or one batch that is larger. If there is a backlog, a batch is

@@ -1,4 +1,4 @@
-"""Direct: answers from a topic that do not pass each record through the JVM.
+"""Map batches: answers from a topic that do not pass each record through the JVM.
 
 Invariant: the range of records is chosen as for `read`, when the function is called. `counts` reads batch headers in
 the driver's process, and no batch body. `map_batches` plans there as the data source does, and calls the user's

@@ -1,4 +1,4 @@
-"""Follow: what the next batch of a stream reads, and the ranges of a batch.
+"""Micro batch: what the next batch of a stream reads, and the ranges of a batch.
 
 Invariant: without new records there is no new offset, so that Spark runs no batch. A batch has the same records when it
 is planned again, in this process or after a restart: everything that matters is in its end offset. Records that are
@@ -26,7 +26,7 @@ from .limits import most_bytes, most_records
 from .minimum import Minimum
 from .options import Options, Trigger
 from .plan import Range
-from .positions import Standing, Standings, check_topics, is_known
+from .positions import StreamPosition, StreamPositions, check_topics, is_known
 from .ranges import Part, data_end, range_between
 from .stream_offsets import Offsets, Span, by_topic, decode, encode
 from .subscription import Live
@@ -50,9 +50,9 @@ class Follower:
         self._options = options
         self._live = Live(options)
         self._losses = Losses(fail=options.fail_on_data_loss)
-        self._standings = Standings(options, self._live, self._losses)
+        self._standings = StreamPositions(options, self._live, self._losses)
         self._minimum = Minimum()
-        self._standing: dict[TopicPartition, Standing] = {}  # at the last look
+        self._standing: dict[TopicPartition, StreamPosition] = {}  # at the last look
         self._report: Json = {}
         self._planned: Json = {}  # the last batch that was planned here
         self._idle_at: Json = {}  # the offset after which the last look has found nothing, and what it looked at
@@ -113,7 +113,7 @@ class Follower:
             self._idle_until = time.monotonic() + _REST * took
         return same
 
-    def _ends(self, standing: Mapping[TopicPartition, Standing], trigger: Trigger, *, may_wait: bool) -> Ends:
+    def _ends(self, standing: Mapping[TopicPartition, StreamPosition], trigger: Trigger, *, may_wait: bool) -> Ends:
         """Where the next batch ends in each partition."""
         skip = self._options.skip_damage
         backlogs = {
@@ -224,7 +224,7 @@ def _reaches_end(log: Log, mark: Mark) -> bool:
     return False
 
 
-def _has_news(before: Offsets, standing: Mapping[TopicPartition, Standing], ends: Ends) -> bool:
+def _has_news(before: Offsets, standing: Mapping[TopicPartition, StreamPosition], ends: Ends) -> bool:
     """Whether the stream moves on in a partition."""
     return any(
         ends[key] != (before.spans[key].end if is_known(before, key, each.part) else each.start)
@@ -232,7 +232,7 @@ def _has_news(before: Offsets, standing: Mapping[TopicPartition, Standing], ends
     )
 
 
-def _report(standing: Mapping[TopicPartition, Standing], ends: Ends, *, skip_damage: bool) -> Json:
+def _report(standing: Mapping[TopicPartition, StreamPosition], ends: Ends, *, skip_damage: bool) -> Json:
     now_us = SYSTEM()
     behind, seconds = 0, 0.0
     for key, each in standing.items():

@@ -1,4 +1,4 @@
-"""Deal: the rows of Arrow batches, dealt to topics and partitions.
+"""Partition rows: the rows of Arrow batches, dealt to topics and partitions.
 
 Invariant: rows of one partition keep their order. A partition comes from the column `partition`; where this is null,
 from the key, as the topic's partitioner says; without a key it is one for the whole task.
@@ -20,15 +20,15 @@ import pyarrow.compute as pc
 from ..append.hash_columns import can_hash, deal, partitions_of
 from ..config.arguments import check_names
 from ..format.arrow import HEADERS_TYPE
-from .sink_target import Place, Target, find_place, no_function
+from .sink_target import Target, TargetTopic, find_place, no_function
 from .stage import TaskStage
 
-__all__ = ["Dealer"]
+__all__ = ["RowPartitioner"]
 
 Numbers = np.ndarray[Any, Any]
 
 
-class Dealer:
+class RowPartitioner:
     """Deals the rows of one task to its stage."""
 
     def __init__(self, target: Target, stage: TaskStage, *, keyless: int, now: Callable[[], int]) -> None:
@@ -36,7 +36,7 @@ class Dealer:
         self._stage = stage
         self._keyless = keyless
         self._now = now
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, TargetTopic] = {}
 
     def deal(self, rows: pa.RecordBatch) -> None:
         """Stage the rows of one Arrow batch."""
@@ -58,7 +58,7 @@ class Dealer:
             place = self._place(os.path.join(self._target.path, name))
             self._deal(place, rows if len(topics.dictionary) == 1 else _taken(rows, np.flatnonzero(numbers == number)))
 
-    def _place(self, path: str) -> Place:
+    def _place(self, path: str) -> TargetTopic:
         if path not in self._places:
             try:
                 self._places[path] = find_place(path)
@@ -70,7 +70,7 @@ class Dealer:
                 raise
         return self._places[path]
 
-    def _deal(self, place: Place, rows: pa.RecordBatch) -> None:
+    def _deal(self, place: TargetTopic, rows: pa.RecordBatch) -> None:
         records = self._records(rows)
         for share in deal(records, self._partitions(place, rows, records)):
             self._stage.add(place, share.partition, share.records)
@@ -89,7 +89,7 @@ class Dealer:
             columns["headers"] = rows.column(self._target.columns["headers"]).cast(HEADERS_TYPE)
         return pa.RecordBatch.from_pydict(columns)
 
-    def _partitions(self, place: Place, rows: pa.RecordBatch, records: pa.RecordBatch) -> Numbers:
+    def _partitions(self, place: TargetTopic, rows: pa.RecordBatch, records: pa.RecordBatch) -> Numbers:
         count = place.config.partitions
         chosen = None
         if "partition" in self._target.columns:
@@ -113,7 +113,7 @@ def _taken(rows: pa.RecordBatch, order: Numbers) -> pa.RecordBatch:
     return rows.take(pa.array(order))
 
 
-def _checked(place: Place, partitions: Numbers) -> Numbers:
+def _checked(place: TargetTopic, partitions: Numbers) -> Numbers:
     wrong = (partitions < 0) | (partitions >= place.config.partitions)
     if wrong.any():
         first = int(partitions[np.argmax(wrong)])

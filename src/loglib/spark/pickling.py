@@ -1,4 +1,4 @@
-"""Shipping: how readers travel to executors, and what an executor says if it cannot run them.
+"""Pickling: how readers travel to executors, and what an executor says if it cannot run them.
 
 Invariant: an object that is pickled through `by_value` needs nothing on the executor until it is rebuilt there. If
 a module is missing then, the error names it, the interpreter and the host. Without this, Spark shows a traceback

@@ -1,4 +1,4 @@
-"""Standing: where a stream stands in each partition, and what it has not read there.
+"""Positions: where a stream stands in each partition, and what it has not read there.
 
 Invariant: a stream goes on where it ended. If it cannot, because records are gone that it had not read, that is a loss
 (data_loss.py). These losses are noticed: retention has overtaken the stream; the topic was deleted, or made again; the
@@ -26,10 +26,10 @@ from .ranges import Part, check_places, offset_of
 from .stream_offsets import Offsets, Span
 from .subscription import Live
 
-__all__ = ["Standing", "Standings", "check_topics", "is_known"]
+__all__ = ["StreamPosition", "StreamPositions", "check_topics", "is_known"]
 
 
-class Standing(NamedTuple):
+class StreamPosition(NamedTuple):
     """A partition, and what the stream has not read of it: [start, end)."""
 
     part: Part
@@ -39,7 +39,7 @@ class Standing(NamedTuple):
     end: int
 
 
-class Standings:
+class StreamPositions:
     """Where one run of a query stands."""
 
     def __init__(self, options: Options, live: Live, losses: Losses) -> None:
@@ -61,7 +61,7 @@ class Standings:
         marks = self._live.marks(parts)
         self._targets = {key: (part.log_id, marks[key].flushed_end) for key, part in parts.items()}
 
-    def span(self, key: TopicPartition, standing: Standing, end: int) -> Span:
+    def span(self, key: TopicPartition, standing: StreamPosition, end: int) -> Span:
         """What a batch reads that ends there."""
         history = self.history(standing.log, end)
         self._proven[key] = (end, history, standing.log.restored)
@@ -87,7 +87,7 @@ class Standings:
         )
         return True
 
-    def after(self, before: Offsets | None) -> dict[TopicPartition, Standing]:
+    def after(self, before: Offsets | None) -> dict[TopicPartition, StreamPosition]:
         """Where the stream stands after a batch; None: before the first batch."""
         parts = self._live.parts()
         marks = self._live.marks(parts)
@@ -95,7 +95,7 @@ class Standings:
             self._resolve_first(parts, marks)
         else:
             check_topics(before, parts, self._losses)
-        found: dict[TopicPartition, Standing] = {}
+        found: dict[TopicPartition, StreamPosition] = {}
         for key, part in parts.items():
             span = before.spans[key] if before is not None and is_known(before, key, part) else None
             if span is None and self._is_late(key, part):
@@ -107,7 +107,7 @@ class Standings:
                 start = max(self._first.get(key, 0), mark.log_start_offset)
             else:
                 start = mark.log_start_offset
-            found[key] = Standing(part, log, mark, start, max(start, self._end(key, part, mark)))
+            found[key] = StreamPosition(part, log, mark, start, max(start, self._end(key, part, mark)))
         return found
 
     def _resolve_first(self, parts: Mapping[TopicPartition, Part], marks: Mapping[TopicPartition, Mark]) -> None:

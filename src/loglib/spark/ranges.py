@@ -23,11 +23,11 @@ from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.record import Damage
 from ..format.watermark import Mark
 from ..log import topic_file
-from ..log.log import Log, Still, marks_at_once
+from ..log.log import FixedMark, Log, marks_at_once
 from ..log.lookup import resolve
 from ..log.recovery import list_segments
 from ..offload.storage import LOCAL, Storage, storage_of
-from ..offload.tier_files import is_place, newest
+from ..offload.tier_files import is_tier, newest
 from ..segment import HEADER_BYTES, Identity, segment_name
 from ..system.files import REAL, Files
 from .copied_mark import mark_of_archive
@@ -110,7 +110,7 @@ def open_split(split: Split) -> Log:
 def open_planned(wanted: Range, *, until_offset: int | None = None) -> Log:
     """The log of a range in an object store, with the segments and the ends of the plan."""
     log = open_log(wanted, files=wanted.storage.files(listings=_listings(wanted), until_offset=until_offset))
-    log.writer = Still(Mark.at_rest(0, wanted.segments[0], wanted.flushed_end, wanted.flushed_tail))
+    log.writer = FixedMark(Mark.at_rest(0, wanted.segments[0], wanted.flushed_end, wanted.flushed_tail))
     return log
 
 
@@ -157,7 +157,7 @@ def find_topics(paths: Iterable[str]) -> dict[str, Found]:
 
 def _storage_at(storage: Storage, path: str) -> Storage:
     """The storage of a topic. A place of `loglib.tier` in a directory has no watermarks: it is read like objects."""
-    return Storage(f"file://{quote(path)}", path) if storage.is_local and is_place(REAL, path) else storage
+    return Storage(f"file://{quote(path)}", path) if storage.is_local and is_tier(REAL, path) else storage
 
 
 def _is_topic(files: Files, path: str) -> bool:
@@ -231,7 +231,7 @@ def _ranges_of(parts: Iterable[Part], options: Options) -> list[Range]:
                 mark = mark_of_archive(
                     log, skip_damage=options.skip_damage, fail_on_data_loss=options.fail_on_data_loss
                 )
-                log.writer = Still(mark)
+                log.writer = FixedMark(mark)
         marks = marks_at_once(logs.values())
         return [_range_of(part, log, marks[part.partition], options) for part, log in logs.items()]
 
@@ -247,7 +247,7 @@ def _logs_of(parts: Sequence[Part]) -> Iterator[tuple[Part, Log]]:
         found = tiered.partition(part.partition)
         listings = {topic_file.partition_directory(part.path, part.partition): found.listing}
         log = open_log(part, files=part.storage.files(listings=listings))
-        log.writer = Still(found.mark)
+        log.writer = FixedMark(found.mark)
         yield part, log
 
 

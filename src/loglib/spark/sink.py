@@ -33,7 +33,7 @@ from ..errors import LogError
 from ..system.clock import SYSTEM
 from ..system.files import REAL
 from .commit import Staging, Write, abort, commit
-from .partition_rows import Dealer
+from .partition_rows import RowPartitioner
 from .pickling import by_value
 from .sink_target import Target, parse
 from .source import as_schema, freeze_worker
@@ -153,7 +153,7 @@ def write_task(batches: Iterable[pa.RecordBatch], target: Target, *, seed: int) 
     task = 0 if context is None else context.partitionId()
     query, batch, run = (None, None, None) if context is None else _query_of(context)
     stage = TaskStage(REAL, SYSTEM)
-    dealer = Dealer(target, stage, keyless=seed + task + (batch or 0), now=SYSTEM)
+    dealer = RowPartitioner(target, stage, keyless=seed + task + (batch or 0), now=SYSTEM)
     try:
         for each in batches:
             dealer.deal(each)

@@ -1,4 +1,4 @@
-"""Target: where a sink writes: its options, its columns, and the topics that it may write to.
+"""Sink target: where a sink writes: its options, its columns, and the topics that it may write to.
 
 Invariant: a `Target` has passed every check that needs no record. Names and meanings are those of Spark's Kafka sink.
 An option or a column without a meaning is refused, never ignored.
@@ -42,7 +42,7 @@ from ..log import topic_file
 from ..system.files import REAL
 from .options import refuse_consumers, refuse_remote
 
-__all__ = ["Place", "Target", "find_place", "no_function", "parse"]
+__all__ = ["Target", "TargetTopic", "find_place", "no_function", "parse"]
 
 _KNOWN = ("path", "topic", "txnAppId", "txnVersion")
 _CANONICAL = {name.lower(): name for name in _KNOWN}
@@ -53,7 +53,7 @@ _MOST_VERSION = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TargetTopic:
     """A topic that is written to."""
 
     path: str
@@ -100,15 +100,15 @@ def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, stre
     return Target(path, topic, app, version, columns)
 
 
-def find_place(path: str) -> Place:
+def find_place(path: str) -> TargetTopic:
     """The topic at the path. `FileNotFoundError` if there is none."""
     found = topic_file.read(REAL, path)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "no topic here; make it with loglib.Topic.open", path)
-    return Place(path, *found)
+    return TargetTopic(path, *found)
 
 
-def no_function(place: Place) -> ValueError:
+def no_function(place: TargetTopic) -> ValueError:
     return ValueError(
         f"{place.path} has the application's partitioner {place.config.partitioner}, which Spark does not have; "
         "add a column partition"

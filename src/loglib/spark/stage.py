@@ -28,7 +28,7 @@ from ..format.codec import codec_id
 from ..segment import Identity
 from ..system.files import Files
 from ..transactions.staging import STAGING, Portion, Staged, remove_attempt
-from .sink_target import Place
+from .sink_target import TargetTopic
 
 __all__ = ["NAME", "StagedSection", "TaskStage"]
 
@@ -59,7 +59,7 @@ class StagedSection(NamedTuple):
 class _Partition:
     """One partition, while records are added to it."""
 
-    place: Place
+    place: TargetTopic
     staged: Staged
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
@@ -85,7 +85,7 @@ class TaskStage:
         self._waiting_bytes = 0
         self._borrowed_bytes = 0
 
-    def add(self, place: Place, partition: int, records: pa.RecordBatch) -> None:
+    def add(self, place: TargetTopic, partition: int, records: pa.RecordBatch) -> None:
         """Add records of the columns that `Rows` knows, all of the same types."""
         one = self._partitions.get((place.path, partition))
         if one is None:
@@ -178,7 +178,7 @@ class TaskStage:
                     if portion is one.staged.portions[-1]:
                         one.staged.cut()
 
-    def _make_file(self, place: Place) -> _File:
+    def _make_file(self, place: TargetTopic) -> _File:
         directory = self._directory(place.path)
         self._files.make_directories(directory, place.config.permissions)
         made = _File(self._files.create(os.path.join(directory, NAME), place.config.permissions))

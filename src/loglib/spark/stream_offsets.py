@@ -1,4 +1,4 @@
-"""Offsets: how far a streaming query has planned to read, as the JSON in Spark's checkpoint.
+"""Stream offsets: how far a streaming query has planned to read, as the JSON in Spark's checkpoint.
 
 Invariant: equal offsets give equal text, because Spark compares the text. The keys are in order. Each offset also has
 the start of its own batch (`from`). Spark does not store the start of the first batch, and asks again for the initial

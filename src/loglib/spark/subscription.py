@@ -1,4 +1,4 @@
-"""Live: the partitions that a running stream reads, and their logs, which stay open between batches.
+"""Subscription: the partitions that a running stream reads, and their logs, which stay open between batches.
 
 Invariant: the topics are looked at again once a second. So partitions that are added, and topics that begin to match,
 are found within a second; the same is true of a topic that was deleted or made again.

@@ -17,7 +17,7 @@ import time
 
 from ..errors import LockedError
 from .files import Files
-from .not_copyable import Unique
+from .not_copyable import NotCopyable
 
 __all__ = ["Directory"]
 
@@ -25,7 +25,7 @@ _LOCK_TIMEOUT_S = 30.0  # the work under such a lock takes milliseconds
 _NAP_S = 0.001
 
 
-class Directory(Unique):
+class Directory(NotCopyable):
     """An open directory. Its opener closes it. The directory of a `Lock` is closed by the lock."""
 
     def __init__(self, files: Files, path: str, fd: int) -> None:

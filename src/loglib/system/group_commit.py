@@ -1,4 +1,4 @@
-"""Turn: one thread at a time does a piece of work. A waiting thread may find that its work is already done.
+"""Group commit: one thread at a time does a piece of work. A waiting thread may find that its work is already done.
 
 Invariant: at most one `take` runs its action at any moment. With it one fsync serves many threads (group
 commit): the thread that has the turn flushes all records that were appended before. The other threads wake,
@@ -26,7 +26,7 @@ from collections.abc import Callable, Set
 from operator import methodcaller
 from typing import TypeVar
 
-from .not_copyable import Unique
+from .not_copyable import NotCopyable
 
 __all__ = ["Turn"]
 
@@ -36,7 +36,7 @@ _LOOK_S = 0.05  # the longest wait at a gate, because an interrupt may have left
 _open = methodcaller("release")
 
 
-class Turn(Unique):
+class Turn(NotCopyable):
     """See the module's docstring."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from ..errors import LockedError, printable
 from .directory import Directory
 from .files import Files
-from .not_copyable import Unique
+from .not_copyable import NotCopyable
 from .process import finish, fork_lock, in_child
 
 __all__ = ["NAME", "Lock", "acquire", "is_free", "try_acquire"]
@@ -31,7 +31,7 @@ _changing = fork_lock()
 _in_child = in_child()
 
 
-class Lock(Unique):
+class Lock(NotCopyable):
     """A lock that this process holds, until it is released or garbage collected."""
 
     # The default, for a lock whose construction was interrupted before its first line.

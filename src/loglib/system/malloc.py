@@ -1,4 +1,4 @@
-"""Heap: the process keeps the memory of freed blocks and values for the next ones.
+"""Malloc: the process keeps the memory of freed blocks and values for the next ones.
 
 Invariant: only speed depends on this.
 

@@ -1,4 +1,4 @@
-"""Unique: what holds open files, locks or threads is not copied.
+"""Not copyable: what holds open files, locks or threads is not copied.
 
 Invariant: copying or pickling such an object is refused in words and changes nothing. A copy would share the
 original's file descriptors and close them with itself: the original then reads from whatever file gets the
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import NoReturn, SupportsIndex
 
-__all__ = ["Unique"]
+__all__ = ["NotCopyable"]
 
 
-class Unique:
+class NotCopyable:
     """A base class: `copy`, `deepcopy` and `pickle` raise `TypeError`."""
 
     __slots__ = ()

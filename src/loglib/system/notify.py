@@ -1,4 +1,4 @@
-"""Wait: sleep until a partition may have more to read. A sleeper wakes within microseconds.
+"""Notify: sleep until a partition may have more to read. A sleeper wakes within microseconds.
 
 Invariant: a change after the watch began is never missed: it is pending when `wait` is called, or wakes it.
 `wait` may return without a reason; callers look again and wait again.
@@ -24,7 +24,7 @@ from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from .not_copyable import Unique
+from .not_copyable import NotCopyable
 from .process import finish
 
 __all__ = ["REPLACED", "Observer", "Waiter"]
@@ -51,7 +51,7 @@ _EVENTS_BYTES = 1 << 16
 _NAP_PER_LOOK = 20  # without inotify: a look at a thousand files takes milliseconds, so a nap is this many times longer
 
 
-class _Descriptors(Unique):
+class _Descriptors(NotCopyable):
     """The open files of a waiter. They close with the last reference, because another thread may write to one."""
 
     wake_out = wake_in = inotify = -1  # the defaults, for an object whose construction was interrupted
@@ -66,7 +66,7 @@ class _Descriptors(Unique):
         finish(iter([(os.close, fd) for fd in fds]))
 
 
-class Waiter(Unique):
+class Waiter(NotCopyable):
     """Waits for writes to files, or for `wake`."""
 
     def __init__(self, paths: Iterable[str], *, use_inotify: bool = True) -> None:
@@ -132,7 +132,7 @@ def _tells_of_more(events: bytes) -> bool:
     return False
 
 
-class _Bell(Unique):
+class _Bell(NotCopyable):
     """The object that a writer in this process wakes. It tells an observer what has changed."""
 
     def __init__(self, key: Hashable, rung: dict[Hashable, None], descriptors: _Descriptors) -> None:
@@ -146,7 +146,7 @@ class _Bell(Unique):
             os.write(self._descriptors.wake_in, b"\0")
 
 
-class Observer(Unique):
+class Observer(NotCopyable):
     """Waits for changes to files and directories, or for `wake`, and reports what has changed.
 
     Each observed file or directory has a key, which `changed` returns. If the system reports nothing (see

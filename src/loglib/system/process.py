@@ -1,4 +1,4 @@
-"""Lifetime: what happens to open handles when the process forks, when it ends, and when closing fails midway.
+"""Process: what happens to open handles when the process forks, when it ends, and when closing fails midway.
 
 Invariant: a forked child has abandoned its parent's handles before its own code runs, so it neither writes the
 parent's files nor unlocks them. A process that ends normally has closed its topics. This module keeps no handle alive.

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import BrokenStreamError, LogClosedError
 from .files import REAL, Buffer
-from .not_copyable import Unique
+from .not_copyable import NotCopyable
 from .notify import Observer
 
 __all__ = ["Stream"]
@@ -28,7 +28,7 @@ _PIECE_BYTES = 1 << 20
 _MOST_WAITING_BYTES = 1 << 20  # taken in while this end writes; the peer's requests are far smaller
 
 
-class Stream(Unique):
+class Stream(NotCopyable):
     """A stream to a peer: a connected socket, or what is read and what is written, each a file or a descriptor.
 
     `doing` completes the sentence "the stream broke while ...".

@@ -1,4 +1,4 @@
-"""Applying: how what is committed gets into the logs, in the order of the numbers.
+"""Apply: how what is committed gets into the logs, in the order of the numbers.
 
 Invariant: only committed manifests are applied, each section once (see append/section.py). A transaction is done,
 and so visible, when all its sections and all its commits of groups are applied and durable. Whoever applies may
@@ -45,7 +45,7 @@ from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.lock import Lock, try_acquire
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .group_commits import parsed
 from .manifest import Manifest, Section
 from .notifications import ring
@@ -73,7 +73,7 @@ def topic_of(store: Store, relative: str) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(store.path), relative))
 
 
-class Applier(Unique):
+class Applier(NotCopyable):
     """Applies the pending transactions of a store."""
 
     def __init__(

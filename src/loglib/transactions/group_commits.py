@@ -1,4 +1,4 @@
-"""Transacted: commits of a group that are part of transactions, and how a new owner finds and ends them.
+"""Group commits: commits of a group that are part of transactions, and how a new owner finds and ends them.
 
 Invariant: a commit of a lower generation never becomes part of a transaction after a new owner has read the
 commits. The first transaction of a group leaves the file `transacted` in the group's directory, and then its member
@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from ..errors import CorruptLogError
 from ..groups.assignment import TopicPartition
-from ..groups.directory import Place
+from ..groups.directory import GroupDirectory
 from ..groups.lock_file import readable_by_all
 from ..groups.offsets import Entries, Entry
 from ..log.store_pointer import read_home
@@ -30,7 +30,7 @@ __all__ = ["StoreFence", "leave_mark", "parsed", "stored"]
 _MARK = "transacted"
 
 
-def leave_mark(place: Place) -> None:
+def leave_mark(place: GroupDirectory) -> None:
     """Let new owners know that the group's commits may be part of transactions. Synced."""
     path = os.path.join(place.path, _MARK)
     if not place.files.exists(path):
@@ -42,12 +42,12 @@ def leave_mark(place: Place) -> None:
 class StoreFence:
     """The fence of a group's generations in the store of its transactions."""
 
-    def known_generations(self, place: Place) -> Mapping[str, int]:
+    def known_generations(self, place: GroupDirectory) -> Mapping[str, int]:
         """The highest generation of each partition that is in a transaction or its fence, by `str` of the partition."""
         store, topic = _store_of(place)
         return {} if store is None else store.generations(topic, place.name)
 
-    def fence(self, place: Place, generations: Mapping[TopicPartition, int]) -> Entries:
+    def fence(self, place: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
         """End the transactions of former owners, and return the commits of those that are not applied yet."""
         store, topic = _store_of(place)
         if store is None:
@@ -64,7 +64,7 @@ class StoreFence:
         return pending
 
 
-def _store_of(place: Place) -> tuple[Store | None, str]:
+def _store_of(place: GroupDirectory) -> tuple[Store | None, str]:
     """The store that has transactions of the group, and the path by which it names the topic."""
     if not place.files.exists(os.path.join(place.path, _MARK)):
         return None, ""
@@ -75,7 +75,9 @@ def _store_of(place: Place) -> tuple[Store | None, str]:
     return store, os.path.relpath(place.topic_path, os.path.dirname(store.path))
 
 
-def stored(place: Place, store_path: str, entries: Mapping[TopicPartition, Entry]) -> tuple[CommittedOffsets, ...]:
+def stored(
+    place: GroupDirectory, store_path: str, entries: Mapping[TopicPartition, Entry]
+) -> tuple[CommittedOffsets, ...]:
     """The entries as a manifest has them."""
     topic = os.path.relpath(place.topic_path, os.path.dirname(store_path))
     return tuple(

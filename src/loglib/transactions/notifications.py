@@ -1,4 +1,4 @@
-"""Inbox: how a transaction reaches the writer of a partition in another process.
+"""Notifications: how a transaction reaches the writer of a partition in another process.
 
 Invariant: bells and knocks are hints. They are never synced, and losing one loses nothing: what is committed
 stands in the store, and every writer looks there when it opens a partition.
@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 
 __all__ = ["INBOX", "answer", "attend", "knock", "leave", "ring"]
@@ -101,7 +101,7 @@ def _new_name(files: Files, topic_path: str, what: str) -> str:
     return os.path.join(inbox, f"{what}-{files.random_bytes(8).hex()}")
 
 
-class _Postman(Unique):
+class _NotificationThread(NotCopyable):
     """The thread that watches the inboxes of this process's topics."""
 
     def __init__(self) -> None:
@@ -186,11 +186,11 @@ class _Postman(Unique):
         return again
 
 
-_postmen: dict[int, _Postman] = {}  # by process id: after a fork the child has no such thread
+_postmen: dict[int, _NotificationThread] = {}  # by process id: after a fork the child has no such thread
 
 
-def _postman() -> _Postman:
-    return _postmen.get(os.getpid()) or _postmen.setdefault(os.getpid(), _Postman())
+def _postman() -> _NotificationThread:
+    return _postmen.get(os.getpid()) or _postmen.setdefault(os.getpid(), _NotificationThread())
 
 
 def attend(path: str, topic: T, serve: Callable[[T], bool]) -> None:

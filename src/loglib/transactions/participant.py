@@ -1,4 +1,4 @@
-"""Serving: a topic's part in the transactions that others have committed.
+"""Participant: a topic's part in the transactions that others have committed.
 
 Invariant: applying goes by numbers and may be done again (apply.py), so it does no harm if several processes or
 threads serve one transaction.
@@ -16,13 +16,13 @@ from collections.abc import Callable
 
 from ..append.handles import Handles
 from ..errors import CommitPendingError, LogClosedError, LogError
-from ..log.store_pointer import Home, read_home
+from ..log.store_pointer import StorePointer, read_home
 from ..system.files import Files
 from . import notifications
 from .apply import Applier
 from .store import Store, open_store
 
-__all__ = ["Serving"]
+__all__ = ["Participant"]
 
 logger = logging.getLogger("loglib")
 
@@ -30,7 +30,7 @@ _PATIENCE_S = 1.0  # for the process that applies a transaction
 _APPLY_S = 2.0  # at most for the transactions of a dead process, when a topic is opened
 
 
-class Serving:
+class Participant:
     """What is done for the transactions of one open topic."""
 
     def __init__(self, files: Files, path: str, handles: Handles, clock: Callable[[], int]) -> None:
@@ -42,7 +42,7 @@ class Serving:
 
     def attend(self) -> None:
         """Serve from now on, whenever another process leaves word in the topic's inbox."""
-        notifications.attend(self._path, self, Serving.serve)
+        notifications.attend(self._path, self, Participant.serve)
 
     def leave(self) -> None:
         """Serve no more."""
@@ -91,7 +91,7 @@ class Serving:
             logger.warning("%s: transactions were not applied: %s", self._path, error)
         return any(each.disk.mark.held_txn for each in writers)
 
-    def _of(self, home: Home) -> tuple[Store, Applier]:
+    def _of(self, home: StorePointer) -> tuple[Store, Applier]:
         """The store of the topic's transactions, with what applies them."""
         store = open_store(self._files, os.path.normpath(home.path))
         return store, Applier(self._files, store, list(self._handles.writers), clock=self._clock)

@@ -47,7 +47,7 @@ from ..format.header import (
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment import Identity
 from ..system.files import Buffer, Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 
 __all__ = [
     "HEADERS", "STAGING", "Portion", "Stage", "Staged", "header_in", "read_headers", "read_section", "remove_attempt",
@@ -62,7 +62,7 @@ _ORPHAN_S = 24 * 3600
 _MOST_PARTS = 1000  # of one write: the system takes 1,024
 
 
-class Portion(Unique):
+class Portion(NotCopyable):
     """One piece, while batches are added to it."""
 
     def __init__(self, name: str, at: int) -> None:
@@ -115,7 +115,7 @@ class Portion(Unique):
             files.close(fd)
 
 
-class Staged(Unique):
+class Staged(NotCopyable):
     """The section of one partition, while records are added to it.
 
     Without `copies` the bodies that are added are not copied: their memory must stay as it is until they are written.
@@ -215,7 +215,7 @@ class Staged(Unique):
         return portion
 
 
-class Stage(Unique):
+class Stage(NotCopyable):
     """All that one transaction has staged."""
 
     def __init__(self, files: Files, now: Callable[[], int]) -> None:

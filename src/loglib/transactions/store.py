@@ -36,7 +36,7 @@ from ..log.topic_file import put_in_place
 from ..log.transaction_numbers import CHECKPOINT, DONE, name_of, newest_checkpoint, numbers
 from ..system.directory import Directory
 from ..system.files import Files
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .manifest import (
     MOST_BYTES,
     Checkpoint,
@@ -102,7 +102,7 @@ def open_store(files: Files, path: str) -> Store:
     return store
 
 
-class Store(Unique):
+class Store(NotCopyable):
     """An open store. `FileNotFoundError` if there is none. Close it."""
 
     def __init__(self, files: Files, path: str) -> None:

@@ -31,7 +31,7 @@ from ..open_topic import OpenTopic
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Buffer, Files
 from ..system.lock import is_free, try_acquire
-from ..system.not_copyable import Unique
+from ..system.not_copyable import NotCopyable
 from .apply import Applier, pending_for
 from .group_commits import leave_mark, stored
 from .manifest import Section
@@ -48,7 +48,7 @@ _TIMEOUT_S = 2.0
 _NAP_S = 0.001
 
 
-class Transaction(Unique):
+class Transaction(NotCopyable):
     """One transaction; make it with `loglib.transaction`, in a `with` statement."""
 
     def __init__(
