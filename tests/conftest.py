@@ -86,7 +86,7 @@ def _watching(tmp_path_factory: pytest.TempPathFactory) -> None:
         event.set()
         return False
 
-    notifications.attend(str(place.parent), watched, serve)
+    notifications.listen(str(place.parent), watched, serve)
     assert watched.wait(30)
     notifications.leave(watched)
 

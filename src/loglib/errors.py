@@ -55,9 +55,9 @@ __all__ = [
     "TooManyFilesError",
     "UnsupportedFormatError",
     "WriterFailedError",
-    "tell_appended",
-    "tell_missing",
-    "tell_not_appended",
+    "report_appended",
+    "report_missing",
+    "report_not_appended",
     "together",
 ]
 
@@ -546,7 +546,7 @@ def _telling(error: Exception) -> int:
     return max((rank for rank, kind in enumerate(order, 1) if isinstance(error, kind)), default=0)
 
 
-def tell_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None:
+def report_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None:
     """Add to the error what its call had already appended."""
     known: tuple[OffsetRange, ...] = getattr(error, "appended", ())
     ranges = (*ranges, *known)
@@ -554,17 +554,17 @@ def tell_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None:
         vars(error)["appended"] = ranges
 
 
-def tell_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int]]) -> None:
+def report_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int]]) -> None:
     """Add to the error the records of its call that are not in the log; `indexes` has them per partition."""
     missing: list[int] = []
     ranges: tuple[OffsetRange, ...] = getattr(error, "appended", ())
     count = sum(map(len, indexes.values()))
     for partition, each in indexes.items():
         missing += each[sum(len(offsets) for number, offsets in ranges if number == partition) :]
-    tell_missing(error, tuple(sorted(missing)), count)
+    report_missing(error, tuple(sorted(missing)), count)
 
 
-def tell_missing(error: BaseException, missing: Sequence[int], count: int) -> None:
+def report_missing(error: BaseException, missing: Sequence[int], count: int) -> None:
     """Add to the error the indexes of those of its call's `count` records that are not in the log."""
     appended: tuple[OffsetRange, ...] = getattr(error, "appended", ())
     if not appended and not isinstance(error, LogError):  # a refused call has appended nothing, and its message says so

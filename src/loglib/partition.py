@@ -18,7 +18,7 @@ from .append.record_arguments import HeadersLike, gather_columns, record_columns
 from .append.transfer import read_frame, send
 from .config.arguments import check_count
 from .config.times import to_datetime
-from .errors import OffsetOutOfRangeError, tell_not_appended
+from .errors import OffsetOutOfRangeError, report_not_appended
 from .format.batch import Batch
 from .format.display import Shown, sized
 from .format.header import NO_PRODUCER
@@ -144,7 +144,7 @@ class Partition(Shown, Columnar, NotCopyable):
             config, writer = self._access.config, self._access.writer()
             return append_loads({writer: weigh(columns, config, by)}, config, by)
         except BaseException as error:
-            tell_not_appended(error, {self.id: range(count)})
+            report_not_appended(error, {self.id: range(count)})
             raise
 
     def append_arrow(

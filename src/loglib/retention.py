@@ -134,7 +134,7 @@ def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dic
     fronts = [_Front(each, policy) for each in candidates]
     for front in fronts:
         while (reason := front.beyond_limit()) and front.blocker() is None:
-            front.give_up(reason)
+            front.drop_oldest(reason)
     free = space.free + sum(front.freed_bytes for front in fronts)
     if space.is_short(policy):
         free = _free_space(fronts, policy, space, free, held=False)
@@ -149,7 +149,7 @@ def _free_space(fronts: Iterable[_Front], policy: Retention, space: Space, free:
     heapq.heapify(oldest)
     while oldest and free < policy.keep_free * space.total:
         *_, front = heapq.heappop(oldest)
-        free += front.give_up(f"{free} bytes free, {wanted} must stay free")
+        free += front.drop_oldest(f"{free} bytes free, {wanted} must stay free")
         for each in front.in_order(held=held):
             heapq.heappush(oldest, each)
     return free
@@ -220,7 +220,7 @@ class _Front:
         reason = self.beyond_limit()
         return RetentionPlan(self.reasons, self.blocker(), reason) if reason else RetentionPlan(self.reasons)
 
-    def give_up(self, reason: str) -> int:
+    def drop_oldest(self, reason: str) -> int:
         """Mark the oldest segment to be dropped, and return its size in bytes."""
         assert self.oldest is not None
         size_bytes = self.oldest.size_bytes

@@ -54,7 +54,7 @@ from .errors import (
     LogError,
     LogMovedError,
     TooManyFilesError,
-    tell_not_appended,
+    report_not_appended,
     together,
 )
 from .format.batch import Batch
@@ -499,7 +499,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
                 numbered = Columns(range(count), columns.keys)  # type: ignore[arg-type]
                 again = self._placement.spread(numbered, None, keyless)
                 indexes = {number: group.values for number, group in again.items()}  # type: ignore[misc]
-            tell_not_appended(error, indexes)
+            report_not_appended(error, indexes)
             raise
 
     def append_arrow(
@@ -820,7 +820,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
             self.close()
             raise
         if self._flusher is not None and self._files.real:
-            self._serving.attend()
+            self._serving.listen()
         _in_child.add(self._abandon_in_child)
         at_exit.add(self.close)
 

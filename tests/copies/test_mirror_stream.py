@@ -99,7 +99,7 @@ def test_small_files_policies_and_new_partitions_come_along(
     with served(topic.path) as serving, Mirror.over(serving.stream, to, files=testing.UnsyncedFiles()) as made:
         made.copy()
         assert_same(topic, to)
-        assert made._origin.home(str(to)) is None
+        assert made._origin.store_pointer(str(to)) is None
         for name in ("clock", next(Path(topic.path, "0000").glob("*.producers")).name):
             assert (to / "0000" / name).read_bytes() == (Path(topic.path) / "0000" / name).read_bytes()
         topic.alter(retention=Retention(age=None, bytes=12345))
@@ -302,9 +302,9 @@ def test_topic_here_tells_what_has_news(open_topic: OpenTopic) -> None:
         assert here.changed() == [] and not here.reports and here.descriptors() == []
         assert here.watch() and not here.watch()
         topic.append(b"x", partition=1, sync=True)
-        assert here.news(30) == [1]  # it has come already
-        assert here.news(0) == []
-        assert here.home("elsewhere") is None
+        assert here.wait_for_changes(30) == [1]  # it has come already
+        assert here.wait_for_changes(0) == []
+        assert here.store_pointer("elsewhere") is None
 
 
 # --- other histories -------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def test_number_that_was_promised_to_a_later_opening_keeps_a_directory_out(writt
     os.rename(written[1], away)
     with open_all(written) as topic:
         copied = FollowerLog(REAL, str(away / "0000"), Identity.of(topic.log_id, 0), 0o600, shows=False)
-        copied.promise(99)
+        copied.set_epoch_floor(99)
         copied.close()
         os.rename(away, written[1])
         until(lambda: "a later opening" in str(topic.copies()[2].error), "it is refused")

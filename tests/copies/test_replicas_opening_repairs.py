@@ -165,7 +165,7 @@ def test_opening_that_dies_while_it_sets_a_partition_aside_leaves_no_witness(
 def test_replacement_that_dies_is_repeated(written: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(written[2])
     with monkeypatch.context() as patched, pytest.raises(OSError, match="it dies here"):
-        patched.setattr(assemble._Assembly, "promise", dying)
+        patched.setattr(assemble._Assembly, "set_epoch_floor", dying)
         open_all(written, lose=[written[2]])
     with open_all(written, lose=[written[2]]) as topic:
         assert [each.state for each in topic.copies()] == ["own", "in step", "in step"]

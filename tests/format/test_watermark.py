@@ -221,21 +221,23 @@ def test_hold_that_contradicts_itself_is_refused(start: int, tail: int) -> None:
 def test_news_are_the_publications_after_the_one_read_last(path: Path) -> None:
     writer = WatermarkWriter(REAL, str(path), SALT, Mark.at_rest(0))
     reader = WatermarkReader(REAL, str(path), SALT)
-    assert reader.news() is None and reader.has_news(), "nothing was read yet: only read() can tell"
+    assert reader.next_mark() is None and reader.has_next_mark(), "nothing was read yet: only read() can tell"
     reader.read()
     marks = [a_mark(sequence, 0, 8 * sequence, 8 * sequence, 1) for sequence in range(1, 8)]
     for mark in marks[:4]:
-        assert (reader.has_news(), reader.news()) == (False, None)
+        assert (reader.has_next_mark(), reader.next_mark()) == (False, None)
         writer.publish(mark)
-        assert reader.has_news()
-        assert reader.news() == mark == reader.read()
+        assert reader.has_next_mark()
+        assert reader.next_mark() == mark == reader.read()
     writer.publish(marks[4])
     writer.publish(marks[5])
-    assert [reader.news(), reader.news(), reader.news()] == [marks[4], marks[5], None], "one after the other"
+    assert [reader.next_mark(), reader.next_mark(), reader.next_mark()] == [marks[4], marks[5], None], (
+        "one after the other"
+    )
     writer.publish(marks[5]._replace(sequence=7))
     writer.publish(marks[5]._replace(sequence=8))
     writer.publish(marks[5]._replace(sequence=9))
-    assert reader.news() == marks[5]._replace(sequence=9), "or a later one"
+    assert reader.next_mark() == marks[5]._replace(sequence=9), "or a later one"
     assert reader.read() == marks[5]._replace(sequence=9)
     writer.close()
     reader.close()
@@ -249,12 +251,12 @@ def test_slot_that_is_not_whole_is_no_news(path: Path) -> None:
     content = path.read_bytes()
     for at in range(SECOND_SLOT, FILE_BYTES):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        assert reader.news() is None and reader.read() == before, f"byte {at}"
+        assert reader.next_mark() is None and reader.read() == before, f"byte {at}"
     for size in (0, SECOND_SLOT - 1, SECOND_SLOT, SECOND_SLOT + 12, FILE_BYTES - 1):
         path.write_bytes(content[:size])
-        assert reader.news() is None, f"{size} bytes"
+        assert reader.next_mark() is None, f"{size} bytes"
     path.write_bytes(content)
-    assert reader.news() == writer.mark
+    assert reader.next_mark() == writer.mark
     writer.close()
     reader.close()
 
@@ -264,6 +266,6 @@ def test_watermark_that_cannot_be_read_is_left_to_the_next_read(path: Path) -> N
     reader = WatermarkReader(files, str(path), SALT)
     reader.read()
     files.armed = True
-    assert reader.news() is None and reader.has_news()
+    assert reader.next_mark() is None and reader.has_next_mark()
     files.armed = False
     reader.close()

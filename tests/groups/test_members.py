@@ -225,11 +225,11 @@ def test_refused_member_leaves_no_file_open(tmp_path: Path) -> None:
 def test_looks_and_joins_at_once_lose_no_member(tmp_path: Path) -> None:
     stop = threading.Event()
 
-    def look() -> None:
+    def read_if_held() -> None:
         while not stop.is_set():
             live(tmp_path)
 
-    looking = threading.Thread(target=look)
+    looking = threading.Thread(target=read_if_held)
     looking.start()
     try:
         for _ in range(100):

@@ -33,7 +33,7 @@ def test_reader_goes_on_to_its_end_in_a_copy_put_in_place(open_topic: Open, path
         shutil.copytree(path, path.with_suffix(".copy"))
         path.rename(path.with_suffix(".bak"))
         path.with_suffix(".copy").rename(path)
-        log.look()
+        log.check_moved()
         assert found + [record.value for record in reader] == values
 
 
@@ -281,13 +281,13 @@ def test_directory_without_a_whole_watermark_is_known_by_its_segments(open_topic
             (path / "0000" / "watermark").write_bytes(b"nothing")
             next((path / "0000").glob("*.log")).write_bytes(b"nothing")
             for _ in range(3):
-                log.look()
+                log.check_moved()
                 assert log.mark().flushed_end == end, "what is open says more than what is there"
         else:
             shutil.copytree(path / "0001", path / "0000")
-            log.look()
+            log.check_moved()
             with pytest.raises(LogMovedError, match="holds another log"):
-                log.look()
+                log.check_moved()
 
 
 def test_files_that_are_missing_for_a_moment_are_waited_for(open_topic: Open, path: Path) -> None:
@@ -299,10 +299,10 @@ def test_files_that_are_missing_for_a_moment_are_waited_for(open_topic: Open, pa
         end = log.mark().flushed_end
         for _ in range(3):
             path.rename(path.with_suffix(".bak"))
-            log.look()
+            log.check_moved()
             assert log.mark().flushed_end == end
             path.with_suffix(".bak").rename(path)
-            log.look()
+            log.check_moved()
 
 
 def test_reader_of_a_watermark_that_fails_to_open_leaves_nothing_open() -> None:
@@ -343,5 +343,5 @@ def test_reader_looks_in_a_signal_handler_although_its_thread_is_flushing(open_t
     log = topic.partition(0)._access.log
     writer = topic.partition(0)._access.writer()
     with writer.lock:
-        log.look()
+        log.check_moved()
         assert log.mark().flushed_end > 0

@@ -383,7 +383,7 @@ def test_log_of_this_process_is_not_spun_on(topic: Topic, monkeypatch: pytest.Mo
     def refuse(_: object) -> bool:
         raise AssertionError("its writer needs the interpreter")
 
-    monkeypatch.setattr(WatermarkReader, "has_news", refuse)
+    monkeypatch.setattr(WatermarkReader, "has_next_mark", refuse)
     reader = follower(topic, timeout=0.02, spin=LONG)
     assert list(reader) == []
     assert reader._waiter is not None, "it slept"

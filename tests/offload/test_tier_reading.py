@@ -167,10 +167,10 @@ def test_a_follower_reads_the_past_and_goes_on_in_the_tail(open_topic: Open, pat
             [record] = follower.poll(max_records=1)
             assert record.value is not None and record.value[:3] == b"0-%d" % (number % 5)
         assert follower.poll() == []
-        assert both.partition(0)._access.log.news() is None
+        assert both.partition(0)._access.log.next_mark() is None
         for value in (b"a", b"b"):
             topic.append(value, sync=True)
-            news = both.partition(0)._access.log.news()
+            news = both.partition(0)._access.log.next_mark()
             assert news is None or news.log_start_offset == 0
             assert [each.value for each in follower.poll(timeout=5)] == [value]
         seal(topic, 1)

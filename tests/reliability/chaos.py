@@ -25,7 +25,7 @@ from processes import fork, wait
 
 from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic, evict_member
 from loglib.groups import TopicPartition
-from loglib.groups.lock_file import look
+from loglib.groups.lock_file import read_if_held
 from loglib.groups.offsets import Offsets, _parse, offsets_identity
 from loglib.log.cursor import Cursor
 from loglib.log.log import Log
@@ -218,7 +218,7 @@ class Chaos:
 
     def evict(self, pid: int) -> None:
         """Evict a member if it has joined: a member that has not yet locked its file would make another file."""
-        if look(REAL, str(self.path / "groups" / GROUP / "members" / f"m{pid}")) is not None:
+        if read_if_held(REAL, str(self.path / "groups" / GROUP / "members" / f"m{pid}")) is not None:
             self.ended_ns[pid] = time.monotonic_ns()
             with Topic.open(self.path, mode="r") as topic:
                 evict_member(topic, GROUP, f"m{pid}")

@@ -180,9 +180,9 @@ def test_hold_of_a_dead_coordinator_ends_by_itself(path: Path) -> None:
 def test_knock_that_nobody_answers_is_taken_back(path: Path) -> None:
     with Topic.open(path):
         pass
-    assert notifications.knock(REAL, str(path), [3, 4], patience_s=0.1) == [3, 4]
+    assert notifications.request_ack(REAL, str(path), [3, 4], patience_s=0.1) == [3, 4]
     assert os.listdir(path / "inbox") == []
-    notifications.ring(REAL, str(path.parent / "no topic"))  # of a deleted topic: nothing
+    notifications.notify(REAL, str(path.parent / "no topic"))  # of a deleted topic: nothing
 
 
 def test_only_the_owner_of_the_partition_answers(path: Path) -> None:
@@ -191,7 +191,7 @@ def test_only_the_owner_of_the_partition_answers(path: Path) -> None:
     answers: list[list[int]] = []
 
     def ask() -> None:
-        answers.append(notifications.knock(REAL, str(path), [3], patience_s=30.0))
+        answers.append(notifications.request_ack(REAL, str(path), [3], patience_s=30.0))
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -244,7 +244,7 @@ def test_inboxes_are_watched_again_after_an_error(path: Path, monkeypatch: pytes
         event.set()
         return False
 
-    postman.attend(str(path), served, serve)
+    postman.listen(str(path), served, serve)
     assert served.wait(30)
     assert failures == []
     postman.leave(served)
@@ -261,8 +261,8 @@ def test_inboxes_are_looked_at_where_the_system_reports_nothing(path: Path, monk
         return False
 
     postman = notifications._NotificationThread()
-    postman.attend(str(path), served, serve)
-    postman.attend(str(path / "gone"), gone, serve)
+    postman.listen(str(path), served, serve)
+    postman.listen(str(path / "gone"), gone, serve)
     for _ in range(3):
         assert served.acquire(timeout=30)
     postman.leave(served)
@@ -279,7 +279,7 @@ def attended(path: Path) -> Iterator[tuple[notifications._NotificationThread, th
         return False
 
     postman = notifications._NotificationThread()
-    postman.attend(str(path), served, serve)
+    postman.listen(str(path), served, serve)
     yield postman, served
     postman.leave(served)
 
@@ -334,8 +334,8 @@ def test_trouble_of_one_topic_is_not_the_others(path: Path, monkeypatch: pytest.
 
     postman = notifications._NotificationThread()
     troubled = threading.Event()
-    postman.attend(str(path), troubled, fail)
-    postman.attend(str(path), served, serve)
+    postman.listen(str(path), troubled, fail)
+    postman.listen(str(path), served, serve)
     assert served.wait(30)
     postman.leave(troubled)
     postman.leave(served)

@@ -92,8 +92,8 @@ def test_publication_of_an_owner_in_another_process_is_synced_for_it(monkeypatch
             for owner in owners:
                 owner._serving.serve()
 
-    monkeypatch.setattr(transaction_module, "knock", lambda *_, **__: [])
-    monkeypatch.setattr(apply, "ring", serve)
+    monkeypatch.setattr(transaction_module, "request_ack", lambda *_, **__: [])
+    monkeypatch.setattr(apply, "notify", serve)
     with transaction("etl") as tx:
         for partition in (0, 1):
             tx.append(topics[0], b"1", partition=partition)

@@ -6,7 +6,7 @@ import pytest
 
 from conftest import values_of
 from loglib import CorruptLogError, LogError, Topic, UnsupportedFormatError, transaction
-from loglib.log.store_pointer import is_done_here, read_home, settle
+from loglib.log.store_pointer import is_done_here, read_pointer, settle
 from loglib.system.files import REAL
 
 
@@ -20,7 +20,7 @@ def named(tmp_path: Path) -> Path:
 
 def test_topic_without_transactions_has_no_store(tmp_path: Path) -> None:
     Topic.open(tmp_path / "topic").close()
-    assert read_home(REAL, str(tmp_path / "topic")) is None
+    assert read_pointer(REAL, str(tmp_path / "topic")) is None
     assert not is_done_here(REAL, str(tmp_path / "topic"), 1)
 
 
@@ -40,7 +40,7 @@ def test_damage_of_the_name_is_found(named: Path) -> None:
     for at in range(len(content) - 3):
         file.write_bytes(content[:at] + bytes([content[at] ^ 0x04]) + content[at + 1 :])
         with pytest.raises((CorruptLogError, UnsupportedFormatError)):
-            read_home(REAL, str(named))
+            read_pointer(REAL, str(named))
         assert not is_done_here(REAL, str(named), 2)
     file.write_bytes(content[:40])
     with pytest.raises(CorruptLogError):
@@ -54,7 +54,7 @@ def test_newer_format_is_refused_by_name(named: Path) -> None:
     before = file.read_bytes().replace(b'"format": 1', b'"format": 9').rpartition(b'"crc"')[0]
     file.write_bytes(before + b'"crc": "%08x"}\n' % crc32c(before))
     with pytest.raises(UnsupportedFormatError):
-        read_home(REAL, str(named))
+        read_pointer(REAL, str(named))
 
 
 def test_store_is_named_once(named: Path, tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_process_that_was_slower_uses_the_name_that_is_there(tmp_path: Path, mon
 
     with Topic.open(tmp_path / "data" / "topic") as topic, transaction("etl") as tx:
         tx.append(topic, b"x")
-    there = read_home(REAL, topic.path)
+    there = read_pointer(REAL, topic.path)
     assert there is not None
     answers = [None, there]
-    monkeypatch.setattr(store_pointer, "read_home", lambda *_: answers.pop(0))
+    monkeypatch.setattr(store_pointer, "read_pointer", lambda *_: answers.pop(0))
     settle(REAL, topic.path, there.path, there.id, permissions=0o600)
     assert answers == []

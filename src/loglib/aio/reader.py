@@ -110,7 +110,7 @@ class AsyncReader(NotCopyable):
                 self._watch.clear()
                 if self._watch.replaced:
                     self._watch.replaced = False
-                    await self._calls(self._look)
+                    await self._calls(self._check_moved)
             if await self._calls(reader._first_batch if batches else reader._have_records, 0.0):
                 return True
             if reader.closed or not reader._follow:
@@ -123,9 +123,9 @@ class AsyncReader(NotCopyable):
                 return False
             await self._watch.wait(remaining)
 
-    def _look(self) -> None:
+    def _check_moved(self) -> None:
         for log in self._reader._logs.values():
-            log.look()
+            log.check_moved()
 
     def _end(self) -> None:
         if self._watch is not None:

@@ -41,7 +41,7 @@ class ActiveSegment(NotCopyable):
     def write(self, parts: Sequence[Buffer], offset: int) -> None:
         """Write a batch that begins at `offset`, where the file must end. Handed to the system."""
         position = HEADER_BYTES + offset - self.base_offset
-        self.look(position)
+        self.checked_size(position)
         self._reach = max(self._reach, position + sum(map(len, parts)))
         self._files.write_all(self.fd, parts, position)
 
@@ -58,12 +58,12 @@ class ActiveSegment(NotCopyable):
         True if there were any. Handed to the system: after a power cut the bytes may be there again.
         """
         position = self.file_position(end)
-        if self.look(position) > position:
+        if self.checked_size(position) > position:
             self._files.ftruncate(self.fd, position)
             return True
         return False
 
-    def look(self, position: int) -> int:
+    def checked_size(self, position: int) -> int:
         """The size of the file. It must have a name, and end at `position` or where a write of this writer ended."""
         facts = self._files.fstat(self.fd)
         self.links = facts.st_nlink

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ..config.policies import TopicConfig
-from ..errors import tell_appended
+from ..errors import report_appended
 from ..format.codec import codec_id
 from ..format.columns import Columns
 from ..format.header import NO_PRODUCER, Producer, encode_body
@@ -57,7 +57,7 @@ def append_loads(
                 few = _append_few(writer, columns, size_bytes, config, producer)
                 ranges.extend(OffsetRange(writer.partition, offsets) for offsets in few)
     except BaseException as error:
-        tell_appended(error, ranges)
+        report_appended(error, ranges)
         raise
     return ranges
 
@@ -69,7 +69,7 @@ def append_numbered(writer: Writer, load: Load, config: TopicConfig, producer: P
         if sync:
             writer.flush()
     except BaseException as error:
-        tell_appended(error, [found])
+        report_appended(error, [found])
         raise
     return found.offsets.start
 

@@ -117,7 +117,7 @@ class RetentionRunner(NotCopyable):
         if not self._lock.acquire(timeout=_WAIT_S if rolled and limited else 0):
             return
         try:
-            self._drop(self._look([partition]))
+            self._drop(self._plan([partition]))
         finally:
             self._lock.release()
 
@@ -129,7 +129,7 @@ class RetentionRunner(NotCopyable):
             self._give_back()
             others = self._others()
             self._seal_old(others)
-            self._drop(self._look(others))
+            self._drop(self._plan(others))
         finally:
             self._lock.release()
 
@@ -146,7 +146,7 @@ class RetentionRunner(NotCopyable):
                 partitions = [*self._owned(), *abandoned]
             else:
                 partitions = [partition]
-            found = self._look(partitions)
+            found = self._plan(partitions)
             seen = sorted(number for number in partitions if number in found)
             decisions = self._decisions(self._kept, found, seen)
             self._drop({number: found[number] for number in seen})
@@ -233,7 +233,7 @@ class RetentionRunner(NotCopyable):
                 self._told[number] = str(error)
                 logger.warning("%s: retention skips this partition: %s", self._kept[number].log.directory, error)
 
-    def _look(self, partitions: Sequence[int]) -> dict[int, RetentionPlan]:
+    def _plan(self, partitions: Sequence[int]) -> dict[int, RetentionPlan]:
         """What goes from these partitions. To free space, it covers all that this or no process owns."""
         policy, space = self._config.retention, self._space()
         if space.is_short(policy):

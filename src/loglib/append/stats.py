@@ -115,7 +115,7 @@ def stats_of_partition(access: Access, oldest: dict[int, tuple[int, int]]) -> Pa
         unflushed = batch.tail.end - mark.flushed_end + batch.buffered_bytes()
         times = writer.flush_clock.times()
     oldest_us = _oldest(log, mark, oldest)
-    log.rest()  # so that few of thousands of logs have open files
+    log.release_files()  # so that few of thousands of logs have open files
     segments = sum(base >= mark.log_start_offset for base in log.index.bases())
     return PartitionStats(
         access.id, mark.log_start_offset, mark.flushed_end, segments,

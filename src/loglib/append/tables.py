@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..config.policies import MAX_BATCH_BYTES, TopicConfig
-from ..errors import OffsetRange, tell_appended, tell_missing
+from ..errors import OffsetRange, report_appended, report_missing
 from ..format.codec import codec_id
 from ..format.columns import Columns
 from ..format.header import NO_PRODUCER, Body, Producer
@@ -86,7 +86,7 @@ def append_table(
             for piece, loads in encoded:
                 written.write(piece, loads)
     except BaseException as error:
-        written.tell(error, encoder.taken if source.records is None else source.records)
+        written.report(error, encoder.taken if source.records is None else source.records)
         raise
     return written.ranges
 
@@ -254,9 +254,9 @@ class _Written:
                 self.ranges.append(OffsetRange(partition, writer.append(few, size_bytes)))
         self._shares, self._complete, self._complete_ranges = (), piece.first + len(piece.records), len(self.ranges)
 
-    def tell(self, error: BaseException, count: int) -> None:
+    def report(self, error: BaseException, count: int) -> None:
         """Add to the error what was appended, and which of the `count` records of the call were not."""
-        tell_appended(error, self.ranges)
+        report_appended(error, self.ranges)
         appended: tuple[OffsetRange, ...] = getattr(error, "appended", ())
         missing: list[int] = []
         behind = self._complete
@@ -265,4 +265,4 @@ class _Written:
             missing += (self._complete + int(index) for index in indexes[done:])
             behind += len(records)
         rest = range(behind, count)
-        tell_missing(error, (*sorted(missing), *rest) if missing else rest, count)
+        report_missing(error, (*sorted(missing), *rest) if missing else rest, count)

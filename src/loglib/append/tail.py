@@ -468,7 +468,7 @@ class TailWriter(NotCopyable):
         """An error if the segment has lost its name or was changed by another program, else None. One fstat."""
         active = self.active
         try:
-            active.look(active.file_position(end))
+            active.checked_size(active.file_position(end))
         except LogMovedError as error:
             return error
         except OSError as error:

@@ -40,7 +40,7 @@ from ..errors import (
     StorageFullError,
     StorageIOError,
     WriterFailedError,
-    tell_appended,
+    report_appended,
 )
 from ..format.codec import codec_id
 from ..format.columns import Columns
@@ -188,7 +188,7 @@ class Writer(NotCopyable):
                 self.disk.go_by(config)
                 self.batch = self._open_batch(self.batch.tail)
         except LogError as error:
-            self._tell(error)
+            self._report(error)
             raise
 
     def _go_by(self, config: TopicConfig) -> None:
@@ -231,7 +231,7 @@ class Writer(NotCopyable):
             elif due or self.disk.rolled:
                 self._after_append(offsets[-1], due=due)
         except BaseException as error:
-            self._tell(error, offsets, batch)
+            self._report(error, offsets, batch)
             raise
         return offsets
 
@@ -268,13 +268,13 @@ class Writer(NotCopyable):
                 if (moved := self.disk.find_moved()) is not None:
                     self._leave(moved)
                 tail, active = self.batch.tail, self.disk.active
-            self._show(tail, active)
+            self._publish(tail, active)
 
         try:
             self._turn.take_at_once(append_and_flush)
         except BaseException as error:
             appended = bool(batch.values) and batch.values[0] is value  # else an interrupt came just before that
-            self._tell(error, offsets if appended else None, batch)
+            self._report(error, offsets if appended else None, batch)
             raise
         if offsets is None:
             return None
@@ -347,8 +347,8 @@ class Writer(NotCopyable):
                 due = self._ask_if_due()
             self._after_append(ranges[-1][-1], due=due)
         except BaseException as error:
-            self._tell(error)
-            tell_appended(error, [OffsetRange(self.partition, each) for each in ranges])
+            self._report(error)
+            report_appended(error, [OffsetRange(self.partition, each) for each in ranges])
             raise
         return ranges
 
@@ -388,8 +388,8 @@ class Writer(NotCopyable):
                 due = self._ask_if_due()
             self._after_append(ranges[-1][-1], due=due)
         except BaseException as error:
-            self._tell(error)
-            tell_appended(error, [OffsetRange(self.partition, each) for each in ranges])
+            self._report(error)
+            report_appended(error, [OffsetRange(self.partition, each) for each in ranges])
             raise
         return range(start, end)
 
@@ -427,7 +427,7 @@ class Writer(NotCopyable):
                 tail = self.batch.tail
                 self.disk.publish(hold=(txn, tail.end, tail.last_batch))
         except BaseException as error:
-            self._tell(error)
+            self._report(error)
             raise
 
     def append_section(self, batches: Sequence[NewBatch]) -> None:
@@ -439,7 +439,7 @@ class Writer(NotCopyable):
                 self._write(batches, self._clock.moment())
             self._tell_rolled()
         except BaseException as error:
-            self._tell(error)
+            self._report(error)
             raise
 
     def attach_section(self, path: str, batches: Sequence[NewBatch]) -> bool:
@@ -470,7 +470,7 @@ class Writer(NotCopyable):
                 self.disk.retire(sealed)
             self._tell_rolled()
         except BaseException as error:
-            self._tell(error)
+            self._report(error)
             raise
         return True
 
@@ -486,7 +486,7 @@ class Writer(NotCopyable):
         try:
             self._turn.take(lambda: self._end_section(txn))
         except LogError as error:
-            self._tell(error)
+            self._report(error)
             raise
 
     def _end_section(self, txn: int) -> None:
@@ -517,7 +517,7 @@ class Writer(NotCopyable):
     def raise_soon(self, error: LogError) -> None:
         """Let the next call raise an error of the background."""
         with self.lock:
-            self._bury()
+            self._mark_lost()
             self.batch.owe(error)
 
     def check_usable(self) -> None:
@@ -528,20 +528,20 @@ class Writer(NotCopyable):
             error, self.batch.owed = self.batch.owed, None
             raise error
 
-    def _tell(self, error: BaseException, appended: range | None = None, batch: OpenBatch | None = None) -> None:
+    def _report(self, error: BaseException, appended: range | None = None, batch: OpenBatch | None = None) -> None:
         """Add to a call's error the owed error, and the records that the call has appended to `batch`."""
         if isinstance(error, LogError):
             with self.lock:
-                self._bury()
+                self._mark_lost()
                 owed, self.batch.owed = self.batch.owed, None
                 if owed is not None and owed is not error:
                     error.take_over(owed)
                     if type(owed) is not type(error):
                         error.add_note(f"before that: {owed}")
         if appended is not None and (batch is None or batch.lost is None):
-            tell_appended(error, [OffsetRange(self.partition, appended)])
+            report_appended(error, [OffsetRange(self.partition, appended)])
 
-    def _bury(self) -> None:
+    def _mark_lost(self) -> None:
         """If the writer has failed: owe an error that names the lost records, once."""
         failure = self.disk.failure
         if failure is None or self._buried or self._closed is not None:
@@ -694,7 +694,7 @@ class Writer(NotCopyable):
         try:
             return bool(self._turn.take(lambda: self._roll_if_due(older_than_us)))
         except LogError as error:
-            self._tell(error)
+            self._report(error)
             raise
 
     def _roll_if_due(self, older_than_us: int | None) -> bool:
@@ -730,7 +730,7 @@ class Writer(NotCopyable):
             try:
                 self._turn.take(self._flush_all)
             except LogError as error:
-                self._tell(error)
+                self._report(error)
                 raise
         if self.disk.rolled:
             self._tell_rolled()
@@ -765,9 +765,9 @@ class Writer(NotCopyable):
             if moved is not None:
                 self._leave(moved)
             tail, active = self.batch.tail, self.disk.active
-        self._show(tail, active)
+        self._publish(tail, active)
 
-    def _show(self, tail: Tail, active: ActiveSegment) -> None:
+    def _publish(self, tail: Tail, active: ActiveSegment) -> None:
         """Make everything before `tail` durable and visible. Only the thread with the turn calls it, without `lock`."""
         if tail.end > self.disk.mark.flushed_end:
             began = perf_counter()
@@ -787,7 +787,7 @@ class Writer(NotCopyable):
         try:
             self._turn.take(self._check_place)
         except LogError as error:
-            self._tell(error)
+            self._report(error)
             raise
 
     def _check_place(self) -> None:
@@ -817,7 +817,7 @@ class Writer(NotCopyable):
         try:
             return self._turn.take(lambda: self._drop_before(base_offset)) or []
         except LogError as error:
-            self._tell(error)
+            self._report(error)
             raise
 
     def _drop_before(self, base_offset: int) -> list[str]:
@@ -864,14 +864,14 @@ class Writer(NotCopyable):
                 if moved is not None:
                     self._leave(moved)
             except LogError as error:
-                self._bury()
-                self._doubt(error)
+                self._mark_lost()
+                self._mark_in_doubt(error)
                 self._drop(error)  # the records that could not be written
             except OSError as error:
                 self._drop(StorageIOError(self.directory, error, "closing"))
             self._closed = closed
 
-    def _doubt(self, error: LogError) -> None:
+    def _mark_in_doubt(self, error: LogError) -> None:
         """Name what is written here and not in enough other directories: nobody can flush it any more."""
         shown, end = self.flushed_end, self.batch.tail.end
         if self.disk.copies is not None and self.disk.failure is None and shown < end:

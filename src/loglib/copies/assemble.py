@@ -37,7 +37,7 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .election import choose, standing_of
-from .follower_log import FollowerLog, promise, read_mark
+from .follower_log import FollowerLog, read_mark, set_epoch_floor
 from .log_copier import LogCopier
 from .log_source import SourceLog
 from .member_list import ACKS, Acks, Members, needed, read_members
@@ -113,7 +113,7 @@ class _MemberDirectory(NotCopyable):
 def check_new(files: Files, wish: ReplicaRequest) -> None:
     """`LogError` if another directory has something already, while the own directory has no topic."""
     for path in wish.paths:
-        if not (seat := _look(files, path)).is_empty:
+        if not (seat := _examine(files, path)).is_empty:
             what = seat.why or "holds a topic"
             raise LogError(
                 f"{path}: {what}; the directory to be opened has none. If it was a member of that topic, open the "
@@ -136,7 +136,7 @@ def assemble(
         made = _Assembly(files, path, wish, log_id, config, now, opened)
         made.seat()
         made.lock()
-        made.promise()
+        made.set_epoch_floor()
         made.bring_up()
         opened.pop_all()
         return made.result()
@@ -176,7 +176,7 @@ class _Assembly(NotCopyable):
 
     def seat(self) -> None:
         """Find out which members the given directories are. Nothing is changed."""
-        seats = [_look(self._files, each) for each in (self._path, *self._wish.paths)]
+        seats = [_examine(self._files, each) for each in (self._path, *self._wish.paths)]
         for seat in seats:
             if seat.members is not None and seat.members.log_id != self._log_id:
                 raise LogError(f"{seat.path} is a member of another topic; it belongs elsewhere")
@@ -326,7 +326,7 @@ class _Assembly(NotCopyable):
     def lock(self) -> None:
         """Lock all partitions of all directories, and note their marks. `LockedError` if a process has one."""
         self._each(self._lock)
-        self._each(self._unsettle)
+        self._each(self._revoke_vote)
         self._each(self._read_marks)
 
     def _each(self, step: Callable[[_MemberDirectory], None]) -> None:
@@ -362,7 +362,7 @@ class _Assembly(NotCopyable):
                 seat.locks[number] = held
                 self._opened.callback(held.release)
 
-    def _unsettle(self, seat: _MemberDirectory) -> None:
+    def _revoke_vote(self, seat: _MemberDirectory) -> None:
         """Let a directory that is new, or lacks a mark, be no witness until it is whole again. Synced."""
         if self._is_first_member(seat):
             return
@@ -393,17 +393,17 @@ class _Assembly(NotCopyable):
                 if mark is not None:
                     seat.marks[number] = mark
 
-    def promise(self) -> None:
+    def set_epoch_floor(self) -> None:
         """Let no other opening with a lower number go on. Synced."""
         for number in range(self._config.partitions):
             known = [seat.marks[number] for seat in self._seats if number in seat.marks]
             self._epochs.append(1 + max(max(mark.promised_epoch, mark.writer_epoch) for mark in known))
-        self._each(self._promise)
+        self._each(self._set_epoch_floor)
 
-    def _promise(self, seat: _MemberDirectory) -> None:
+    def _set_epoch_floor(self, seat: _MemberDirectory) -> None:
         for number, mark in seat.marks.items():
             place = seat.locks[number].directory
-            seat.marks[number] = promise(place, self._identity(number), mark, self._epochs[number])
+            seat.marks[number] = set_epoch_floor(place, self._identity(number), mark, self._epochs[number])
 
     # --- one history -------------------------------------------------------------------------------------
 
@@ -445,11 +445,11 @@ class _Assembly(NotCopyable):
         files, identity, permissions = self._files, self._identity(number), self._config.permissions
         source, own = self._directory(donor, number), self._seats[0]
         if number in donor.pairs:  # it was to be brought up from another one, which turned out to be damaged
-            donor.pairs.pop(number).let_go()
+            donor.pairs.pop(number).detach_lock()
         copied = FollowerLog(files, source, identity, permissions, held=donor.locks[number], shows=False)
         end, mark, last = copied.end, copied.mark, copied.bases[-1]
-        copied.show(*shown)
-        copied.let_go()
+        copied.publish_end(*shown)
+        copied.detach_lock()
         target = mark._replace(
             flushed_end=end.end, flushed_tail=end.last_batch, durable_end=end.end, durable_tail=end.last_batch
         )
@@ -466,12 +466,12 @@ class _Assembly(NotCopyable):
                     pair.copied.begin(begun.header, begun.more_producers)
                 for name in (CLOCK, gaps.NAME):
                     pair.carry(name)
-                pair.copied.show(*shown)
-                pair.copied.promise(self._epochs[number])
+                pair.copied.publish_end(*shown)
+                pair.copied.set_epoch_floor(self._epochs[number])
 
         self._each(bring_up)
         if donor is not own:
-            own.pairs.pop(number).let_go()
+            own.pairs.pop(number).detach_lock()
             for seat in self._seats[1:]:
                 self._pair(seat, number, self._directory(own, number))
 
@@ -542,7 +542,7 @@ def _id_of(seat: _MemberDirectory, members: Members) -> str:
     return next(each for each, where in members.paths.items() if where == seat.path) if not seat.members else seat.id
 
 
-def _look(files: Files, path: str) -> _MemberDirectory:
+def _examine(files: Files, path: str) -> _MemberDirectory:
     """What is in a directory. It changes nothing."""
     seat = _MemberDirectory(path)
     try:

@@ -44,7 +44,7 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 
-__all__ = ["End", "FollowerLog", "UnmarkedTail", "look_behind", "make_copied", "promise", "read_mark"]
+__all__ = ["End", "FollowerLog", "UnmarkedTail", "look_behind", "make_copied", "read_mark", "set_epoch_floor"]
 
 _ASIDE = ".diverged-"
 
@@ -131,9 +131,9 @@ class FollowerLog(NotCopyable):
         broken = broken_slots(place.read_whole(WATERMARK, MOST_BYTES), self.identity.salt)  # a write was torn
         if self._shows and tail.end != mark.flushed_end:
             end, last = tail.end, tail.last_batch
-            self._promise(mark._replace(flushed_end=end, durable_end=end, flushed_tail=last, durable_tail=last))
+            self._publish_twice(mark._replace(flushed_end=end, durable_end=end, flushed_tail=last, durable_tail=last))
         elif broken:
-            self._promise(mark)
+            self._publish_twice(mark)
 
     def _shown(self, tail: Tail) -> Tail:
         """The tail without a transaction that the mark does not have: the other partitions may lack it."""
@@ -183,7 +183,7 @@ class FollowerLog(NotCopyable):
             self._fd = self.place.open_write(segment_name(self.bases[-1]))
         return self._fd
 
-    def rest(self) -> None:
+    def release_files(self) -> None:
         """Close the files until their next use; the lock stays. What was appended must be synced."""
         syncer, self._syncer = self._syncer, None
         if syncer is not None:  # an error has ended the work
@@ -286,18 +286,18 @@ class FollowerLog(NotCopyable):
         self._marks().publish(mark)
         self.mark = mark
 
-    def promise(self, epoch: int) -> None:
+    def set_epoch_floor(self, epoch: int) -> None:
         """Let no writer with a lower number write here from now on. Synced."""
         self.publish(self.mark._replace(promised_epoch=epoch))
         self.sync_mark()
 
-    def accept(self, epoch: int, nonce: int) -> None:
+    def set_epoch(self, epoch: int, nonce: int) -> None:
         """Take this log for that of a writer, from whose log it does not differ; all of it is durable. Synced."""
         assert self.synced == self.end
         self.publish(self.mark._replace(writer_epoch=epoch, writer_nonce=nonce, promised_epoch=epoch))
         self.sync_mark()
 
-    def show(self, end: int, last_batch: int) -> None:
+    def publish_end(self, end: int, last_batch: int) -> None:
         """Let readers see up to `end`, where the batch at `last_batch` ends, if that is here and new. Synced."""
         mark = self.mark
         if mark.flushed_end < end <= self.synced.end:
@@ -309,7 +309,7 @@ class FollowerLog(NotCopyable):
     def rest_at(self, mark: Mark) -> None:
         """Publish this mark in both slots. Synced."""
         assert mark.flushed_end <= self.synced.end
-        self._promise(mark)
+        self._publish_twice(mark)
 
     def sync_mark(self) -> None:
         """Make the last publication durable. Synced."""
@@ -318,7 +318,7 @@ class FollowerLog(NotCopyable):
     def drop_before(self, base: int, mark: Mark | None = None) -> None:
         """Let the log begin at this segment, and remove those before it. Synced."""
         assert base in self.bases
-        self._promise((mark or self.mark)._replace(log_start_offset=base))
+        self._publish_twice((mark or self.mark)._replace(log_start_offset=base))
         names = [segment_name(each) for each in self.bases if each < base]
         self.bases = [each for each in self.bases if each >= base]
         for name in names:
@@ -330,7 +330,7 @@ class FollowerLog(NotCopyable):
     def begin_first(self, header: SegmentHeader) -> None:
         """Give the only segment, which has no batches, this header. Synced."""
         if self.header(self.bases[0]) != header:
-            self.rest()
+            self.release_files()
             self._fd = create_segment(self.place, header, self._permissions)
             self.end = self.synced = End(header.base_offset, header.previous_batch, header.previous_crc)
 
@@ -342,7 +342,7 @@ class FollowerLog(NotCopyable):
         mark = Mark.at_rest(self.mark.sequence, start, start, header.previous_batch)
         self.drop_before(start, mark._replace(applied_txn=header.applied_txn))
 
-    def _promise(self, mark: Mark) -> None:
+    def _publish_twice(self, mark: Mark) -> None:
         """Write the mark into both slots. Synced."""
         for _ in range(2):
             self._publish(mark)
@@ -363,13 +363,13 @@ class FollowerLog(NotCopyable):
             kept.append(self._keep_aside(base, start))
         kept += [self._keep_aside(each, 0) for each in later if self._size(each) > HEADER_BYTES]
         self.place.sync()
-        self._promise(mark)
+        self._publish_twice(mark)
         for each in reversed(later):
             self.place.unlink(segment_name(each))
         self.place.sync()
         self.bases = [each for each in self.bases if each <= base]
         self.end = self.synced = to
-        self.rest()
+        self.release_files()
         self._fd = self._cut_file(segment_name(base), start)
         return kept
 
@@ -422,15 +422,15 @@ class FollowerLog(NotCopyable):
 
     # --- end ---------------------------------------------------------------------------------------------
 
-    def let_go(self) -> lock.Lock:
+    def detach_lock(self) -> lock.Lock:
         """Close the files, and leave the lock to the caller."""
-        self.rest()
+        self.release_files()
         return self.held
 
     def close(self) -> None:
         """Release the log. What was appended and not published will be cut by the next opening."""
         try:
-            self.rest()
+            self.release_files()
         finally:
             self.held.release()
 
@@ -442,7 +442,7 @@ def read_mark(place: Directory, identity: Identity) -> Mark | None:
     return newest(place.read_whole(WATERMARK, MOST_BYTES), identity.salt, place.path_of(WATERMARK))
 
 
-def promise(place: Directory, identity: Identity, mark: Mark, epoch: int) -> Mark:
+def set_epoch_floor(place: Directory, identity: Identity, mark: Mark, epoch: int) -> Mark:
     """Let no writer with a lower number write in this directory, whose newest mark is given. Synced."""
     writer = WatermarkWriter(place.files, place.path_of(WATERMARK), identity.salt, mark, within=place)
     try:

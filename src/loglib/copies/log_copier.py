@@ -58,7 +58,7 @@ class Source(Protocol):
 
     def acknowledge(self, end: int) -> None: ...
 
-    def rest(self) -> None: ...
+    def release_files(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -90,15 +90,15 @@ class LogCopier(NotCopyable):
         self.source.close()
         self.copied.close()
 
-    def let_go(self) -> None:
+    def detach_lock(self) -> None:
         """Close all files, and leave the lock to the caller."""
         self.source.close()
-        self.copied.let_go()
+        self.copied.detach_lock()
 
-    def rest(self) -> None:
+    def release_files(self) -> None:
         """Close files until their next use."""
-        self.source.rest()
-        self.copied.rest()
+        self.source.release_files()
+        self.copied.release_files()
 
     @property
     def lag_bytes(self) -> int:

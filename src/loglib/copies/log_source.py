@@ -73,15 +73,15 @@ class SourceLog(NotCopyable):
         self._restored = self.log.restored  # its value when the segment was opened
 
     def close(self) -> None:
-        self.rest()
+        self.release_files()
         self.log.close()
 
-    def rest(self) -> None:
+    def release_files(self) -> None:
         """Close the files until the next use."""
         if self._segment is not None:
             self._segment.close()
             self._segment = None
-        self.log.rest()
+        self.log.release_files()
 
     @property
     def published_end(self) -> int:

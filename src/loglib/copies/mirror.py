@@ -63,7 +63,7 @@ class Origin(Groups, Protocol):
 
     def described(self) -> tuple[bytes, TopicConfig]: ...
 
-    def home(self, copy: str, /) -> bytes | None: ...
+    def store_pointer(self, copy: str, /) -> bytes | None: ...
 
     def log(self, number: int) -> Source: ...
 
@@ -71,7 +71,7 @@ class Origin(Groups, Protocol):
 
     def watch(self) -> bool: ...
 
-    def news(self, timeout_s: float) -> list[int]: ...
+    def wait_for_changes(self, timeout_s: float) -> list[int]: ...
 
     def wake(self) -> None: ...
 
@@ -305,10 +305,10 @@ class Mirror(NotCopyable):
             directory.replace(topic_file.NAME, content, self._config.permissions)
         self._described = content
 
-    def _carry_home(self) -> None:
+    def _carry_store_pointer(self) -> None:
         if (
-            store_pointer.read_home(self._files, self.path) is None
-            and (content := self._origin.home(self.path)) is not None
+            store_pointer.read_pointer(self._files, self.path) is None
+            and (content := self._origin.store_pointer(self.path)) is not None
         ):
             with Directory.open(self._files, self.path) as directory:
                 directory.replace(store_pointer.NAME, content, self._config.permissions)
@@ -339,14 +339,14 @@ class Mirror(NotCopyable):
     def _pass(self, pairs: Iterable[LogCopier]) -> int:
         marks = self._origin.marks([pair.copied.identity.partition for pair in pairs])
         if any(mark.applied_txn > self._pairs[number].copied.mark.applied_txn for number, mark in marks.items()):
-            self._carry_home()
+            self._carry_store_pointer()
             pairs = self._pairs  # a transaction may be in partitions of which nothing is known yet
             marks = self._origin.marks(range(len(self._pairs)))
         wanted = {pair: marks[pair.copied.identity.partition] for pair in pairs}
         wanted = {pair: mark for pair, mark in wanted.items() if not pair.is_ahead_of(mark)}
         copied = sum([pair.advance(mark, self._pace, restart=self._restart) for pair, mark in wanted.items()])
         self._copied_bytes += copied
-        together = self._promise(wanted)
+        together = self._write_pending_marks(wanted)
         for pair, mark in wanted.items():
             pair.publish(mark)
         if together:
@@ -358,7 +358,7 @@ class Mirror(NotCopyable):
         self._caught_up_at = time.monotonic()
         if len(self._pairs) > _MANY:
             for pair in pairs:
-                pair.rest()
+                pair.release_files()
         return copied
 
     def _pace(self, size: int) -> None:
@@ -370,7 +370,7 @@ class Mirror(NotCopyable):
         if self._closing.is_set():
             raise LogClosedError(f"the mirror {self.path} is closed; make another one")
 
-    def _promise(self, wanted: dict[LogCopier, Mark]) -> bool:
+    def _write_pending_marks(self, wanted: dict[LogCopier, Mark]) -> bool:
         """Write down what will be published, if it brings a transaction to more than one partition. Synced."""
         news = [pair for pair, mark in wanted.items() if mark.applied_txn > pair.copied.mark.applied_txn]
         if len(news) < 2:
@@ -394,7 +394,7 @@ class Mirror(NotCopyable):
                     full_at = time.monotonic() + _LOOK_S * max(1, len(self._pairs) // _MANY)  # idle: 50 us a partition
                 if self._origin.watch():
                     full_at = 0.0  # look once more, since they are watched
-                elif numbers := self._origin.news(full_at - time.monotonic()):
+                elif numbers := self._origin.wait_for_changes(full_at - time.monotonic()):
                     with self._in_pass:
                         self._check_open()
                         self._copy([self._pairs[number] for number in numbers])

@@ -81,7 +81,7 @@ class MirrorServer(NotCopyable):
         self._answers: dict[str, Callable[[Any], object]] = {
             "begun": self._begun, "beside": self._beside, "description": self._description, "first": self._first,
             "groups": self._groups, "has_group": self._has_group, "home": self._home, "marks": self._marks,
-            "news": self._news, "read": self._read, "same": self._same,
+            "news": self._wait_for_changes, "read": self._read, "same": self._same,
         }  # fmt: skip
 
     def __enter__(self) -> MirrorServer:
@@ -192,7 +192,7 @@ class MirrorServer(NotCopyable):
         return {"content": tell_bytes(content)}
 
     def _home(self, _request: Any) -> object:
-        found = store_pointer.read_home(self._files, self.path)
+        found = store_pointer.read_pointer(self._files, self.path)
         return found and {"store": os.path.relpath(os.path.normpath(found.path), self.path), "id": found.id.hex()}
 
     def _groups(self, _request: Any) -> object:
@@ -209,7 +209,7 @@ class MirrorServer(NotCopyable):
     def _marks(self, request: Any) -> object:
         return {"marks": self._news_of(request["numbers"])}
 
-    def _news(self, request: Any) -> object:
+    def _wait_for_changes(self, request: Any) -> object:
         """Wait for marks that the copy does not know."""
         until = time.monotonic() + min(float(request["seconds"]), self._link.timeout_s)
         while True:
@@ -232,7 +232,7 @@ class MirrorServer(NotCopyable):
                 news[number] = tell_mark(mark, log.log.identity.salt), facts[1]
                 self._compare(number)
             if len(self._logs) > _MANY:
-                log.rest()
+                log.release_files()
         if not self._behind:
             self._caught_up_at = time.monotonic()
         return news
@@ -248,7 +248,7 @@ class MirrorServer(NotCopyable):
             log = self._logs[address]
             yield log
             if len(self._logs) > _MANY:
-                log.rest()
+                log.release_files()
             return
         group, name = address
         check_names(group)

@@ -91,7 +91,7 @@ def _take_over(
     if old is not None and old.role == copy_role.SUPERSEDED:
         _settle(files, path, log_id, config)
         return
-    stored = store_pointer.read_home(files, source)
+    stored = store_pointer.read_pointer(files, source)
     if stored is not None and files is REAL:
         recover_transactions(stored.path)  # what is committed and not yet in the source's partitions
     with ExitStack() as held:

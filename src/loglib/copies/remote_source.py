@@ -184,7 +184,7 @@ class RemoteTopic(NotCopyable):
             raise LogMovedError(self.place, "was moved or removed, or holds another topic now")
         return content, config
 
-    def home(self, _copy: str, /) -> bytes | None:
+    def store_pointer(self, _copy: str, /) -> bytes | None:
         """What a copy has in `transactions.json`: the store's path as it is seen from the source's directory."""
         answer = self.ask("home")
         with self.understood():
@@ -257,7 +257,7 @@ class RemoteTopic(NotCopyable):
         """The source watches what it is asked for, and tells all that is not yet known here."""
         return False
 
-    def news(self, timeout_s: float) -> list[int]:
+    def wait_for_changes(self, timeout_s: float) -> list[int]:
         """The partitions that have news. Waits for some until the time is over."""
         seconds = max(0.0, min(timeout_s, self._link.timeout_s / 3))
         found = self._learn(self.ask("news", seconds=seconds, partitions=len(self._logs)))
@@ -277,7 +277,7 @@ class RemoteLog(NotCopyable):
         self.identity = identity
         self.place = f"{topic.place}/{name}"
 
-    def rest(self) -> None:
+    def release_files(self) -> None:
         """Nothing is open here."""
 
     def close(self) -> None:

@@ -272,10 +272,10 @@ class Replica(NotCopyable):
         if pairs:
             self._lanes = [_PartitionFollower(self._files, each, pairs[number]) for number, each in enumerate(writers)]
 
-    def accept(self) -> None:
+    def set_epoch(self) -> None:
         """Take the logs for the writers' own. Synced."""
         for writer, lane in zip(self._writers, self._lanes, strict=True):
-            lane.pair.copied.accept(writer.disk.epoch, writer.disk.nonce)
+            lane.pair.copied.set_epoch(writer.disk.epoch, writer.disk.nonce)
 
     def log_start(self, number: int) -> int:
         """Where the log of a partition begins here."""
@@ -308,7 +308,7 @@ class Replica(NotCopyable):
     def _run(self) -> None:
         while not self._ending or not self._inbox.empty():
             try:
-                news = self._news()
+                news = self._due_flushes()
                 if self.fault is None:
                     self._serve(news)
                 elif not self._ending:
@@ -325,7 +325,7 @@ class Replica(NotCopyable):
             with suppress(OSError):
                 self.close()
 
-    def _news(self) -> list[FlushRequest]:
+    def _due_flushes(self) -> list[FlushRequest]:
         """The flushes that are asked for. A replica that is left out waits for a while instead, unless it is to end."""
         news: list[FlushRequest | None] = []
         with suppress(Empty):
@@ -397,7 +397,7 @@ class Replica(NotCopyable):
             for lane, writer in zip(lanes, self._writers, strict=True):
                 self._catch_up(lane, writer)
             for lane, writer in zip(lanes, self._writers, strict=True):
-                lane.pair.copied.accept(writer.disk.epoch, writer.disk.nonce)
+                lane.pair.copied.set_epoch(writer.disk.epoch, writer.disk.nonce)
                 lane.mark = writer.disk.mark
                 lane.publish()
         except BaseException:
@@ -431,7 +431,7 @@ class Replica(NotCopyable):
             copied = pair.copied
             if copied.mark.promised_epoch > epoch:
                 raise LockedError(copied.path, "a later opening of the topic", advice="close this one, or that one")
-            copied.promise(epoch)
+            copied.set_epoch_floor(epoch)
             pair.carry(gaps.NAME)
         except BaseException:
             pair.close()

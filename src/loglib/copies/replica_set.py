@@ -119,7 +119,7 @@ class ReplicaSet(NotCopyable):
         for seat, replica in zip(self._others, self._in_reach, strict=True):
             replica.join(writers, seat.pairs)
             try:
-                replica.accept()
+                replica.set_epoch()
             except (LogError, OSError) as error:
                 replica.leave_out(str(error))
         for replica in self._replicas[len(self._in_reach) :]:

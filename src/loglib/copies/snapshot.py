@@ -217,7 +217,7 @@ class _Snapshot:
 
     def _copy_home(self, made: Directory, final: str) -> None:
         """Let the copy name the store of the topic's transactions, as seen from where it will stand."""
-        found = store_pointer.read_home(self._files, self._source)
+        found = store_pointer.read_pointer(self._files, self._source)
         if found is not None:
             content = store_pointer.sealed(os.path.relpath(os.path.normpath(found.path), final), found.id)
             made.write_new(store_pointer.NAME, content, self._config.permissions)

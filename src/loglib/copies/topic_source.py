@@ -77,9 +77,9 @@ class LocalTopicSource(NotCopyable):
             raise LogMovedError(self.place, "was moved or removed, or holds another topic now")
         return content, described[1]
 
-    def home(self, copy: str, /) -> bytes | None:
+    def store_pointer(self, copy: str, /) -> bytes | None:
         """What a copy at this path has in `transactions.json`; None if the topic has no transactions."""
-        found = store_pointer.read_home(self._files, self.place)
+        found = store_pointer.read_pointer(self._files, self.place)
         return found and store_pointer.sealed(os.path.relpath(os.path.normpath(found.path), copy), found.id)
 
     # --- logs ------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class LocalTopicSource(NotCopyable):
         observer = self._observer
         return [] if observer is None else sorted(each for each in observer.changed() if isinstance(each, int))
 
-    def news(self, timeout_s: float) -> list[int]:
+    def wait_for_changes(self, timeout_s: float) -> list[int]:
         """The partitions that may have news since the last call. Waits for some until the time is over, or `wake`."""
         found = self.changed()
         if found or self._observer is None:

@@ -157,7 +157,7 @@ class WatermarkReader(NotCopyable):
             self._last = last = (raw, newest(raw, self._salt, self._path))
         return last[1]
 
-    def has_news(self) -> bool:
+    def has_next_mark(self) -> bool:
         """Whether the slot that is due for the next publication has one, or cannot be read. One pread of 8 bytes."""
         last = self._last[1]
         if last is None:
@@ -168,7 +168,7 @@ class WatermarkReader(NotCopyable):
             return True
         return int.from_bytes(number, "little") > last.sequence
 
-    def news(self) -> Mark | None:
+    def next_mark(self) -> Mark | None:
         """The publication after the one that was read last: one pread of the slot that is due for it. None if none is.
 
         It may be followed by a newer one, and a file that was written anew may have news in the other slot: call `read`

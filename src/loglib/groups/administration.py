@@ -160,7 +160,7 @@ def _commit(place: GroupDirectory, offsets: Offsets, moves: Mapping[TopicPartiti
         for each, move in moves.items():
             log, generation = place.logs[each], ownership.claimed(each) or 0
             history = history_at(log, move.after)
-            log.rest()
+            log.release_files()
             entries[each] = Entry(
                 move.after, generation, log.identity.log_id, history, "reset", name, place.clock()
             )  # fmt: skip

@@ -73,7 +73,7 @@ class Progress(NotCopyable):
             for facts in (self.handled, self._positions, self._by_hand, self._headers, self._heard):
                 facts.pop(each, None)
             self._paused.discard(each)
-            self._place.logs[each].rest()
+            self._place.logs[each].release_files()
 
     def pause(self, partition: TopicPartition) -> None:
         """Hand out no more records of this partition."""
@@ -118,7 +118,7 @@ class Progress(NotCopyable):
             log = self._place.logs[each]
             if offset < log.mark().log_start_offset:
                 found.append(each)
-            log.rest()
+            log.release_files()
         return found
 
     # --- records ---------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Progress(NotCopyable):
             if isinstance(each, TopicPartition) and each in self._positions:
                 self._turns.setdefault(each)
                 if REPLACED in names:
-                    self._place.logs[each].look()
+                    self._place.logs[each].check_moved()
 
     def take(self, way: Way, most: int | None = None) -> Run | None:
         """The next records, if there are any now: up to `most`, or up to the end of a batch."""
@@ -219,7 +219,7 @@ class Progress(NotCopyable):
         while self._cursors:
             partition, cursor = self._cursors.popitem()
             cursor.close()
-            self._place.logs[partition].rest()
+            self._place.logs[partition].release_files()
 
     def _prepare(self) -> None:
         """Drop blocks and cursors that no longer match the positions."""
@@ -285,11 +285,11 @@ class Progress(NotCopyable):
         if partition in self._cursors:
             self._cursors.move_to_end(partition)
         elif len(self._positions) > _MOST_OPEN:
-            self._place.logs[partition].rest()
+            self._place.logs[partition].release_files()
         while len(self._cursors) > _MOST_OPEN:
             other, cursor = self._cursors.popitem(last=False)
             cursor.close()
-            self._place.logs[other].rest()
+            self._place.logs[other].release_files()
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
         self._moved[partition] = None

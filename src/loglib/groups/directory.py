@@ -115,7 +115,7 @@ class GroupDirectory(NamedTuple):
         offsets: dict[TopicPartition, int] = {}
         for each, start_of_it in starts.items():
             offsets[each] = resolve(self.logs[each], parse_start(start_of_it, now_us=now))
-            self.logs[each].rest()  # so that few of a thousand logs have open files
+            self.logs[each].release_files()  # so that few of a thousand logs have open files
         return offsets
 
     def exists(self) -> bool:

@@ -271,7 +271,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
                 self._ask(now)
                 asked = True
             if now >= self._look_at:
-                self._look(now)
+                self._check_members(now)
             self._tell_assigned()
             self._commit_if_due(now)
             try:
@@ -308,21 +308,21 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         if changes:
             self._progress.changed(changes)
             if _OWNERS in changes:
-                self._heed_owners(now, changes[_OWNERS])
+                self._apply_owner_changes(now, changes[_OWNERS])
             if _MEMBERS in changes and self._observer.reports:
-                self._look_soon(now)
+                self._check_members_soon(now)
         self._ask_at = now + _ASK_S
 
-    def _heed_owners(self, now: float, names: set[str]) -> None:
+    def _apply_owner_changes(self, now: float, names: set[str]) -> None:
         if not self._observer.reports:
             return
         if self._waiting or self._strategy == "sticky" or not names:
-            self._look_soon(now)
+            self._check_members_soon(now)
         for each in self._ownership.owned():
             if str(each) in names and self._ownership.generation(each) is None:
                 self._look_at = self._check_at = now
 
-    def _look_soon(self, now: float) -> None:
+    def _check_members_soon(self, now: float) -> None:
         self._looks = iter(_LOOKS_S)
         self._look_at = min(self._look_at, now + next(self._looks, _LOOK_S))
 
@@ -343,7 +343,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         with self._use():
             self._check_open()
             if not self._looked:  # before the first request for records the member owns nothing
-                self._look(time.monotonic())
+                self._check_members(time.monotonic())
                 self._tell_assigned()
             named = {self._partition(key): each for key, each in start.items()} if isinstance(start, Mapping) else None
             for partition in named or ():
@@ -509,7 +509,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     # --- members and partitions ----------------------------------------------------------------------
 
-    def _look(self, now: float) -> None:
+    def _check_members(self, now: float) -> None:
         """List the members, then release and claim partitions accordingly."""
         self._looked = True
         if not self._membership.is_valid():
@@ -522,7 +522,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         self._lost = None
         live = self._membership.live()
         if live != self._live or self._waiting or self._unsettled or now >= self._arrange_at:
-            self._arrange(live)
+            self._rebalance(live)
             self._arrange_at = now + _ARRANGE_S
         self._look_at = now + self._until_next_look()
 
@@ -533,7 +533,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         self._offsets.fold()
         return _LOOK_S if self._observer.reports else min(_UNTOLD_LOOK_S, _LOOK_S)
 
-    def _arrange(self, live: dict[str, Member]) -> None:
+    def _rebalance(self, live: dict[str, Member]) -> None:
         place, owned = self._place, self._ownership.owned()
         owners: dict[TopicPartition, str] = {}
         if self._strategy == "sticky":
@@ -541,7 +541,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         readers = {name: member.topics for name, member in live.items()}
         assignment = assign(STRATEGIES[self._strategy], place.logs, readers, owners)
         due = assignment[self.member]
-        self._give_up([each for each in owned if each not in due])
+        self._revoke([each for each in owned if each not in due])
         self._claim([each for each in due if each not in owned])
         self._live = live
         self._waiting = self._ownership.owned() != due
@@ -550,7 +550,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             each: name for name, share in assignment.items() for each in share
         }
 
-    def _give_up(self, partitions: list[TopicPartition]) -> None:
+    def _revoke(self, partitions: list[TopicPartition]) -> None:
         if not partitions:
             return
         try:
@@ -562,9 +562,9 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
                 self._commit({each: handled[each] for each in partitions if each in handled})
         finally:
             self._revoking = False
-            self._let_go(partitions)
+            self._release_partitions(partitions)
 
-    def _let_go(self, partitions: Iterable[TopicPartition]) -> None:
+    def _release_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         partitions = list(partitions)
         self._untold = [each for each in self._untold if each not in partitions]
         self._progress.drop(partitions)
@@ -590,14 +590,14 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             beginnings = {}
             for each, generation in generations.items():
                 beginnings[each] = self._beginning.after(entries.get(each), each, generation=generation)
-                self._place.logs[each].rest()  # so that few of a thousand logs have open files
+                self._place.logs[each].release_files()  # so that few of a thousand logs have open files
             # Commit in the new generation: a later write of the previous owner (a stopped process) does not count.
             self._write({each: entry for each, (_, entry) in beginnings.items()})
             self._progress.add({each: offset for each, (offset, _) in beginnings.items()})
             if self._on_assign is not None:
                 self._untold += claimed
         except BaseException as error:
-            self._let_go(partitions)
+            self._release_partitions(partitions)
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 doing = f"claiming {len(partitions)} partitions, each with an open file; raise the limit (ulimit -n)"
                 raise StorageIOError(self._place.path, error, doing) from error
@@ -621,7 +621,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         """Drop partitions after an eviction, and raise. Other members may already read them."""
         self._lost = StaleGenerationError(self.name, self.member, partition)
         self._unsettled, self._live = True, {}
-        self._let_go(lost)
+        self._release_partitions(lost)
         if lost and self._on_revoke is not None:
             self._call(self._on_revoke, lost)
         raise self._lost
@@ -701,7 +701,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         self._progress.put_back()
         try:
             if self._membership.is_valid():
-                self._give_up(self._ownership.owned())
+                self._revoke(self._ownership.owned())
         finally:
             self._ownership.abandon()
             with suppress(FileNotFoundError):  # the group's directory may be gone

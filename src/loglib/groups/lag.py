@@ -28,5 +28,5 @@ def lag_of_group(
         else:
             offset = entry.offset
         found[partition] = measure_lag(log, offset, now_us=place.clock(), count_records=count_records)
-        log.rest()  # so that few of a thousand logs have open files
+        log.release_files()  # so that few of a thousand logs have open files
     return found

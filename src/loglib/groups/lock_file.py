@@ -20,7 +20,7 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.process import finish
 
-__all__ = ["MOST_BYTES", "LockFile", "look", "readable_by_all"]
+__all__ = ["MOST_BYTES", "LockFile", "read_if_held", "readable_by_all"]
 
 MOST_BYTES = 1 << 16  # of text; the text of a member with a thousand topics has about 30 KB
 
@@ -75,7 +75,7 @@ class LockFile(NotCopyable):
             self.release()
 
 
-def look(files: Files, path: str, *, remove: bool = False, within: Directory | None = None) -> str | None:
+def read_if_held(files: Files, path: str, *, remove: bool = False, within: Directory | None = None) -> str | None:
     """The text of the file if a process holds it, else None. With `remove` a file that is not held is removed.
 
     `within` is the open directory of the file, even if that directory was moved.

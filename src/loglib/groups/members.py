@@ -29,7 +29,7 @@ from ..config.arguments import check_names
 from ..errors import GroupMismatchError, LockedError
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
-from .lock_file import LockFile, look
+from .lock_file import LockFile, read_if_held
 
 __all__ = ["Member", "Membership", "live_members", "new_member_name"]
 
@@ -120,7 +120,7 @@ def live_members(
             continue
         path = os.path.join(directory, name)
         try:
-            text = look(files, path, remove=remove)
+            text = read_if_held(files, path, remove=remove)
         except PermissionError:
             _warn_once(path)
             text = ""
@@ -157,7 +157,7 @@ def _hold(files: Files, path: str, permissions: int) -> LockFile:
             file = LockFile(files, path, permissions)
         except PermissionError:  # another user's file, which can be removed if no process holds it
             was_there = files.exists(path)
-            holder = look(files, path, remove=True)
+            holder = read_if_held(files, path, remove=True)
             if holder is None and (not was_there or files.exists(path)):
                 raise
         else:

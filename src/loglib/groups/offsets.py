@@ -409,7 +409,7 @@ class _MemberLog(NotCopyable):
             except OffsetOutOfRangeError:  # its member has meanwhile compacted it
                 self._position = 0
             finally:
-                self._log.rest()
+                self._log.release_files()
 
     def _read_sure(self, mark: Mark) -> int:
         """Read the part that must be whole, and return its end."""

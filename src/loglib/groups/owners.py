@@ -25,7 +25,7 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
-from .lock_file import MOST_BYTES, LockFile, look, readable_by_all
+from .lock_file import MOST_BYTES, LockFile, read_if_held, readable_by_all
 
 __all__ = ["Owner", "Ownership", "evict_owner", "holder_of", "owned_partitions", "read_owner"]
 
@@ -60,7 +60,7 @@ class Ownership(NotCopyable):
 
     def is_free(self, partition: TopicPartition) -> bool:
         """Whether no process holds the partition. Unlike a failed claim, this wakes no other member."""
-        return look(self._files, os.path.join(self._directory, str(partition))) is None
+        return read_if_held(self._files, os.path.join(self._directory, str(partition))) is None
 
     def generation(self, partition: TopicPartition) -> int | None:
         """The generation in which this member owns the partition; None if it does not own it."""
@@ -127,7 +127,7 @@ def read_owner(files: Files, directory: str, partition: TopicPartition | str) ->
 
 def holder_of(files: Files, directory: str, partition: TopicPartition | str) -> Owner | None:
     """The owner that holds the file now; None if no process holds it."""
-    text = look(files, os.path.join(directory, str(partition)))
+    text = read_if_held(files, os.path.join(directory, str(partition)))
     return None if text is None else _parse(text)
 
 
@@ -140,7 +140,7 @@ def evict_owner(files: Files, directory: str, partition: TopicPartition | str, p
 def replace_owner(files: Files, directory: str, name: str, permissions: int) -> bool:
     """Replace a file that this process may not write by one that it may write, if no process holds the old file."""
     with _replacing(files, directory) as held:
-        if look(files, held.path_of(name), within=held) is not None:
+        if read_if_held(files, held.path_of(name), within=held) is not None:
             return False
         _put_anew(held, name, permissions)
         return True

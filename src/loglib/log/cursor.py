@@ -140,7 +140,7 @@ class Cursor(NotCopyable):
             try:
                 return self._read(read, limit)
             except CorruptLogError as error:
-                self.log.look(patient=False)  # files that were replaced look like damage
+                self.log.check_moved(patient=False)  # files that were replaced look like damage
                 if self._restored != self.log.restored:
                     continue
                 if self._donors is not None and (lent := self._borrow(self._donors, error, limit)) is not None:
@@ -164,7 +164,7 @@ class Cursor(NotCopyable):
         segment, last_read, log, position = self._segment, self._last_read, self.log, self.position
         if segment is None or last_read is None or last_read[0] != position or self._restored != log.restored:
             return None
-        mark = log.news()
+        mark = log.next_mark()
         if mark is None or not 0 < mark.flushed_end - position <= _NEWS_BYTES:
             return None
         batch = segment.only_batch(position, mark.flushed_end, previous_crc=last_read[1])
@@ -290,7 +290,7 @@ class Cursor(NotCopyable):
             if self._on_damage is None:
                 raise
             segment = self.log.open_segment(self.position, past_damage=True)
-            self._tell(error, range(0))
+            self._report(error, range(0))
             return segment
 
     def _check_chain(self, batches: list[Batch], segment: SegmentReader, limit: int) -> None:
@@ -323,7 +323,7 @@ class Cursor(NotCopyable):
         error = CorruptLogError(segment.path, position, found, f"{ends[index]:08x}, the CRC of the batch before")
         if strange == 0 or self._on_damage is None:
             raise error
-        self._tell(error, range(0))
+        self._report(error, range(0))
         self._last_read = None
         self._check_chain(batches, segment, limit)
 
@@ -343,7 +343,7 @@ class Cursor(NotCopyable):
         start = self.position
         self.position = self.log.behind_damage(start, limit)
         self._last_read = None
-        self._tell(error, range(start, self.position))
+        self._report(error, range(start, self.position))
 
     def _borrow(self, donors: Donors, error: CorruptLogError, limit: int) -> list[Batch] | None:
         """The batches of a donor, for some of those that are damaged here; None if no donor has them all.
@@ -372,6 +372,6 @@ class Cursor(NotCopyable):
         else:
             logger.warning("%s: passed over the gap [%d, %d)", self.log.directory, gap.start, gap.end)
 
-    def _tell(self, error: CorruptLogError, offsets: range) -> None:
+    def _report(self, error: CorruptLogError, offsets: range) -> None:
         assert self._on_damage is not None
         self._on_damage(Damage.of(error, self.log.partition, offsets))

@@ -76,18 +76,18 @@ class Donor(NotCopyable):
         self._segment: SegmentReader | None = None
         self._stop = 0  # where the open segment ends
 
-    def rest(self) -> None:
+    def release_files(self) -> None:
         """Close the files until the next use."""
         if self._segment is not None:
             self._segment.close()
             self._segment = None
-        self.log.rest()
+        self.log.release_files()
 
     def segment_of(self, offset: int) -> SegmentReader:
         """The segment that holds the offset, open."""
         segment = self._segment
         if segment is None or not segment.base_offset <= offset < self._stop:
-            self.rest()
+            self.release_files()
             self._segment = segment = self.log.open_segment(offset, past_damage=True)
             self._stop = self.log.index.after(segment.base_offset) or self.mark.flushed_end
         return segment
@@ -146,7 +146,7 @@ class Donors(NotCopyable):
     def close(self) -> None:
         """Close the files. The next use opens the donors again."""
         for each in self._opened or ():
-            each.rest()
+            each.release_files()
         self._opened = None
         self._proven.clear()
 

@@ -159,7 +159,7 @@ class Log(NotCopyable):
         self._closed = True
         self._watermark = None
 
-    def rest(self) -> None:
+    def release_files(self) -> None:
         """Close the watermark until its next use, so that few of thousands of logs have open files."""
         self._watermark = None
 
@@ -195,7 +195,7 @@ class Log(NotCopyable):
     def published(self) -> Mark:
         """The ends that the writer has published: with a transaction that is not done."""
         if time.monotonic() >= self._look_at:
-            self.look()
+            self.check_moved()
         if self.writer is not None:
             return self.writer.mark()
         watermark = self._watermark
@@ -208,13 +208,13 @@ class Log(NotCopyable):
                 return self._proven_mark()
         return watermark.read() or self._proven_mark()
 
-    def news(self) -> Mark | None:
+    def next_mark(self) -> Mark | None:
         """The ends after the next publication, for a follower at the end of the log; None if only `mark` can tell."""
         if time.monotonic() >= self._look_at:
             return None
         if self.writer is not None:
             mark = self.writer.mark()
-        elif (watermark := self._watermark) is None or (found := watermark.news()) is None:
+        elif (watermark := self._watermark) is None or (found := watermark.next_mark()) is None:
             return None
         else:
             mark = found
@@ -224,7 +224,7 @@ class Log(NotCopyable):
         """The open watermark of a writer in another process; None if the writer is here, or if none is open."""
         return self._watermark if self.writer is None else None
 
-    def look(self, *, patient: bool = True) -> None:
+    def check_moved(self, *, patient: bool = True) -> None:
         """Use the watermark that the path names now. `LogMovedError` if the log is no longer there.
 
         If `patient`, the log may be missing at one look, because its files may be just being replaced.

@@ -522,7 +522,7 @@ class Reader(Shown, NotCopyable):
         self._has_waited = True
         while not self._closed and time.monotonic() < until:
             for watermark in watermarks:
-                if watermark is None or watermark.has_news():
+                if watermark is None or watermark.has_next_mark():
                     return True
         return True
 
@@ -535,7 +535,7 @@ class Reader(Shown, NotCopyable):
             return  # the caller looks once more: records from before the watch are not reported
         if self._waiter.wait(LOOK_S if timeout is None else min(timeout, LOOK_S)):
             for log in self._logs.values():
-                log.look()
+                log.check_moved()
 
     def _release(self) -> None:
         for cursor in self._cursors.values():

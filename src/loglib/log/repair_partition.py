@@ -77,7 +77,7 @@ class PartitionRepair:
         if not self._files.exists(self._path):
             return self._begin_anew(dry_run=dry_run)
         if dry_run:
-            self._tell(examine(self._files, self._path, self._identity, progress=progress))
+            self._report(examine(self._files, self._path, self._identity, progress=progress))
             return self._repairs
         with ExitStack() as opened:
             held: LockedError | None = None
@@ -121,7 +121,7 @@ class PartitionRepair:
     def _name(self, name: str) -> str:
         return os.path.join(self._path, name)
 
-    def _tell(self, findings: Findings) -> None:
+    def _report(self, findings: Findings) -> None:
         """Note what would be done."""
         self._note_gaps(findings)
         for each in findings.undecodable:
@@ -171,7 +171,7 @@ class PartitionRepair:
     def _mend(self, directory: Directory, findings: Findings) -> None:
         if findings.needs_lock:
             for each in findings.undecodable:
-                self._spoil(directory, each.path, each.offsets)
+                self._invalidate(directory, each.path, each.offsets)
             before: SegmentHeader | None = None
             for place in findings.places:
                 before = self._put_right(directory, findings, place, before)
@@ -193,7 +193,7 @@ class PartitionRepair:
             )
             rebuild_watermark(directory, self._identity, self._permissions, mark)
 
-    def _spoil(self, directory: Directory, path: str, offsets: range) -> None:
+    def _invalidate(self, directory: Directory, path: str, offsets: range) -> None:
         """Copy a batch aside that has its checksums and is no batch, and make its header invalid: so it is damage."""
         name = os.path.basename(path)
         fd = directory.open_write(name)

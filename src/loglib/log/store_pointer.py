@@ -20,7 +20,7 @@ from ..system.files import Files
 from . import copy_role
 from .transaction_numbers import is_done
 
-__all__ = ["NAME", "StorePointer", "is_done_here", "read_home", "sealed", "settle"]
+__all__ = ["NAME", "StorePointer", "is_done_here", "read_pointer", "sealed", "settle"]
 
 NAME = "transactions.json"
 FORMAT = 1
@@ -34,7 +34,7 @@ class StorePointer(NamedTuple):
     id: bytes  # 16 bytes
 
 
-def read_home(files: Files, topic_path: str) -> StorePointer | None:
+def read_pointer(files: Files, topic_path: str) -> StorePointer | None:
     """The store of the topic's transactions; None if the topic has never had one."""
     path = os.path.join(topic_path, NAME)
     try:
@@ -52,11 +52,11 @@ def read_home(files: Files, topic_path: str) -> StorePointer | None:
 
 def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, permissions: int) -> None:
     """Give the topic this store. Synced. `LogError` if it has another one, or cannot have one."""
-    home = read_home(files, topic_path)
+    home = read_pointer(files, topic_path)
     if home is None:
         with Directory.open(files, topic_path) as directory:
             directory.lock_for_a_moment("a process that changes the topic", advice="try again")
-            home = read_home(files, topic_path)  # another process may have been quicker
+            home = read_pointer(files, topic_path)  # another process may have been quicker
             if home is None:
                 found = copy_role.read(files, topic_path)
                 if found is not None and found.role == copy_role.REPLICA:
@@ -82,7 +82,7 @@ def sealed(relative: str, store_id: bytes) -> bytes:
 def is_done_here(files: Files, topic_path: str, txn: int) -> bool:
     """Whether a transaction that concerns the topic is done. False if its store cannot be read."""
     try:
-        home = read_home(files, topic_path)
+        home = read_pointer(files, topic_path)
         return home is not None and is_done(files, home.path, txn)
     except (LogError, OSError):
         return False

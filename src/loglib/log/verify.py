@@ -126,7 +126,7 @@ class _Verification:
     def _overtaken(self, mark: Mark) -> bool:
         return self._log.mark().log_start_offset != mark.log_start_offset
 
-    def _tell(self, error: CorruptLogError, offsets: range = range(0)) -> None:
+    def _report(self, error: CorruptLogError, offsets: range = range(0)) -> None:
         self._note(Damage.of(error, self._log.partition, offsets))
 
     def _note(self, damage: Damage) -> None:
@@ -148,7 +148,7 @@ class _Verification:
             self._check_follows(headers[mark.flushed_end], before)
         if before is not None and before.end == mark.flushed_end and before.last_batch != mark.flushed_tail:
             found, expected = f"a last batch at {mark.flushed_tail}", f"{before.last_batch}"
-            self._tell(CorruptLogError(self._log.watermark_path, 48, found, expected))
+            self._report(CorruptLogError(self._log.watermark_path, 48, found, expected))
         return VerifyReport(len(headers), batches, records, size)
 
     def _check_watermark(self) -> None:
@@ -163,16 +163,16 @@ class _Verification:
                     broken = broken_slots(log.files.read_whole(path, MOST_BYTES), log.identity.salt, path)
         except FileNotFoundError:
             log.refresh()  # raises another error if the topic is gone
-            self._tell(CorruptLogError(path, 0, "no file", "the watermark of the partition"))
+            self._report(CorruptLogError(path, 0, "no file", "the watermark of the partition"))
             return
         for at in broken:
-            self._tell(CorruptLogError(path, at, "a slot that is not whole", "a mark with its CRC"))
+            self._report(CorruptLogError(path, at, "a slot that is not whole", "a mark with its CRC"))
 
     def _check_gaps(self) -> None:
         try:
             read_gaps(self._log.files, self._log.directory, self._log.identity)
         except CorruptLogError as error:
-            self._tell(error)
+            self._report(error)
 
     def _check_segments(self, mark: Mark) -> dict[int, SegmentHeader]:
         """The whole headers, by base offset. Also checks that each segment follows the segment before it."""
@@ -183,7 +183,7 @@ class _Verification:
         nothing_uploaded = isinstance(log.writer, FixedMark) and mark.flushed_end == mark.log_start_offset
         if first != mark.log_start_offset and not nothing_uploaded:
             expected = f"one at {mark.log_start_offset}"
-            self._tell(CorruptLogError(log.directory, 0, f"a first segment at {first}", expected))
+            self._report(CorruptLogError(log.directory, 0, f"a first segment at {first}", expected))
         headers: dict[int, SegmentHeader] = {}
         previous: int | None = None
         for base in found:
@@ -195,9 +195,9 @@ class _Verification:
                     check_link(path, header, previous, found[previous] - HEADER_BYTES)
                 read_producers(log.files, log.directory, header)
             except FileNotFoundError:
-                self._tell(CorruptLogError(path, 0, "no file", "the segment that was listed"))
+                self._report(CorruptLogError(path, 0, "no file", "the segment that was listed"))
             except CorruptLogError as error:
-                self._tell(error)
+                self._report(error)
             previous = base
         return headers
 
@@ -210,7 +210,7 @@ class _Verification:
                     try:
                         batch.decode()
                     except CorruptLogError as error:
-                        self._tell(error, range(stored_header(batch).base_offset, stored_header(batch).next_offset))
+                        self._report(error, range(stored_header(batch).base_offset, stored_header(batch).next_offset))
                     else:
                         yield batch
                 if self._progress is not None:
@@ -238,7 +238,7 @@ class _Verification:
         expected = (largest, segment_max, max(append_time, header.append_time))
         if facts != expected:
             what = "largest event time, running maximum and append time"
-            self._tell(self._contradiction(base, 72, what, facts, expected))
+            self._report(self._contradiction(base, 72, what, facts, expected))
         jumps = None if before is None else self._check_pointers(header, before, first=first)
         known = None if before is None else before.running_max_timestamp
         if known is None and segment in headers:
@@ -264,7 +264,7 @@ class _Verification:
             jump, jumps = jumps.base_offset, Jumps(base, 0, jumps)
         facts, expected = (header.previous_offset, header.jump_offset), (before.last_batch, jump)
         if facts != expected:
-            self._tell(self._contradiction(base, 112, "batches pointed to", facts, expected))
+            self._report(self._contradiction(base, 112, "batches pointed to", facts, expected))
         return jumps
 
     def _check_follows(self, header: SegmentHeader, before: _Links | None) -> _Links:
@@ -279,7 +279,7 @@ class _Verification:
             before = before._replace(running_max_timestamp=header.running_max_timestamp)
         if before[:5] != facts[:5]:
             what = "last batch, its CRC, append time and running maximum"
-            self._tell(CorruptLogError(self._path(base), 72, f"{what} {facts[1:5]}", f"{before[1:5]}"))
+            self._report(CorruptLogError(self._path(base), 72, f"{what} {facts[1:5]}", f"{before[1:5]}"))
         return before
 
     def _contradiction(self, offset: int, at: int, what: str, facts: object, expected: object) -> CorruptLogError:

@@ -157,13 +157,13 @@ class _Archiver:
             except OffsetOutOfRangeError:
                 if self._place.newest() == base:
                     raise
-                self._give_up(added)  # another process has archived it meanwhile, and retention has dropped it
+                self._discard(added)  # another process has archived it meanwhile, and retention has dropped it
                 continue
             if base is not None and partitions == list(base.partitions):
                 return base
             made = Archived(version, self._topic.log_id, self._topic.name, self._clock(), tuple(partitions))
             if not self._place.commit(made):
-                self._give_up(added)
+                self._discard(added)
 
     def _check_same(self, base: Archived | None) -> None:
         if base is not None and base.log_id != self._topic.log_id:
@@ -188,12 +188,12 @@ class _Archiver:
     def _add(self, partitions: list[ArchivedPartition], added: list[ArchivedFile]) -> None:
         """Write some files, and note them in both lists."""
         runs = {each.partition: list(self._runs(each)) for each in partitions}
-        self._tell(partitions, runs)
+        self._report(partitions, runs)
         for number, ranges in runs.items():
             for start, end in ranges[: FILES_A_COMMIT - len(added)]:
                 partitions[number], new = self._write(partitions[number], start, end)
                 added += new
-                self._tell(partitions, runs)
+                self._report(partitions, runs)
 
     def _runs(self, archived: ArchivedPartition) -> Iterator[tuple[int, int]]:
         """Ranges of offsets, each for one file: durable sealed segments behind those that are archived."""
@@ -234,14 +234,14 @@ class _Archiver:
                 parquet.compare(files, fd, path, written, topic, again)
         return ArchivedFile(name, start, end, *written, added=self._clock())
 
-    def _give_up(self, added: list[ArchivedFile]) -> None:
+    def _discard(self, added: list[ArchivedFile]) -> None:
         """Another process has committed this version. What it has not named goes."""
         base = self._place.newest()
         named = {file.name for each in base.partitions for file in each.files} if base is not None else set()
         for name in {each.name for each in added} - named:
             self._place.remove(name)
 
-    def _tell(self, partitions: list[ArchivedPartition], runs: dict[int, list[tuple[int, int]]]) -> None:
+    def _report(self, partitions: list[ArchivedPartition], runs: dict[int, list[tuple[int, int]]]) -> None:
         if self._progress is None:
             return
         done = sum(each.end - each.start for each in partitions)

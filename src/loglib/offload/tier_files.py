@@ -277,8 +277,8 @@ class TierOverlayLog(Log):
     def published(self) -> Mark:
         return self._reaching(super().published())
 
-    def news(self) -> Mark | None:
-        mark = super().news()
+    def next_mark(self) -> Mark | None:
+        mark = super().next_mark()
         return None if mark is None else self._reaching(mark)
 
     def _reaching(self, mark: Mark) -> Mark:

@@ -22,13 +22,13 @@ from typing import NamedTuple
 from ..errors import CorruptLogError, LockedError, LogError
 from ..format.header import HEADER_BYTES
 from ..log import topic_file
-from ..log.store_pointer import read_home, settle
+from ..log.store_pointer import read_pointer, settle
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Files
 from ..system.lock import is_free, try_acquire
 from ..transactions.apply import Applier
 from ..transactions.manifest import Section
-from ..transactions.notifications import knock
+from ..transactions.notifications import request_ack
 from ..transactions.staging import HEADERS, STAGING, remove_attempt, sweep
 from ..transactions.state import Intent
 from ..transactions.store import Store, make_store, open_store
@@ -136,7 +136,7 @@ def _check_topic(path: str, log_id: bytes) -> None:
 def _find_store(files: Files, topics: Iterable[str]) -> Store:
     """The store of the topics. It is made if there is none, and the topics are in it from now on."""
     first, *_ = sorted(topics)
-    home = read_home(files, first)
+    home = read_pointer(files, first)
     path = os.path.normpath(home.path) if home else os.path.join(os.path.dirname(first), STORE)
     permissions = {each: find_place(each).config.permissions for each in topics}
     if not files.exists(path):
@@ -236,7 +236,7 @@ def _check_writers(files: Files, store: Store, sections: Iterable[Section]) -> N
     for path in sorted({path for path, _ in held}):
         free = partial(_is_free, files, path)
         partitions = sorted(each for at, each in held if at == path)
-        silent = knock(files, path, partitions, patience_s=_ANSWER_S, is_free=free)
+        silent = request_ack(files, path, partitions, patience_s=_ANSWER_S, is_free=free)
         if silent:
             raise LockedError(
                 topic_file.partition_directory(path, silent[0]), "a writer that does not answer transactions",

@@ -65,7 +65,7 @@ class Follower:
 
     def stop_at_present_end(self) -> None:
         """Let the stream end where the logs end now (AvailableNow)."""
-        self._live.look()
+        self._live.refresh()
         self._steadily(self._standings.fix_targets)
 
     # --- the next batch ----------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Follower:
         try:
             return self._steadily(lambda: self._latest(start, trigger))
         finally:
-            self._live.rest()
+            self._live.release_files()
 
     def _latest(self, start: Json, trigger: Trigger) -> Json:
         if start == self._idle_at and self._is_as_before():
@@ -155,7 +155,7 @@ class Follower:
         try:
             return self._steadily(lambda: list(self._ranges(offsets, again=end != self._planned)))
         finally:
-            self._live.rest()
+            self._live.release_files()
 
     def _ranges(self, offsets: Offsets, *, again: bool) -> Iterator[Range]:
         parts = self._live.parts()

@@ -42,10 +42,10 @@ class Live:
     def parts(self) -> dict[TopicPartition, Part]:
         """The partitions, at most a second old."""
         if time.monotonic() >= self._look_at:
-            self.look()
+            self.refresh()
         return self._parts
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Look at the topics now; whether a known partition has gone or belongs to another log now."""
         begun = time.process_time()
         found = self._found()
@@ -63,10 +63,10 @@ class Live:
 
     def has_changed(self) -> bool:
         """Look now, also whether a restore has replaced the files of a log."""
-        changed = self.look()
+        changed = self.refresh()
         for log in self._logs.values():
             before = log.restored
-            log.look(patient=False)
+            log.check_moved(patient=False)
             changed = changed or log.restored != before
         return changed
 
@@ -86,10 +86,10 @@ class Live:
             found |= {TopicPartition(topic, number): mark for number, mark in marks.items()}
         return found
 
-    def rest(self) -> None:
+    def release_files(self) -> None:
         """Between batches: keep few files open."""
         for log in self._logs.values() if len(self._logs) > _MOST_OPEN else ():
-            log.rest()
+            log.release_files()
 
     def close(self) -> None:
         while self._logs:

@@ -146,11 +146,11 @@ class _AtExit(Listeners[[]]):
         super().add(method)
         util = sys.modules.get("multiprocessing.util")
         if util is not None and not self._told:
-            self._tell(util)
+            self._register(util)
             # A worker that is not forked drops exit functions of modules that it imports first, so tell it again.
-            util.register_after_fork(self, lambda at_exit: at_exit._tell(util))  # noqa: SLF001
+            util.register_after_fork(self, lambda at_exit: at_exit._register(util))  # noqa: SLF001
 
-    def _tell(self, util: ModuleType) -> None:
+    def _register(self, util: ModuleType) -> None:
         util.Finalize(None, self.end, exitpriority=_LAST)
         self._told = True
 

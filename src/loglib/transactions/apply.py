@@ -48,7 +48,7 @@ from ..system.lock import Lock, try_acquire
 from ..system.not_copyable import NotCopyable
 from .group_commits import parsed
 from .manifest import Manifest, Section
-from .notifications import ring
+from .notifications import notify
 from .staging import HEADERS, STAGING, header_in, read_headers, read_section, remove_attempt
 from .store import Store
 
@@ -189,7 +189,7 @@ class Applier(NotCopyable):
                 return True
             if time.monotonic() >= self._rung.get(target.topic_path, 0.0) + _RING_S:
                 self._rung[target.topic_path] = time.monotonic()
-                ring(self._files, target.topic_path)
+                notify(self._files, target.topic_path)
             return False
         self._end_hold(writer, manifest.number)
         pieces = [self._piece(manifest, target, each, identity) for each in sections]
@@ -268,7 +268,7 @@ class Applier(NotCopyable):
             else:
                 writer.release(manifest.number)
         for path in topics:
-            ring(self._files, path)
+            notify(self._files, path)
 
     # --- what is staged --------------------------------------------------------------------------------
 

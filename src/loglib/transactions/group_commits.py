@@ -20,7 +20,7 @@ from ..groups.assignment import TopicPartition
 from ..groups.directory import GroupDirectory
 from ..groups.lock_file import readable_by_all
 from ..groups.offsets import Entries, Entry
-from ..log.store_pointer import read_home
+from ..log.store_pointer import read_pointer
 from .manifest import Fence
 from .manifest import Offsets as CommittedOffsets
 from .store import Store, open_store
@@ -68,7 +68,7 @@ def _store_of(place: GroupDirectory) -> tuple[Store | None, str]:
     """The store that has transactions of the group, and the path by which it names the topic."""
     if not place.files.exists(os.path.join(place.path, _MARK)):
         return None, ""
-    home = read_home(place.files, place.topic_path)
+    home = read_pointer(place.files, place.topic_path)
     if home is None:
         return None, ""  # the first transaction of the group has not got that far; it checks its ownership later
     store = open_store(place.files, os.path.normpath(home.path))

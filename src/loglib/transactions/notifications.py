@@ -9,7 +9,7 @@ stands in the store, and every writer looks there when it opens a partition.
 A process has one thread for all its topics. It sleeps until the system reports a change in an inbox (inotify). It
 begins 0.2 s after the first topic was opened, so that a short program never pays for it.
 
-Threads: any thread may call these functions. `attend` and `leave` wait for no other thread.
+Threads: any thread may call these functions. `listen` and `leave` wait for no other thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 
-__all__ = ["INBOX", "answer", "attend", "knock", "leave", "ring"]
+__all__ = ["INBOX", "answer", "leave", "listen", "notify", "request_ack"]
 
 logger = logging.getLogger("loglib")
 
@@ -41,15 +41,15 @@ _LOOK_AGAIN_S = 1.0  # while a transaction is held: the process that applies it 
 T = TypeVar("T")
 
 
-def ring(files: Files, topic_path: str) -> None:
+def notify(files: Files, topic_path: str) -> None:
     """Wake the writers of a topic, in all processes."""
     with suppress(FileNotFoundError):  # the topic was deleted
-        path = _new_name(files, topic_path, "ring")
+        path = _new_name(files, topic_path, "notify")
         files.close(files.create(path, 0o600))
         files.unlink(path)
 
 
-def knock(
+def request_ack(
     files: Files,
     topic_path: str,
     partitions: Iterable[int],
@@ -111,7 +111,7 @@ class _NotificationThread(NotCopyable):
         self._thread: threading.Thread | None = None
         self._observer: Observer | None = None
 
-    def attend(self, path: str, topic: T, serve: Callable[[T], bool]) -> None:
+    def listen(self, path: str, topic: T, serve: Callable[[T], bool]) -> None:
         real = os.path.realpath(path)  # the system knows a directory once, whatever its names
         with self._lock:
             self._served[id(topic)] = real, weakref.ref(topic), serve
@@ -193,12 +193,12 @@ def _postman() -> _NotificationThread:
     return _postmen.get(os.getpid()) or _postmen.setdefault(os.getpid(), _NotificationThread())
 
 
-def attend(path: str, topic: T, serve: Callable[[T], bool]) -> None:
+def listen(path: str, topic: T, serve: Callable[[T], bool]) -> None:
     """Call `serve(topic)` in the background when the topic's inbox has changed, until it returns False.
 
     While it returns True (a transaction is held), it is called again each second. The topic is not kept alive.
     """
-    _postman().attend(path, topic, serve)
+    _postman().listen(path, topic, serve)
 
 
 def leave(topic: object) -> None:

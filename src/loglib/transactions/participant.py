@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ..append.handles import Handles
 from ..errors import CommitPendingError, LogClosedError, LogError
-from ..log.store_pointer import StorePointer, read_home
+from ..log.store_pointer import StorePointer, read_pointer
 from ..system.files import Files
 from . import notifications
 from .apply import Applier
@@ -40,9 +40,9 @@ class Participant:
         self._clock = clock
         self._held_since: float | None = None  # when a transaction was first seen that is not done
 
-    def attend(self) -> None:
+    def listen(self) -> None:
         """Serve from now on, whenever another process leaves word in the topic's inbox."""
-        notifications.attend(self._path, self, Participant.serve)
+        notifications.listen(self._path, self, Participant.serve)
 
     def leave(self) -> None:
         """Serve no more."""
@@ -50,7 +50,7 @@ class Participant:
 
     def apply(self) -> None:
         """Apply what a dead process has committed. Records of the topic may wait for it."""
-        home = read_home(self._files, self._path)
+        home = read_pointer(self._files, self._path)
         if home is None:
             return
         try:
@@ -69,7 +69,7 @@ class Participant:
         writers = list(self._handles.writers)
         notifications.answer(self._files, self._path, [each.partition for each in writers])
         try:
-            home = read_home(self._files, self._path)
+            home = read_pointer(self._files, self._path)
             if home is None:
                 return False
             store, applier = self._of(home)

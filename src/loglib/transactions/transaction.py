@@ -26,7 +26,7 @@ from ..groups import Group, TopicsGroup
 from ..groups.offsets import Offsets
 from ..groups.prepared_commit import PreparedCommit
 from ..log.log import Log
-from ..log.store_pointer import read_home, settle
+from ..log.store_pointer import read_pointer, settle
 from ..open_topic import OpenTopic
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Buffer, Files
@@ -35,7 +35,7 @@ from ..system.not_copyable import NotCopyable
 from .apply import Applier, pending_for
 from .group_commits import leave_mark, stored
 from .manifest import Section
-from .notifications import knock
+from .notifications import request_ack
 from .staging import STAGING, Stage, Staged, sweep
 from .state import Intent
 from .store import Store, make_store, open_store
@@ -167,7 +167,7 @@ class Transaction(NotCopyable):
         if self._store is None:
             self._files, self._clock = files, clock
             self._stage = Stage(files, clock)
-            home = read_home(self._files, topic_path)
+            home = read_pointer(self._files, topic_path)
             path = self._store_path or (home and os.path.normpath(home.path))
             path = path or os.path.join(os.path.dirname(topic_path), STORE)
             if not self._files.exists(path):
@@ -252,7 +252,7 @@ class Transaction(NotCopyable):
         for path in {path for path, _ in held}:
             knocked = [partition for each, partition in held if each == path]
             free = partial(self._is_free, {partition: held[path, partition] for partition in knocked})
-            silent = knock(self._files, path, knocked, patience_s=self._timeout, is_free=free)
+            silent = request_ack(self._files, path, knocked, patience_s=self._timeout, is_free=free)
             if silent:
                 raise LockedError(
                     held[path, silent[0]], "a writer that does not answer transactions",
