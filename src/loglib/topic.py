@@ -75,8 +75,8 @@ from .log.reader import OnGap, Reader, StartLike
 from .log.tables import Columnar
 from .log.verify import Progress, VerifyReport, size_of, verify_description, verify_log
 from .offload.archive_reader import with_tail
+from .offload.safe_offset import floors_of
 from .offload.tier_files import Tier, TierOverlayFiles, TierOverlayLog, tier_at
-from .offload.tier_floor import floors_of
 from .open_topic import OpenTopic, opens_paths
 from .partition import Partition
 from .retention import SegmentDecision

@@ -12,8 +12,7 @@ import pytest
 
 from loglib import LogMovedError, Record, StorageIOError, Topic, TopicPartition
 from loglib.groups import delivery
-from loglib.groups.delivery import Progress
-from loglib.groups.run import Run
+from loglib.groups.delivery import Delivery, Run
 from loglib.system.notify import Observer
 from loglib.testing import FaultyFiles
 
@@ -31,9 +30,9 @@ def topic(open_topic: Callable[..., Topic]) -> Topic:
 
 
 @pytest.fixture
-def progress(topic: Topic) -> Iterator[Progress]:
+def progress(topic: Topic) -> Iterator[Delivery]:
     observer = Observer()
-    progress = Progress(topic._place("etl"), observer)
+    progress = Delivery(topic._place("etl"), observer)
     progress.add({HERE: 0})
     yield progress
     progress.close()
@@ -53,7 +52,7 @@ def interrupted(*_: Any, **__: Any) -> Any:
 
 
 def test_records_read_but_not_handed_out_are_read_again(
-    progress: Progress, monkeypatch: pytest.MonkeyPatch
+    progress: Delivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(delivery, "Run", interrupted)
@@ -62,7 +61,7 @@ def test_records_read_but_not_handed_out_are_read_again(
 
 
 def test_leaving_that_was_interrupted_is_made_good_by_the_next_call(
-    progress: Progress, monkeypatch: pytest.MonkeyPatch
+    progress: Delivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = progress.take("batch")
     assert run is not None
@@ -76,7 +75,7 @@ def test_leaving_that_was_interrupted_is_made_good_by_the_next_call(
     assert [record.value for record in one_by_one(progress.take("one by one"))] == [b"0"]
 
 
-def test_leaving_a_run_again_changes_nothing(progress: Progress) -> None:
+def test_leaving_a_run_again_changes_nothing(progress: Delivery) -> None:
     run = progress.take("one by one")
     assert run is not None
     [record] = one_by_one(run)
@@ -85,7 +84,7 @@ def test_leaving_a_run_again_changes_nothing(progress: Progress) -> None:
     assert progress.handled == progress.next_offsets() == {HERE: record.next_offset}
 
 
-def test_what_was_polled_is_handled_by_the_next_call_and_not_before(progress: Progress) -> None:
+def test_what_was_polled_is_handled_by_the_next_call_and_not_before(progress: Delivery) -> None:
     run = progress.take("polled", 1)
     assert run is not None
     run.all_out = True
@@ -95,7 +94,7 @@ def test_what_was_polled_is_handled_by_the_next_call_and_not_before(progress: Pr
     assert progress.handled == {HERE: run.batch.next_offset}
 
 
-def test_paused_partition_goes_on_where_it_was(progress: Progress) -> None:
+def test_paused_partition_goes_on_where_it_was(progress: Delivery) -> None:
     progress.add({OTHER: 0})
     progress.pause(HERE)
     found = [run.partition for _ in range(7) if (run := progress.take("batch")) is not None]
@@ -104,7 +103,7 @@ def test_paused_partition_goes_on_where_it_was(progress: Progress) -> None:
     assert [record.value for record in one_by_one(progress.take("one by one"))] == [b"0"]
 
 
-def test_partition_read_to_its_end_sleeps_until_it_is_written_to(topic: Topic, progress: Progress) -> None:
+def test_partition_read_to_its_end_sleeps_until_it_is_written_to(topic: Topic, progress: Delivery) -> None:
     while progress.take("batch") is not None:
         pass
     topic.append(b"more", partition=0, sync=True)
@@ -120,7 +119,7 @@ def test_partition_restored_under_a_sleeping_reader_is_read_on(
     open_topic: Callable[..., Topic], topic: Topic, path: Path
 ) -> None:
     reading, observer = open_topic(mode="r"), Observer()
-    progress = Progress(reading._place("etl"), observer)
+    progress = Delivery(reading._place("etl"), observer)
     progress.add({HERE: 0})
     while progress.take("batch") is not None:
         pass
@@ -138,7 +137,7 @@ def test_partition_restored_under_a_sleeping_reader_is_read_on(
     observer.close()
 
 
-def test_more_that_comes_while_it_is_read_is_not_missed(topic: Topic, progress: Progress) -> None:
+def test_more_that_comes_while_it_is_read_is_not_missed(topic: Topic, progress: Delivery) -> None:
     """The system reports a write in this process before the writer says so: who is that quick hears of it again."""
     while progress.take("batch") is not None:
         pass
@@ -156,7 +155,7 @@ def test_more_that_comes_while_it_is_read_is_not_missed(topic: Topic, progress: 
 
 
 def test_files_of_few_partitions_are_open_at_a_time(
-    topic: Topic, progress: Progress, monkeypatch: pytest.MonkeyPatch
+    topic: Topic, progress: Delivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "_MOST_OPEN", 1)
     progress.add({OTHER: 0})
@@ -174,7 +173,7 @@ def test_running_out_of_descriptors_closes_those_of_others_first(
     files = FaultyFiles("open_read", error=24, armed=False)
     reading = open_topic(mode="r", files=files)
     observer = Observer()
-    progress = Progress(reading._place("etl"), observer)
+    progress = Delivery(reading._place("etl"), observer)
     try:
         if others_open:
             progress.add({OTHER: 0})
@@ -204,7 +203,7 @@ def test_other_errors_of_the_system_are_not_taken_for_that(open_topic: Callable[
     files = FaultyFiles("open_read", armed=False)
     reading = open_topic(mode="r", files=files)
     observer = Observer()
-    progress = Progress(reading._place("etl"), observer)
+    progress = Delivery(reading._place("etl"), observer)
     progress.add({HERE: 0})
     files.armed = True
     with pytest.raises(OSError, match="Input/output error"):
@@ -212,7 +211,7 @@ def test_other_errors_of_the_system_are_not_taken_for_that(open_topic: Callable[
     observer.close()
 
 
-def test_partitions_overtaken_by_retention_are_told_apart(topic: Topic, progress: Progress) -> None:
+def test_partitions_overtaken_by_retention_are_told_apart(topic: Topic, progress: Delivery) -> None:
     progress.add({OTHER: 0})
     partition = topic.partition(0)
     partition.roll()
@@ -220,7 +219,7 @@ def test_partitions_overtaken_by_retention_are_told_apart(topic: Topic, progress
     assert progress.overtaken() == [HERE]
 
 
-def test_history_is_known_of_what_was_just_read(topic: Topic, progress: Progress) -> None:
+def test_history_is_known_of_what_was_just_read(topic: Topic, progress: Delivery) -> None:
     headers = [batch._header for batch in topic.batches() if batch.partition == 0]
     run = progress.take("batch")
     assert run is not None
@@ -229,7 +228,7 @@ def test_history_is_known_of_what_was_just_read(topic: Topic, progress: Progress
     assert progress.history(HERE, headers[3].next_offset) == headers[3].header_crc  # which is looked up
 
 
-def test_seek_ends_the_run_of_its_partition_and_counts_as_progress(topic: Topic, progress: Progress) -> None:
+def test_seek_ends_the_run_of_its_partition_and_counts_as_progress(topic: Topic, progress: Delivery) -> None:
     run = progress.take("one by one")
     assert run is not None
     last = list(topic.partition(0).read())[-1]
@@ -240,7 +239,7 @@ def test_seek_ends_the_run_of_its_partition_and_counts_as_progress(topic: Topic,
     assert one_by_one(progress.take("one by one")) == [last]
 
 
-def test_dropped_partition_is_forgotten_with_what_was_handled(progress: Progress) -> None:
+def test_dropped_partition_is_forgotten_with_what_was_handled(progress: Delivery) -> None:
     progress.seek(HERE, 0)
     progress.drop([HERE])
     assert progress.handled == progress.next_offsets() == {}

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from loglib import Batch, Topic, TopicPartition
-from loglib.groups import run as run_module
-from loglib.groups.run import Run
+from loglib.groups.delivery import RUN_S, Run
 
 COUNT = 100
 
@@ -41,7 +40,7 @@ def test_run_that_takes_too_long_is_cut_off(batch: Batch, monkeypatch: pytest.Mo
     run = run_of(batch)
     first = list(run.next_few() or ())
     assert 0 < len(first) < COUNT
-    monkeypatch.setattr(run, "seconds", lambda: 3 * run_module.RUN_S)
+    monkeypatch.setattr(run, "seconds", lambda: 3 * RUN_S)
     assert run.next_few() is None
     assert run.next_after(run.offset) == first[-1].next_offset
 

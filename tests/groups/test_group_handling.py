@@ -8,7 +8,7 @@ from consumers import committed_number, die, numbers, rest, take
 
 import loglib
 from loglib import Group, StaleGenerationError, Topic, TopicPartition
-from loglib.groups.run import Run
+from loglib.groups.delivery import Run
 
 Opener = Callable[..., Topic]
 

@@ -61,7 +61,7 @@ MAY_CALL = {"system/files": FILE_CALLS, "system/notify": {"close", "read", "writ
 FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinput", "subprocess"}
 MAY_IMPORT = {
     "__init__": {"fcntl"}, "format/columns": {"io"}, "system/files": {"fcntl"}, "testing/memory": {"fcntl"},
-    "cli/streams": {"subprocess"},  # its user names a command, such as ssh, that carries a stream
+    "cli/copies": {"subprocess"},  # its user names a command, such as ssh, that carries a stream
     "offload/parquet": {"io"},  # the base of what Arrow takes for a file; its calls go to `Files`
     "offload/archive_objects": {"tempfile"},  # a file that is compared before it is uploaded
 }  # fmt: skip

@@ -21,8 +21,8 @@ from typing import Any, Generic, Self, TypeVar
 from ..config.arguments import Start, check_timeout
 from ..errors import LogClosedError
 from ..groups import Commit
+from ..groups.delivery import Run, Way
 from ..groups.group import AnyGroup
-from ..groups.run import Run, Way
 from ..log.lag import Lag
 from ..system.not_copyable import NotCopyable
 from .calls import Calls, settled

@@ -1,18 +1,29 @@
-"""Copies: snapshots and mirrors of a topic."""
+"""Copies: snapshots and mirrors of a topic, also to another host by standard streams, a command such as ssh, or TCP."""
 
 from __future__ import annotations
 
-from typing import Literal
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal
 
 import click
 
 from ..copies.mirror import Mirror, Mirrored
+from ..copies.mirror_server import MirrorServer
 from ..copies.promote import promote as make_leader
+from ..copies.remote_source import TIMEOUT_S
 from ..copies.snapshot import snapshot as take_snapshot
-from .arguments import DIRECTORY, TOPIC, as_json
+from ..errors import BrokenStreamError, LogError
+from .arguments import DIRECTORY, DURATION, TOPIC, as_json
 from .output import note, print_json, sized
 
-__all__ = ["mirror", "promote", "show", "snapshot"]
+__all__ = ["mirror", "promote", "receive", "serve", "show", "snapshot"]
 
 
 @click.command()
@@ -84,3 +95,129 @@ def promote(copy: str, force: bool) -> None:
     stays what it is: stop its writers first if the copy takes its place.
     """
     make_leader(copy, force=force)
+
+
+_STANDARD = (0, 1)  # standard input and output
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_silence = click.option("--timeout", type=DURATION, default=timedelta(seconds=TIMEOUT_S), show_default="60s",
+                        help="Give up the other end when it is silent for so long.")  # fmt: skip
+
+
+class _Address(click.ParamType[tuple[str, int]]):
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        host, colon, port = str(value).rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > 65535:
+            self.fail(f"{value!r} is no address; write HOST:PORT, such as 10.0.0.5:9900 or [::1]:9900", param, ctx)
+        return host.strip("[]"), int(port)
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@click.option("--listen", type=_Address(), help="Serve all who connect there. They may read all of the topic.")
+@_silence
+def serve(topic: str, listen: tuple[str, int] | None, timeout: timedelta) -> None:
+    """Let mirrors on other hosts copy a topic: the other end of `loglib receive`.
+
+    Without --listen one mirror is served over standard input and output, until it leaves:
+    `loglib receive copies/orders --through "ssh HOST loglib serve data/orders"` on the other host.
+    """
+    seconds = timeout.total_seconds()
+    if listen is None:
+        with MirrorServer(topic, _STANDARD, timeout=seconds) as server:
+            server.serve()
+        return
+    family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
+    with socket.create_server(listen, family=family) as listener:
+        note(f"serving {topic} on port {listener.getsockname()[1]}")
+        while True:
+            connection, address = listener.accept()
+            threading.Thread(target=_serve, args=(topic, connection, address[0], seconds), daemon=True).start()
+
+
+def _serve(topic: str, connection: socket.socket, who: str, timeout_s: float) -> None:
+    """Serve one mirror. Its error ends its connection, and no other."""
+    try:
+        with connection, MirrorServer(topic, connection, timeout=timeout_s) as server:
+            server.serve()
+    except (LogError, OSError) as error:
+        note(f"{who}: {error}")
+
+
+@click.command()
+@click.argument("to", type=DIRECTORY)
+@click.option("--through", metavar="COMMAND", help='What runs the other end, such as "ssh HOST loglib serve TOPIC".')
+@click.option("--connect", type=_Address(), help="Where `loglib serve --listen` runs.")
+@click.option("--follow", is_flag=True, help="Go on until Ctrl-C. If the stream breaks, open another one.")
+@click.option("--restart", is_flag=True, help="Begin anew if retention has dropped what the copy does not have yet.")
+@click.option("--demote", is_flag=True, help="Let a topic that a forced promotion has split from this one follow it.")
+@click.option("--limit", type=float, metavar="MB/S", help="Copy at most so many megabytes a second.")
+@_silence
+@as_json
+def receive(
+    to: str, through: str | None, connect: tuple[str, int] | None, follow: bool, timeout: timedelta, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Copy a topic from another host, or bring an earlier copy up to it: `loglib mirror` over a stream.
+
+    Without --through and --connect the stream is standard input and output.
+    """
+    if through is not None and connect is not None:
+        raise click.UsageError("give --through or --connect, not both")
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        began = time.monotonic()
+        try:
+            with _stream(through, connect, timeout.total_seconds()) as stream:
+                report = _receive(to, stream, follow=follow, timeout=timeout, **options)
+            break
+        except (BrokenStreamError, ConnectionError) as error:
+            if not follow or (through is None and connect is None):
+                raise
+            if time.monotonic() - began > pause_s:  # it was well for a while
+                pause_s = _FIRST_PAUSE_S
+            note(f"{error}; trying again in {pause_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    show(report, as_json=as_json, to_stderr=through is None and connect is None)  # standard output is the stream
+
+
+def _receive(
+    to: str, stream: Any, *, follow: bool, restart: bool, demote: bool, limit: float | None, timeout: timedelta
+) -> Mirrored:
+    """Copy over one stream."""
+    speed = None if limit is None else limit * 1e6
+    on_gap: Literal["error", "restart"] = "restart" if restart else "error"
+    with Mirror.over(
+        stream, to, on_gap=on_gap, bytes_per_second=speed, demote=demote, timeout=timeout.total_seconds()
+    ) as made:  # fmt: skip
+        try:
+            made.copy()
+            if follow:
+                note(f"{to}: up to {made.source}; following")
+                made.follow()
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+        return made.report()
+
+
+@contextmanager
+def _stream(through: str | None, connect: tuple[str, int] | None, timeout_s: float) -> Iterator[Any]:
+    """The stream to the source."""
+    if connect is not None:
+        try:
+            connection = socket.create_connection(connect, timeout=timeout_s)
+        except OSError as error:  # no route, no such name: later there may be one
+            raise ConnectionError(f"{connect[0]}:{connect[1]}: {error}") from error
+        with connection:
+            yield connection
+    elif through is not None:
+        with subprocess.Popen(shlex.split(through), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            try:
+                yield other.stdout, other.stdin
+            finally:
+                other.terminate()
+    else:
+        yield _STANDARD

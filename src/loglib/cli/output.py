@@ -1,7 +1,8 @@
-"""Output: tables, JSON and text as the command line prints them.
+"""Output: tables, JSON, text and progress as the command line prints them.
 
 Invariant: text that comes from a log is safe for a terminal. Control characters, also those that other alphabets hide,
-are shown as escapes, unless raw output was asked for.
+are shown as escapes, unless raw output was asked for. Progress is drawn on standard error, and only if that is a
+terminal. Rich is imported only then.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import base64
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -20,8 +22,19 @@ from ..format.display import sized
 from ..format.record import Record
 
 __all__ = [
-    "age", "is_terminal", "json_line", "note", "print_json", "print_table", "record_facts", "safe", "sized", "when",
-]  # fmt: skip
+    "age",
+    "bar",
+    "is_terminal",
+    "json_line",
+    "note",
+    "print_json",
+    "print_table",
+    "record_facts",
+    "safe",
+    "sized",
+    "when",
+]
+
 
 # Control, format (such as those that turn the direction of writing), surrogate, private and unassigned characters,
 # and the separators of lines and paragraphs.
@@ -125,3 +138,19 @@ def _bytes_fact(name: str, data: bytes | None) -> dict[str, str | None]:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int], object] | None]:
+    """A bar of bytes, with their rate and the time left; None if nobody would see it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(text, *columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(safe(what), total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -50,14 +50,13 @@ from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 from ..system.process import in_child
 from .assignment import STRATEGIES, TopicPartition, assign
-from .delivery import Progress
+from .delivery import Delivery, Run, Way
 from .directory import GroupDirectory
 from .lag import lag_of_group
 from .members import Member, Membership, new_member_name
 from .offsets import Commit, Entry, merged
 from .owners import Ownership, read_owner
 from .prepared_commit import PreparedCommit
-from .run import Run, Way
 from .start_position import StartPosition
 
 __all__ = ["AnyGroup", "CommitPolicy", "Group", "OnChange", "TopicsGroup"]
@@ -151,7 +150,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             made.callback(self._membership.leave)
             self._membership.check_strategy(place.name)
             made.pop_all()
-        self._progress = Progress(place, self._observer)
+        self._progress = Delivery(place, self._observer)
         self._ownership = Ownership(place.files, place.owners, self.member, place.permissions)
         self._left = False
         _in_child.add(self._abandon_in_child)

@@ -22,8 +22,7 @@ from ..log.log import Log
 from ..system.clock import SYSTEM
 from .backlog import LogBacklog
 from .data_loss import Losses
-from .limits import most_bytes, most_records
-from .minimum import Minimum
+from .limits import Minimum, most_bytes, most_records
 from .options import Options, Trigger
 from .plan import Range
 from .positions import StreamPosition, StreamPositions, check_topics, is_known
