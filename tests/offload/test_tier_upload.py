@@ -111,7 +111,7 @@ def test_several_segments_are_under_way_at_once(
     open_topic: Open, to: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of three uploads waits for the other two."""
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3, timeout=60)
     upload = DirectoryStore.upload
 
     def meeting(store: DirectoryStore, *arguments: Any) -> bool:

@@ -66,7 +66,7 @@ def test_interval_that_is_set_later_flushes_what_waits_and_what_comes(path: Path
     with Topic.open(path, flush=MANUAL, retention=Retention(age=None), segment_age=None) as topic:
         topic.append(b"waits")
         topic.alter(flush=FlushPolicy(records=None, interval=0.01, bytes=None))
-        with Topic.open(path, mode="r") as reader, reader.follow("begin", timeout=10.0) as records:
+        with Topic.open(path, mode="r") as reader, reader.follow("begin", timeout=60.0) as records:
             assert next(iter(records)).value == b"waits"
             topic.append(b"comes")
             assert next(iter(records)).value == b"comes"

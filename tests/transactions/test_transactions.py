@@ -207,14 +207,14 @@ def test_unused_application_is_forgotten_only_when_asked(pair: tuple[Topic, Topi
 
 def test_follower_gets_records_at_the_end_of_the_transaction(pair: tuple[Topic, Topic]) -> None:
     orders, _ = pair
-    reader = orders.follow("begin", timeout=5.0)
+    reader = orders.follow("begin", timeout=60.0)
     with transaction("etl") as tx:
         append_to_all(tx, pair, b"x")
         assert reader.poll() == []
     started = time.monotonic()
     found = [next(iter(reader)).value, next(iter(reader)).value]
     assert found == [b"x", b"x"]
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 30  # and did not wait for the timeout
     reader.close()
 
 
