@@ -49,6 +49,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> Any:
+    """Which process runs a test is the same each time; `--dist worksteal` alone goes by who is free first."""
+    from fixed_order import FixedOrder
+
+    return FixedOrder(config) if config.getoption("dist") in ("load", "loadfile") else None
+
+
 def interrupted(process: subprocess.Popen[Any]) -> tuple[Any, Any]:
     """Press Ctrl-C, and return the rest of a program's output and of its errors.
 
