@@ -49,6 +49,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sample", action="store_true", help="of the proof in tests/reliability, run a fixed part")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--sample"):
+        import sample
+
+        config.pluginmanager.register(sample)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config) -> Any:
     """Which process runs a test is the same each time; `--dist worksteal` alone goes by who is free first."""

@@ -54,6 +54,14 @@ def scale(number: int) -> int:
     return max(1, round(number * float(os.environ.get("LOGLIB_SOAK", "1"))))
 
 
+def part() -> int:
+    """One in how many cases is run by a test that has all there are: each one, unless `LOGLIB_SOAK` is less than 1.
+
+    An odd number: such cases often alternate.
+    """
+    return max(1, 100 // scale(100)) | 1
+
+
 def count(goal: str, **figures: int) -> None:
     """Add figures to a goal. One write in append mode, so that the lines of processes do not mix."""
     assert goal in GOALS, goal
@@ -71,17 +79,33 @@ def need(condition: object, what: str) -> None:
     pytest.skip(f"NOT PROVED: this machine lacks {what}")
 
 
-def table(lines: list[str]) -> list[str]:
-    """The figures by goal, as rows of a table in Markdown."""
-    sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+Sums = dict[str, dict[str, int]]  # the figures by goal
+
+
+def sums_of(lines: list[str]) -> Sums:
+    sums: Sums = {goal: defaultdict(int) for goal in GOALS}
     for line in lines:
         figures = json.loads(line)
         goal = figures.pop("goal")
         for name, number in figures.items():
             sums[goal][name] += number
+    return sums
+
+
+def unproved(sums: Sums) -> list[str]:
+    """What keeps a run from being a proof: the goals that were not run, and what must be 0 and is not."""
+    return [
+        f"{goal} is not proved: {', '.join(wrong) or 'not run'}"
+        for goal, figures in sums.items()
+        if (wrong := [f"{figures[name]:,} {_words(name)}" for name in NEVER if figures.get(name)]) or not figures
+    ]
+
+
+def table(sums: Sums) -> list[str]:
+    """The figures by goal, as rows of a table in Markdown."""
     rows = ["| goal | what | done | must be 0 |", "| --- | --- | --- | --- |"]
     for goal, what in GOALS.items():
-        figures = sums.get(goal, {})
+        figures = sums[goal]
         done = ", ".join(f"{number:,} {_words(name)}" for name, number in figures.items() if name not in NEVER)
         never = ", ".join(f"{number:,} {_words(name)}" for name, number in figures.items() if name in NEVER)
         rows.append(f"| {goal} | {what} | {done or 'not run'} | {never} |")
@@ -94,5 +118,6 @@ def _words(name: str) -> str:
 
 if __name__ == "__main__":
     gathered = FILE.read_text("utf-8").splitlines() if FILE.exists() else []
-    print("\n".join(table(gathered)))
-    sys.exit(0 if gathered else 1)
+    found = sums_of(gathered)
+    print("\n".join(table(found) + unproved(found)))
+    sys.exit(1 if unproved(found) else 0)

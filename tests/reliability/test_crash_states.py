@@ -83,8 +83,7 @@ def new_ones(kind: str, digests: set[int]) -> int:
 @pytest.mark.parametrize("shard", range(SHORT_SHARDS))
 def test_no_workload_of_up_to_three_calls_loses_anything(shard: int, durability: str) -> None:
     everything = chain.from_iterable(short_workloads(length, durability=durability) for length in (1, 2, 3))
-    share = 1 if counts.scale(100) >= 100 else 100 // counts.scale(100)  # a part of them in short runs
-    check(islice(everything, shard, None, SHORT_SHARDS * share), Judge(nested_every=NESTED_EVERY))
+    check(islice(everything, shard, None, SHORT_SHARDS * counts.part()), Judge(nested_every=NESTED_EVERY))
 
 
 @pytest.mark.reliability
@@ -93,7 +92,7 @@ def test_no_topic_is_half_made() -> None:
 
 
 @pytest.mark.reliability
-@pytest.mark.timeout(counts.scale(300))
+@pytest.mark.timeout(max(300, counts.scale(300)))
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_no_long_workload_loses_anything(shard: int) -> None:
     judge = Judge(nested_every=NESTED_EVERY)

@@ -272,6 +272,7 @@ def publish_before_writing(monkeypatch: pytest.MonkeyPatch) -> Files:
     return OneBehind()
 
 
+@pytest.mark.slow  # it finds the mistake by chance
 @pytest.mark.parametrize("mistake", [acknowledge_early, publish_before_writing])
 def test_kills_find_out_a_writer_that_promises_too_much(
     mistake: Callable[[pytest.MonkeyPatch], Files], path: Path, monkeypatch: pytest.MonkeyPatch

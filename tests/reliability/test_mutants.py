@@ -27,7 +27,7 @@ def hunt(package: Path, *tests: str, timeout_s: float = 500) -> subprocess.Compl
 
 @pytest.mark.reliability
 @pytest.mark.timeout(650)  # all tests that a mutant names, and no mutant ends them early
-@pytest.mark.parametrize("part", ["--tests", "--states"])
+@pytest.mark.parametrize("part", [pytest.param("--tests", marks=pytest.mark.slow), "--states"])
 def test_library_as_it_is_survives_the_hunt(part: str) -> None:
     tests = {test for mutant in MUTANTS for test in (mutant.tests if part == "--states" else mutant.found_by)}
     found = hunt(PACKAGE.parent, part, *tests, timeout_s=620)

@@ -385,6 +385,7 @@ class OftenSynced(Files):
             super().datasync(fd)
 
 
+@pytest.mark.slow  # it finds the mistake by chance
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 @pytest.mark.parametrize("mistake", [NeverSynced, OftenSynced])
 def test_writer_that_does_not_sync_is_found_out(tmp_path: Path, kind: str, mistake: type[Files]) -> None:

@@ -150,6 +150,7 @@ def test_nothing_acknowledged_is_lost_when_one_of_two_disks_is_cut(tmp_path: Pat
     )  # fmt: skip
 
 
+@pytest.mark.slow  # it finds the mistake by chance
 def test_replicas_that_do_not_sync_are_found_out(tmp_path: Path) -> None:
     with pytest.raises(Broken, match="lost|refused"):
         run(tmp_path, cuts=300, seed="mistake", files=NeverSynced())

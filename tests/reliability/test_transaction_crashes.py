@@ -349,7 +349,7 @@ def test_no_crash_splits_or_doubles_a_transaction(shard: int) -> None:
         while len(judge.found) + judge.nested < counts.scale(STATES):
             attached += run(shard + SHARDS * ran, judge)
             ran += 1
-        assert attached > ran // 10
+        assert attached > ran // 10 or ran < 5, "a few programs may have none"
     except Failure as failure:
         figures[failure.kind] += 1
         raise

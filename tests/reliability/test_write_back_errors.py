@@ -153,6 +153,7 @@ def rewrite_the_same_pages(files: Files, fd: int, start: int, end: int) -> None:
     files.datasync(fd)
 
 
+@pytest.mark.slow  # it finds the mistake by chance
 @pytest.mark.parametrize(
     ("kind", "mistake"),
     [("ext4", only_sync), ("xfs", only_sync), ("ext4", rewrite_the_same_pages)],
