@@ -29,7 +29,7 @@ logger = logging.getLogger("loglib")
 
 
 class Groups(Protocol):
-    """The groups of the source; see `origin.TopicHere`."""
+    """The groups of the source; see `topic_source.LocalTopicSource`."""
 
     def groups(self) -> dict[str, GroupSnapshot]: ...
 

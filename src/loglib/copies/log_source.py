@@ -4,7 +4,8 @@ Invariant: a block that is handed out holds whole batches that are checked and f
 a declared gap. Two logs are the same up to an end if both have the batch before it: its header's CRC covers that of
 the batch before, and so on to the beginning of the log.
 
-`pair.Source` says what a pair asks a source for; the other one is `remote.RemoteLog`, where the log is on another host.
+`log_copier.Source` says what a pair asks a source for; the other one is `remote_source.RemoteLog`, where the log is on
+another host.
 
 Threads: one.
 """

@@ -48,7 +48,7 @@ _MANY = 64  # partitions: with more, files are closed after each pass
 
 
 class Origin(Groups, Protocol):
-    """What a mirror asks the topic for that it copies; see `origin.LocalTopicSource`."""
+    """What a mirror asks the topic for that it copies; see `topic_source.LocalTopicSource`."""
 
     @property
     def place(self) -> str:

@@ -4,7 +4,8 @@ Invariant: nothing is written at the source, and no lock is taken there. Marks t
 transaction in all partitions or in none. The list of a group's logs of commits is that of one moment: it was the same
 before and after their marks were read.
 
-`mirror.Origin` says what a mirror asks for; the other one is `remote.RemoteTopic`, where the topic is on another host.
+`mirror.Origin` says what a mirror asks for; the other one is `remote_source.RemoteTopic`, where the topic is on another
+host.
 
 Threads: `wake` from any thread; the rest from one at a time.
 """

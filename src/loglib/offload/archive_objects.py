@@ -31,7 +31,7 @@ __all__ = ["ObjectArchiveStore"]
 
 
 class ObjectArchiveStore(NotCopyable):
-    """An archive below a key of a bucket; see `place.Place`."""
+    """An archive below a key of a bucket; see `archive_store.ArchiveStore`."""
 
     def __init__(self, uri: str) -> None:
         storage, self.path = storage_of(uri)
