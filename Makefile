@@ -18,7 +18,8 @@ VENV_PYTHON := .venv/bin/python
 # Named by its content, so that a checkout that only touches pyproject.toml does not install again.
 STAMP := .venv/installed-$(shell cat pyproject.toml scripts/venv.sh | cksum | cut -d ' ' -f 1)
 PYTEST := $(VENV_PYTHON) -m pytest -q
-FAST := -n 2 -m "not slow and not spark and not reliability"
+# Three processes for two cores: the tests wait for disks and for other processes almost a third of the time.
+FAST := -n 3 -m "not slow and not spark and not reliability"
 # The JVMs of the tests live for seconds: the second compiler and threads for garbage would cost more than they bring.
 SHORT_LIVED := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 # PROOF_FILES, the variable below, makes their files cost no disk. A module's session lives in one process of the two.

@@ -34,6 +34,7 @@ def figures(system: System, role: str, way: str, rate: float) -> Row:
     return row
 
 
+@pytest.mark.slow
 def test_experiment_runs_with_loglib_and_its_tables_have_every_case(tmp_path: Path) -> None:
     done = paper("--messages", "4000", "--only", "loglib", cwd=tmp_path)
     assert (done.returncode, "FAILED" in done.stderr) == (0, False), done.stderr
