@@ -171,7 +171,7 @@ def test_store_of_transactions_that_is_no_relative_path(source: Topic, to: Path)
     for facts in ({"store": "/etc"}, {"store": 5}, {"store": "a\0b"}, {"store": "../x", "id": "00"}):
         answer = {"id": "00" * 16, **facts}
         with served(source.path) as serving:
-            serving.server._answers["store_pointer"] = partial(lambda answer, _: answer, answer)
+            serving.server._answers["home"] = partial(lambda answer, _: answer, answer)
             with Mirror.over(serving.stream, to) as made, pytest.raises(BrokenStreamError, match="a store"):
                 made._origin.store_pointer(str(to))
 
@@ -318,7 +318,7 @@ READ = {"at": [0, 0, 0], "base": 0, "limit": 1 << 40}
         ("same", {"log": 0, "mark": "00", "ends": []}),
         ("read", {**READ, "log": 0, "at": [0, 0]}),
         ("read", {**READ, "log": 0, "at": [0, 0, "x"]}),
-        ("wait_for_changes", {"seconds": "soon", "partitions": 2}),
+        ("news", {"seconds": "soon", "partitions": 2}),
     ],
 )
 def test_request_that_is_none_ends_the_service(source: Topic, what: object, facts: dict[str, object]) -> None:
@@ -414,8 +414,8 @@ def test_sign_of_life_while_the_source_waits_for_news(source: Topic) -> None:
         copy = Copy(serving.stream)
         copy.ask("hello", protocol=1, credit=1)
         copy.ask("description")
-        copy.ask("wait_for_changes", seconds=0, partitions=2)
-        copy.link.send_facts(REQUEST, {"what": "wait_for_changes", "seconds": 20, "partitions": 2})
+        copy.ask("news", seconds=0, partitions=2)
+        copy.link.send_facts(REQUEST, {"what": "news", "seconds": 20, "partitions": 2})
         copy.link.send(Frame(BEAT))
         source.append(b"x", partition=1, sync=True)
         assert list(next_of(copy, ANSWER).facts()["marks"]) == ["1"]

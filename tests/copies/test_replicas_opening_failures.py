@@ -149,7 +149,7 @@ def test_opening_that_too_few_accept_shows_nothing_new(
         topic.append(b"two")
         topic.close()
     with monkeypatch.context() as patched, pytest.raises(TooFewCopiesError, match="the disk is full"):
-        patched.setattr(Replica, "accept", lambda _: (_ for _ in ()).throw(OSError("the disk is full")))
+        patched.setattr(Replica, "set_epoch", lambda _: (_ for _ in ()).throw(OSError("the disk is full")))
         open_all(places[:2], files=devices)
     for place in places[:2]:
         with testing.open_topic(place, files=devices, mode="r") as reader:

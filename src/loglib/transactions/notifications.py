@@ -1,10 +1,10 @@
 """Notifications: how a transaction reaches the writer of a partition in another process.
 
-Invariant: bells and knocks are hints. They are never synced, and losing one loses nothing: what is committed
-stands in the store, and every writer looks there when it opens a partition.
+Invariant: notifications are hints. They are never synced, and losing one loses nothing: what is committed is in the
+store, and every writer looks there when it opens a partition.
 
-    ring      a file in <topic>/inbox appears and goes at once: the writers of the topic look into the store
-    knock     a file <partition>-<random>; the writer of the partition removes it: it will answer bells
+    notify        a file ring-<random> in <topic>/inbox appears and is removed: the writers of the topic read the store
+    request_ack   a file <partition>-<random>; the writer of the partition removes it: it answers notifications
 
 A process has one thread for all its topics. It sleeps until the system reports a change in an inbox (inotify). It
 begins 0.2 s after the first topic was opened, so that a short program never pays for it.
@@ -44,7 +44,7 @@ T = TypeVar("T")
 def notify(files: Files, topic_path: str) -> None:
     """Wake the writers of a topic, in all processes."""
     with suppress(FileNotFoundError):  # the topic was deleted
-        path = _new_name(files, topic_path, "notify")
+        path = _new_name(files, topic_path, "ring")
         files.close(files.create(path, 0o600))
         files.unlink(path)
 
@@ -83,7 +83,7 @@ def request_ack(
 
 
 def answer(files: Files, topic_path: str, partitions: Iterable[int]) -> None:
-    """Answer the knocks at these partitions."""
+    """Acknowledge the requests for these partitions."""
     inbox = os.path.join(topic_path, INBOX)
     mine = {f"{each:04d}" for each in partitions}
     with suppress(FileNotFoundError):
