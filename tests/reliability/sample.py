@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from mutants import MUTANTS, Mutant
 
-CASES = 3  # one in so many of each test: odd, since cases often alternate between two file systems
-EVERY = 10  # one in so many mutants
+CASES = 3  # the distance from one case of a test to the next: odd, since cases often alternate between file systems
+EVERY = 10  # and from one mutant to the next
 MOST = 120  # mutants; each takes some seconds
 ROOT = Path(__file__).resolve().parents[2]
 PROVED = Path(__file__).with_name("proved")
