@@ -12,8 +12,8 @@ from mutants import MUTANTS
 
 def test_sample_has_something_of_each_test_and_every_tenth_mutant() -> None:
     tests = [f"r.py::test_{name}[{shard}]" for name in "ab" for shard in range(12)] + ["r.py::test_c"]
-    mutants, left = sample.of_mutants(MUTANTS, set())
-    assert mutants == MUTANTS[::10] and left == 0
+    mutants = sample.of_mutants(MUTANTS, set())
+    assert mutants == MUTANTS[::10]
     hunts = [f"r.py{sample.OF_A_MUTANT}{each.name}]" for each in MUTANTS]
     chosen = sample.of_cases(tests + hunts, mutants)
     assert {each for each in chosen if each in hunts} == set(hunts[::10])
@@ -22,17 +22,13 @@ def test_sample_has_something_of_each_test_and_every_tenth_mutant() -> None:
     assert chosen == sample.of_cases(tests + hunts, mutants)
 
 
-def test_sample_has_the_mutants_of_what_has_changed_while_there_is_room() -> None:
+def test_sample_has_all_mutants_of_what_has_changed() -> None:
     module = MUTANTS[1].module
-    mutants, left = sample.of_mutants(MUTANTS, {f"src/loglib/{module}", "docs/format.md"})
+    mutants = sample.of_mutants(MUTANTS, {f"src/loglib/{module}", "docs/format.md"})
     assert {each.name for each in mutants} == {
         each.name for number, each in enumerate(MUTANTS) if each.module == module or number % 10 == 0
     }
-    assert left == 0
-    everything = {f"src/loglib/{each.module}" for each in MUTANTS}
-    mutants, left = sample.of_mutants(MUTANTS, everything)
-    assert len({each.name for each in mutants}) == sample.MOST == len(MUTANTS) - left
-    assert mutants == sample.of_mutants(MUTANTS, everything)[0]
+    assert sample.of_mutants(MUTANTS, {f"src/loglib/{each.module}" for each in MUTANTS}) == MUTANTS
 
 
 def test_file_that_was_only_moved_has_not_changed() -> None:

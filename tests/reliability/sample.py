@@ -16,7 +16,6 @@ from mutants import MUTANTS, Mutant
 
 CASES = 3  # the distance from one case of a test to the next: odd, since cases often alternate between file systems
 EVERY = 10  # and from one mutant to the next
-MOST = 120  # mutants; each takes some seconds
 ROOT = Path(__file__).resolve().parents[2]
 PROVED = Path(__file__).with_name("proved")
 OF_A_MUTANT = "::test_mutant_is_killed["
@@ -37,12 +36,10 @@ def changed(lines: Iterable[str]) -> set[str]:
     return {line.rpartition("\t")[2] for line in lines if not line.startswith("R100")}
 
 
-def of_mutants(mutants: Sequence[Mutant], files: set[str]) -> tuple[list[Mutant], int]:
-    """The mutants that are chosen when these files have changed, and how many there was no room for."""
-    every = list(mutants[::EVERY])
-    more = [each for each in mutants if f"src/loglib/{each.module}" in files and each not in every]
-    room = min(len(more), max(0, MOST - len(every)))
-    return every + [more[number * len(more) // room] for number in range(room)], len(more) - room
+def of_mutants(mutants: Sequence[Mutant], files: set[str]) -> list[Mutant]:
+    """The mutants that are chosen when these files have changed."""
+    every = mutants[::EVERY]
+    return [each for each in mutants if each in every or f"src/loglib/{each.module}" in files]
 
 
 def of_cases(tests: Iterable[str], mutants: Iterable[Mutant]) -> set[str]:
@@ -62,16 +59,16 @@ def of_cases(tests: Iterable[str], mutants: Iterable[Mutant]) -> set[str]:
 def summary() -> str:
     """Which mutants are chosen, and why, in a line."""
     files = changed_files()
-    chosen, left = of_mutants(MUTANTS, files or set())
+    chosen = of_mutants(MUTANTS, files or set())
     why = "every tenth" if files is None else f"every tenth, and those of the {len(files)} files that have changed"
     unknown = "; git does not know the commit that is proved" if files is None else ""
-    return f"sample: {len(chosen)} of {len(MUTANTS)} mutants, {why}; {left} of them are left out{unknown}"
+    return f"sample: {len(chosen)} of {len(MUTANTS)} mutants, {why}{unknown}"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """This module is a plugin, where `--sample` is given."""
-    mutants, _ = of_mutants(MUTANTS, changed_files() or set())
+    mutants = of_mutants(MUTANTS, changed_files() or set())
     chosen = of_cases([item.nodeid for item in items], mutants)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
     items[:] = [item for item in items if item.nodeid in chosen]
