@@ -223,7 +223,7 @@ def take_no_owner_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 def release_before_committing(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Ownership.release
 
-    def give_up(self: Any, partitions: list[Any]) -> None:
+    def revoke(self: Any, partitions: list[Any]) -> None:
         if partitions:
             held = {each: self._ownership.generation(each) or 0 for each in partitions}
             self._call(self._on_revoke, partitions)
@@ -241,7 +241,7 @@ def release_before_committing(monkeypatch: pytest.MonkeyPatch) -> None:
                 self._offsets.commit(late, fence=lambda: None)
             self._progress.drop(partitions)
 
-    monkeypatch.setattr(Group, "_give_up", give_up)
+    monkeypatch.setattr(Group, "_revoke", revoke)
 
 
 def start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
