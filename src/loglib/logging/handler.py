@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from typing import Any, Unpack
@@ -26,16 +27,81 @@ __all__ = ["JsonFormatter", "LogHandler"]
 
 _OWN = __name__.partition(".")[0]
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_NAMES = frozenset(("time", "level", "logger", "message", "exception", "stack"))
-_encode = json.JSONEncoder(ensure_ascii=False, default=repr, check_circular=True).encode
+_NAMES = frozenset(("time", "level", "logger", "message", "exception", "stack", "replaced"))
+_LARGEST = 10**300  # of an int that is written as a number
+_NOT_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
+_DEEPEST = 50  # levels of an extra; what lies deeper is written as text
+
+
+_encoder = json.JSONEncoder(ensure_ascii=False, default=repr, allow_nan=False).encode
+
+
+def _encode(facts: dict[str, Any]) -> str:
+    """The facts as JSON. Raises if they hold what JSON has no way to write, as NaN or half a surrogate pair."""
+    text = _encoder(facts)
+    if not text.isascii():
+        text.encode()
+    return text
+
 
 _in_child = in_child()
+
+
+class _Replacing:
+    """Makes JSON of values that JSON cannot write as they are, and counts what it replaces by text."""
+
+    def __init__(self) -> None:
+        self.replaced = 0
+        self._around: list[int] = []  # the ids of the collections around the present value
+
+    def value(self, value: Any) -> Any:
+        """The value, or what JSON can write instead."""
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, float):
+            return value if math.isfinite(value) else self._instead(_NOT_FINITE.get(value, "NaN"))
+        try:
+            known = len(self._around) < _DEEPEST and id(value) not in self._around
+            if known and isinstance(value, dict | list | tuple):
+                return self._collection(value)
+            return int(value) if isinstance(value, int) and abs(value) < _LARGEST else self.text(repr(value))
+        except Exception:  # noqa: BLE001  The `repr` of an object may raise anything.
+            return self._instead(f"<{type(value).__name__} that cannot be shown>")
+
+    def _collection(self, value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Any:
+        self._around.append(id(value))
+        try:
+            if isinstance(value, dict):
+                return {self._name(name): self.value(each) for name, each in value.items()}
+            return [self.value(each) for each in value]
+        finally:
+            self._around.pop()
+
+    def text(self, text: str) -> str:
+        """The text, with a mark in place of each half of a surrogate pair."""
+        try:
+            text.encode()
+            return str(text)
+        except UnicodeEncodeError:
+            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # two halves are a character
+            return self._instead(whole) if "\ufffd" in whole else whole
+
+    def _name(self, name: Any) -> str:
+        return self.text(name if isinstance(name, str) else str(name))
+
+    def _instead(self, text: str) -> str:
+        self.replaced += 1
+        return text
 
 
 class JsonFormatter(logging.Formatter):
     """A line of JSON: `time` (UTC), `level`, `logger`, `message`, `exception` and `stack` if there are, and extras.
 
-    An extra that has one of these names gets the prefix `extra.`. What JSON does not know is written as its `repr`.
+    An extra that has one of these names gets the prefix `extra.`. An object that JSON does not know is written as its
+    `repr`. Each line is JSON for any parser: NaN, the infinities, halves of surrogate pairs and objects whose `repr`
+    raises are replaced by text, and `replaced` says how many of them.
     """
 
     def __init__(self) -> None:
@@ -60,9 +126,10 @@ class JsonFormatter(logging.Formatter):
             facts["stack"] = record.stack_info
         try:
             return _encode(facts)
-        except (TypeError, ValueError, RecursionError):  # a key that is no text, a circle
-            plain = {name: value if name in _NAMES else repr(value) for name, value in facts.items()}
-            return _encode(plain)
+        except Exception:  # noqa: BLE001  What JSON cannot write, or the `repr` of an object, which may raise anything.
+            replacing = _Replacing()
+            plain = {replacing.text(name): replacing.value(value) for name, value in facts.items()}
+            return _encode(plain | {"replaced": replacing.replaced} if replacing.replaced else plain)
 
     def _time(self, created: float) -> str:
         second = int(created)
@@ -86,7 +153,8 @@ class LogHandler(logging.Handler):
 
     Lines are written in portions, about 50 ms after the first; lines from WARNING on are written at once. A killed
     process loses the lines that were not yet written; call `flush` to be sure. The loggers of loglib itself are left
-    out, so that an error of writing does not cause more lines.
+    out, so that an error of writing does not cause more lines. A line that can never be written, because its formatter
+    raises or because it is longer than `max_record_bytes`, is dropped and counted; the others are written.
     """
 
     def __init__(
@@ -127,8 +195,14 @@ class LogHandler(logging.Handler):
             return
         try:
             line = self.format(record).encode("utf-8", "backslashreplace")
-            self._spool.put(line, int(record.created * 1_000_000), urgent=record.levelno >= logging.WARNING)
+            timestamp_us = int(record.created * 1_000_000)
         except Exception:  # noqa: BLE001  Whatever a formatter raises must not end the program that logs.
+            self._spool.drop()
+            self.handleError(record)
+            return
+        try:
+            self._spool.put(line, timestamp_us, urgent=record.levelno >= logging.WARNING)
+        except Exception:  # noqa: BLE001  Nor what goes wrong with it here.
             self.handleError(record)
         if self._ending:
             self.flush()
@@ -178,4 +252,8 @@ class LogHandler(logging.Handler):
         )  # fmt: skip
         record.created = drops.last_us / 1_000_000
         record.dropped = drops.records
-        return self.format(record).encode("utf-8", "backslashreplace")
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001  A formatter may need extras that this record does not have.
+            line = JsonFormatter().format(record)
+        return line.encode("utf-8", "backslashreplace")

@@ -2,7 +2,8 @@
 
 Invariant: a record that `put` accepted is in the topic exactly once when `flush` has returned True, whatever errors the
 disk gave meanwhile. A record that was not accepted is counted, and the count is reported in the topic as soon as there
-is room. Only a killed process loses accepted records, those of the last moments; `flush` says which are safe.
+is room. A record that the topic can never take is dropped and counted as well, and holds up no other. Only a killed
+process loses accepted records, those of the last moments; `flush` says which are safe.
 
 Several processes may have spools on one topic, also more than it has partitions. Each takes a partition that is free.
 A process that finds none leaves the file `waiting` in the topic's directory. The others then give their partition back
@@ -23,6 +24,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import compress
+from operator import not_
 from typing import NamedTuple, Unpack
 
 from ..config.arguments import check_count, topic_path
@@ -52,6 +55,7 @@ _LINGER_S = 0.05  # to collect records, so that one flush serves many
 _LOOK_S = 0.5  # between looks whether another process waits for a partition
 _IDLE_S = 10.0  # after which the partition is given back
 _STALE_S = 10.0  # who waits renews the file more often than that
+_INT64 = range(-(1 << 63), 1 << 63)  # timestamps
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.02, 1.0  # after an error
 
 _in_child = in_child()
@@ -105,6 +109,7 @@ class Spool(NotCopyable):
         self._held_bytes = 0  # of the items, and of the portion that is being written
         self._accepted = self._written = 0  # records, since the beginning
         self._drops: Drops | None = None  # not yet reported
+        self._told = b""  # the last report
         self.dropped = 0  # records that were not accepted, since the beginning
         self._urgent = False
         self._closing = False
@@ -125,9 +130,7 @@ class Spool(NotCopyable):
         size = len(value)
         with self._state:
             if self._held_bytes + size > self._capacity_bytes and not self._has_room(size):
-                drops = self._drops or Drops(0, timestamp_us, timestamp_us)
-                self._drops = drops._replace(records=drops.records + 1, last_us=timestamp_us)
-                self.dropped += 1
+                self._note_drop(timestamp_us)
                 return False
             self._items.append(_Item(value, timestamp_us))
             self._held_bytes += size
@@ -138,6 +141,17 @@ class Spool(NotCopyable):
                 self._state.notify_all()
             self._urgent = self._urgent or urgent
         return True
+
+    def drop(self) -> None:
+        """Count a record that could not be made."""
+        with self._state:
+            self._note_drop(time.time_ns() // 1000)
+            self._state.notify_all()
+
+    def _note_drop(self, timestamp_us: int) -> None:
+        drops = self._drops or Drops(0, timestamp_us, timestamp_us)
+        self._drops = drops._replace(records=drops.records + 1, last_us=timestamp_us)
+        self.dropped += 1
 
     def _has_room(self, size: int) -> bool:
         """Wait for room, as long as the patience lasts."""
@@ -184,9 +198,13 @@ class Spool(NotCopyable):
             return self._accepted - self._written
 
     def _start(self) -> None:
+        """Start the thread. If the system has none left, the next call tries again; the records wait meanwhile."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="loglib-spool", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
 
     # --- the thread ----------------------------------------------------------------------------------
 
@@ -234,11 +252,11 @@ class Spool(NotCopyable):
                 portion.append(self._items.popleft())
                 size += len(portion[-1].value)
             if self._drops is not None:
-                told = _Item(self._report(self._drops), self._drops.last_us)
+                self._told = self._report(self._drops)
+                portion.append(_Item(self._told, self._drops.last_us))
                 self._drops = None
                 self._accepted += 1
-                self._held_bytes += len(told.value)
-                portion.append(told)
+                self._held_bytes += len(self._told)
         return portion
 
     def _note_written(self, portion: list[_Item], left: list[_Item]) -> None:
@@ -259,6 +277,7 @@ class Spool(NotCopyable):
         appended: list[OffsetRange] = []
         try:
             topic = self._opened()
+            portion = self._writable(portion, topic.config.max_record_bytes)
             values, timestamps = [each.value for each in portion], [each.timestamp_us for each in portion]
             appended = topic.append_many(values, timestamps=timestamps)
             topic.flush()
@@ -280,6 +299,17 @@ class Spool(NotCopyable):
         elif self._is_awaited():
             self._give_back()
         return []
+
+    def _writable(self, portion: list[_Item], limit_bytes: int) -> list[_Item]:
+        """The records that the topic can take. The others are dropped and counted, but for a report of drops."""
+        writable = [len(each.value) <= limit_bytes and each.timestamp_us in _INT64 for each in portion]
+        if all(writable):
+            return portion
+        with self._state:
+            for each in compress(portion, map(not_, writable)):
+                if each.value is not self._told:
+                    self._note_drop(time.time_ns() // 1000)
+        return list(compress(portion, writable))
 
     def _missing(
         self, portion: list[_Item], appended: Iterable[OffsetRange], errors: Sequence[Exception]
