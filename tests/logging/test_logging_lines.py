@@ -2,8 +2,8 @@
 
 import json
 import logging
-import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from conftest import run_python
 from loglib import Topic
-from loglib.logging import JsonFormatter, LogHandler
+from loglib.logging import JsonFormatter, LogHandler, spool
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def lines(log: logging.Logger, path: Path) -> list[str]:
 def lines_and_reports(log: logging.Logger, path: Path) -> list[str]:
     """The lines, when what was dropped is reported as well."""
     lines(log, path)
-    while handler_of(log)._spool._drops is not None:
+    while handler_of(log)._spool._unreported:
         time.sleep(0)
     return lines(log, path)
 
@@ -135,7 +136,7 @@ def test_report_that_is_too_long_is_not_tried_again(log: logging.Logger, path: P
 
 
 def test_thread_that_cannot_be_started_is_tried_again(log: logging.Logger, path: Path) -> None:
-    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+    with mock.patch.object(spool, "start_new_thread", side_effect=RuntimeError("can't start new thread")):
         log.info("one")
         assert not handler_of(log).drain(0.01)
     log.info("two")
@@ -151,3 +152,60 @@ def test_whatever_goes_wrong_with_a_line_does_not_end_the_program(
     assert "ZeroDivisionError" in capsys.readouterr().err
     log.info("fine")
     assert [json.loads(line)["message"] for line in lines(log, path)] == ["fine"]
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_finalizers_that_log_hang_nothing_in_the_middle_of_a_call(path: Path) -> None:
+    program = """
+        import gc, logging, os, sys
+        from loglib.logging import LogHandler
+
+        handler = LogHandler(sys.argv[1])
+        log = logging.Logger("app")
+        log.addHandler(handler)
+
+        class Session:  # in a cycle: the collector frees it, which runs in the middle of other calls
+            def __init__(self): self.itself = self
+            def __del__(self): log.info("unclosed")
+
+        gc.set_threshold(3)
+        for number in range(3000):
+            Session()
+            log.info("line")
+        gc.set_threshold(0)
+        gc.collect()
+        print(handler.drain(60), handler.dropped)
+        sys.stdout.flush()
+        os._exit(0)
+    """
+    assert run_python(program, path).split() == ["True", "0"]
+    with Topic.open(path, mode="r") as topic:
+        found = Counter(json.loads(record.value or b"")["message"] for record in topic.read())
+    assert found == {"line": 3000, "unclosed": 3000}
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("left", ["task", "object of a module"])
+def test_finalizer_that_logs_at_the_end_of_the_interpreter_lets_it_end(path: Path, left: str) -> None:
+    program = """
+        import asyncio, logging, sys
+        from loglib.logging import LogHandler
+
+        logging.basicConfig(level=logging.INFO, handlers=[LogHandler(sys.argv[1])])
+        logging.info("begin")
+
+        class Session:
+            def __del__(self): logging.info("unclosed")
+
+        async def forever(): await asyncio.Event().wait()
+
+        if sys.argv[2] == "task":
+            loop = asyncio.new_event_loop()
+            task = loop.create_task(forever())
+            loop.run_until_complete(asyncio.sleep(0))
+        else:
+            session = Session()
+    """
+    run_python(program, path, left)
+    with Topic.open(path, mode="r") as topic:
+        assert [json.loads(record.value or b"")["message"] for record in topic.read()][:1] == ["begin"]

@@ -7,7 +7,9 @@ In a configuration:
 
     {"class": "loglib.logging.LogHandler", "path": "data/app", "level": "INFO"}
 
-Threads: safe for all, and without the handler's lock: no thread waits because another one waits for room.
+Threads: safe for all, and without the handler's lock: no thread waits because another one waits for room. A finalizer
+or a signal handler may log in the middle of any call here. A line that comes after the exit functions, from a finalizer
+at the end of the interpreter, is counted as dropped.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import logging
 import math
 import os
+import sys
 import time
 from typing import Any, Unpack
 
@@ -194,6 +197,9 @@ class LogHandler(logging.Handler):
         if name.startswith(_OWN) and name[len(_OWN) :][:1] in ("", "."):
             return
         try:
+            if sys.is_finalizing():  # no thread runs any more, and what writing needs is being taken apart
+                self._spool.dropped += 1
+                return
             line = self.format(record).encode("utf-8", "backslashreplace")
             timestamp_us = int(record.created * 1_000_000)
         except Exception:  # noqa: BLE001  Whatever a formatter raises must not end the program that logs.

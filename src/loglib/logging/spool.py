@@ -21,6 +21,7 @@ import logging
 import os
 import threading
 import time
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -104,16 +105,21 @@ class Spool(NotCopyable):
         _in_child.add(self._begin_in_child)
 
     def _begin(self) -> None:
-        self._state = threading.Condition(threading.Lock())
+        # Reentrant, since a finalizer or a signal handler may log in the middle of a call here. So each statement that
+        # changes a counter makes no call between reading and writing it.
+        self._state = threading.Condition(threading.RLock())
         self._items: deque[_Item] = deque()
         self._held_bytes = 0  # of the items, and of the portion that is being written
         self._accepted = self._written = 0  # records, since the beginning
-        self._drops: Drops | None = None  # not yet reported
+        self._unreported = 0  # dropped records
+        self._first_drop_us: int | None = None
+        self._last_drop_us = 0
         self._told = b""  # the last report
         self.dropped = 0  # records that were not accepted, since the beginning
         self._urgent = False
         self._closing = False
-        self._thread: threading.Thread | None = None
+        self._thread: object | None = None  # which takes records
+        self._alive: set[object] = set()  # threads that have not ended, also those that give the partition back
         self._topic: Topic | None = None
         self._failing = False
         self._waits = False  # whether this process has left the file
@@ -149,8 +155,10 @@ class Spool(NotCopyable):
             self._state.notify_all()
 
     def _note_drop(self, timestamp_us: int) -> None:
-        drops = self._drops or Drops(0, timestamp_us, timestamp_us)
-        self._drops = drops._replace(records=drops.records + 1, last_us=timestamp_us)
+        if self._first_drop_us is None:
+            self._first_drop_us = timestamp_us
+        self._last_drop_us = timestamp_us
+        self._unreported += 1
         self.dropped += 1
 
     def _has_room(self, size: int) -> bool:
@@ -187,28 +195,43 @@ class Spool(NotCopyable):
         Returns the number of records that are not written. A record that is put later begins anew.
         """
         self.flush(timeout)
+        deadline = time.monotonic() + timeout
         with self._state:
             thread = self._thread
             if thread is None:
                 return 0
             self._closing = True
             self._state.notify_all()
-        thread.join(timeout)
-        with self._state:
+            while thread in self._alive and (rest := deadline - time.monotonic()) > 0:
+                self._state.wait(rest)
             return self._accepted - self._written
 
     def _start(self) -> None:
-        """Start the thread. If the system has none left, the next call tries again; the records wait meanwhile."""
+        """Start the thread. If the system has none left, the next call tries again; the records wait meanwhile.
+
+        Without `threading`, which has locks of its own and waits for the thread: this may be a finalizer in the middle
+        of such a start.
+        """
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="loglib-spool", daemon=True)
+        self._thread = thread = object()
+        self._alive.add(thread)
         try:
-            self._thread.start()
+            start_new_thread(self._run, (thread,))
         except RuntimeError:
             self._thread = None
+            self._alive.discard(thread)
 
     # --- the thread ----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, thread: object) -> None:
+        try:
+            self._work()
+        finally:
+            with self._state:
+                self._alive.discard(thread)
+                self._state.notify_all()
+
+    def _work(self) -> None:
         nap = _FIRST_NAP_S
         portion: list[_Item] = []
         while True:
@@ -234,7 +257,7 @@ class Spool(NotCopyable):
         """The records that are to be written next; none if the spool is closed. Ends the thread then."""
         idle_since = time.monotonic()
         with self._state:
-            while not self._items and self._drops is None:
+            while not self._items and not self._unreported:
                 if self._closing:
                     self._thread = None
                     return []
@@ -251,18 +274,23 @@ class Spool(NotCopyable):
             while self._items and size < _PORTION_BYTES:
                 portion.append(self._items.popleft())
                 size += len(portion[-1].value)
-            if self._drops is not None:
-                self._told = self._report(self._drops)
-                portion.append(_Item(self._told, self._drops.last_us))
-                self._drops = None
+            if count := self._unreported:
+                first_us, last_us = self._first_drop_us or 0, self._last_drop_us
+                self._first_drop_us = None
+                self._unreported -= count
+                self._told = self._report(Drops(count, first_us, last_us))
+                portion.append(_Item(self._told, last_us))
+                size = len(self._told)
                 self._accepted += 1
-                self._held_bytes += len(self._told)
+                self._held_bytes += size
         return portion
 
     def _note_written(self, portion: list[_Item], left: list[_Item]) -> None:
         with self._state:
-            self._written += len(portion) - len(left)
-            self._held_bytes -= sum(len(each.value) for each in portion) - sum(len(each.value) for each in left)
+            count = len(portion) - len(left)
+            size = sum(len(each.value) for each in portion) - sum(len(each.value) for each in left)
+            self._written += count
+            self._held_bytes -= size
             self._state.notify_all()
 
     def _sleep(self, seconds: float) -> None:
