@@ -1,4 +1,4 @@
-"""log/tables.py, append/pieces.py: append_arrow appends the same records as append_many, to the same partitions."""
+"""append/tables.py, append/pieces.py: append_arrow appends the same records as append_many, to the same partitions."""
 
 from __future__ import annotations
 

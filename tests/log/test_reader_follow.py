@@ -124,9 +124,9 @@ def test_idle_follow_costs_next_to_no_cpu(use_inotify: bool, open_topic: Open, p
         """
         import sys, time
         from loglib import Topic
-        from loglib.system import wait
+        from loglib.system import notify
         if sys.argv[2] == "False":
-            wait._watch = lambda paths, descriptors: False
+            notify._watch = lambda paths, descriptors: False
         with Topic.open(sys.argv[1], mode="r") as topic:
             follower = topic.follow()
             follower.poll(timeout=0.2)  # until the naps are as long as they get

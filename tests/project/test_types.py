@@ -66,7 +66,7 @@ def errors_of(program: str, directory: Path, monkeypatch: pytest.MonkeyPatch) ->
          str(path)]
     )  # fmt: skip
     assert not complaint
-    return [(int(line), kind) for line, kind in re.findall(r"cli/program.py:(\d+): error: .*\[([a-z-]+)\]", output)]
+    return [(int(line), kind) for line, kind in re.findall(r"program.py:(\d+): error: .*\[([a-z-]+)\]", output)]
 
 
 def test_program_that_is_right_has_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
