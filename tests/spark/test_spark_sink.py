@@ -23,12 +23,14 @@ from spark_logs import all_records
 from spark_session import local_session
 
 import loglib
-from conftest import NOW, QUIET
+from conftest import NOW, QUIET, ROOT
 from loglib import Record, Topic, testing
 from loglib.append.partitioner import by_crc32
 from pyspark_loglib import DefaultSource
 
 pytestmark = pytest.mark.spark
+
+HERE = [str(Path(__file__).parent), str(ROOT / "tests"), str(ROOT / "tests" / "support")]  # what this module imports
 
 # Spark's Python processes cannot import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -410,7 +412,7 @@ def test_driver_that_is_killed_goes_on_where_it_was(step: str, source: Path, tar
     program = f"""
         import sys
         from pathlib import Path
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path[:0] = {HERE!r}
         from spark_session import local_session
         from test_spark_sink import STEPS, Pipeline, kill_driver, source_that
 
@@ -437,7 +439,7 @@ def test_two_drivers_with_one_checkpoint_write_each_record_once(
     program = f"""
         import sys, time
         from pathlib import Path
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path[:0] = {HERE!r}
         from pyspark.errors import PySparkException
         from spark_session import local_session
         from test_spark_sink import Pipeline
