@@ -1,6 +1,7 @@
 """The spool: accepted records are in the topic once, whatever happens; nobody waits longer than asked."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -378,6 +379,30 @@ def test_forked_child_has_its_own_records_and_the_parent_keeps_its_own(path: Pat
     )
     expected = [b"before", *(b"%s %d" % (name, number) for name in (b"a", b"b", b"parent") for number in range(100))]
     assert Counter(values(path)) == Counter(expected)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_lines_of_a_child_of_a_child_are_written(path: Path) -> None:
+    program = """
+        import logging, os, sys
+        from loglib.logging import LogHandler
+
+        log = logging.Logger("app")
+        log.addHandler(LogHandler(sys.argv[1]))
+
+        def generation(number):
+            log.info("%d", number)
+            log.handlers[0].flush()
+            if number < 4 and os.fork() == 0:
+                generation(number + 1)
+                sys.exit()  # it ends in order
+            if number < 4:
+                assert os.wait()[1] == 0
+
+        generation(0)
+    """
+    run_python(program, path)
+    assert sorted(json.loads(value or b"")["message"] for value in values(path)) == list("01234")
 
 
 def test_child_has_an_empty_spool(made: Any, path: Path) -> None:

@@ -185,6 +185,28 @@ def test_child_calls_what_was_made_first_and_tells_whose_child_it_is(monkeypatch
 # --- the end of the process --------------------------------------------------------------------------
 
 
+def test_what_adds_itself_again_in_a_child_is_called_in_the_childs_child() -> None:
+    program = """
+        import os
+        from loglib.system.process import in_child
+
+        kind = in_child()
+
+        class Handle:
+            def begin(self, parent_pid):
+                print("begins", flush=True)
+                kind.add(self.begin)
+
+        handle = Handle()
+        kind.add(handle.begin)
+        for _ in range(3):
+            if os.fork():
+                os.wait()
+                break
+    """
+    assert run_python(program).split() == ["begins"] * 3
+
+
 def test_end_of_the_interpreter_calls_what_is_left_and_a_child_does_not() -> None:
     program = """
         import os, sys

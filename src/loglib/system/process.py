@@ -60,7 +60,17 @@ class Listeners(Generic[P]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> list[Exception]:
         """Call all methods, in no order; returns the errors that they raised."""
-        references = list(self._methods)  # a copy made in C: other threads may add methods meanwhile
+        return self._call(list(self._methods), *args, **kwargs)  # a copy made in C: other threads may add methods
+
+    def call_once(self, *args: P.args, **kwargs: P.kwargs) -> list[Exception]:
+        """Forget all methods, and call them. One that adds itself again is called the next time, too."""
+        references = list(self._methods)
+        self._methods.clear()
+        return self._call(references, *args, **kwargs)
+
+    def _call(
+        self, references: list[weakref.WeakMethod[Callable[P, object]]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[Exception]:
         methods = filter(None, (reference() for reference in references))
         return [error for _, error in try_each(methods, lambda method: method(*args, **kwargs))]
 
@@ -119,8 +129,7 @@ def _abandon() -> None:
     at_exit.clear()
     failures: list[Exception] = []
     for kind in _kinds:
-        failures += kind.call(parent_pid)
-        kind.clear()
+        failures += kind.call_once(parent_pid)
     if failures:
         raise together(failures)  # the interpreter prints it
 
