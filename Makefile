@@ -78,7 +78,7 @@ coverage: venv tools
 	@$(if $(MEASURED),,echo "== fast tests, measured")
 	@$(if $(MEASURED),,$(PYTEST) $(FAST) $(NOT_MEASURED) --cov --cov-report=)
 	@echo "== coverage of the log itself (adapters stand in packages of their own)"
-	@$(VENV_PYTHON) -m coverage report --omit="$$(printf 'src/loglib/%s/**,' $(ADAPTERS))" --fail-under=$(or $(LEAST),100)
+	@$(VENV_PYTHON) -m coverage report --include="src/loglib/**" --omit="$$(printf 'src/loglib/%s/**,' $(ADAPTERS))" --fail-under=$(or $(LEAST),100)
 
 RELIABILITY = $(PROOF_FILES) $(PYTEST) -n 2 tests/reliability
 

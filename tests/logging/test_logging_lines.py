@@ -2,6 +2,8 @@
 
 import json
 import logging
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -209,3 +211,19 @@ def test_finalizer_that_logs_at_the_end_of_the_interpreter_lets_it_end(path: Pat
     run_python(program, path, left)
     with Topic.open(path, mode="r") as topic:
         assert [json.loads(record.value or b"")["message"] for record in topic.read()][:1] == ["begin"]
+
+
+def test_line_that_comes_while_the_interpreter_is_taken_apart_is_counted(log: logging.Logger, path: Path) -> None:
+    with mock.patch.object(sys, "is_finalizing", lambda: True):
+        log.info("too late")
+    log.info("fine")
+    assert [json.loads(line)["message"] for line in lines(log, path)] == ["fine"]
+    assert handler_of(log).dropped == 1
+
+
+def test_thread_without_threading_is_traced_as_others_are() -> None:
+    found: list[object] = []
+    thread = threading.Thread(target=spool._traced, args=(found.append, "it"))
+    thread.start()
+    thread.join()
+    assert found == ["it"]

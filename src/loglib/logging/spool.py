@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from _thread import start_new_thread
@@ -216,7 +217,7 @@ class Spool(NotCopyable):
         self._thread = thread = object()
         self._alive.add(thread)
         try:
-            start_new_thread(self._run, (thread,))
+            start_new_thread(_traced, (self._run, thread))
         except RuntimeError:
             self._thread = None
             self._alive.discard(thread)
@@ -430,6 +431,12 @@ class Spool(NotCopyable):
                 self._files.unlink(self._waiting)
             return False
         return True
+
+
+def _traced(run: Callable[[object], None], thread: object) -> None:
+    """Run in a thread that `threading` has not started, and let debuggers and coverage see it all the same."""
+    sys.settrace(threading.gettrace())
+    run(thread)
 
 
 def _places(errors: Iterable[Exception], name: str) -> set[tuple[int, int]]:
