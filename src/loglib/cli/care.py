@@ -20,7 +20,6 @@ from .output import age, bar, note, print_json, print_table, sized
 
 __all__ = ["facts_of", "heal", "print_report", "repair", "retain", "scrub", "verify"]
 
-
 _DAMAGED = 1
 
 

@@ -35,7 +35,6 @@ __all__ = [
     "when",
 ]
 
-
 # Control, format (such as those that turn the direction of writing), surrogate, private and unassigned characters,
 # and the separators of lines and paragraphs.
 _UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")

@@ -37,7 +37,6 @@ from .offsets import history_at
 
 __all__ = ["RUN_S", "Delivery", "Run", "Way"]
 
-
 Way = Literal["one by one", "batch", "polled"]
 
 RUN_S = 0.005

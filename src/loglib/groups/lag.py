@@ -1,6 +1,6 @@
 """Lag: how far the commits of a group are behind the ends of its logs.
 
-Invariant: as lag.py.
+Invariant: as log/lag.py.
 """
 
 from __future__ import annotations

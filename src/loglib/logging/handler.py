@@ -34,8 +34,6 @@ _NAMES = frozenset(("time", "level", "logger", "message", "exception", "stack", 
 _LARGEST = 10**300  # of an int that is written as a number
 _NOT_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _DEEPEST = 50  # levels of an extra; what lies deeper is written as text
-
-
 _encoder = json.JSONEncoder(ensure_ascii=False, default=repr, allow_nan=False).encode
 
 

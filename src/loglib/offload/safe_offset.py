@@ -28,7 +28,6 @@ from .tier_manifest import TieredSegment
 
 __all__ = ["Floors", "TierFloors", "floors_of"]
 
-
 logger = logging.getLogger("loglib")
 
 
@@ -36,13 +35,12 @@ class Floors:
     """The floors of a topic's partitions. Reads the manifest once, and raises nothing."""
 
     def __init__(self, files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> None:
-        """A path may be relative to the topic's directory. What came to it at `before_us` or later is too young."""
-        given = archive if is_remote(archive) else os.path.normpath(os.path.join(topic_path, archive))
-        self._path = storage_of(given)[1]
+        """What came to the archive at `before_us` or later is too young."""
+        self._path = storage_of(archive)[1]
         self._before_us = before_us
         self._archived: Archived | None = None
         try:
-            self._files, path = located(files, given)
+            self._files, path = located(files, archive)
             archived = load(self._files, path)
             if archived.log_id != log_id:
                 raise LogError(f"it is the archive of another log, with the id {archived.log_id.hex()}")
@@ -78,27 +76,6 @@ class Floors:
         if size != size_bytes:
             logger.warning("%s: retention keeps the records of this file: %d bytes, not %d", path, size, size_bytes)
         return size == size_bytes
-
-
-def floors_of(
-    files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int
-) -> Floors | TierFloors:
-    """The floors of the archive or place that a topic's policy names. A path may be relative to the topic's directory.
-
-    What came to it at `before_us` or later is too young. Raises nothing.
-    """
-    place = _place_of(files, topic_path, archive)
-    if place is not None and not is_in_a_store(place):
-        return TierFloors(files, topic_path, place, log_id, before_us=before_us)
-    return Floors(files, topic_path, archive, log_id, before_us=before_us)
-
-
-def _place_of(files: Files, topic_path: str, archive: str) -> str | None:
-    """The path or URI of a place of segments; None for an archive of another kind in a directory."""
-    if is_remote(archive):
-        return archive
-    path = os.path.normpath(os.path.join(topic_path, archive))
-    return path if is_tier(files, path) else None
 
 
 class TierFloors:
@@ -149,3 +126,18 @@ class TierFloors:
     def _is_safe(self, segment: TieredSegment, size_bytes: int | None) -> bool:
         """Whether the place has had the segment for long enough, and has it still."""
         return segment.added < self._before_us and size_bytes == segment.bytes
+
+
+def floors_of(
+    files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int
+) -> Floors | TierFloors:
+    """The floors of the archive or place that a topic's policy names. A path may be relative to the topic's directory.
+
+    What came to it at `before_us` or later is too young. Raises nothing.
+    """
+    if is_remote(archive):
+        kind = Floors if is_in_a_store(archive) else TierFloors
+    else:
+        archive = os.path.normpath(os.path.join(topic_path, archive))
+        kind = TierFloors if is_tier(files, archive) else Floors
+    return kind(files, topic_path, archive, log_id, before_us=before_us)
