@@ -16,7 +16,7 @@ from loglib import Archived, CorruptLogError, Topic, UnsupportedFormatError, arc
 from loglib.format.checked_json import seal
 from loglib.offload import manifest_log
 from loglib.offload.archive_manifest import ArchivedFile, ArchivedPartition, decode, encode
-from loglib.offload.archive_store import DirectoryArchiveStore, newest
+from loglib.offload.archive_store import DirectoryArchiveStore, is_in_a_store, newest
 from loglib.testing import MemoryFiles, RecordingFiles
 
 Open = Callable[..., Topic]
@@ -110,3 +110,7 @@ def test_old_manifests_go_and_their_numbers_are_not_taken_for_new_ones(monkeypat
         assert other.newest() == versions[6]
         assert place.commit(versions[7])
         assert len(files.listdir("/a/_loglib")) == 3
+
+
+def test_directory_is_in_no_store(tmp_path: Path) -> None:
+    assert not is_in_a_store(str(tmp_path))
