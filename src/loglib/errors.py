@@ -141,7 +141,10 @@ class UnsupportedFormatError(LogError):
         self.found = found
         self.supported = supported
         if isinstance(found, int) and isinstance(supported, int) and found < supported:
-            why = f"is older than this loglib reads ({supported}); read it with the loglib that wrote it"
+            why = (
+                f"is older than this loglib reads ({supported}): it was made by a loglib from before the format was "
+                "frozen; read it with that loglib"
+            )
         else:
             why = f"is newer than this loglib knows ({supported}); upgrade loglib"
         super().__init__(f"{self.path}: {what} {found} {why}")

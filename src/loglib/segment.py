@@ -7,8 +7,8 @@ facts about it are in the header of the next segment.
 
     byte size field                  meaning (little-endian)
        0    8  magic                 89 4C 4C 53 45 47 0D 0A
-       8    2  version               2
-      10    2  flags                 low byte: a reader must know each bit, and none is in use; high byte: may ignore
+       8    2  version               3
+      10    2  flags                 low byte: a reader must know each bit; high byte: may ignore. Reserved: 1 REWRITTEN
       12    4  crc                   CRC-32C of bytes 0..11 and 16..4095
       16   16  log_id                of the topic
       32    4  partition
@@ -18,7 +18,7 @@ facts about it are in the header of the next segment.
       56    8  previous_base_offset  of the segment before; base_offset itself if there is none
       64    8  previous_bytes        of batches in the segment before
       72    4  previous_crc          header CRC of the last batch before this segment
-      76    4  producer_count        0 to 123
+      76    4  producer_count        0 to 121
       80    8  last_append_time      of the newest batch before this segment, microseconds UTC
       88    8  running_max_timestamp largest event time in the log before this segment
       96    8  applied_txn           these three as in the watermark (format/watermark.py), when the segment was made
@@ -30,7 +30,14 @@ facts about it are in the header of the next segment.
      136   16  boot_id               of the system that it ran in; zeros if unknown
      152    4  more_producers        number of entries in the file <base>.producers
      156    4  more_producers_crc    CRC-32C of that file
-     160 3936  producers             123 of: id u64, sequence u64, base offset u64, records u32, seconds u32
+     160    8  applied_id            these three as in the watermark
+     168    8  held_id
+     176    8  txn_store
+     184    4  rewritten_crc         with REWRITTEN: header CRC of the last batch that stood here before
+     188    4  rewritten_bytes       and its length
+     192    8  rewritten_generation  and how often the segment was rewritten
+     200   24  zero
+     224 3872  producers             121 of: id u64, sequence u64, base offset u64, records u32, seconds u32
 
 Threads: a reader belongs to one thread; it shares only the page cache.
 """
@@ -83,15 +90,16 @@ __all__ = [
 ]
 
 MAGIC = b"\x89LLSEG\r\n"
-VERSION = 2
-_MUST_KNOW = 0x00FF  # flags that they may not
+VERSION = 3
+REWRITTEN = 0x0001  # reserved: a compaction has written the segment again, with other last batch
+_MUST_KNOW = 0x00FF
 HEADER_BYTES = 4096
 NO_TIMESTAMP = -(1 << 63)  # running maximum of no timestamps at all
 
-_FIELDS = Struct("<8sHHI16sIIQQQQIIqqQQQIIq16sII")
+_FIELDS = Struct("<8sHHI16sIIQQQQIIqqQQQIIq16sIIQQQIIQ24x")
 _PRODUCER = Struct("<QQQII")
 MAX_PRODUCERS = (HEADER_BYTES - _FIELDS.size) // _PRODUCER.size
-assert _FIELDS.size == 160 and MAX_PRODUCERS == 123
+assert _FIELDS.size == 224 and MAX_PRODUCERS == 121
 
 # Headers are read in windows: at first a few headers, then as many as one read can hold.
 _FIRST_WINDOW = 4 << 10
@@ -145,6 +153,12 @@ class SegmentHeader(NamedTuple):
     boot_id: bytes = bytes(16)
     more_producers: int = 0
     more_producers_crc: int = 0
+    applied_id: int = 0
+    held_id: int = 0
+    txn_store: int = 0
+    rewritten_crc: int = 0
+    rewritten_bytes: int = 0
+    rewritten_generation: int = 0
     producers: tuple[ProducerState, ...] = ()
     flags: int = 0
 
@@ -155,7 +169,7 @@ class SegmentHeader(NamedTuple):
 
     def encode(self) -> bytes:
         *before, last_append_time, running_max = self[:10]
-        numbers = (*before, len(self.producers), last_append_time, running_max, *self[10:19])
+        numbers = (*before, len(self.producers), last_append_time, running_max, *self[10:25])
         fields = _FIELDS.pack(MAGIC, VERSION, self.flags, 0, *numbers)
         content = bytearray((fields + _producer_entries(self.producers)).ljust(HEADER_BYTES, b"\0"))
         content[12:16] = _crc(content).to_bytes(4, "little")

@@ -157,7 +157,7 @@ def test_disk_that_fills_at_any_byte_never_shows_a_failed_record(open_topic: Ope
 def test_disk_that_fills_while_rolling_costs_the_failing_records_only(open_topic: Open, path: Path) -> None:
     open_topic(segment_bytes=4096).close()
     outcomes = set()
-    for room in range(0, 8000, 400):
+    for room in range(0, 8800, 400):
         files = FullDisk(room=1 << 30)
         topic = testing.open_topic(path, files=files)
         expected = [*values_of(topic), b"a" * 3000]

@@ -98,7 +98,7 @@ def of_segment(change: Callable[[SegmentHeader], SegmentHeader]) -> Lie:
     return lie
 
 
-OTHER_LOG = b'{"format": 2, "log_id": "00000000-0000-0000-0000-000000000001", "partitions": 1}'
+OTHER_LOG = b'{"format": 3, "log_id": "00000000-0000-0000-0000-000000000001", "partitions": 1}'
 LIES: dict[str, dict[str | int, Lie]] = {
     "no log id": {"hello": lambda true: {**true, "log_id": "00"}},
     "no place": {"hello": lambda true: {"log_id": true["log_id"]}},

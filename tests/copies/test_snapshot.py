@@ -18,6 +18,7 @@ from conftest import QUIET, fill, start_python, tree, values_of
 from loglib import CorruptLogError, LogError, NotLeaderError, Retention, Topic, snapshot, testing, transaction
 from loglib.copies.promote import promote_on
 from loglib.copies.snapshot import take_snapshot
+from loglib.format.watermark import FILE_BYTES
 from loglib.segment import segment_name
 from loglib.testing import CrashFS, FaultyFiles, Image, MemoryFiles
 
@@ -526,7 +527,7 @@ def test_marks_that_never_stand_still_are_said_to_be_of_several_moments(
 
         def pread(self, fd: int, size: int, position: int) -> bytes:
             data = super().pread(fd, size, position)
-            if size == 4224 and not self.busy:
+            if size == FILE_BYTES and not self.busy:
                 self.busy = True
                 topic.append(b"x", partition=0)
                 topic.flush()

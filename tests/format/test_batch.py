@@ -227,7 +227,7 @@ def test_version_zero_is_no_version() -> None:
     assert (caught.value.at, caught.value.found) == (40, "batch version 0")
 
 
-@pytest.mark.parametrize("fields", [{"version": 3}, {"flags": 0x20}, {"codec": 4}], ids=["version", "flag", "codec"])
+@pytest.mark.parametrize("fields", [{"version": 4}, {"flags": 0x20}, {"codec": 4}], ids=["version", "flag", "codec"])
 def test_newer_batch_is_told_from_a_bad_one(fields: dict[str, Any]) -> None:
     with pytest.raises(NewerBatch):
         header_of(forged(encoded(PLAIN), **fields))

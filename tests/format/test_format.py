@@ -200,7 +200,7 @@ def test_names_on_the_page_are_the_names_in_the_code() -> None:
     assert [row.field for row in fields("Segment header")] == [
         "magic", "version", "flags", "crc",
         *segment.SegmentHeader._fields[:7],
-        "previous_crc", "producer_count", *segment.SegmentHeader._fields[8:20],
+        "previous_crc", "producer_count", *segment.SegmentHeader._fields[8:25], "zero", "producers",
     ]  # fmt: skip
     assert [row.field for row in fields("Producers table entry")] == list(segment.ProducerState._fields)
     assert [row.field for row in fields("Watermark slot") if row.field != "zero"][3:] == list(watermark.Mark._fields)
@@ -218,8 +218,8 @@ def test_table_in_the_module_is_the_table_on_the_page(module: Any) -> None:
 
 
 def test_sizes_on_the_page_are_the_sizes_in_the_code() -> None:
-    assert (batch.HEADER_BYTES, segment.HEADER_BYTES, segment.MAX_PRODUCERS) == (128, 4096, 123)
-    assert (watermark.SLOT_BYTES, watermark.SECOND_SLOT, watermark.FILE_BYTES) == (128, 4096, 4224)
+    assert (batch.HEADER_BYTES, segment.HEADER_BYTES, segment.MAX_PRODUCERS) == (128, 4096, 121)
+    assert (watermark.SLOT_BYTES, watermark.SECOND_SLOT, watermark.FILE_BYTES) == (192, 4096, 4288)
     assert transfer.FRAME_BYTES == 36
     last = list(fields("Segment header"))[-1]
     assert (last.byte, last.size) == (segment._FIELDS.size, segment.MAX_PRODUCERS * segment._PRODUCER.size)
@@ -239,11 +239,11 @@ def test_codecs_on_the_page_are_the_codecs_in_the_code() -> None:
 
 
 def test_versions_on_the_page_are_the_versions_in_the_code() -> None:
-    assert [batch.VERSION, segment.VERSION, watermark.VERSION, transfer.VERSION, topic_file.FORMAT] == [2] * 5
+    assert [batch.VERSION, segment.VERSION, watermark.VERSION, transfer.VERSION, topic_file.FORMAT] == [3] * 5
     assert ages.VERSION == 1
     assert [row.meaning for row in fields("Clock header") if row.field == "version"] == ["1"]
     for heading in ("Batch header", "Segment header", "Watermark slot", "Frame header"):
-        assert [row.meaning for row in fields(heading) if row.field == "version"] == ["2"]
+        assert [row.meaning for row in fields(heading) if row.field == "version"] == ["3"]
 
 
 def test_names_of_topic_json_on_the_page_are_those_in_the_file() -> None:
@@ -305,7 +305,7 @@ def test_file_of_producers_is_as_on_the_page(tmp_path: Path) -> None:
         header = segment.read_segment_header(REAL, str(path / "0000" / f"{base:020d}.log"), identity)
         appended = [each._header for each in topic.batches()]
     entry = {row.field: (row.byte, row.size) for row in fields("Producers table entry")}
-    assert len(content) == 32 * header.more_producers == 32 * 7
+    assert len(content) == 32 * header.more_producers == 32 * 9
     assert batch.crc32c(content) == header.more_producers_crc
     for at, each in zip(range(0, len(content), 32), appended, strict=False):
         facts = {name: int.from_bytes(content[at + byte :][:size], "little") for name, (byte, size) in entry.items()}

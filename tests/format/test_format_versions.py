@@ -49,8 +49,8 @@ def segment_field(at: int, replacement: bytes) -> Callable[[bytes], bytes]:
 def both_slots(at: int, replacement: bytes) -> Callable[[bytes], bytes]:
     def change(content: bytes) -> bytes:
         salt = segment.Identity.of(LOG_ID, 1).salt
-        slots = [resealed_slot(content[start : start + 128], at, replacement, salt=salt) for start in (0, 4096)]
-        return slots[0] + content[128:4096] + slots[1]
+        slots = [resealed_slot(content[start : start + 192], at, replacement, salt=salt) for start in (0, 4096)]
+        return slots[0] + content[192:4096] + slots[1]
 
     return change
 
@@ -66,17 +66,17 @@ def description_with(**values: object) -> Callable[[bytes], bytes]:
 
 SEGMENT = "0001/00000000000000000000.log"
 NEWER = [
-    pytest.param(SEGMENT, last_batch({"version": 3}), "batch version 3", id="batch-version"),
+    pytest.param(SEGMENT, last_batch({"version": 4}), "batch version 4", id="batch-version"),
     pytest.param(SEGMENT, last_batch({"flags": 0x20}), "batch flags 32", id="batch-required-flag-32"),
     pytest.param(SEGMENT, last_batch({"flags": 0x40}), "batch flags 64", id="batch-required-flag-64"),
     pytest.param(SEGMENT, last_batch({"flags": 0x80}), "batch flags 128", id="batch-required-flag-128"),
     pytest.param(SEGMENT, last_batch({"codec": 4}), "codec 4", id="batch-codec"),
     pytest.param(SEGMENT, last_batch({"version": 9, "codec": 200, "flags": 0xFF}), "version 9", id="batch-all"),
-    pytest.param(SEGMENT, segment_field(8, b"\3\0"), "segment version 3", id="segment-version"),
+    pytest.param(SEGMENT, segment_field(8, b"\4\0"), "segment version 4", id="segment-version"),
     pytest.param(SEGMENT, segment_field(10, b"\1\0"), "segment flags 1", id="segment-flag-1"),
     pytest.param(SEGMENT, segment_field(10, b"\x80\0"), "segment flags 128", id="segment-flag-128"),
-    pytest.param("0001/watermark", both_slots(3, b"\3"), "watermark version 3", id="watermark-version"),
-    pytest.param("topic.json", description_with(format=3), "topic format 3", id="topic-format"),
+    pytest.param("0001/watermark", both_slots(3, b"\4"), "watermark version 4", id="watermark-version"),
+    pytest.param("topic.json", description_with(format=4), "topic format 4", id="topic-format"),
     pytest.param("topic.json", description_with(format=99, log_id={}), "topic format 99", id="topic-format-99"),
     pytest.param("topic.json", description_with(compression="brotli"), "compression brotli", id="topic-compression"),
 ]
@@ -99,13 +99,26 @@ def test_newer_format_is_refused_by_name(
     assert path.read_bytes() == before, "nothing may be cut or mended"
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("mode", ["r", "a"])
-def test_directory_of_the_old_format_is_refused_by_name(tmp_path: Path, mode: Literal["r", "a"]) -> None:
-    path = Path(shutil.copytree(GOLDEN.with_name("v1") / "plain", tmp_path / "old"))
+def test_directory_of_an_old_format_is_refused_by_name(tmp_path: Path, mode: Literal["r", "a"], version: int) -> None:
+    path = Path(shutil.copytree(GOLDEN.with_name(f"v{version}") / "plain", tmp_path / "old"))
     before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
-    with pytest.raises(UnsupportedFormatError, match="topic format 1 is older than this loglib reads"):
+    with pytest.raises(UnsupportedFormatError, match=f"topic format {version} is older .*before the format was frozen"):
         Topic.open(path, mode=mode)
     assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("what", ["frame", "batch"])
+def test_stream_of_an_old_format_is_refused_by_name(what: str, version: int) -> None:
+    first = encoded(PLAIN)
+    frame = transfer._frame(IDENTITY, 0, len(first))
+    data = resealed_frame(frame, 4, bytes([version, 0])) + first
+    if what == "batch":
+        data = frame + forged(first, version=version)
+    with pytest.raises(UnsupportedFormatError, match=f"{what} version {version} is older .*before the format"):
+        list(transfer.read_frame(io.BytesIO(data)))
 
 
 @pytest.mark.parametrize("source", ["frame", "kind", "batch", "batch-flag", "batch-codec"])
@@ -113,15 +126,15 @@ def test_newer_stream_is_refused_by_name(source: str) -> None:
     first = encoded(PLAIN)
     match source:
         case "frame":
-            data = resealed_frame(transfer._frame(IDENTITY, 0, len(first)) + first, 4, b"\3\0")
-            message = "frame version 3"
+            data = resealed_frame(transfer._frame(IDENTITY, 0, len(first)) + first, 4, b"\4\0")
+            message = "frame version 4"
         case "kind":
             data = resealed_frame(transfer._frame(IDENTITY, 0, len(first)) + first, 6, b"\1\0")
             message = "frame kind 1"
         case _:
-            change: dict[str, Any] = {"batch": {"version": 3}, "batch-flag": {"flags": 32}, "batch-codec": {"codec": 9}}
+            change: dict[str, Any] = {"batch": {"version": 4}, "batch-flag": {"flags": 32}, "batch-codec": {"codec": 9}}
             data = transfer._frame(IDENTITY, 0, len(first)) + forged(first, **change[source])
-            message = "batch version 3|batch flags 32|codec 9"
+            message = "batch version 4|batch flags 32|codec 9"
     with pytest.raises(UnsupportedFormatError, match=message):
         list(transfer.read_frame(io.BytesIO(data)))
 

@@ -138,10 +138,10 @@ def test_watermark_of_another_log_does_not_count(identity: Identity) -> None:
 @pytest.mark.parametrize("slot", [0, SECOND_SLOT])
 def test_newer_slot_is_refused_by_name(slot: int) -> None:
     content = two_slots()
-    changed = resealed_slot(content[slot : slot + SLOT_BYTES], 3, b"\3")
-    with pytest.raises(UnsupportedFormatError, match="a file: watermark version 3 is newer") as caught:
+    changed = resealed_slot(content[slot : slot + SLOT_BYTES], 3, b"\4")
+    with pytest.raises(UnsupportedFormatError, match="a file: watermark version 4 is newer") as caught:
         newest(content[:slot] + changed + content[slot + SLOT_BYTES :], SALT, "a file")
-    assert (caught.value.found, caught.value.supported) == (3, 2)
+    assert (caught.value.found, caught.value.supported) == (4, 3)
 
 
 @pytest.mark.parametrize("numbers", [(1 << 63, 0, 8, 8), (9, 0, 1 << 63, 8)], ids=["sequence", "flushed-end"])
@@ -181,7 +181,7 @@ def test_last_batch_behind_the_end_is_damage(flushed_tail: int, durable_tail: in
     assert caught.value.file_position == 48
 
 
-@pytest.mark.parametrize(("at", "size"), [(84, 4), (104, 24)])
+@pytest.mark.parametrize(("at", "size"), [(84, 4), (144, 48)])
 def test_bytes_kept_free_in_a_slot_are_ignored(at: int, size: int) -> None:
     changed = resealed_slot(two_slots()[SECOND_SLOT:], at, b"\xff" * size)
     assert newest(two_slots()[:SECOND_SLOT] + changed, SALT) == NEWER

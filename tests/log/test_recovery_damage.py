@@ -178,10 +178,10 @@ def test_newer_format_above_the_watermark_is_refused_by_name(
     segment = last_segment(crashed)
     content, start = segment.read_bytes(), SEGMENT_HEADER + mark_of(crashed).durable_end
     end = start + batch_ends(crashed, mark_of(crashed).durable_end, mark_of(crashed).durable_end + 1)[0]
-    bad = forged(content[start : end - mark_of(crashed).durable_end], version=3, identity=identity_of(crashed))
+    bad = forged(content[start : end - mark_of(crashed).durable_end], version=4, identity=identity_of(crashed))
     segment.write_bytes(content[:start] + bad + content[start + len(bad) :])
     before = tree(crashed)
-    with pytest.raises(UnsupportedFormatError, match="batch version 3"):
+    with pytest.raises(UnsupportedFormatError, match="batch version 4"):
         Topic.open(crashed)
     assert tree(crashed) == before
 

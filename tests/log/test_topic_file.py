@@ -68,11 +68,11 @@ def test_directory_without_a_description_is_no_topic(tmp_path: Path) -> None:
 
 
 def test_names_that_are_missing_have_their_defaults(path: Path) -> None:
-    (path / "topic.json").write_text(json.dumps({"format": 2, "log_id": str(uuid.UUID(bytes=LOG_ID)), "partitions": 1}))
+    (path / "topic.json").write_text(json.dumps({"format": 3, "log_id": str(uuid.UUID(bytes=LOG_ID)), "partitions": 1}))
     assert topic_file.read(REAL, str(path)) == (LOG_ID, TopicConfig())
     (path / "topic.json").write_text(
         json.dumps(
-            {"format": 2, "log_id": LOG_ID.hex(), "partitions": 1, "retention": {"bytes": 5}, "flush": {"records": 9}}
+            {"format": 3, "log_id": LOG_ID.hex(), "partitions": 1, "retention": {"bytes": 5}, "flush": {"records": 9}}
         )
     )
     found = topic_file.read(REAL, str(path))
@@ -129,7 +129,7 @@ def test_fewer_partitions_than_there_are_are_not_read(path: Path) -> None:
 
 
 def test_number_of_partitions_has_no_default(path: Path) -> None:
-    (path / "topic.json").write_text(json.dumps({"format": 2, "log_id": LOG_ID.hex()}))
+    (path / "topic.json").write_text(json.dumps({"format": 3, "log_id": LOG_ID.hex()}))
     with pytest.raises(CorruptLogError, match="partitions"):
         topic_file.read(REAL, str(path))
 
@@ -140,7 +140,7 @@ NO_DESCRIPTIONS = [
     pytest.param(b"\xff\xfe\xff", id="no-utf-8"),
     pytest.param(b"[" * 200_000, id="nested-too-deep"),
     pytest.param(b'{"format": ' + b"9" * 5000 + b"}", id="a-number-too-long"),
-    *[pytest.param(text.encode(), id=text) for text in ("null", "[]", "1", '"text"', "{}", '{"format": 2}', "{")],
+    *[pytest.param(text.encode(), id=text) for text in ("null", "[]", "1", '"text"', "{}", '{"format": 3}', "{")],
 ]
 
 
@@ -200,12 +200,12 @@ def test_format_that_is_no_number_of_a_version_is_damage(path: Path, version: ob
         topic_file.read(REAL, str(path))
 
 
-@pytest.mark.parametrize("version", [3, 99, 1 << 40])
+@pytest.mark.parametrize("version", [4, 99, 1 << 40])
 def test_newer_description_is_refused_by_name(path: Path, version: int) -> None:
     edit_json(path / "topic.json", format=version, partitions="in words")
     with pytest.raises(UnsupportedFormatError, match=f"topic format {version} is newer") as caught:
         topic_file.read(REAL, str(path))
-    assert (caught.value.found, caught.value.supported) == (version, 2)
+    assert (caught.value.found, caught.value.supported) == (version, 3)
 
 
 def test_compression_of_a_newer_version_is_refused_by_name(path: Path) -> None:

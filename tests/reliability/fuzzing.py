@@ -63,8 +63,9 @@ from loglib.system.files import Files
 
 # --- segment header, producers, watermark ----------------------------------------------------------
 
-SEGMENT = Struct("<8sHHI16sIIQQQQIIqqQQQIIq16sII")
-_SEGMENT_BITS = (0, 16, 16, 32, 0, 32, 32, 64, 64, 64, 64, 32, 32, 64, 64, 64, 64, 64, 32, 32, 64, 0, 32, 32)
+SEGMENT = Struct("<8sHHI16sIIQQQQIIqqQQQIIq16sIIQQQIIQ24x")
+_SEGMENT_BITS = (0, 16, 16, 32, 0, 32, 32, 64, 64, 64, 64, 32, 32, 64, 64, 64, 64, 64, 32, 32, 64, 0, 32, 32,
+                 64, 64, 64, 32, 32, 64)  # fmt: skip
 _SEGMENT_SIGNED = (13, 14, 20)
 _SEGMENT_FIELDS = [index for index, bits in enumerate(_SEGMENT_BITS) if bits]
 FIRST_SEGMENT = first_segment(IDENTITY, created=NOW).encode()
@@ -96,8 +97,8 @@ def segment_header(random: Draw) -> Outcome:
     return ACCEPTED
 
 
-SLOT = Struct("<3sBIQQQQIIQQQQI4xQ32s")
-_SLOT_BITS = (0, 8, 0, 64, 64, 64, 64, 32, 32, 64, 64, 64, 64, 32, 64, 0)
+SLOT = Struct("<3sBIQQQQIIQQQQI4x7Q48s")
+_SLOT_BITS = (0, 8, 0, 64, 64, 64, 64, 32, 32, 64, 64, 64, 64, 32, *(64,) * 7, 0)
 _SLOT_FIELDS = [index for index, bits in enumerate(_SLOT_BITS) if bits]
 
 

@@ -123,7 +123,7 @@ def _frames(known: Known, place: int, size: int, random: Random) -> bytes:
     """Transfer frames of forged batches."""
     size = max(size, 36)
     head = Struct("<4sHHIIQQ").pack(
-        b"\x89LLT", 2, BATCHES, known.identity.partition, known.identity.salt, place, size - 36
+        b"\x89LLT", 3, BATCHES, known.identity.partition, known.identity.salt, place, size - 36
     )
     return head + crc32c(head).to_bytes(4, "little") + chain(known, place + 36, size - 36, random)
 

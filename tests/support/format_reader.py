@@ -28,7 +28,7 @@ def read_topic(path: Path) -> dict[int, list[tuple[Any, ...]]]:
     """(offset, time, key, value, headers) of every record, by partition."""
     text = (path / "topic.json").read_bytes()
     topic = json.loads(text)
-    assert topic["format"] == 2 and int(topic["crc"], 16) == crc32c(text.rpartition(b'"crc"')[0])
+    assert topic["format"] == 3 and int(topic["crc"], 16) == crc32c(text.rpartition(b'"crc"')[0])
     log_id = uuid.UUID(topic["log_id"]).bytes
     return {number: read_partition(path / f"{number:04d}", log_id, number) for number in range(topic["partitions"])}
 
@@ -40,7 +40,7 @@ def read_partition(path: Path, log_id: bytes, number: int) -> list[tuple[Any, ..
     for file in sorted(path.glob("*.log")):
         data = file.read_bytes()
         magic, version, flags, crc, its_log, its_number, _, base = unpack_from("<8sHHI16sIIQ", data)
-        assert (magic, version, flags, its_log, its_number) == (b"\x89LLSEG\r\n", 2, 0, log_id, number)
+        assert (magic, version, flags, its_log, its_number) == (b"\x89LLSEG\r\n", 3, 0, log_id, number)
         assert crc == crc32c(data[:12] + data[16:4096]) and base == int(file.stem)
         if base >= start:
             assert base == offset, "a gap between segments"
@@ -71,10 +71,10 @@ def read_group(path: Path, group: str) -> dict[tuple[str, int], tuple[Any, ...]]
 
 def read_watermark(data: bytes, salt: bytes) -> tuple[int, int]:
     marks = []
-    for slot in (data[:128], data[4096:4224]):
+    for slot in (data[:192], data[4096:4288]):
         magic, version, crc, *mark = unpack_from("<3sBIQQQQI", slot)
         if magic == b"\x89LW" and crc == crc32c(salt + slot[:4] + slot[8:]):
-            assert version == 2
+            assert version == 3
             marks.append(mark)
     return max(marks)[1], max(marks)[2]
 
@@ -84,7 +84,7 @@ def read_batch(data: bytes, at: int, salt: bytes, offset: int) -> tuple[int, lis
     version, codec, flags, stored, value_bytes, key_bytes, header_bytes = unpack_from("<BBHIIII", data, at + 40)
     (time,) = unpack_from("<q", data, at + 72)
     assert magic == b"\x89LLB" and header_crc == crc32c(salt + data[at + 8 : at + 128]) and base == offset
-    assert version == 2 and not flags & 0xE0 and codec <= 1
+    assert version == 3 and not flags & 0xE0 and codec <= 1
     assert body_crc == crc32c(data[at + 128 : at + length])
     body = data[at + 128 : at + 128 + stored]
     body, place = zlib.decompress(body) if codec else body, 0

@@ -1,4 +1,4 @@
-"""Write tests/golden/v2 again: `PYTHONPATH=src python tests/support/make_golden.py`. Only for a new format version.
+"""Write tests/golden/v3 again: `PYTHONPATH=src python tests/support/make_golden.py`. Only for a new format version.
 
 Log id, clock, nonce and records are fixed, so that the same code writes the same bytes. What a release has
 written stays in the repository for good: a new version gets a directory of its own.
@@ -19,7 +19,7 @@ from builders import EVERYTHING, NOW, PLAIN, make_topic
 from loglib import FlushPolicy, Retention, Topic, TopicConfig, testing
 from loglib.system.files import Files
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "v2"
+GOLDEN = Path(__file__).parents[1] / "golden" / "v3"
 # Nothing by the clock, and no default that may change one day.
 POLICIES = TopicConfig(
     flush=FlushPolicy(None, None, None), retention=Retention(None, None, 0.0), segment_bytes=1 << 30, segment_age=None,

@@ -128,16 +128,16 @@ def test_topic_that_is_removed_while_it_is_opened_is_not_found(path: Path) -> No
 def test_newer_topic_is_refused_by_name(path: Path) -> None:
     Topic.open(path).close()
     description = json.loads((path / "topic.json").read_text())
-    description["format"] = 3
+    description["format"] = 4
     description.pop("crc", None)
     (path / "topic.json").write_text(json.dumps(description))
-    with pytest.raises(UnsupportedFormatError, match="topic format 3"):
+    with pytest.raises(UnsupportedFormatError, match="topic format 4"):
         Topic.open(path, mode="r")
 
 
 def test_unreadable_description_is_corruption(path: Path) -> None:
     Topic.open(path).close()
-    for content in ("", "[]", "{}", '{"format": 2}', "null"):
+    for content in ("", "[]", "{}", '{"format": 3}', "null"):
         (path / "topic.json").write_text(content)
         with pytest.raises(CorruptLogError, match="topic.json"):
             Topic.open(path)

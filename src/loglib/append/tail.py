@@ -431,7 +431,7 @@ class TailWriter(NotCopyable):
         with self._mark_lock:
             (
                 sequence, start, flushed_end, durable_end, _, _, flushed_tail, applied, held_txn, held_from, promised,
-                durable_tail, held_tail,
+                durable_tail, held_tail, _, _, applied_id, held_id, txn_store,
             ) = self._watermark.mark  # fmt: skip
             if flushed is not None and flushed.end >= flushed_end:
                 flushed_end, flushed_tail = flushed.end, flushed.last_batch
@@ -442,6 +442,7 @@ class TailWriter(NotCopyable):
             mark = new_tuple(Mark, (
                 sequence + 1, max(start, log_start), flushed_end, durable_end, self.epoch, self.nonce, flushed_tail,
                 max(applied, applied_txn), held_txn, held_from, promised, durable_tail, held_tail,
+                0, 0, applied_id, held_id, txn_store,
             ))  # fmt: skip
             try:
                 self._watermark.publish(mark)

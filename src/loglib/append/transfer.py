@@ -7,7 +7,7 @@ header is written again; its body stays as it is.
 
     byte size field        frame header, little-endian
        0   4  magic        89 4C 4C 54
-       4   2  version      2
+       4   2  version      3
        6   2  kind         0 BATCHES; others are those of a mirror's stream: copies/frames.py
        8   4  partition    number of the sending partition
       12   4  salt         of that partition; needed to check its batch headers
@@ -51,7 +51,7 @@ from .record_arguments import record_sizes
 __all__ = ["BATCHES", "FRAME_BYTES", "MAGIC", "VERSION", "FrameHeader", "read_frame", "send"]
 
 MAGIC = b"\x89LLT"
-VERSION = 2
+VERSION = 3
 BATCHES = 0  # the only kind of frame between partitions
 _FRAME = Struct("<4sHHIIQQI")
 FRAME_BYTES = _FRAME.size
@@ -86,10 +86,10 @@ class FrameHeader(NamedTuple):
         magic, version, *fields, crc = _FRAME.unpack(raw)
         if magic != MAGIC or crc != crc32c(raw[:-4]):
             raise CorruptLogError(_STREAM, 0, f"bytes {raw.hex()}", "a frame header")
-        if version > VERSION:
+        if not version:
+            raise CorruptLogError(_STREAM, 4, "frame version 0", f"at least {VERSION}")
+        if version != VERSION:
             raise UnsupportedFormatError(_STREAM, "frame version", version, VERSION)
-        if version < VERSION:
-            raise CorruptLogError(_STREAM, 4, f"frame version {version}", f"at least {VERSION}")
         return cls(*fields)
 
 

@@ -13,7 +13,7 @@ value lies inside its column. This module does no I/O and keeps no state: bytes 
       24   8  durable_up_to          the writer's synced end when this batch was made
       32   4  writer_epoch           grows with each writer that opens the partition
       36   4  record_count           at least 1
-      40   1  version                2
+      40   1  version                3
       41   1  codec                  0 none, 1 zlib, 2 lz4, 3 zstd
       42   2  flags                  low byte: a reader must know each bit; high byte: may ignore.
                                      1 KEYS, 2 NULL_VALUES, 4 NULL_KEYS, 8 TIMESTAMPS, 16 HEADERS,
@@ -79,7 +79,7 @@ __all__ = [
 crc32c: Callable[..., int] = crc32.iscsi  # (data, initial=0) -> int; initial chains and salts
 
 MAGIC = b"\x89LLB"
-VERSION = 2
+VERSION = 3
 # Flags besides those of the columns.
 OFFSETS = 0x0020  # reserved: records have been left out, and a column says which offsets the others have
 PRODUCERS = 0x0100  # this batch, or one before it in its segment, names a producer
@@ -106,7 +106,7 @@ class BadBatch(Exception):
 
 
 class NewerBatch(Exception):
-    """The batch is intact, but its version or a required flag is unknown to this version of loglib."""
+    """The batch is intact, but of a version or with a required flag that this version of loglib does not read."""
 
     def __init__(self, what: str, found: int, supported: int) -> None:
         super().__init__(what, found, supported)
@@ -311,9 +311,9 @@ def parse_header(buffer: Buffer, position: int, *, salt: int, offset: int) -> He
     if header.base_offset != offset:
         raise BadBatch(16, f"a batch made for offset {header.base_offset}", f"offset {offset}")
     if header.version != VERSION:
-        if header.version > VERSION:
+        if header.version:
             raise NewerBatch("batch version", header.version, VERSION)
-        raise BadBatch(40, f"batch version {header.version}", f"at least {VERSION}")
+        raise BadBatch(40, "batch version 0", f"at least {VERSION}")
     if header.flags & _MUST_KNOW & ~_KNOWN_FLAGS:
         raise NewerBatch("batch flags", header.flags, _KNOWN_FLAGS)
     _check_sizes(header)

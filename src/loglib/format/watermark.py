@@ -7,8 +7,8 @@ wins. If the file is lost, recovery scans the last segment; no data is lost.
 
     byte size field             each slot, at bytes 0 and 4096 of the file, little-endian
        0   3  magic             89 4C 57
-       3   1  version           2
-       4   4  crc               CRC-32C of bytes 0..3 and 8..127, salted with log id and partition
+       3   1  version           3
+       4   4  crc               CRC-32C of bytes 0..3 and 8..191, salted with log id and partition
        8   8  sequence          grows by one with each publication
       16   8  log_start_offset  first offset still readable
       24   8  flushed_end       readers see offsets below this
@@ -23,7 +23,12 @@ wins. If the file is lost, recovery scans the last segment; no data is lost.
       84   4  zero
       88   8  durable_tail      base offset of the batch that ends at durable_end; durable_end if there is none
       96   8  held_tail         base offset of the batch that ends at held_from; held_from if there is none
-     104  24  zero
+     104   8  written_end       what was handed to the system; at or below flushed_end it says nothing. Not in use yet
+     112   8  written_tail      base offset of the batch that ends at written_end. Not in use yet
+     120   8  applied_id        id of the transaction applied_txn; 0 if unknown
+     128   8  held_id           id of the transaction held_txn; 0 if unknown
+     136   8  txn_store         first 8 bytes of the id of the store that gave these numbers; 0 if unknown
+     144  48  zero
 
 Every lookup starts from a tail: see log/search.py.
 
@@ -48,15 +53,15 @@ __all__ = ["NAME", "Mark", "WatermarkReader", "WatermarkWriter", "broken_slots",
 
 NAME = "watermark"
 MAGIC = b"\x89LW"
-VERSION = 2
-SLOT_BYTES = 128
+VERSION = 3
+SLOT_BYTES = 192
 SECOND_SLOT = 4096  # another sector, and another page: one torn write cannot spoil both
 SEQUENCE_AT = 8
 FILE_BYTES = SECOND_SLOT + SLOT_BYTES
 MOST_BYTES = 1 << 16  # a larger file is not a watermark
 
-_SLOT = Struct("<3sBIQQQQIIQQQQI4xQQ24x")
-_START, _FACTS = MAGIC + bytes([VERSION]), Struct("<QQQQIIQQQQI4xQQ24x")  # what is before the CRC, and behind it
+_SLOT = Struct("<3sBIQQQQIIQQQQI4xQQQQQQQ48x")
+_START, _FACTS = MAGIC + bytes([VERSION]), Struct("<QQQQIIQQQQI4xQQQQQQQ48x")  # what is before the CRC, and behind it
 assert _SLOT.size == SLOT_BYTES == len(_START) + 4 + _FACTS.size
 
 
@@ -76,6 +81,11 @@ class Mark(NamedTuple):
     promised_epoch: int
     durable_tail: int
     held_tail: int = 0
+    written_end: int = 0
+    written_tail: int = 0
+    applied_id: int = 0
+    held_id: int = 0
+    txn_store: int = 0
 
     @classmethod
     def at_rest(cls, sequence: int, log_start: int = 0, end: int = 0, tail: int = 0) -> Mark:

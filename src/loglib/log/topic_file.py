@@ -34,7 +34,7 @@ __all__ = [
     "put_in_place", "read", "write",
 ]  # fmt: skip
 
-FORMAT = 2
+FORMAT = 3
 NAME = "topic.json"
 MOST_BYTES = 1 << 20
 
