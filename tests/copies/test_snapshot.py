@@ -16,6 +16,7 @@ from mirrored import Meanwhile
 import loglib
 from conftest import QUIET, fill, start_python, tree, values_of
 from loglib import CorruptLogError, LogError, NotLeaderError, Retention, Topic, snapshot, testing, transaction
+from loglib.append.tail import Hold
 from loglib.copies.promote import promote_on
 from loglib.copies.snapshot import take_snapshot
 from loglib.format.watermark import FILE_BYTES
@@ -230,12 +231,15 @@ def test_snapshot_never_has_a_half_of_a_transaction(open_topic: OpenTopic, tmp_p
     assert (tmp_path / "copy" / "transactions.json").exists()
 
 
-def test_snapshot_ends_before_a_transaction_that_is_held(open_topic: OpenTopic, tmp_path: Path) -> None:
+def test_snapshot_ends_before_a_transaction_that_is_held(
+    open_topic: OpenTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loglib.log.log.is_pending_here", lambda *_: True)
     topic = open_topic(partitions=1)
     end = fill(topic, 3)[-1]
     writer = topic._accesses[0].writer()
     tail = writer.batch.tail
-    writer.disk.publish(hold=(7, tail.end, tail.last_batch))
+    writer.disk.publish(hold=Hold(7, tail.end, tail.last_batch, 5, 0))
     topic.append(b"behind it")
     topic.flush()
     made = snapshot(topic.path, tmp_path / "copy")

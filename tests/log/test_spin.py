@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import interrupted, last_segment, run_python, start_python, values_of
 from loglib import CorruptLogError, FlushPolicy, LogClosedError, LogMovedError, OffsetOutOfRangeError, Retention, Topic
+from loglib.append.tail import Hold
 from loglib.format.batch import Batch
 from loglib.format.watermark import WatermarkReader
 from loglib.log.cursor import Cursor
@@ -138,10 +139,13 @@ def test_look_at_the_files_is_not_forgotten(topic: Topic, reading: Topic) -> Non
     assert read_news(reader) is None
 
 
-def test_record_of_a_pending_transaction_is_not_shown(topic: Topic, reading: Topic) -> None:
+def test_record_of_a_pending_transaction_is_not_shown(
+    topic: Topic, reading: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loglib.log.log.is_pending_here", lambda *_: True)
     reader = follower(reading, "begin")
     disk = topic.partition(0)._access.writer().disk
-    disk.publish(hold=(7, disk.mark.flushed_end, disk.mark.flushed_tail))
+    disk.publish(hold=Hold(7, disk.mark.flushed_end, disk.mark.flushed_tail, 5, 0))
     topic.append(b"held", sync=True)
     assert [read_news(reader), read_news(reader)] == [None, None]
 

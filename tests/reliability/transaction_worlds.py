@@ -263,8 +263,8 @@ def small(world: World) -> Iterator[None]:
         if place is not None and world.choose.random() < 0.3:
             world.native(place, sync=world.choose.random() < 0.5)
 
-    def ended(writer: Writer, txn: int) -> None:
-        end_section(writer, txn)
+    def ended(writer: Writer) -> None:
+        end_section(writer)
         place = place_of(writer)
         if place is not None:
             world.promise(place, power=True)

@@ -36,6 +36,7 @@ MANIFEST = Manifest(
     17, "etl", 7, "b1d2", "5c07", 1_700_000_000_000_000,
     (Section("orders", LOG_ID, 3, "staging/9a1f/0.frames", 5, 81_920, 1), Section("bills", LOG_ID, 0, "", 1, 9, 2)),
     (Offsets("clicks", "etl", "clicks-3", ENTRY),), (Fence("clicks", "etl", "clicks-4", 9),), b'\n"crc": \n\xff',
+    0x0123456789ABCDEF,
 )  # fmt: skip
 CHECKPOINT = Checkpoint(
     17, {"etl": AppState(7, "b1d2", ("a0", "a1"), "5c07", 16, 5), "new": AppState(None, "c", (), None, 17, 6)},
@@ -53,7 +54,7 @@ fences = st.builds(Fence, words, words, words, counts)
 manifests = st.builds(
     Manifest, st.just(17), words, st.none() | counts, words, st.none() | words, st.integers(-5, 2**60),
     st.lists(sections, max_size=3).map(tuple), st.lists(offsets, max_size=3).map(tuple),
-    st.lists(fences, max_size=3).map(tuple), st.binary(max_size=100),
+    st.lists(fences, max_size=3).map(tuple), st.binary(max_size=100), st.integers(0, 2**64 - 1), counts,
 )  # fmt: skip
 states = st.builds(
     AppState, st.none() | counts, words, st.lists(words).map(tuple), st.none() | words, counts, st.integers()
@@ -94,18 +95,40 @@ def test_entry_that_only_fences_is_read_as_it_was_written() -> None:
     ids=["manifest", "checkpoint", "store"],
 )
 def test_flipped_and_missing_bytes_are_found(content: bytes, read: Any) -> None:
-    for at in range(len(content)):
-        with pytest.raises(CorruptLogError, match=PATH):
-            read(content[:at], PATH)
-        for other in (1, 0x20, 0x80, 0xFF, content[at] ^ 0x0A, content[at] ^ 0x20):
-            if other:
-                flipped = content[:at] + bytes([content[at] ^ other]) + content[at + 1 :]
+    for at in range(0, len(content), 11):
+        if at <= content.find(b"\n") or read is not decode:
+            with pytest.raises(CorruptLogError, match=PATH):
+                read(content[:at], PATH)
+        else:
+            assert read(content[:at], PATH).frames is None
+        for other in (3, 0x28, 0xFF):
+            changed = content[:at] + bytes([content[at] ^ other]) + content[at + 1 :]
+            if at <= content.find(b"\n") or read is not decode:
                 with pytest.raises(CorruptLogError):
-                    read(flipped, PATH)
+                    read(changed, PATH)
+            else:
+                assert read(changed, PATH).frames is None
     for more in (b"\n", b"x"):
-        if read is not decode_store:
+        if read is decode:
+            assert read(content + more, PATH).frames is None
+        elif read is decode_checkpoint:
             with pytest.raises(CorruptLogError):
                 read(content + more, PATH)
+
+
+def test_one_flipped_bit_of_a_line_is_put_right() -> None:
+    content = encode(MANIFEST)
+    for at in range(0, content.find(b"\n"), 5):
+        for bit in (0, 3, 7):
+            flipped = content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :]
+            assert decode(flipped, PATH) == MANIFEST, (at, bit)
+
+
+def test_long_line_is_not_searched_for_a_flipped_bit() -> None:
+    content = bytearray(encode(MANIFEST._replace(owner="x" * (16 << 10))))
+    content[20] ^= 1
+    with pytest.raises(CorruptLogError):
+        decode(bytes(content), PATH)
 
 
 def sealed(content: bytes, **changes: Any) -> bytes:
@@ -131,7 +154,7 @@ SECTION = {"topic": "t", "log": LOG_ID.hex(), "partition": 0, "file": "", "at": 
     [
         {"format": 0}, {"format": "1"}, {"format": True}, {"version": -1}, {"version": 1.5}, {"version": True},
         {"owner": None}, {"app": 5}, {"app": None}, {"time": "now"}, {"frames": None}, {"frames": {"size": 3}},
-        {"frames": {"size": 0, "crc": "00000000"}}, {"sections": None}, {"sections": [{}]},
+        {"id": "no number"}, {"skip": -1}, {"sections": None}, {"sections": [{}]},
         {"sections": [SECTION | {"at": -1}]}, {"sections": [SECTION | {"log": "00"}]},
         {"sections": [SECTION | {"log": "no hex"}]}, {"sections": [SECTION | {"bytes": 1 << 20}]},
         {"sections": [SECTION | {"segment": 1}]},

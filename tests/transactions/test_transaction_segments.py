@@ -15,7 +15,7 @@ from interrupts import Interrupter, every_point
 from conftest import NOW, QUIET, sound, values_of
 from loglib import CommitPendingError, Topic, segment, testing, transaction
 from loglib.append import tail
-from loglib.append.tail import TailWriter
+from loglib.append.tail import TailWriter, Txn
 from loglib.append.writer import Writer
 from loglib.segment import HEADER_BYTES
 from loglib.system.directory import Directory
@@ -242,7 +242,7 @@ def test_disk_that_fails_delays_what_is_committed(topic: Topic, monkeypatch: pyt
 
 
 def test_directory_that_was_moved_is_named(topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def move(writer: Writer, txn: int) -> None:
+    def move(writer: Writer, txn: Txn) -> None:
         begin(writer, txn)
         (Path(topic.path) / "0000" / "00000000000000000000.log").unlink()
 
@@ -307,7 +307,7 @@ def test_file_that_cannot_be_a_segment_is_copied(
 ) -> None:
     begin = Writer.begin_section
 
-    def changing(writer: Writer, txn: int) -> None:
+    def changing(writer: Writer, txn: Txn) -> None:
         begin(writer, txn)
         if change == "larger segments were allowed":
             topic.alter(segment_bytes=8 << 10)
@@ -327,7 +327,7 @@ def test_file_that_cannot_be_a_segment_is_copied(
 def test_copied_headers_are_checked(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = Writer.begin_section
 
-    def changing(writer: Writer, txn: int) -> None:
+    def changing(writer: Writer, txn: Txn) -> None:
         begin(writer, txn)
         for each in (Path(topic.path) / "staging").glob("*/*.headers"):
             with each.open("r+b") as file:

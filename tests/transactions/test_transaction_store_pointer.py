@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
+from transacted import dying
 
 from conftest import values_of
 from loglib import CorruptLogError, LogError, Topic, UnsupportedFormatError, transaction
-from loglib.log.store_pointer import is_done_here, read_pointer, settle
+from loglib.log.store_pointer import is_pending_here, read_pointer, settle
 from loglib.system.files import REAL
+from loglib.transactions.apply import Applier
+from loglib.transactions.store import open_store
 
 
 @pytest.fixture
@@ -21,27 +24,37 @@ def named(tmp_path: Path) -> Path:
 def test_topic_without_transactions_has_no_store(tmp_path: Path) -> None:
     Topic.open(tmp_path / "topic").close()
     assert read_pointer(REAL, str(tmp_path / "topic")) is None
-    assert not is_done_here(REAL, str(tmp_path / "topic"), 1)
+    assert not is_pending_here(REAL, str(tmp_path / "topic"), 1, 1)
 
 
-def test_topics_and_store_may_be_moved_together(named: Path, tmp_path: Path) -> None:
+def test_topics_and_store_may_be_moved_together(
+    named: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "data").rename(tmp_path / "elsewhere")
     with Topic.open(tmp_path / "elsewhere" / "topic") as topic:
         with transaction("etl") as tx:
             tx.append(topic, b"y")
         assert values_of(topic) == [b"x", b"y"]
     assert tx.version == 1
-    assert is_done_here(REAL, str(tmp_path / "elsewhere" / "topic"), tx.number or 0)
+    with Topic.open(tmp_path / "elsewhere" / "topic") as topic:
+        with dying(monkeypatch, Applier, "run"), transaction("etl") as tx:
+            tx.append(topic, b"z")
+        (manifest,) = open_store(REAL, str(tmp_path / "elsewhere" / ".transactions")).pending()
+    topic_path = str(tmp_path / "elsewhere" / "topic")
+    assert is_pending_here(REAL, topic_path, manifest.number, manifest.id)
+    assert not is_pending_here(REAL, topic_path, manifest.number, manifest.id + 2), "another transaction of this number"
 
 
 def test_damage_of_the_name_is_found(named: Path) -> None:
     file = named / "transactions.json"
-    content = file.read_bytes()
-    for at in range(len(content) - 3):
+    content, whole = file.read_bytes(), read_pointer(REAL, str(named))
+    for at in range(0, len(content) - 3, 7):
         file.write_bytes(content[:at] + bytes([content[at] ^ 0x04]) + content[at + 1 :])
+        assert read_pointer(REAL, str(named)) == whole, "one flipped bit"
+        file.write_bytes(content[:at] + bytes([content[at] ^ 0x14]) + content[at + 1 :])
         with pytest.raises((CorruptLogError, UnsupportedFormatError)):
             read_pointer(REAL, str(named))
-        assert not is_done_here(REAL, str(named), 2)
+        assert not is_pending_here(REAL, str(named), 2, 1)
     file.write_bytes(content[:40])
     with pytest.raises(CorruptLogError):
         Topic.open(named)

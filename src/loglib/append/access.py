@@ -54,7 +54,7 @@ class Access(NotCopyable):
         handles: Handles,
         keeper: RetentionRunner,
         check: Callable[[], None] | None = None,
-        on_hold: Callable[[], None] | None = None,
+        on_hold: Callable[[Writer], None] | None = None,
         make_log: Callable[[Files, str, Identity], Log] = Log,
         replicated: Replicated | None = None,
     ) -> None:
@@ -96,6 +96,8 @@ class Access(NotCopyable):
                 try:
                     if self._check is not None:
                         self._check()
+                    if writer.disk.mark.held_txn and self._on_hold is not None:
+                        self._on_hold(writer)
                 except BaseException:
                     writer.close()
                     raise
@@ -103,8 +105,6 @@ class Access(NotCopyable):
                 self.keeper.own(self.id, writer)
                 self.handles.add_writer(writer)
                 self.log.writer = self._writer = writer
-                if writer.disk.mark.held_txn and self._on_hold is not None:
-                    self._on_hold()
             return self._writer
 
     def _make_writer(self, *, wait: bool) -> Writer:

@@ -1,8 +1,8 @@
 """Section: the records of one transaction for one partition, and how they get into its log.
 
 Invariant: a section is in the log whole or as a prefix, in order, once. Readers see nothing of it, nor of what
-follows it, until the transaction is done. Each batch of it has the flag SECTION and the number of the
-transaction, so a repeated call counts the batches that are there, and continues after them.
+follows it, until the transaction is done. Each batch of it has the flag SECTION, and the number and id of
+the transaction, so a repeated call counts the batches that are there, and continues after them.
 
     begin    the hold is published: readers stop at the end of the log
     append   the batches, with new headers; the owner's own records may go between them. A large piece that was
@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from ..errors import LogError
 from ..format.header import SECTION, SECTION_END, Header, Producer
+from ..log.recovery import Extent, is_part
 from ..system.files import Buffer
-from .tail import NewBatch
+from .tail import NewBatch, Txn
 from .writer import Writer
 
 __all__ = ["Piece", "apply_section"]
@@ -39,32 +41,45 @@ class Piece(NamedTuple):
     headers: Callable[[], Sequence[Header]]  # of all batches, if the file may become a segment; else none
 
 
-def apply_section(writer: Writer, txn: int, store: int, pieces: Sequence[Piece]) -> None:
-    """Append the section of transaction `txn`, as far as it is not in the log yet. Synced.
+def apply_section(writer: Writer, txn: Txn, pieces: Sequence[Piece]) -> None:
+    """Append the section of the transaction, as far as it is not in the log yet. Synced.
 
-    `store`: the first 8 bytes of the id of the transactions' store, as a number. No other transaction may be held.
-    Raises the errors of `Writer.append_body`; the call may be repeated.
+    No other transaction may be held. Raises the errors of `Writer.append_body`, and `LogError` if the log has another
+    history, whose numbers go as far as this one; the call may be repeated.
     """
     with writer.applying:
-        if writer.disk.mark.applied_txn < txn:
-            _apply(writer, txn, store, pieces)
+        if not _is_applied(writer, txn):
+            _apply(writer, txn, pieces)
 
 
-def _apply(writer: Writer, txn: int, store: int, pieces: Sequence[Piece]) -> None:
+def _is_applied(writer: Writer, txn: Txn) -> bool:
+    """Whether the log has the section. A number alone proves nothing: another store may have given it, too."""
+    mark = writer.disk.mark
+    if mark.applied_txn < txn.number:
+        return False
+    if (mark.applied_txn, mark.applied_id) == txn[:2]:
+        return True
+    if Extent.among(writer.section_headers(mark.log_start_offset), txn.number, txn.id) == Extent.WHOLE:
+        return True
+    raise LogError(
+        f"{writer.directory} has transaction {mark.applied_txn} of another history, and not transaction {txn.number}, "
+        "which was committed for it: the directory was replaced since. Put the one that was there back, or give the "
+        "transaction up with `loglib repair` for its store"
+    )
+
+
+def _apply(writer: Writer, txn: Txn, pieces: Sequence[Piece]) -> None:
     mark = writer.disk.mark
     there = 0
-    if mark.held_txn == txn:
-        there = sum(
-            1 for each in writer.section_headers(mark.held_from)
-            if each.flags & SECTION and (each.producer_id, each.producer_sequence) == (store, txn)
-        )  # fmt: skip
+    if mark.held_txn:
+        there = sum(1 for each in writer.section_headers(mark.held_from) if is_part(each, txn.number, txn.id))
     else:
-        assert not mark.held_txn
         writer.begin_section(txn)
     count = sum(each.total for each in pieces)
 
     def new(number: int, header: Header, *parts: Buffer) -> NewBatch:
-        return NewBatch(header, parts, Producer(store, txn), SECTION | SECTION_END if number == count else SECTION)
+        flags = SECTION | SECTION_END if number == count else SECTION
+        return NewBatch(header, parts, Producer(txn.id, txn.number), flags)
 
     before = 0  # batches of the pieces before
     for piece in pieces:
@@ -77,7 +92,7 @@ def _apply(writer: Writer, txn: int, store: int, pieces: Sequence[Piece]) -> Non
             continue
         rest = enumerate(islice(piece.batches(), present, None), first)
         _copy(writer, (new(number, header, body) for number, (header, body) in rest))
-    writer.end_section(txn)
+    writer.end_section()
 
 
 def _copy(writer: Writer, batches: Iterable[NewBatch]) -> None:

@@ -54,7 +54,7 @@ from ..system.files import Buffer
 from ..system.not_copyable import NotCopyable
 from .active import ActiveSegment
 
-__all__ = ["Copies", "NewBatch", "PendingAck", "TailWriter"]
+__all__ = ["NO_HOLD", "Copies", "Hold", "NewBatch", "PendingAck", "TailWriter", "Txn"]
 
 _MOST_PARTS = 1000  # of one write: the system takes 1,024
 
@@ -66,6 +66,27 @@ class NewBatch(NamedTuple):
     parts: Sequence[Buffer]
     producer: Producer = NO_PRODUCER  # for a transaction's batch: the store of the transaction, and its number
     section: int = 0  # for a transaction's batch: the flags SECTION and SECTION_END
+
+
+class Txn(NamedTuple):
+    """A transaction, as the logs name it."""
+
+    number: int
+    id: int
+    store: int  # the first 8 bytes of the id of the store that gave the number
+
+
+class Hold(NamedTuple):
+    """A transaction that is not known to be done: the fields are those of the watermark (format/watermark.py)."""
+
+    held_txn: int
+    held_from: int
+    held_tail: int
+    held_id: int
+    store: int
+
+
+NO_HOLD = Hold(0, 0, 0, 0, 0)
 
 
 class PendingAck(Protocol):
@@ -367,6 +388,7 @@ class TailWriter(NotCopyable):
             old.base_offset, tail.end - old.base_offset, tail.previous_crc,
             tail.append_time, tail.running_max_timestamp,
             applied_txn=mark.applied_txn, held_txn=mark.held_txn, held_from=mark.held_from,
+            applied_id=mark.applied_id, held_id=mark.held_id, txn_store=mark.txn_store,
             writer_nonce=self.nonce, previous_batch_bytes=tail.end - tail.last_batch,
             created_boottime=now.boottime_us, boot_id=now.boot_id,
             more_producers=more_producers, more_producers_crc=more_producers_crc, producers=table,
@@ -416,33 +438,35 @@ class TailWriter(NotCopyable):
         flushed: Tail | None = None,
         durable: Tail | None = None,
         log_start: int = 0,
-        applied_txn: int = 0,
-        hold: tuple[int, int, int] | None = None,
+        applied: bool = False,
+        hold: Hold | None = None,
     ) -> None:
         """Let readers see everything before `flushed`. Never moves a published end or start back.
 
-        `applied_txn`: a transaction whose records are all in the log. `hold`: the number of a transaction, the offset
-        below which readers see records until it is done, and the base offset of the batch before that offset; zeros
-        end a hold.
+        `applied`: the records of the transaction that is held are all in the log. `hold`: the one that is held from
+        now on; `NO_HOLD` for none.
         """
         copies = self.copies
         if copies is not None and not copies.accepted:
             flushed = durable = None
         with self._mark_lock:
             (
-                sequence, start, flushed_end, durable_end, _, _, flushed_tail, applied, held_txn, held_from, promised,
-                durable_tail, held_tail, _, _, applied_id, held_id, txn_store,
+                sequence, start, flushed_end, durable_end, _, _, flushed_tail, applied_txn, held_txn, held_from,
+                promised, durable_tail, held_tail, _, _, applied_id, held_id, store,
             ) = self._watermark.mark  # fmt: skip
             if flushed is not None and flushed.end >= flushed_end:
                 flushed_end, flushed_tail = flushed.end, flushed.last_batch
             if durable is not None and durable.end >= durable_end:
                 durable_end, durable_tail = durable.end, durable.last_batch
+            if applied:
+                applied_txn, applied_id = held_txn, held_id
             if hold is not None:
-                held_txn, held_from, held_tail = hold
+                held_txn, held_from, held_tail, held_id = hold[:4]
+                store = hold.store or store
             mark = new_tuple(Mark, (
                 sequence + 1, max(start, log_start), flushed_end, durable_end, self.epoch, self.nonce, flushed_tail,
-                max(applied, applied_txn), held_txn, held_from, promised, durable_tail, held_tail,
-                0, 0, applied_id, held_id, txn_store,
+                applied_txn, held_txn, held_from, promised, durable_tail, held_tail, 0, 0, applied_id, held_id,
+                store,
             ))  # fmt: skip
             try:
                 self._watermark.publish(mark)

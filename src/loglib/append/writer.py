@@ -61,7 +61,7 @@ from ..system.process import finish, in_child
 from .active import ActiveSegment
 from .flush_times import FlushClock
 from .open_batch import OpenBatch
-from .tail import Copies, NewBatch, TailWriter
+from .tail import NO_HOLD, Copies, Hold, NewBatch, TailWriter, Txn
 
 __all__ = ["WRITER_DESCRIPTORS", "Timer", "Writer"]
 
@@ -418,14 +418,14 @@ class Writer(NotCopyable):
 
     # --- sections of transactions (see section.py) -----------------------------------------------
 
-    def begin_section(self, txn: int) -> None:
+    def begin_section(self, txn: Txn) -> None:
         """Hide from readers all that is appended from now on, until `release` of this transaction."""
         try:
             with self.lock:
                 self.check_usable()
                 self._seal()  # the offsets of its records are promised
                 tail = self.batch.tail
-                self.disk.publish(hold=(txn, tail.end, tail.last_batch))
+                self.disk.publish(hold=Hold(txn.number, tail.end, tail.last_batch, txn.id, txn.store))
         except BaseException as error:
             self._report(error)
             raise
@@ -481,15 +481,15 @@ class Writer(NotCopyable):
             end = self.batch.tail.end
         return self.disk.headers(start, end)
 
-    def end_section(self, txn: int) -> None:
+    def end_section(self) -> None:
         """Make the whole section durable, with any durability, and note that it is complete."""
         try:
-            self._turn.take(lambda: self._end_section(txn))
+            self._turn.take(self._end_section)
         except LogError as error:
             self._report(error)
             raise
 
-    def _end_section(self, txn: int) -> None:
+    def _end_section(self) -> None:
         with self.lock:
             self._check_alive()
             self._seal()
@@ -498,7 +498,7 @@ class Writer(NotCopyable):
                 self._leave(moved)
             tail, active = self.batch.tail, self.disk.active
         self.disk.sync(active, tail)
-        self.disk.publish(flushed=tail, durable=tail, applied_txn=txn)
+        self.disk.publish(flushed=tail, durable=tail, applied=True)
         self.disk.sync_watermark()  # else a power cut takes the section from readers here, and not elsewhere
         self._flushed_records = tail.records
         self.disk.close_retired()
@@ -506,7 +506,7 @@ class Writer(NotCopyable):
     def release(self, txn: int) -> None:
         """Show readers the section of a transaction that is done. Does nothing if it is not held."""
         if self.disk.mark.held_txn == txn and self._closed is None:
-            self.disk.publish(hold=(0, 0, 0))
+            self.disk.publish(hold=NO_HOLD)
 
     # --- what is owed ----------------------------------------------------------------------------
     #

@@ -117,7 +117,7 @@ class FollowerLog(NotCopyable):
                 raise CorruptLogError(self.path, 0, "no segment", "one at 0")
             header = self.header(max(sizes))
             mark = Mark.at_rest(0, min(sizes), max(sizes), header.previous_batch)
-            mark = mark._replace(applied_txn=header.applied_txn)
+            mark = mark._replace(**_applied(header))
             self._write_anew(mark)
         behind = look_behind(place, self.identity, mark)
         self.bases = behind.bases
@@ -340,7 +340,7 @@ class FollowerLog(NotCopyable):
         start = header.base_offset
         self.end = self.synced = End(start, header.previous_batch, header.previous_crc)
         mark = Mark.at_rest(self.mark.sequence, start, start, header.previous_batch)
-        self.drop_before(start, mark._replace(applied_txn=header.applied_txn))
+        self.drop_before(start, mark._replace(**_applied(header)))
 
     def _publish_twice(self, mark: Mark) -> None:
         """Write the mark into both slots. Synced."""
@@ -471,7 +471,7 @@ def look_behind(place: Directory, identity: Identity, mark: Mark) -> UnmarkedTai
         if (file_end := reader.end_of_file()) < start:
             position = reader.file_position(file_end)
             raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {start}")
-        sections = Sections(mark.applied_txn, mark.held_txn, mark.held_from, mark.held_tail)
+        sections = Sections.of(mark, mark.held_tail)
         tail = tail_at(reader, start, mark.flushed_tail)._replace(sections=sections)
         tail, fault = valid_prefix(reader, tail, file_end)
     if start < tail.end:
@@ -485,6 +485,11 @@ def look_behind(place: Directory, identity: Identity, mark: Mark) -> UnmarkedTai
         if there[-1] < tail.end:
             unsynced.append((there[-1], there[-1], tail.end))
     return UnmarkedTail(tail, there, unsynced)
+
+
+def _applied(header: SegmentHeader) -> dict[str, int]:
+    """The last transaction of the log before a segment, as a mark names it."""
+    return {name: getattr(header, name) for name in ("applied_txn", "applied_id", "txn_store")}
 
 
 def _sizes(place: Directory) -> dict[int, int]:
@@ -505,7 +510,7 @@ def make_copied(
         files.remove_tree(aside)
     files.make_directory(aside, permissions)
     with Directory.open(files, aside) as place:
-        mark = Mark.at_rest(0, start, start, header.previous_batch)._replace(applied_txn=header.applied_txn)
+        mark = Mark.at_rest(0, start, start, header.previous_batch)._replace(**_applied(header))
         place.write_new(WATERMARK, encode_new(mark, identity.salt), permissions)
         if more_producers is not None:
             place.write_new(producers_name(start), more_producers, permissions)

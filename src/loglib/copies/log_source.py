@@ -232,8 +232,11 @@ def whole_batches(content: bytes, at: End, end: End, salt: int) -> tuple[End, Ba
 
 def own_mark(mark: Mark) -> Mark:
     """What a copy that ends where this mark of its source ends promises, when all of it is durable."""
-    applied = mark.applied_txn
+    applied = mark.applied_txn, mark.applied_id
     if mark.held_txn and mark.flushed_end <= mark.held_from:  # the mark ends before that transaction
-        applied = min(applied, mark.held_txn - 1)
+        applied = min(applied, (mark.held_txn - 1, 0))  # whose id it is not is not known
     own = Mark.at_rest(mark.sequence, mark.log_start_offset, mark.flushed_end, mark.flushed_tail)
-    return own._replace(writer_epoch=mark.writer_epoch, writer_nonce=mark.writer_nonce, applied_txn=applied)
+    return own._replace(
+        writer_epoch=mark.writer_epoch, writer_nonce=mark.writer_nonce, applied_txn=applied[0], applied_id=applied[1],
+        txn_store=mark.txn_store,
+    )  # fmt: skip

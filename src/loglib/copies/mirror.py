@@ -185,6 +185,7 @@ class Mirror(NotCopyable):
         with ExitStack() as opened:
             opened.callback(origin.close)
             self.source, self.path = origin.place, topic_path(to)
+            self._store_pointer = store_pointer.content_of(files, self.path)
             if on_gap not in ("error", "restart"):
                 raise ValueError(f"on_gap is 'error' or 'restart', not {on_gap!r}")
             self._restart = on_gap == "restart"
@@ -306,12 +307,12 @@ class Mirror(NotCopyable):
         self._described = content
 
     def _carry_store_pointer(self) -> None:
-        if (
-            store_pointer.read_pointer(self._files, self.path) is None
-            and (content := self._origin.store_pointer(self.path)) is not None
-        ):
+        """Name the store of the source's transactions in the copy: it gave the numbers that the copy's marks have."""
+        content = self._origin.store_pointer(self.path)
+        if content is not None and content != self._store_pointer:
             with Directory.open(self._files, self.path) as directory:
                 directory.replace(store_pointer.NAME, content, self._config.permissions)
+            self._store_pointer = content
 
     # --- a pass ------------------------------------------------------------------------------------------
 
@@ -323,6 +324,7 @@ class Mirror(NotCopyable):
         with self._in_pass:
             self._check_open()
             self._carry_description()
+            self._carry_store_pointer()
             commits = self._commits.note()
             copied = self._copy(self._pairs)
             self._commits.copy(commits)

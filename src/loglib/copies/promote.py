@@ -14,6 +14,7 @@ Threads: no state, safe for all.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from contextlib import ExitStack
 
@@ -33,6 +34,8 @@ from .mirror import Mirror
 from .pending_marks import forget_marks, read_marks
 
 __all__ = ["promote"]
+
+logger = logging.getLogger("loglib")
 
 
 def promote(copy: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -70,6 +73,7 @@ def promote_on(files: Files, path: str, *, now: int, force: bool = False) -> Non
         _take_over(files, path, found, described, now=now, force=force)
     with ExitStack() as held:
         _lock(files, path, config, held)  # nobody copies into it any more
+        _leave_lost_store(files, path)
         _take_role(files, path, config, found._replace(role=copy_role.LEADER, time=now))
 
 
@@ -106,6 +110,18 @@ def _take_over(
             mirror.copy()
         superseded = copy_role.Role(copy_role.SUPERSEDED, log_id, files.random_bytes(8).hex(), path, now)
         _take_role(files, source, there[1], superseded)
+
+
+def _leave_lost_store(files: Files, path: str) -> None:
+    """Let the topic get a store of its own, if that of its source cannot be reached from here."""
+    if store_pointer.is_lost(files, path):
+        logger.warning(
+            "%s: the store of its transactions is not here: its next transaction makes a new one, which does not know "
+            "the versions of apps that were committed before", path,
+        )  # fmt: skip
+        with Directory.open(files, path) as directory:
+            directory.unlink(store_pointer.NAME)
+            directory.sync()
 
 
 def _settle(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None:

@@ -38,6 +38,7 @@ from ..segment import HEADER_BYTES, Identity, producers_name, segment_name
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
+from .log_source import own_mark
 
 __all__ = ["Snapshot", "snapshot"]
 
@@ -163,12 +164,7 @@ class _Snapshot:
                     made.write_new(name, content, permissions)
             if mark.flushed_end < start or not bases:
                 raise CorruptLogError(source, 0, "no segment", f"the one that holds offset {mark.flushed_end}")
-            applied = mark.applied_txn
-            if mark.held_txn and mark.flushed_end <= mark.held_from:  # the mark ends before that transaction
-                applied = min(applied, mark.held_txn - 1)
-            own = Mark.at_rest(mark.sequence, start, mark.flushed_end, mark.flushed_tail)._replace(
-                writer_epoch=mark.writer_epoch, writer_nonce=mark.writer_nonce, applied_txn=applied
-            )
+            own = own_mark(mark._replace(log_start_offset=start))
             made.write_new(WATERMARK, encode_new(own, identity.salt), permissions)
             made.sync()
 

@@ -11,11 +11,15 @@ and `crc` in their places.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
 from .header import crc32c
 
-__all__ = ["seal", "unseal"]
+__all__ = ["seal", "unseal", "unseal_mended"]
+
+_MOST_MENDED_BYTES = 1 << 14  # of a line in which a flipped bit is looked for: each bit of it is tried
 
 
 def seal(facts: dict[str, Any]) -> bytes:
@@ -32,6 +36,22 @@ def unseal(line: bytes) -> dict[str, Any]:
         raise ValueError("a line that differs from its crc")
     facts: dict[str, Any] = json.loads(line)  # its ending makes it an object
     return facts
+
+
+def unseal_mended(line: bytes) -> dict[str, Any]:
+    """As `unseal`, also if one bit of the line has flipped: the checksum says which. `ValueError` if more is wrong."""
+    try:
+        return unseal(line)
+    except ValueError:
+        if len(line) > _MOST_MENDED_BYTES:
+            raise
+        tried = bytearray(line)
+        for at, bit in product(range(len(line)), range(8)):
+            tried[at] ^= 1 << bit
+            with suppress(ValueError):
+                return unseal(bytes(tried))
+            tried[at] ^= 1 << bit
+        raise
 
 
 def _ending(before: bytes) -> bytes:

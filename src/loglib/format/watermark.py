@@ -92,6 +92,11 @@ class Mark(NamedTuple):
         """The mark of a log from `log_start` to `end` that is all durable. Its last batch begins at `tail`."""
         return cls(sequence, log_start, end, end, 0, 0, tail, 0, 0, 0, 0, tail)
 
+    def without_hold(self, *, applied: bool) -> Mark:
+        """The mark when the transaction that is held is over. `applied`: the log has its records."""
+        last = (self.held_txn, self.held_id) if applied else (self.applied_txn, self.applied_id)
+        return self._replace(applied_txn=last[0], applied_id=last[1], held_txn=0, held_from=0, held_tail=0, held_id=0)
+
     def committed(self) -> Mark:
         """The mark without the transaction that is held, and without all that follows it."""
         if not self.held_txn or self.flushed_end <= self.held_from:

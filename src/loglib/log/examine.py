@@ -12,12 +12,13 @@ Threads: no state, safe for all.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from typing import NamedTuple
 
 from ..errors import CorruptLogError
 from ..format.batch import stored_header
+from ..format.header import Header
 from ..format.record import Damage
 from ..format.watermark import MOST_BYTES, Mark, broken_slots, newest
 from ..format.watermark import NAME as WATERMARK
@@ -35,8 +36,9 @@ from .cursor import Cursor
 from .gaps import NAME as GAPS
 from .gaps import Gap, read_gaps
 from .log import FixedMark, Log
-from .recovery import list_segments
+from .recovery import NO_SECTIONS, Extent, Sections, is_part, list_segments
 from .search import after_damage
+from .store_pointer import is_pending_here
 
 __all__ = ["ExpectedSegment", "Findings", "examine", "log_as_found"]
 
@@ -103,7 +105,7 @@ class Findings(NamedTuple):
 def log_as_found(files: Files, path: str, identity: Identity, mark: Mark) -> Log:
     """The partition's log up to this mark, whatever the watermark says."""
     log = Log(files, path, identity)
-    log.writer = FixedMark(mark)
+    log.writer = FixedMark(mark._replace(held_txn=0))
     return log
 
 
@@ -120,15 +122,23 @@ def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[
     damage: list[Damage] = []
     met: list[Damage] = []
     undecodable: list[Damage] = []
+    if _is_unfinishable(files, path, identity, mark):
+        fault_of_mark = f"part of transaction {mark.held_txn}, which nobody can finish, hides what stands behind it"
+        unfinished, mark = mark, mark._replace(held_txn=0, held_id=0, applied_txn=mark.held_txn, applied_id=0)
+    else:
+        unfinished = None
     with closing(log_as_found(files, path, identity, mark)) as log:
         cursor = Cursor(log, mark.log_start_offset, on_damage=damage.append, on_gap=met.append)
         with closing(cursor):
             while batches := cursor.read(mark.flushed_end):
                 for batch in batches:
+                    header = stored_header(batch)
+                    if unfinished is not None and is_part(header, unfinished.held_txn, unfinished.held_id):
+                        undecodable.append(_unfinished(path, identity, header, found))
+                        continue
                     try:
                         batch.decode()
                     except CorruptLogError as error:
-                        header = stored_header(batch)
                         lost = range(header.base_offset, header.next_offset)
                         undecodable.append(Damage.of(error, identity.partition, lost))
                 progress(cursor.position - mark.log_start_offset)
@@ -137,6 +147,23 @@ def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[
     return Findings(
         mark, fault_of_mark, places, known, tuple(met), fault_of_gaps, (*lost_to, *undecodable), tuple(undecodable), end
     )
+
+
+def _is_unfinishable(files: Files, path: str, identity: Identity, mark: Mark) -> bool:
+    """Whether the log has a part of a transaction that is not pending, so that nobody adds the rest."""
+    if not mark.held_txn or mark.applied_txn == mark.held_txn:
+        return False
+    if is_pending_here(files, os.path.dirname(path), mark.held_txn, mark.held_id):
+        return False
+    with closing(log_as_found(files, path, identity, mark)) as log:
+        headers = log.headers(mark.held_from, mark.flushed_end, mark)
+        return Extent.among(headers, mark.held_txn, mark.held_id) == Extent.PART
+
+
+def _unfinished(path: str, identity: Identity, header: Header, bases: Iterable[int]) -> Damage:
+    number, lost = header.producer_sequence, range(header.base_offset, header.next_offset)
+    name = os.path.join(path, segment_name(max(base for base in bases if base <= lost.start)))
+    return Damage(identity.partition, lost, name, 0, f"part of transaction {number}", "all of it")
 
 
 def _known_gaps(files: Files, path: str, identity: Identity) -> tuple[tuple[Gap, ...], str]:
@@ -178,16 +205,29 @@ def _mark_without_watermark(files: Files, path: str, identity: Identity, found: 
     last = max(found)
     header = _whole_header(files, path, identity, last)
     end, tail = last, last if header is None else header.previous_batch
+    sections = NO_SECTIONS if header is None else Sections.of(header, -1 if header.held_txn else 0)
     with _segment(files, path, identity, last) as segment:
         place, limit = last, segment.end_of_file()
         while place < limit:
             try:
                 batches = segment.batches(place, limit, block_bytes=_BLOCK_BYTES)
+                for batch in batches:
+                    sections = sections.after(stored_header(batch))
                 tail = stored_header(batches[-1]).base_offset
                 place = end = batches[-1].next_offset
             except CorruptLogError:
                 place = after_damage(segment, place, limit, None)
-    return Mark.at_rest(1, min(found), end, tail)
+    mark = Mark.at_rest(1, min(found), end, tail)
+    if sections.held_tail < 0:
+        sections = sections._replace(held_tail=_batch_before(files, path, identity, found, sections.held_from))
+    return mark._replace(**sections._asdict())
+
+
+def _batch_before(files: Files, path: str, identity: Identity, found: dict[int, int], offset: int) -> int:
+    """Base offset of the batch before the one at `offset`."""
+    with _segment(files, path, identity, max(base for base in found if base <= offset)) as segment:
+        at_start = offset == segment.base_offset
+        return segment.header.previous_batch if at_start else segment.header_at(offset).previous_offset
 
 
 def _end_of_whole(files: Files, path: str, identity: Identity, last: int, mark: Mark) -> int:

@@ -54,9 +54,9 @@ from ..system.malloc import keep_blocks
 from ..system.not_copyable import NotCopyable
 from .gaps import Gap, read_gaps
 from .index import SegmentIndex
-from .recovery import list_segments, proven_end
+from .recovery import Extent, is_part, list_segments, proven_end
 from .search import after_damage, around, refuse_damage
-from .store_pointer import is_done_here
+from .store_pointer import is_pending_here
 
 __all__ = ["LOOK_S", "FixedMark", "LiveWriter", "Log", "Wakeable", "marks_at_once"]
 
@@ -115,18 +115,31 @@ def marks_at_once(logs: Collection[Log]) -> dict[int, Mark]:
         marks = {log.partition: log.published() for log in logs}
         if not any(mark.applied_txn or mark.held_txn for mark in marks.values()):
             return marks
-        done = {mark.held_txn: False for mark in marks.values()}
-        for log in logs:
-            held = marks[log.partition].held_txn
-            done[held] = done[held] or not held or log.is_done(held)
+        shown = {log.partition: log.visible(marks[log.partition]) for log in logs}
+        over = {_held(marks[number]) for number, mark in shown.items() if not mark.held_txn}
         again = {log.partition: log.published() for log in logs}
         if all(_step(again[number]) == _step(mark) for number, mark in marks.items()):
-            return {number: mark if done[mark.held_txn] else mark.committed() for number, mark in marks.items()}
+            # The same for all of them: one log may have been asked before a transaction was done.
+            late = [log for log in logs if shown[log.partition].held_txn and _held(marks[log.partition]) in over]
+            return shown | {log.partition: log.visible(marks[log.partition]) for log in late}
 
 
-def _step(mark: Mark) -> tuple[int, int]:
+def _step(mark: Mark) -> tuple[int, ...]:
     """How far the transactions have come in a log."""
-    return mark.applied_txn, mark.held_txn
+    return mark.applied_txn, mark.applied_id, mark.held_txn, mark.held_id
+
+
+def _held(mark: Mark) -> tuple[int, int]:
+    return mark.held_txn, mark.held_id
+
+
+def unfinishable(directory: str, mark: Mark) -> str:
+    """What a message says of a log with a part of a transaction that its store does not have."""
+    return (
+        f"{directory}: from offset {mark.held_from} on there is a part of transaction {mark.held_txn}, and nobody can "
+        "finish it: its store is gone, or does not know it. Put the store back as it was, or run `loglib repair` for "
+        "the topic: it declares this part as lost and shows what stands behind it"
+    )
 
 
 class Log(NotCopyable):
@@ -149,7 +162,7 @@ class Log(NotCopyable):
         # The last result of `batch_base`, and its mark: one attribute, because threads may share the log.
         self._found = _NOTHING_FOUND
         self._headers: dict[int, SegmentHeader] = {}  # of the segments that `segments` listed last
-        self._done_txn = 0  # the last transaction that is known to be done
+        self._over = (0, 0)  # number and id of the last transaction that was found to be over, and here as a whole
         self._held_since = (0, 0.0)  # a transaction that is not done, and when it was first seen
         self.index = SegmentIndex(list_segments(files, directory))
         keep_blocks()
@@ -167,11 +180,39 @@ class Log(NotCopyable):
 
     def mark(self) -> Mark:
         """The ends of what readers may see now. Without a whole watermark: the ends that the last segment proves."""
-        mark = self.published()
-        if not mark.held_txn or self.is_done(mark.held_txn):
+        return self.visible(self.published())
+
+    def visible(self, mark: Mark) -> Mark:
+        """What readers may see of a publication. One without a hold is visible as it is.
+
+        A transaction that is not pending is over: it is done, or its store is gone or was set back. Then the log
+        itself decides: what has its end is shown. `LogError` for a part of it that hides records behind it.
+        """
+        if not mark.held_txn:
             return mark
-        self._note_hold(mark)
-        return mark.committed()
+        extent = Extent.WHOLE
+        if _held(mark) != self._over:
+            if is_pending_here(self.files, os.path.dirname(self.directory), *_held(mark)):
+                self._note_hold(mark)
+                return mark.committed()
+            if mark.applied_txn != mark.held_txn:
+                extent = self._extent(mark)
+            if extent == Extent.PART:
+                return mark.committed()
+            if extent == Extent.WHOLE:
+                self._over = _held(mark)
+        return mark.without_hold(applied=extent == Extent.WHOLE)
+
+    def _extent(self, mark: Mark) -> Extent:
+        """How much the log has of the transaction that is held; `LogError` if a part hides records for ever."""
+        headers = list(self.headers(mark.held_from, mark.flushed_end, mark))
+        extent = Extent.among(headers, *_held(mark))
+        if extent != Extent.PART:
+            return extent
+        news = _step(self.published()) != _step(mark)  # it was done meanwhile: then the next look shows it
+        if not news and any(each.record_count and not is_part(each, *_held(mark)) for each in headers):
+            raise LogError(unfinishable(self.directory, mark))
+        return extent
 
     def _note_hold(self, mark: Mark) -> None:
         """Warn once if a transaction is held for long: its process has died, or its store is out of reach."""
@@ -185,12 +226,6 @@ class Log(NotCopyable):
                 "%s: records from offset %d on wait for transaction %d, which is not done; loglib.recover_transactions "
                 "finishes it if its process has died", self.directory, mark.held_from, mark.held_txn,
             )  # fmt: skip
-
-    def is_done(self, txn: int) -> bool:
-        """Whether a transaction is done. It stays done."""
-        if txn > self._done_txn and is_done_here(self.files, os.path.dirname(self.directory), txn):
-            self._done_txn = txn
-        return txn <= self._done_txn
 
     def published(self) -> Mark:
         """The ends that the writer has published: with a transaction that is not done."""

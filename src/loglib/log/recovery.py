@@ -22,13 +22,15 @@ import errno
 import logging
 import os
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
+from enum import Enum
 from itertools import chain
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, LogMovedError
 from ..format.batch import stored_header
-from ..format.header import PRODUCERS, SECTION, Header, Producer
+from ..format.header import PRODUCERS, SECTION, SECTION_END, Header, Producer
 from ..format.skip_pointers import Jumps
 from ..format.watermark import MOST_BYTES, Mark, encode_new, newest
 from ..format.watermark import NAME as WATERMARK
@@ -50,8 +52,8 @@ from ..system.files import Files
 from .search import jumps_at, likely_headers, proven_headers
 
 __all__ = [
-    "NO_SECTIONS", "Recovered", "Recovery", "Tail", "check_link", "list_segments", "load_headers", "measure",
-    "proven_end", "rebuild_watermark", "recover", "tail_at",
+    "NO_SECTIONS", "Extent", "Recovered", "Recovery", "Sections", "Tail", "check_link", "is_part", "list_segments",
+    "load_headers", "measure", "proven_end", "rebuild_watermark", "recover", "tail_at",
 ]  # fmt: skip
 
 logger = logging.getLogger("loglib")
@@ -69,21 +71,59 @@ class Sections(NamedTuple):
     held_txn: int
     held_from: int
     held_tail: int
+    applied_id: int = 0
+    held_id: int = 0
+    txn_store: int = 0
+
+    @classmethod
+    def of(cls, facts: Mark | SegmentHeader, held_tail: int) -> Sections:
+        """The facts in a mark, or in the header of a segment."""
+        return cls(
+            facts.applied_txn, facts.held_txn, facts.held_from, held_tail, facts.applied_id, facts.held_id,
+            facts.txn_store,
+        )  # fmt: skip
 
     def after(self, header: Header) -> Sections:
-        """The same after one more batch. A batch of a new transaction begins its section.
+        """What they are after one more batch. A batch of a new transaction begins its section.
 
         A transaction begins in a log only after the one before it is done.
         """
-        number = header.producer_sequence
-        if not header.flags & SECTION or number <= max(self.applied_txn, self.held_txn):
+        number, found = header.producer_sequence, self
+        if not header.flags & SECTION:
             return self
-        return Sections(max(self.applied_txn, self.held_txn), number, header.base_offset, header.previous_offset)
+        if number > max(self.applied_txn, self.held_txn):
+            applied = max((self.applied_txn, self.applied_id), (self.held_txn, self.held_id))
+            found = Sections(
+                applied[0], number, header.base_offset, header.previous_offset, applied[1], header.producer_id,
+                self.txn_store,
+            )  # fmt: skip
+        if header.flags & SECTION_END and number == found.held_txn:
+            found = found._replace(applied_txn=number, applied_id=found.held_id)
+        return found
 
 
     def progress(self) -> tuple[int, int]:
         """Grows with each step of each transaction. The older of two states counts less."""
         return max(self.applied_txn, self.held_txn), self.applied_txn
+
+
+def is_part(header: Header, number: int, txn_id: int) -> bool:
+    """Whether a batch is one of the transaction's."""
+    return bool(header.flags & SECTION) and (header.producer_id, header.producer_sequence) == (txn_id, number)
+
+
+class Extent(Enum):
+    """How much of a transaction a log has."""
+
+    NOTHING, PART, WHOLE = range(3)
+
+    @classmethod
+    def among(cls, headers: Iterable[Header], number: int, txn_id: int) -> Extent:
+        """That of a transaction among these batches of a log."""
+        parts = [each for each in headers if is_part(each, number, txn_id)]
+        if not parts:
+            return cls.NOTHING
+        return cls.WHOLE if parts[-1].flags & SECTION_END else cls.PART
 
 
 NO_SECTIONS = Sections(0, 0, 0, 0)
@@ -263,7 +303,7 @@ def tail_at(reader: SegmentReader, end: int, last_batch: int) -> Tail:
 def _tail_before(reader: SegmentReader) -> Tail:
     """The tail of a log whose last segment has no batch."""
     header = reader.header
-    sections = Sections(header.applied_txn, header.held_txn, header.held_from, _UNKNOWN)
+    sections = Sections.of(header, _UNKNOWN)
     return Tail(
         header.base_offset, header.previous_batch, header.previous_crc, header.last_append_time,
         header.running_max_timestamp, NO_TIMESTAMP, header.writer_epoch, sections=sections,
@@ -311,7 +351,7 @@ def measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
         raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {durable_end}")
     start = _tail_before(reader) if mark is None else tail_at(reader, durable_end, last_batch)
     if mark is not None:
-        known = Sections(mark.applied_txn, mark.held_txn, mark.held_from, mark.held_tail)
+        known = Sections.of(mark, mark.held_tail)
         start = start._replace(sections=max(known, start.sections, key=Sections.progress))
     tail, fault = valid_prefix(reader, start, end_of_file)
     if fault is not None:

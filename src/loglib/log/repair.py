@@ -32,7 +32,7 @@ from ..segment import HEADER_BYTES, Identity, SegmentHeader
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
-from . import copy_role, topic_file
+from . import copy_role, store_pointer, topic_file
 from .log import Log
 from .repair_partition import PartitionRepair, Repair, copy_aside
 from .verify import Progress, VerifyReport, verify_description, verify_log
@@ -86,6 +86,7 @@ def repair_topic(
     if found is not None and found.role == copy_role.REPLICA and not dry_run:  # it would get a history of its own
         raise NotLeaderError(path, found.role, found.of)
     log_id, config = _description(files, path, repairs, dry_run=dry_run)
+    _leave_lost_store(files, path, repairs, dry_run=dry_run)
     logs = [Identity.of(log_id, number) for number in range(config.partitions)]
     sizes = [_size(files, path, each) for each in logs]
     done, total = 0, 2 * sum(sizes)
@@ -114,6 +115,25 @@ def _size(files: Files, path: str, identity: Identity) -> int:
     with suppress(FileNotFoundError, NotADirectoryError):
         return sum(files.sizes(directory).values())
     return 0
+
+
+def _leave_lost_store(files: Files, path: str, repairs: list[Repair], *, dry_run: bool) -> None:
+    """Forget a store of transactions that is gone. What the logs have of its transactions shows who needs it."""
+    try:
+        what = "" if not store_pointer.is_lost(files, path) else "its store of transactions is gone"
+    except CorruptLogError as error:
+        what = f"found {error.found}"
+    if not what:
+        return
+    name, kept = os.path.join(path, store_pointer.NAME), None
+    if not dry_run:
+        with Directory.open(files, path) as directory:
+            directory.lock_for_a_moment("a process that changes the topic", advice="try again")
+            kept = copy_aside(directory, store_pointer.NAME, 0, directory.sizes()[store_pointer.NAME])
+            directory.unlink(store_pointer.NAME)
+            directory.sync()
+    what = f"removed ({what}): the next transaction names a store, which does not know the versions of apps before"
+    repairs.append(Repair(None, name, what, kept=kept))
 
 
 # --- the description ---------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from ..errors import CorruptLogError, LockedError
 from ..format.header import Header
+from ..format.record import Damage
 from ..format.watermark import NAME as WATERMARK
 from ..segment import (
     HEADER_BYTES,
@@ -125,7 +126,7 @@ class PartitionRepair:
         """Note what would be done."""
         self._note_gaps(findings)
         for each in findings.undecodable:
-            self._note(each.path, _UNDECODABLE)
+            self._note(each.path, _invalid(each))
         for place in findings.places:
             name = self._name(segment_name(place.base))
             if place.held is None:
@@ -171,7 +172,7 @@ class PartitionRepair:
     def _mend(self, directory: Directory, findings: Findings) -> None:
         if findings.needs_lock:
             for each in findings.undecodable:
-                self._invalidate(directory, each.path, each.offsets)
+                self._invalidate(directory, each)
             before: SegmentHeader | None = None
             for place in findings.places:
                 before = self._put_right(directory, findings, place, before)
@@ -193,9 +194,9 @@ class PartitionRepair:
             )
             rebuild_watermark(directory, self._identity, self._permissions, mark)
 
-    def _invalidate(self, directory: Directory, path: str, offsets: range) -> None:
+    def _invalidate(self, directory: Directory, bad: Damage) -> None:
         """Copy a batch aside that has its checksums and is no batch, and make its header invalid: so it is damage."""
-        name = os.path.basename(path)
+        name, offsets = os.path.basename(bad.path), bad.offsets
         fd = directory.open_write(name)
         try:
             at = HEADER_BYTES + offsets.start - (parse_segment_name(name) or 0)
@@ -204,7 +205,7 @@ class PartitionRepair:
             self._files.datasync(fd)
         finally:
             self._files.close(fd)
-        self._note(path, _UNDECODABLE, kept=kept)
+        self._note(bad.path, _invalid(bad), kept=kept)
 
     def _put_right(
         self, directory: Directory, findings: Findings, place: ExpectedSegment, before: SegmentHeader | None
@@ -284,6 +285,7 @@ class PartitionRepair:
             identity.log_id, identity.partition, mark.writer_epoch if first is None else first.writer_epoch, base,
             created or self._now_us, previous_base, base - previous_base, crc, append_time, tail.running_max,
             applied_txn=tail.sections.applied_txn, held_txn=tail.sections.held_txn, held_from=tail.sections.held_from,
+            applied_id=tail.sections.applied_id, held_id=tail.sections.held_id, txn_store=tail.sections.txn_store,
             writer_nonce=mark.writer_nonce if first is None else first.writer_nonce,
             previous_batch_bytes=base - last_batch, more_producers=more, more_producers_crc=more_crc, producers=table,
         )  # fmt: skip
@@ -303,7 +305,7 @@ class PartitionRepair:
         with closing(log_as_found(self._files, self._path, self._identity, mark)) as log:
             batches = [each for each in log.headers(header.base_offset, end, mark) if each.record_count]
         last = batches[-1] if batches else None
-        sections = Sections(header.applied_txn, header.held_txn, header.held_from, 0)
+        sections = Sections.of(header, 0)
         for each in batches:
             sections = sections.after(each)
         producers = Producers(self._identity.partition, before, lambda: iter(batches)).snapshot()
@@ -326,7 +328,10 @@ class _Tail(NamedTuple):
 
 
 _NEW_END = "a new segment begins here, because the last one has a gap"
-_UNDECODABLE = "a batch with whole checksums that cannot be decoded was made invalid"
+
+
+def _invalid(bad: Damage) -> str:
+    return f"a batch that has its checksums was made invalid: found {bad.found}, expected {bad.expected}"
 
 
 def _missing(findings: Findings, place: ExpectedSegment) -> str:

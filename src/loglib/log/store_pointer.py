@@ -14,15 +14,19 @@ import os
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, LogError, UnsupportedFormatError
-from ..format.checked_json import seal, unseal
+from ..format.checked_json import seal, unseal_mended
 from ..system.directory import Directory
 from ..system.files import Files
 from . import copy_role
-from .transaction_numbers import is_done
+from .transaction_numbers import is_pending
 
-__all__ = ["NAME", "StorePointer", "is_done_here", "read_pointer", "sealed", "settle"]
+__all__ = [
+    "NAME", "STORE", "StorePointer", "content_of", "is_lost", "is_pending_here", "lost_store", "read_pointer", "sealed",
+    "settle",
+]  # fmt: skip
 
 NAME = "transactions.json"
+STORE = "store.json"  # in the store: its id
 FORMAT = 1
 _MOST_BYTES = 1 << 16
 
@@ -34,15 +38,22 @@ class StorePointer(NamedTuple):
     id: bytes  # 16 bytes
 
 
+def content_of(files: Files, topic_path: str) -> bytes | None:
+    """The bytes of the topic's file; None if there is none."""
+    try:
+        return files.read_whole(os.path.join(topic_path, NAME), _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+
+
 def read_pointer(files: Files, topic_path: str) -> StorePointer | None:
     """The store of the topic's transactions; None if the topic has never had one."""
     path = os.path.join(topic_path, NAME)
-    try:
-        content = files.read_whole(path, _MOST_BYTES)
-    except FileNotFoundError:
+    content = content_of(files, topic_path)
+    if content is None:
         return None
     try:
-        values = unseal(content)
+        values = unseal_mended(content)
         if values["format"] != FORMAT:
             raise UnsupportedFormatError(path, "format of transactions.json", values["format"], FORMAT)
         return StorePointer(os.path.join(topic_path, str(values["store"])), bytes.fromhex(values["id"]))
@@ -64,10 +75,35 @@ def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, p
                 _write(directory, store_path, store_id, permissions)
                 return
     if home.id != store_id:
+        if os.path.realpath(home.path) == os.path.realpath(store_path):
+            raise LogError(lost_store(topic_path, store_path))
         raise LogError(
             f"{topic_path} has its transactions in {os.path.normpath(home.path)}, and not in {store_path}: "
             "topics of one transaction must have one store"
         )
+
+
+def is_lost(files: Files, topic_path: str) -> bool:
+    """Whether the topic names a store that is not where it says, or that is another one."""
+    pointer = read_pointer(files, topic_path)
+    if pointer is None:
+        return False
+    try:
+        described = unseal_mended(files.read_whole(os.path.join(pointer.path, STORE), _MOST_BYTES))
+        return bytes.fromhex(described["id"]) != pointer.id
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (ValueError, TypeError, LookupError):  # it is damaged, and not lost
+        return False
+
+
+def lost_store(topic_path: str, store_path: str) -> str:
+    """What a message says of a topic whose store is gone, or has another one in its place."""
+    return (
+        f"{store_path}, the store of the transactions of {topic_path}, is gone, or another one is in its place. Put it "
+        f"back; or run `loglib repair {topic_path}`: then the topic gets a new store with its next transaction, which "
+        "does not know the versions of apps that were committed in the old one"
+    )
 
 
 def _write(directory: Directory, store_path: str, store_id: bytes, permissions: int) -> None:
@@ -79,10 +115,10 @@ def sealed(relative: str, store_id: bytes) -> bytes:
     return seal({"format": FORMAT, "store": relative, "id": store_id.hex()})
 
 
-def is_done_here(files: Files, topic_path: str, txn: int) -> bool:
-    """Whether a transaction that concerns the topic is done. False if its store cannot be read."""
+def is_pending_here(files: Files, topic_path: str, number: int, txn_id: int) -> bool:
+    """Whether the topic's store has the transaction, and it is not done. False if the store cannot be read."""
     try:
         home = read_pointer(files, topic_path)
-        return home is not None and is_done(files, home.path, txn)
+        return home is not None and is_pending(files, home.path, number, txn_id)
     except (LogError, OSError):
         return False

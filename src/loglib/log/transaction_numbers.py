@@ -18,18 +18,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from ..format.checked_json import unseal_mended
 from ..system.files import Files
 
-__all__ = ["CHECKPOINT", "DONE", "is_done", "name_of", "newest_checkpoint", "numbers"]
+__all__ = ["CHECKPOINT", "DONE", "MOST_BYTES", "is_done", "is_pending", "name_of", "newest_checkpoint", "numbers"]
 
 DONE = ".done"
 CHECKPOINT = ".checkpoint"
+MOST_BYTES = 64 << 20  # of a manifest: it is read as a whole, by every process that commits
 _DIGITS = 20
 _LISTINGS = 3  # a listing misses the checkpoint only if another one replaces it meanwhile
 
 
 def is_done(files: Files, store_path: str, number: int) -> bool:
-    """Whether the transaction is applied everywhere; False also if the store cannot be read.
+    """Whether the store says that the transaction is applied everywhere; False also if the store cannot be read.
 
     The manifest is not looked at, because a void one may stand there for a transaction that is done.
     """
@@ -43,6 +45,16 @@ def is_done(files: Files, store_path: str, number: int) -> bool:
     except OSError:
         return False
     return False
+
+
+def is_pending(files: Files, store_path: str, number: int, txn_id: int) -> bool:
+    """Whether the store has the transaction, and it is not done. The number alone may be that of another one."""
+    try:
+        content = files.read_whole(os.path.join(store_path, name_of(number)), MOST_BYTES)
+        facts = unseal_mended(content[: content.find(b"\n") + 1])
+        return int(facts["id"], 16) == txn_id and not is_done(files, store_path, number)
+    except (OSError, ValueError, TypeError, LookupError):
+        return False
 
 
 def newest_checkpoint(names: Iterable[str]) -> int | None:

@@ -22,11 +22,13 @@ from typing import NamedTuple
 from ..errors import CorruptLogError, LockedError, LogError
 from ..format.header import HEADER_BYTES
 from ..log import topic_file
-from ..log.store_pointer import read_pointer, settle
+from ..log.store_pointer import lost_store, read_pointer, settle
+from ..segment import Identity
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Files
 from ..system.lock import is_free, try_acquire
 from ..transactions.apply import Applier
+from ..transactions.fit import Place, make_fit
 from ..transactions.manifest import Section
 from ..transactions.notifications import request_ack
 from ..transactions.staging import HEADERS, STAGING, remove_attempt, sweep
@@ -85,6 +87,8 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
     sections, frames = _listed(store, staged, parked)
     _check_files(files, store, sections)
     _check_writers(files, store, sections)
+    places = {Place(_path_of(store, each), Identity.of(each.log_id, each.partition)) for each in sections}
+    make_fit(files, store, sorted(places), now=SYSTEM())
     if not write.is_new:
         store.fence_owner(write.app, write.owner, write.source, now=SYSTEM())
     intent = Intent(write.app, write.version, write.owner, write.source, sections, frames=frames)
@@ -140,6 +144,8 @@ def _find_store(files: Files, topics: Iterable[str]) -> Store:
     path = os.path.normpath(home.path) if home else os.path.join(os.path.dirname(first), STORE)
     permissions = {each: find_place(each).config.permissions for each in topics}
     if not files.exists(path):
+        if home is not None:
+            raise LogError(lost_store(first, path))
         make_store(files, path, permissions[first])
     store = open_store(files, path)
     for each in topics:

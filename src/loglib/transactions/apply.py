@@ -28,17 +28,19 @@ from functools import partial
 from typing import NamedTuple
 
 from ..append.section import Piece, apply_section
+from ..append.tail import Txn
 from ..append.writer import Writer
 from ..config.policies import TopicConfig
-from ..errors import CommitPendingError, LockedError, LogError
+from ..errors import CommitPendingError, CorruptLogError, LockedError, LogError
 from ..format.header import HEADER_BYTES, Header
 from ..format.watermark import NAME as WATERMARK
-from ..format.watermark import WatermarkReader
+from ..format.watermark import Mark, WatermarkReader
 from ..groups.directory import GROUPS
 from ..groups.offsets import Entries, Offsets
-from ..log import copy_role, topic_file
+from ..log import catalog, copy_role, topic_file
 from ..log.index import SegmentIndex
-from ..log.recovery import list_segments
+from ..log.log import unfinishable
+from ..log.recovery import Extent, list_segments
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment import Identity
 from ..system.clock import SYSTEM
@@ -46,6 +48,7 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.lock import Lock, try_acquire
 from ..system.not_copyable import NotCopyable
+from .fit import store_number
 from .group_commits import parsed
 from .manifest import Manifest, Section
 from .notifications import notify
@@ -68,9 +71,28 @@ class Target(NamedTuple):
     partition: int
 
 
-def topic_of(store: Store, relative: str) -> str:
-    """The path of a topic that a manifest names."""
-    return os.path.normpath(os.path.join(os.path.dirname(store.path), relative))
+def topic_of(store: Store, relative: str, log_id: bytes | None = None) -> str:
+    """The path of a topic that a manifest names. One that was moved is looked for where it was, by its log id."""
+    path = os.path.normpath(os.path.join(os.path.dirname(store.path), relative))
+    if log_id is None or _has_log(store.files, path, log_id):
+        return path
+    parent = os.path.dirname(path)
+    moved = [os.path.join(parent, name) for name in catalog.names(store.files, parent)]
+    found = [each for each in moved if _has_log(store.files, each, log_id) and _is_leader(store.files, each)]
+    return found[0] if len(found) == 1 else path
+
+
+def _has_log(files: Files, path: str, log_id: bytes) -> bool:
+    try:
+        described = topic_file.read(files, path)
+    except CorruptLogError:
+        return False
+    return described is not None and described[0] == log_id
+
+
+def _is_leader(files: Files, path: str) -> bool:
+    role = copy_role.read(files, path)
+    return role is None or role.role == copy_role.LEADER
 
 
 class Applier(NotCopyable):
@@ -169,7 +191,8 @@ class Applier(NotCopyable):
         """The sections of each partition, in order."""
         found: dict[Target, list[Section]] = {}
         for section in manifest.sections:
-            found.setdefault(Target(topic_of(self._store, section.topic), section.partition), []).append(section)
+            topic = topic_of(self._store, section.topic, section.log_id)
+            found.setdefault(Target(topic, section.partition), []).append(section)
         return found
 
     def _apply_section(self, manifest: Manifest, target: Target, sections: list[Section]) -> bool:
@@ -185,15 +208,15 @@ class Applier(NotCopyable):
         identity = Identity.of(log_id, target.partition)
         writer = self._writer(target, identity, config)
         if writer is None:
-            if self._applied(target, identity) >= manifest.number:
+            if self._is_applied(manifest, target, identity):
                 return True
             if time.monotonic() >= self._rung.get(target.topic_path, 0.0) + _RING_S:
                 self._rung[target.topic_path] = time.monotonic()
                 notify(self._files, target.topic_path)
             return False
-        self._end_hold(writer, manifest.number)
+        self._end_hold(writer, manifest)
         pieces = [self._piece(manifest, target, each, identity) for each in sections]
-        apply_section(writer, manifest.number, store_number(self._store), pieces)
+        apply_section(writer, Txn(manifest.number, manifest.id, store_number(self._store.id)), pieces)
         return True
 
     def apply_own(self, manifest: Manifest) -> None:
@@ -203,19 +226,22 @@ class Applier(NotCopyable):
                 self._apply_section(manifest, target, sections)
 
     def release_own(self) -> None:
-        """End the holds of this process's writers whose transactions are done."""
+        """End the holds of this process's writers whose transactions are done, or unknown to the store."""
         for writer in self._own:
-            held = writer.disk.mark.held_txn
-            if held and self._store.is_done(held):
-                writer.release(held)
+            if (mark := writer.disk.mark).held_txn and not self._waits(mark):
+                end_hold(writer)
 
-    def _end_hold(self, writer: Writer, number: int) -> None:
-        """End the hold of an earlier transaction, which must be done."""
-        held = writer.disk.mark.held_txn
-        if held and held != number:
-            if not self._store.is_done(held):
-                raise CommitPendingError(number, f"transaction {held} in {writer.directory}")
-            writer.release(held)
+    def _end_hold(self, writer: Writer, manifest: Manifest) -> None:
+        """End the hold of an earlier transaction, which must not be pending."""
+        mark = writer.disk.mark
+        if mark.held_txn and (mark.held_txn, mark.held_id) != (manifest.number, manifest.id):
+            if self._waits(mark):
+                raise CommitPendingError(manifest.number, f"transaction {mark.held_txn} in {writer.directory}")
+            end_hold(writer)
+
+    def _waits(self, mark: Mark) -> bool:
+        """Whether the transaction that is held is pending. Its number may name another one in this store."""
+        return self._store.waiting_id(mark.held_txn) == mark.held_id
 
     # --- writers -------------------------------------------------------------------------------------
 
@@ -247,14 +273,14 @@ class Applier(NotCopyable):
                     self._mine[target] = next((each for each in candidates if each.is_in(topic)), None)
         return self._mine[target]
 
-    def _applied(self, target: Target, identity: Identity) -> int:
-        """The last transaction that the partition's owner has applied. Synced."""
+    def _is_applied(self, manifest: Manifest, target: Target, identity: Identity) -> bool:
+        """Whether the partition's owner has applied the transaction. Synced. It applies one after the other."""
         path = os.path.join(topic_file.partition_directory(target.topic_path, target.partition), WATERMARK)
         watermark = WatermarkReader(self._files, path, identity.salt)
         try:
             mark = watermark.read()
             watermark.sync()  # the owner has published it, and perhaps not yet synced it
-            return 0 if mark is None else mark.applied_txn
+            return mark is not None and (mark.applied_txn, mark.applied_id) == (manifest.number, manifest.id)
         finally:
             watermark.close()
 
@@ -275,6 +301,8 @@ class Applier(NotCopyable):
     def _piece(self, manifest: Manifest, target: Target, section: Section, identity: Identity) -> Piece:
         if not section.file:
             path = os.path.join(self._store.path, f"{manifest.number:020d}")
+            if manifest.frames is None:
+                raise CorruptLogError(path, 0, "damaged records behind its line", "those that its line describes")
             frames = memoryview(manifest.frames)[section.at : section.at + section.size_bytes]
             read = partial(_slice, frames)
             batches = partial(read_section, read, section.size_bytes, identity, path, at=section.at)
@@ -309,7 +337,7 @@ class Applier(NotCopyable):
         for section in manifest.sections:
             attempt = _attempt(section)
             if attempt is not None:
-                remove_attempt(self._files, topic_of(self._store, section.topic), attempt)
+                remove_attempt(self._files, topic_of(self._store, section.topic, section.log_id), attempt)
 
     # --- commits of groups -----------------------------------------------------------------------------
 
@@ -361,6 +389,16 @@ def pending_for(number: int, error: Exception) -> CommitPendingError:
     return error if isinstance(error, CommitPendingError) else CommitPendingError(number, f"an error to go: {error}")
 
 
-def store_number(store: Store) -> int:
-    """The number in batch headers that names the store."""
-    return int.from_bytes(store.id[:8], "little")
+def end_hold(writer: Writer) -> None:
+    """End the hold of a transaction that is done, or that the store does not have.
+
+    `LogError` if the log has a part of it: nobody can finish it any more.
+    """
+    mark = writer.disk.mark
+    if mark.applied_txn != mark.held_txn:
+        extent = Extent.among(writer.section_headers(mark.held_from), mark.held_txn, mark.held_id)
+        if extent == Extent.PART:
+            raise LogError(unfinishable(writer.directory, mark))
+        if extent == Extent.WHOLE:
+            writer.end_section()
+    writer.release(mark.held_txn)

@@ -21,16 +21,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CorruptLogError, RecordTooLargeError, UnsupportedFormatError
-from ..format.checked_json import seal, unseal
+from ..format.checked_json import seal, unseal_mended
 from ..format.header import crc32c
+from ..log.transaction_numbers import MOST_BYTES
 
 __all__ = [
-    "FORMAT", "MOST_BYTES", "AppState", "Checkpoint", "Fence", "Manifest", "Offsets", "Section", "decode",
+    "FORMAT", "AppState", "Checkpoint", "Fence", "Manifest", "Offsets", "Section", "decode",
     "decode_checkpoint", "decode_store", "encode", "encode_checkpoint", "encode_store",
 ]  # fmt: skip
 
 FORMAT = 1
-MOST_BYTES = 64 << 20  # of a file: it is read as a whole, by every process that commits
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Manifest(NamedTuple):
     """One entry of a store.
 
     With a version it is a transaction of the app. With an app and no version, the owner takes over the app.
-    Without an app it only fences partitions of groups.
+    Without an app it only fences partitions of groups, or passes over numbers that a topic has from another store.
     """
 
     number: int
@@ -88,7 +88,14 @@ class Manifest(NamedTuple):
     sections: tuple[Section, ...] = ()
     offsets: tuple[Offsets, ...] = ()
     fences: tuple[Fence, ...] = ()
-    frames: bytes = b""
+    frames: bytes | None = b""  # None: they are damaged, or were not read because the entry is done
+    id: int = 0  # drawn at random for each transaction: it names its records in the logs; 0 if there are none
+    skip: int = 0  # 0, or above `number`: numbers up to here are never given
+
+    @property
+    def last_number(self) -> int:
+        """The number behind which the next entry has its own."""
+        return max(self.number, self.skip)
 
     @property
     def applies(self) -> bool:
@@ -121,10 +128,10 @@ class Checkpoint(NamedTuple):
 def encode(manifest: Manifest) -> bytes:
     """The bytes of the entry's file; `RecordTooLargeError` above the limit."""
     _check(manifest)
-    frames = manifest.frames
+    frames = manifest.frames or b""
     content = _seal({
         "app": manifest.app, "version": manifest.version, "owner": manifest.owner, "source": manifest.source,
-        "time": manifest.time,
+        "time": manifest.time, "id": f"{manifest.id:016x}", "skip": manifest.skip,
         "sections": [
             {"topic": each.topic, "log": each.log_id.hex(), "partition": each.partition, "file": each.file,
              "at": each.at, "bytes": each.size_bytes, "batches": each.batches, "segment": each.is_segment}
@@ -138,7 +145,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(content: bytes, path: str) -> Manifest:
-    """The entry in the bytes of a file. The file's name has the number."""
+    """The entry in the bytes of a file. The file's name has the number. Damaged frames are None."""
     number = int(os.path.basename(path))
     return _read(content, path, "a transaction", lambda values, rest: _manifest(number, values, rest))
 
@@ -178,7 +185,7 @@ def _seal(values: dict[str, Any]) -> bytes:
 def _read(content: bytes, path: str, what: str, facts: Callable[[dict[str, Any], bytes], T]) -> T:
     line = content[: content.find(b"\n") + 1]
     try:
-        values = unseal(line)
+        values = unseal_mended(line)
         version = values["format"]
         if type(version) is int and version > FORMAT:
             raise UnsupportedFormatError(path, "transaction format", version, FORMAT)
@@ -201,13 +208,13 @@ def _small(content: bytes, what: str) -> bytes:
 def _manifest(number: int, values: dict[str, Any], frames: bytes) -> Manifest:
     stated = values["frames"]
     found = {"size": len(frames), "crc": f"{crc32c(frames):08x}"}
-    if stated["size"] != found["size"] or stated["crc"] != found["crc"]:
-        raise ValueError(f"frames {found}, not {stated}")
+    whole = (stated["size"], stated["crc"]) == (found["size"], found["crc"])
     manifest = Manifest(
         number, _maybe(_text, values["app"]), _maybe(_count, values["version"]), _text(values["owner"]),
         _maybe(_text, values["source"]), _whole(values["time"]),
         tuple(map(_section, values["sections"])), tuple(map(_offsets, values["offsets"])),
-        tuple(map(_fence, values["fences"])), frames,
+        tuple(map(_fence, values["fences"])), frames if whole else None, int(_text(values["id"]), 16),
+        _count(values["skip"]),
     )  # fmt: skip
     _check(manifest)
     return manifest
@@ -233,7 +240,7 @@ def _fence(values: dict[str, Any]) -> Fence:
 def _check(manifest: Manifest) -> None:
     """Refuse what no process could apply."""
     for each in manifest.sections:
-        if not each.file and each.at + each.size_bytes > len(manifest.frames):
+        if manifest.frames is not None and not each.file and each.at + each.size_bytes > len(manifest.frames):
             raise ValueError(f"a section ends at {each.at + each.size_bytes} in {len(manifest.frames)} bytes of frames")
     for offsets in manifest.offsets:
         _count(offsets.entry[1])

@@ -9,17 +9,19 @@ topic alive: a serving knows its writers, and nothing of what owns them.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
 from collections.abc import Callable
 
 from ..append.handles import Handles
-from ..errors import CommitPendingError, LogClosedError, LogError
+from ..append.writer import Writer
+from ..errors import CommitPendingError, LogClosedError, LogError, LogMovedError
 from ..log.store_pointer import StorePointer, read_pointer
 from ..system.files import Files
 from . import notifications
-from .apply import Applier
+from .apply import Applier, end_hold
 from .store import Store, open_store
 
 __all__ = ["Participant"]
@@ -48,18 +50,31 @@ class Participant:
         """Serve no more."""
         notifications.leave(self)
 
-    def apply(self) -> None:
-        """Apply what a dead process has committed. Records of the topic may wait for it."""
+    def apply(self, made: Writer | None = None) -> None:
+        """Apply what a dead process has committed. Records of the topic may wait for it.
+
+        `made`: a writer that is not in use yet. Raises `LogError` if the log has a part of a transaction that nobody
+        can finish: what is appended behind it would never be visible.
+        """
+        writers = [*self._handles.writers, *([made] if made is not None else [])]
         home = read_pointer(self._files, self._path)
-        if home is None:
-            return
         try:
-            store, applier = self._of(home)
+            if home is None:
+                if any(each.disk.mark.held_txn for each in writers):
+                    raise FileNotFoundError(errno.ENOENT, "no store of transactions is known", self._path)
+                return
+            store, applier = self._of(home, writers)
             if store.pending():
                 applier.run(_APPLY_S)
-            applier.release_own()
+        except CommitPendingError as error:  # another process is applying
+            logger.warning("%s: transactions were not applied: %s", self._path, error)
         except (LogError, OSError) as error:
             logger.warning("%s: transactions were not applied: %s", self._path, error)
+            for writer in writers:
+                if writer.disk.mark.held_txn:
+                    end_hold(writer)
+        else:
+            applier.release_own()
 
     def serve(self) -> bool:
         """Apply what other processes commit to the partitions of this one. True while something is held.
@@ -72,7 +87,7 @@ class Participant:
             home = read_pointer(self._files, self._path)
             if home is None:
                 return False
-            store, applier = self._of(home)
+            store, applier = self._of(home, writers)
             for manifest in store.pending():
                 applier.apply_own(manifest)
             applier.release_own()
@@ -89,9 +104,20 @@ class Participant:
             return True
         except (LogError, OSError) as error:
             logger.warning("%s: transactions were not applied: %s", self._path, error)
+            if isinstance(error, (FileNotFoundError, NotADirectoryError, LogMovedError)):
+                self._end_holds(writers)
         return any(each.disk.mark.held_txn for each in writers)
 
-    def _of(self, home: StorePointer) -> tuple[Store, Applier]:
+    def _end_holds(self, writers: list[Writer]) -> None:
+        """The store is gone, so that nobody finishes what is held. A part of it makes the next append raise."""
+        for writer in writers:
+            if writer.disk.mark.held_txn:
+                try:
+                    end_hold(writer)
+                except LogError as error:
+                    writer.raise_soon(error)
+
+    def _of(self, home: StorePointer, writers: list[Writer]) -> tuple[Store, Applier]:
         """The store of the topic's transactions, with what applies them."""
         store = open_store(self._files, os.path.normpath(home.path))
-        return store, Applier(self._files, store, list(self._handles.writers), clock=self._clock)
+        return store, Applier(self._files, store, writers, clock=self._clock)

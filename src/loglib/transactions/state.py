@@ -58,7 +58,7 @@ class State:
             self._raise((each.topic, each.group, each.partition), each.generation)
         for fence in manifest.fences:
             self._raise(fence[:3], fence.generation)
-        self.number = manifest.number
+        self.number = manifest.last_number
 
     def _raise(self, key: tuple[str, str, str], generation: int) -> None:
         self.generations[key] = max(generation, self.generations.get(key, 0))

@@ -32,13 +32,13 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, ForkedHandleError, LogClosedError, LogError, LogMovedError, StorageIOError
+from ..log.store_pointer import STORE as NAME
 from ..log.topic_file import put_in_place
-from ..log.transaction_numbers import CHECKPOINT, DONE, name_of, newest_checkpoint, numbers
+from ..log.transaction_numbers import CHECKPOINT, DONE, MOST_BYTES, name_of, newest_checkpoint, numbers
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .manifest import (
-    MOST_BYTES,
     Checkpoint,
     Fence,
     Manifest,
@@ -53,7 +53,6 @@ from .state import Intent, State
 
 __all__ = ["NAME", "Committed", "Store", "make_store", "open_store"]
 
-NAME = "store.json"
 CHECKPOINT_EVERY = 256  # a process that opens the store reads at most this many entries, besides those that wait
 _MOST_BYTES = 1 << 20
 _LISTINGS = 3  # a listing misses the newest checkpoint only if another one replaces it meanwhile
@@ -150,6 +149,7 @@ class Store(NotCopyable):
         it may not be committed; `StorageIOError` if it is in doubt: then a repeated call, or `last_version`, says.
         """
         number, version = 0, intent.version
+        drawn = int.from_bytes(self.files.random_bytes(8), "little") | 1  # never 0
 
         def entry(doubtful: Manifest | None) -> Manifest | None:
             nonlocal number, version
@@ -158,7 +158,7 @@ class Store(NotCopyable):
             if version is not None:
                 return Manifest(
                     0, intent.app, version, intent.owner, intent.source, now, intent.sections, intent.offsets,
-                    frames=intent.frames,
+                    frames=intent.frames, id=drawn,
                 )  # fmt: skip
             number, version = self._state.apps[intent.app].number, wanted.version
             if intent.version is None:
@@ -172,6 +172,15 @@ class Store(NotCopyable):
             committed = self._append(directory, entry, now)
             assert version is not None
             return Committed(number if committed is None else committed.number, version, committed is None)
+
+    def pass_over(self, number: int, *, now: int) -> None:
+        """Never give a number up to this one: a topic has it from another store. Synced."""
+
+        def entry(_: Manifest | None) -> Manifest | None:
+            return Manifest(0, None, None, "", None, now, skip=number) if self._state.number < number else None
+
+        with self._turn() as directory:
+            self._append(directory, entry, now)
 
     def fence_owner(self, app: str, owner: str, source: str | None, *, now: int) -> int:
         """Make the owner that of the app: former owners are refused from now on. Synced.
@@ -239,11 +248,25 @@ class Store(NotCopyable):
             self._sync(directory)
             return [self._waiting[number] for number in sorted(self._waiting)]
 
+    def last_number(self) -> int:
+        """The number of the last entry. Synced."""
+        with self._turn() as directory:
+            self._advance(directory)
+            self._sync(directory)
+            return self._state.number
+
     def is_done(self, number: int) -> bool:
         """Whether the entry is applied everywhere. An entry that has nothing to apply is done when it is committed."""
         with self._turn() as directory:
             self._catch_up(directory)
             return number <= self._state.number and number not in self._waiting
+
+    def waiting_id(self, number: int) -> int | None:
+        """The id of the transaction with this number, if it is committed and not yet done; else None."""
+        with self._turn() as directory:
+            self._catch_up(directory)
+            waiting = self._waiting.get(number)
+            return None if waiting is None else waiting.id
 
     def finish(self, number: int, *, now: int) -> None:
         """State that the transaction is applied everywhere, and that all of this is synced. Synced."""
@@ -430,12 +453,26 @@ class Store(NotCopyable):
     def _read_on(self, directory: Directory) -> list[Manifest]:
         found: list[Manifest] = []
         while True:
-            name = name_of(self._state.number + len(found) + 1)
+            number = (found[-1].last_number if found else self._state.number) + 1
             try:
-                content = directory.read_whole(name, MOST_BYTES)
+                content = directory.read_whole(name_of(number), MOST_BYTES)
             except FileNotFoundError:
                 return found
-            found.append(decode(content, directory.path_of(name)))
+            found.append(self._decode(directory, number, content))
+
+    def _decode(self, directory: Directory, number: int, content: bytes) -> Manifest:
+        """The entry in the bytes of its file. What has rotten in an entry that is done stops nothing."""
+        path = directory.path_of(name_of(number))
+        try:
+            return decode(content, path)
+        except CorruptLogError as error:
+            if not directory.exists(name_of(number, DONE)):
+                raise
+            logger.warning(
+                "%s: transaction %d is done, but its file is damaged, so the last version of its app may not be known; "
+                "`loglib repair` sets it aside (%s)", self.path, number, error,
+            )  # fmt: skip
+            return Manifest(number, None, None, "", None, 0)
 
     def _take(self, manifest: Manifest) -> None:
         if manifest.applies:

@@ -20,19 +20,20 @@ from ..append.batching import weigh
 from ..append.record_arguments import HeadersLike, gather_columns, record_columns
 from ..config.arguments import check_timeout
 from ..config.policies import microseconds
-from ..errors import CommitPendingError, LockedError, LogClosedError, LogError, StorageIOError
+from ..errors import CommitPendingError, LockedError, LogClosedError, LogError, LogMovedError, StorageIOError
 from ..format.columns import Columns
 from ..groups import Group, TopicsGroup
 from ..groups.offsets import Offsets
 from ..groups.prepared_commit import PreparedCommit
 from ..log.log import Log
-from ..log.store_pointer import read_pointer, settle
+from ..log.store_pointer import lost_store, read_pointer, settle
 from ..open_topic import OpenTopic
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Buffer, Files
 from ..system.lock import is_free, try_acquire
 from ..system.not_copyable import NotCopyable
 from .apply import Applier, pending_for
+from .fit import Place, make_fit
 from .group_commits import leave_mark, stored
 from .manifest import Section
 from .notifications import request_ack
@@ -70,10 +71,11 @@ class Transaction(NotCopyable):
         self._timeout = timeout
         self._files: Files = REAL  # of the first topic or group, as the clock
         self._clock: Callable[[], int] = SYSTEM
-        self._store_path = None if store is None else os.path.abspath(store)
+        self._store_path = None if store is None else os.path.realpath(store)
         self._store: Store | None = None
         self._stage = Stage(self._files, self._clock)
-        self._topics: dict[str, OpenTopic] = {}
+        self._topics: dict[str, OpenTopic] = {}  # by `_path_of`
+        self._paths: dict[tuple[int, int], str] = {}  # by the identity of the directory
         self._groups: list[PreparedCommit] = []
         self._keyless: dict[OpenTopic, int] = {}
         self._over = False
@@ -128,16 +130,17 @@ class Transaction(NotCopyable):
         prepared = group._transact(what, meta)  # noqa: SLF001
         if prepared.entries:
             place = prepared.place
-            self._find_store(place.topic_path, place.permissions, place.files, place.clock)
+            self._find_store(os.path.realpath(place.topic_path), place.permissions, place.files, place.clock)
             self._groups.append(prepared)
 
     def _add(self, topic: OpenTopic, columns: Columns, partition: int | None) -> None:
         self._check_open()
         if not columns.values:
             return
-        if topic.path not in self._topics:
-            self._find_store(topic.path, topic.config.permissions, topic._files, topic._clock)  # noqa: SLF001
-            self._topics[topic.path] = topic
+        path = self._path_of(topic)
+        if path not in self._topics:
+            self._find_store(path, topic.config.permissions, topic._files, topic._clock)  # noqa: SLF001
+            self._topics[path] = topic
         if partition is None and columns.keys is None:
             partition = self._keyless_partition(topic)
         spread = topic._placement.spread(  # noqa: SLF001
@@ -146,8 +149,16 @@ class Transaction(NotCopyable):
         loads = {number: weigh(each, topic.config) for number, each in spread.items()}
         for number, load in loads.items():
             identity = _log(topic, number).identity
-            self._stage.section(topic.path, identity, topic.config).add(load)
+            self._stage.section(path, identity, topic.config).add(load)
         self._stage.spill()
+
+    def _path_of(self, topic: OpenTopic) -> str:
+        """One path for a topic, whatever names it is opened by: links, and mounts that show a directory twice."""
+        try:
+            facts = topic._files.facts(topic.path)  # noqa: SLF001
+        except FileNotFoundError as error:
+            raise LogMovedError(topic.path, "was moved or deleted") from error
+        return self._paths.setdefault((facts.st_dev, facts.st_ino), os.path.realpath(topic.path))
 
     def _keyless_partition(self, topic: OpenTopic) -> int:
         """One partition for all records without a key of one transaction."""
@@ -171,6 +182,8 @@ class Transaction(NotCopyable):
             path = self._store_path or (home and os.path.normpath(home.path))
             path = path or os.path.join(os.path.dirname(topic_path), STORE)
             if not self._files.exists(path):
+                if home is not None:
+                    raise LogError(lost_store(topic_path, path))
                 make_store(self._files, path, permissions)
             self._store = open_store(self._files, path)
         settle(self._files, topic_path, self._store.path, self._store.id, permissions=permissions)
@@ -210,7 +223,11 @@ class Transaction(NotCopyable):
         assert self._store is not None
         in_files = self._stage.spill(all_of_it=True)
         self._stage.sync()
-        self._check_writers(sections)
+        try:
+            self._check_writers(sections)
+            self._check_topics(sections)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise LogMovedError(str(error.filename), "was moved or deleted: nothing is committed") from error
         for group in self._groups:
             leave_mark(group.place)
             group.check()
@@ -238,6 +255,14 @@ class Transaction(NotCopyable):
             app=self.app, version=self.version, owner=self._owner, source=self._source,
             sections=tuple(listed), offsets=offsets, frames=b"".join(frames),
         )  # fmt: skip
+
+    def _check_topics(self, sections: list[Staged]) -> None:
+        """Raise the errors of topics that are gone, as appends do, or that have other transactions."""
+        assert self._store is not None
+        for each in sections:
+            _log(self._topics[each.topic_path], each.identity.partition).check_moved(patient=False)
+        places = [Place(each.topic_path, each.identity) for each in sections]
+        make_fit(self._files, self._store, places, now=self._clock())
 
     def _check_writers(self, sections: list[Staged]) -> None:
         """`LockedError` if a partition has a writer in another process that does not answer."""
