@@ -67,7 +67,7 @@ from .log.cursor import BorrowedRange
 from .log.lag import Lag
 from .log.reader import OnGap, Reader, StartLike
 from .log.recovery import Recovery
-from .log.repair import Repair, RepairReport, repair
+from .log.repair import Repair, RepairReport
 from .log.verify import VerifyReport
 from .offload.archive import archive, archived, read_archive
 from .offload.archive_manifest import Archived, ArchivedFile, ArchivedPartition
@@ -77,6 +77,7 @@ from .partition import Partition
 from .retention import SegmentDecision
 from .segment import SegmentInfo
 from .topic import Topic, topics
+from .transactions.repair_store import repair
 from .transactions.transaction import Transaction, expire_apps, last_version, recover_transactions, transaction
 
 __version__ = "0.1.0"

@@ -20,10 +20,12 @@ from ..log.topic_file import NAME
 from ..offload.storage import storage_of
 from ..system.files import REAL
 from ..topic import Topic
+from ..transactions.repair_store import is_store
+from ..transactions.transaction import STORE
 
 __all__ = [
     "DIRECTORY", "DURATION", "NAMES", "SIZE", "SOURCE", "START", "TOPIC",
-    "as_json", "confirmed", "partition_start", "roll_all", "topic_paths",
+    "as_json", "confirmed", "partition_start", "roll_all", "stores_of", "topic_paths",
 ]  # fmt: skip
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -139,6 +141,11 @@ def topic_paths(path: str) -> list[str]:
     if not names:
         raise click.UsageError(f"{path}: no topic, and no directory of topics")
     return [os.path.join(path, name) for name in names]
+
+
+def stores_of(path: str) -> list[str]:
+    """The store of transactions at a path, or the one in that directory of topics; an empty list if there is none."""
+    return [each for each in (path, os.path.join(path, STORE)) if is_store(REAL, each)][:1]
 
 
 def partition_start(start: Any, partition: int | None) -> Any:

@@ -12,10 +12,12 @@ from ..copies.heal import heal as heal_from
 from ..copies.scrub import Scrub
 from ..format.record import Damage
 from ..log.repair import RepairReport
-from ..log.repair import repair as repair_topic
 from ..log.verify import VerifyReport
+from ..system.files import REAL
 from ..topic import Topic
-from .arguments import DIRECTORY, TOPIC, as_json, confirmed, topic_paths
+from ..transactions.repair_store import is_store, verify_store
+from ..transactions.repair_store import repair as repair_path
+from .arguments import DIRECTORY, TOPIC, as_json, confirmed, stores_of, topic_paths
 from .output import age, bar, note, print_json, print_table, sized
 
 __all__ = ["facts_of", "heal", "print_report", "repair", "retain", "scrub", "verify"]
@@ -60,10 +62,20 @@ def retain(topic: str, dry_run: bool, yes: bool, as_json: bool) -> None:
 def verify(topics: tuple[str, ...], as_json: bool) -> int:
     """Read and check all of a topic: every header, batch and link. Exit code 1 if anything is damaged or missing.
 
-    Changes nothing, and may run beside a writer. Gaps that a repair has declared count as missing.
+    Changes nothing, and may run beside a writer. Gaps that a repair has declared count as missing. The store of
+    transactions, `.transactions`, is checked with the topics of its directory, or alone.
     """
     damaged = False
-    for path in [each for one in topics for each in topic_paths(one)]:
+    for path in [each for one in topics for each in stores_of(one)]:
+        report = verify_store(REAL, path)
+        damaged |= bool(report.damage)
+        if as_json:
+            print_json({"store": path, **facts_of(report)})
+        else:
+            click.echo(f"{path}: a store of transactions: {len(report.damage) or 'no'} damage")
+            for each in report.damage:
+                click.echo(f"  {each}")
+    for path in [each for one in topics if not is_store(REAL, one) for each in topic_paths(one)]:
         with Topic.open(path, mode="r") as topic, bar(path) as progress:
             report = topic.verify(progress=progress)
         damaged |= bool(report.damage or report.gaps)
@@ -102,21 +114,21 @@ def _ends(offsets: range) -> list[int] | None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 def repair(topic: str, dry_run: bool, yes: bool, as_json: bool) -> int:
-    """Make a damaged topic one that opens, and that is read past the damage.
+    """Make a damaged topic one that opens, and that is read past the damage. Takes a store of transactions, too.
 
     What cannot be read is declared as a gap: readers pass over it and say so. Damaged bytes stay, and bytes that must
     be overwritten or cut are copied aside first. Stop the topic's writer before, unless only sealed segments are
     damaged.
     """
     with bar(topic) as progress:
-        report = repair_topic(topic, dry_run=dry_run or not yes, progress=progress)
+        report = repair_path(topic, dry_run=dry_run or not yes, progress=progress)
     if report.repairs and not dry_run and not yes:
         lost = f"declare {sized(report.lost_bytes)} as lost" if report.lost_bytes else "lose nothing"
         if not as_json:
             _print_repairs(topic, report, as_json=False)
         confirmed(f"Do these {len(report.repairs)} repairs of {topic}, and {lost}?", yes=False)
         with bar(topic) as progress:
-            report = repair_topic(topic, progress=progress)
+            report = repair_path(topic, progress=progress)
     _print_repairs(topic, report, as_json=as_json)
     if dry_run and report.repairs:
         note("nothing was changed")

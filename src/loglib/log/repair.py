@@ -31,13 +31,13 @@ from ..errors import CorruptLogError, LogError, NotLeaderError
 from ..segment import HEADER_BYTES, Identity, SegmentHeader
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
-from ..system.files import REAL, Files
+from ..system.files import Files
 from . import copy_role, store_pointer, topic_file
 from .log import Log
 from .repair_partition import PartitionRepair, Repair, copy_aside
 from .verify import Progress, VerifyReport, verify_description, verify_log
 
-__all__ = ["Repair", "RepairReport", "repair", "repair_topic", "stated_log_id"]
+__all__ = ["Repair", "RepairReport", "repair_topic", "stated_log_id"]
 
 
 class RepairReport(NamedTuple):
@@ -52,26 +52,6 @@ class RepairReport(NamedTuple):
         return sum(len(each.offsets) for each in self.repairs)
 
 
-def repair(
-    path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress | None = None
-) -> RepairReport:
-    """Repair a damaged topic, so that it opens and is read past the damage. A whole topic stays as it is.
-
-    Ranges of offsets that cannot be read are declared as gaps: all readers pass over them, log a warning and add them
-    to `Reader.gaps`. Damaged bytes stay in their files; bytes that must be overwritten or cut are copied aside first,
-    into files `*.damaged-*` beside them. A damaged `topic.json` is written anew with the default policies: nothing is
-    then dropped by retention until you set it again. A damaged log of a consumer group's commits is not repaired.
-
-    `dry_run` changes nothing and reports what would be done. `progress` is called now and then with two numbers of
-    bytes: those that are read, and all. Reads every partition twice.
-
-    Gaps inside sealed segments are declared also beside a writer. For all else nobody may write the partition, else
-    `LockedError` is raised. Raises `LogError` if there is no topic, `CorruptLogError` for a partition of which nothing
-    is left, and `StorageIOError` if the disk fails to read: copy the files to another disk first.
-    """
-    return repair_topic(REAL, os.path.abspath(path), dry_run=dry_run, progress=progress)
-
-
 def repair_topic(
     files: Files,
     path: str,
@@ -80,7 +60,7 @@ def repair_topic(
     progress: Progress | None = None,
     clock: Callable[[], int] = SYSTEM,
 ) -> RepairReport:
-    """See `repair`."""
+    """Repair a topic; see `transactions.repair_store.repair`, which takes a store, too."""
     repairs: list[Repair] = []
     found = copy_role.read(files, path)
     if found is not None and found.role == copy_role.REPLICA and not dry_run:  # it would get a history of its own

@@ -21,12 +21,12 @@ from . import copy_role
 from .transaction_numbers import is_pending
 
 __all__ = [
-    "NAME", "STORE", "StorePointer", "content_of", "is_lost", "is_pending_here", "lost_store", "read_pointer", "sealed",
-    "settle",
+    "NAME", "STORE_FILE", "StorePointer", "content_of", "is_lost", "is_pending_here", "lost_store", "read_pointer",
+    "sealed", "settle",
 ]  # fmt: skip
 
 NAME = "transactions.json"
-STORE = "store.json"  # in the store: its id
+STORE_FILE = "store.json"  # in the store: its id
 FORMAT = 1
 _MOST_BYTES = 1 << 16
 
@@ -89,7 +89,7 @@ def is_lost(files: Files, topic_path: str) -> bool:
     if pointer is None:
         return False
     try:
-        described = unseal_mended(files.read_whole(os.path.join(pointer.path, STORE), _MOST_BYTES))
+        described = unseal_mended(files.read_whole(os.path.join(pointer.path, STORE_FILE), _MOST_BYTES))
         return bytes.fromhex(described["id"]) != pointer.id
     except (FileNotFoundError, NotADirectoryError):
         return True

@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, ForkedHandleError, LogClosedError, LogError, LogMovedError, StorageIOError
-from ..log.store_pointer import STORE as NAME
+from ..log.store_pointer import STORE_FILE as NAME
 from ..log.topic_file import put_in_place
 from ..log.transaction_numbers import CHECKPOINT, DONE, MOST_BYTES, name_of, newest_checkpoint, numbers
 from ..system.directory import Directory

@@ -1,0 +1,269 @@
+"""Repair store: makes a store of transactions that is damaged, or that was set back, one that topics can use again.
+
+Invariant: what is whole stays as it is, and a damaged file is set aside before another one takes its place. A
+transaction that is committed and whole is given up only if a topic has another history, so that nobody can apply it.
+A repair may be cut at any point and run again.
+
+    store.json      is made anew, with the id that the topics beside it name
+    a checkpoint    one that says nothing of apps takes the place of a damaged one
+    an entry        one that says nothing takes the place of a damaged one
+    the numbers     go on above those that the topics have
+
+Threads: no state. Processes: it holds the store's lock, so nobody applies meanwhile; others may commit.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import NamedTuple, TypeVar
+
+from ..errors import CorruptLogError, LockedError, LogError
+from ..format.checked_json import unseal
+from ..format.record import Damage
+from ..log import catalog, topic_file
+from ..log.log import Log
+from ..log.recovery import Extent
+from ..log.repair import Repair, RepairReport, repair_topic
+from ..log.store_pointer import STORE_FILE, read_pointer
+from ..log.transaction_numbers import CHECKPOINT, DONE, MOST_BYTES, name_of, numbers
+from ..log.verify import Progress, VerifyReport
+from ..segment import Identity
+from ..system.clock import SYSTEM
+from ..system.directory import Directory
+from ..system.files import REAL, Files
+from ..system.lock import try_acquire
+from .apply import topic_of
+from .fit import Place, numbers_of
+from .manifest import Checkpoint, Manifest, decode, decode_checkpoint, decode_store, encode, encode_checkpoint
+from .manifest import encode_store as encode_description
+from .store import Store
+
+__all__ = ["is_store", "repair", "repair_store", "verify_store"]
+
+
+T = TypeVar("T")
+
+
+class _Fault(NamedTuple):
+    """What is wrong with a store, and what puts it right."""
+
+    damage: Damage
+    what: str  # in words, what a repair does
+    mend: Callable[[], str | None]  # returns the path of what was set aside
+
+
+def repair(
+    path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress | None = None
+) -> RepairReport:
+    """Repair a damaged topic, so that it opens and is read past the damage. A whole topic stays as it is.
+
+    Ranges of offsets that cannot be read are declared as gaps: all readers pass over them, log a warning and add them
+    to `Reader.gaps`. Damaged bytes stay in their files; bytes that must be overwritten or cut are copied aside first,
+    into files `*.damaged-*` beside them. A damaged `topic.json` is written anew with the default policies: nothing is
+    then dropped by retention until you set it again. A damaged log of a consumer group's commits is not repaired. The
+    part of a transaction that nobody can finish, because the store of transactions is gone, is declared as a gap too.
+
+    `path` may be a store of transactions as well: a directory `.transactions`. Its damaged files are set aside, as
+    `*.damaged`, and files that say nothing take their places. If the topics beside it have numbers that it has not
+    given, since it is an older state of itself, it goes on above them. The versions of apps that it no longer knows can
+    then be committed a second time.
+
+    `dry_run` changes nothing and reports what would be done. `progress` is called now and then with two numbers of
+    bytes: those that are read, and all. Reads every partition twice.
+
+    Gaps inside sealed segments are declared also beside a writer. For all else nobody may write the partition, else
+    `LockedError` is raised. Raises `LogError` if there is no topic, `CorruptLogError` for a partition of which nothing
+    is left, and `StorageIOError` if the disk fails to read: copy the files to another disk first.
+    """
+    absolute = os.path.abspath(os.fsdecode(path))
+    if is_store(REAL, absolute):
+        return repair_store(REAL, absolute, dry_run=dry_run, now=SYSTEM())
+    return repair_topic(REAL, absolute, dry_run=dry_run, progress=progress)
+
+
+def is_store(files: Files, path: str) -> bool:
+    """Whether the directory is a store of transactions, perhaps a damaged one."""
+    try:
+        return files.exists(os.path.join(path, STORE_FILE)) or bool(numbers(files.listdir(path), CHECKPOINT))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def verify_store(files: Files, path: str) -> VerifyReport:
+    """What is wrong with a store of transactions: damaged files, and numbers that its topics have and it has not."""
+    return VerifyReport(0, 0, 0, 0, tuple(each.damage for each in _Examination(files, path, now=0).faults()))
+
+
+def repair_store(files: Files, path: str, *, dry_run: bool, now: int) -> RepairReport:
+    """See `repair`. `LockedError` if a process applies transactions just now."""
+    repairs: list[Repair] = []
+    lock = try_acquire(files, path)
+    if lock is None:
+        raise LockedError(path, "a process that applies transactions", advice="try again")
+    try:
+        for fault in _Examination(files, path, now=now).faults():
+            kept = None if dry_run else fault.mend()
+            repairs.append(Repair(None, fault.damage.path, f"{fault.what} ({fault.damage.found})", kept=kept))
+    finally:
+        lock.release()
+    return RepairReport(tuple(repairs), verify_store(files, path))
+
+
+class _Examination:
+    """One look at a store. Each fault may be mended before the next one is looked for."""
+
+    def __init__(self, files: Files, path: str, *, now: int) -> None:
+        self._files = files
+        self._path = path
+        self._now = now
+
+    def faults(self) -> Iterator[_Fault]:
+        """What is wrong, in the order in which it is mended."""
+        yield from self._of_files()
+        with suppress(LogError, OSError), Store(self._files, self._path) as store:  # else the files above say why
+            yield from self._of_numbers(store)
+            yield from self._of_topics(store)
+
+    # --- files -------------------------------------------------------------------------------------------
+
+    def _of_files(self) -> Iterator[_Fault]:
+        yield from self._of_file(
+            STORE_FILE, decode_store, encode_description, "made anew", lambda: encode_description(self._stated_id())
+        )
+        names = self._files.listdir(self._path)
+        newest = max(numbers(names, CHECKPOINT), default=min(numbers(names), default=1) - 1)
+        yield from self._of_file(
+            name_of(newest, CHECKPOINT), decode_checkpoint, encode_checkpoint,
+            "an empty one takes its place: what it said of apps is lost",
+            lambda: encode_checkpoint(Checkpoint(newest, {}, {})),
+        )  # fmt: skip
+        for number in sorted(each for each in numbers(names) if each > newest):
+            lost = "the last version of its app may be lost"
+            if name_of(number, DONE) not in names:
+                lost = "its records are lost where they are not yet applied"
+            yield from self._of_file(
+                name_of(number), self._decode_pending, encode, f"an entry that says nothing takes its place: {lost}",
+                lambda: encode(Manifest(0, None, None, "", None, self._now)),
+            )  # fmt: skip
+
+    def _decode_pending(self, content: bytes, path: str) -> Manifest:
+        manifest = decode(content, path)
+        if manifest.frames is None and not self._files.exists(path + DONE):
+            raise CorruptLogError(path, 0, "damaged records behind its line", "those that its line describes")
+        return manifest
+
+    def _of_file(
+        self, name: str, read: Callable[[bytes, str], T], write: Callable[[T], bytes], what: str,
+        instead: Callable[[], bytes],
+    ) -> Iterator[_Fault]:  # fmt: skip
+        path = os.path.join(self._path, name)
+        try:
+            content = self._files.read_whole(path, MOST_BYTES)
+            whole = write(read(content, path))
+        except FileNotFoundError:
+            damage = Damage(None, range(0), path, 0, "no file", "one")
+        except CorruptLogError as error:
+            damage = Damage.of(error, None)
+        else:
+            with suppress(ValueError):
+                unseal(content[: content.find(b"\n") + 1])
+                return
+            damage = Damage(None, range(0), path, 0, "one flipped bit", "what its checksum says")
+            what, instead = "written anew, as its checksum says", lambda: whole
+        yield _Fault(damage, what, lambda: self._replace(name, instead()))
+
+    def _replace(self, name: str, content: bytes) -> str | None:
+        kept = None
+        with Directory.open(self._files, self._path) as directory:
+            if directory.exists(name):
+                kept = f"{name}.damaged"
+                with suppress(FileExistsError):  # a repair that was cut has set it aside
+                    directory.link(name, kept)
+            permissions = stat.S_IMODE(self._files.facts(self._path).st_mode) & 0o666
+            directory.replace(name, content, permissions)
+        return None if kept is None else os.path.join(self._path, kept)
+
+    def _stated_id(self) -> bytes:
+        """The id that most topics name for this store."""
+        ids = Counter(pointer_id for _, _, pointer_id in self._topics())
+        if not ids:
+            raise CorruptLogError(self._path, 0, "no topic that names this store", "one, which has the store's id")
+        return ids.most_common(1)[0][0]
+
+    # --- topics ------------------------------------------------------------------------------------------
+
+    def _topics(self) -> Iterator[tuple[str, bytes, bytes]]:
+        """Path, log id and the id of this store, of each topic beside the store that names it."""
+        parent = os.path.dirname(self._path)
+        for name in catalog.names(self._files, parent):
+            path = os.path.join(parent, name)
+            with suppress(CorruptLogError):
+                pointer, described = read_pointer(self._files, path), topic_file.read(self._files, path)
+                if pointer is not None and described is not None and os.path.normpath(pointer.path) == self._path:
+                    yield path, described[0], pointer.id
+
+    def _places(self) -> Iterator[Place]:
+        for path, log_id, _ in self._topics():
+            described = topic_file.read(self._files, path)
+            for number in range(0 if described is None else described[1].partitions):
+                yield Place(path, Identity.of(log_id, number))
+
+    def _of_numbers(self, store: Store) -> Iterator[_Fault]:
+        last, ahead = store.last_number(), None
+        highest = last
+        for place in self._places():
+            with suppress(LogError, OSError):  # the topic's own repair
+                has = numbers_of(self._files, place)
+                if max(has.applied_txn, has.held_txn) > highest:
+                    highest, ahead = max(has.applied_txn, has.held_txn), place
+        if ahead is None:
+            return
+        found = f"the last transaction is {last}, and {ahead.directory} has transaction {highest}"
+        damage = Damage(None, range(0), self._path, 0, found, "a store that has given all numbers of its topics")
+
+        def pass_over() -> None:
+            with Store(self._files, self._path) as again:
+                again.pass_over(highest, now=self._now)
+
+        yield _Fault(damage, f"the next transaction has a number above {highest}", pass_over)
+
+    def _of_topics(self, store: Store) -> Iterator[_Fault]:
+        """Transactions that nobody can apply."""
+        for manifest in store.pending():
+            for section in manifest.sections:
+                topic = topic_of(store, section.topic, section.log_id)
+                place = Place(topic, Identity.of(section.log_id, section.partition))
+                try:
+                    blocked = self._has_other_history(place, manifest)
+                except (LogError, OSError):  # the topic's own repair
+                    continue
+                if blocked:
+                    yield self._of_pending(manifest, place)
+                    break
+
+    def _has_other_history(self, place: Place, manifest: Manifest) -> bool:
+        has = numbers_of(self._files, place)
+        if has.applied_txn < manifest.number or (has.applied_txn, has.applied_id) == (manifest.number, manifest.id):
+            return False
+        with closing(Log(self._files, place.directory, place.identity)) as log:
+            mark = log.published()
+            headers = log.headers(mark.log_start_offset, mark.flushed_end, mark)
+            return Extent.among(headers, manifest.number, manifest.id) != Extent.WHOLE
+
+    def _of_pending(self, manifest: Manifest, place: Place) -> _Fault:
+        name = name_of(manifest.number)
+        found = f"transaction {manifest.number} cannot be applied: {place.directory} has another history"
+        damage = Damage(None, range(0), os.path.join(self._path, name), 0, found, "the log for which it was committed")
+
+        def give_up() -> str:
+            with Directory.open(self._files, self._path) as directory, suppress(FileExistsError):
+                directory.link(name, f"{name}.damaged")
+            with Store(self._files, self._path) as again:
+                again.finish(manifest.number, now=self._now)
+            return os.path.join(self._path, f"{name}.damaged")
+
+        return _Fault(damage, "given up: its records that are not yet applied are lost", give_up)
