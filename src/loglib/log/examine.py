@@ -225,9 +225,12 @@ def _mark_without_watermark(files: Files, path: str, identity: Identity, found: 
 
 def _batch_before(files: Files, path: str, identity: Identity, found: dict[int, int], offset: int) -> int:
     """Base offset of the batch before the one at `offset`."""
-    with _segment(files, path, identity, max(base for base in found if base <= offset)) as segment:
-        at_start = offset == segment.base_offset
-        return segment.header.previous_batch if at_start else segment.header_at(offset).previous_offset
+    base = max(base for base in found if base <= offset)
+    if base == offset:
+        header = _whole_header(files, path, identity, base)
+        return base if header is None else header.previous_batch
+    with _segment(files, path, identity, base) as segment:
+        return segment.header_at(offset).previous_offset
 
 
 def _end_of_whole(files: Files, path: str, identity: Identity, last: int, mark: Mark) -> int:

@@ -25,7 +25,7 @@ import math
 import os
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Protocol
 
 from ..config.policies import MAX_OFFSET
@@ -133,13 +133,14 @@ def _held(mark: Mark) -> tuple[int, int]:
     return mark.held_txn, mark.held_id
 
 
-def unfinishable(directory: str, mark: Mark) -> str:
-    """What a message says of a log with a part of a transaction that its store does not have."""
-    return (
-        f"{directory}: from offset {mark.held_from} on there is a part of transaction {mark.held_txn}, and nobody can "
-        "finish it: its store is gone, or does not know it. Put the store back as it was, or run `loglib repair` for "
-        "the topic: it declares this part as lost and shows what stands behind it"
+def unfinishable(directory: str, mark: Mark) -> CorruptLogError:
+    """The error for a log with a part of a transaction that its store does not have."""
+    found = f"a part of transaction {mark.held_txn} from offset {mark.held_from} on, and nobody can finish it"
+    expected = (
+        "a store of transactions that knows it. Put the store back as it was; or run `loglib repair` for the topic, "
+        "which declares this part as lost and shows what stands behind it"
     )
+    return CorruptLogError(directory, 0, found, expected)
 
 
 class Log(NotCopyable):
@@ -186,7 +187,7 @@ class Log(NotCopyable):
         """What readers may see of a publication. One without a hold is visible as it is.
 
         A transaction that is not pending is over: it is done, or its store is gone or was set back. Then the log
-        itself decides: what has its end is shown. `LogError` for a part of it that hides records behind it.
+        itself decides: what has its end is shown. `CorruptLogError` for a part of it that hides records behind it.
         """
         if not mark.held_txn:
             return mark
@@ -204,14 +205,16 @@ class Log(NotCopyable):
         return mark.without_hold(applied=extent == Extent.WHOLE)
 
     def _extent(self, mark: Mark) -> Extent:
-        """How much the log has of the transaction that is held; `LogError` if a part hides records for ever."""
-        headers = list(self.headers(mark.held_from, mark.flushed_end, mark))
+        """How much the log has of the transaction that is held; `CorruptLogError` if a part hides records for ever."""
+        with closing(Log(self.files, self.directory, self.identity)) as whole:
+            whole.writer = FixedMark(mark._replace(held_txn=0))
+            headers = list(whole.headers(mark.held_from, mark.flushed_end, mark))
         extent = Extent.among(headers, *_held(mark))
         if extent != Extent.PART:
             return extent
         news = _step(self.published()) != _step(mark)  # it was done meanwhile: then the next look shows it
         if not news and any(each.record_count and not is_part(each, *_held(mark)) for each in headers):
-            raise LogError(unfinishable(self.directory, mark))
+            raise unfinishable(self.directory, mark)
         return extent
 
     def _note_hold(self, mark: Mark) -> None:

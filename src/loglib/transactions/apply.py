@@ -392,13 +392,13 @@ def pending_for(number: int, error: Exception) -> CommitPendingError:
 def end_hold(writer: Writer) -> None:
     """End the hold of a transaction that is done, or that the store does not have.
 
-    `LogError` if the log has a part of it: nobody can finish it any more.
+    `CorruptLogError` if the log has a part of it: nobody can finish it any more.
     """
     mark = writer.disk.mark
     if mark.applied_txn != mark.held_txn:
         extent = Extent.among(writer.section_headers(mark.held_from), mark.held_txn, mark.held_id)
         if extent == Extent.PART:
-            raise LogError(unfinishable(writer.directory, mark))
+            raise unfinishable(writer.directory, mark)
         if extent == Extent.WHOLE:
             writer.end_section()
     writer.release(mark.held_txn)

@@ -100,7 +100,7 @@ def _check_whole(files: Files, place: Place, found: Sections) -> None:
         mark = log.published()
         headers = log.headers(found.held_from, mark.flushed_end, mark)
         if Extent.among(headers, found.held_txn, found.held_id) == Extent.PART:
-            raise LogError(unfinishable(place.directory, mark))
+            raise unfinishable(place.directory, mark)
 
 
 def store_number(store_id: bytes) -> int:

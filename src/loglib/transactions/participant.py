@@ -53,8 +53,8 @@ class Participant:
     def apply(self, made: Writer | None = None) -> None:
         """Apply what a dead process has committed. Records of the topic may wait for it.
 
-        `made`: a writer that is not in use yet. Raises `LogError` if the log has a part of a transaction that nobody
-        can finish: what is appended behind it would never be visible.
+        `made`: a writer that is not in use yet. Raises `CorruptLogError` if the log has a part of a transaction that
+        nobody can finish: what is appended behind it would never be visible.
         """
         writers = [*self._handles.writers, *([made] if made is not None else [])]
         home = read_pointer(self._files, self._path)

@@ -185,6 +185,10 @@ class _Examination:
                     directory.link(name, kept)
             permissions = stat.S_IMODE(self._files.facts(self._path).st_mode) & 0o666
             directory.replace(name, content, permissions)
+            if name.isdigit():  # processes that read it while it was whole must not wait for it
+                with suppress(FileExistsError):
+                    directory.link(name, f"{name}{DONE}")
+                directory.sync()
         return None if kept is None else os.path.join(self._path, kept)
 
     def _stated_id(self) -> bytes:

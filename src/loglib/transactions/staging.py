@@ -47,6 +47,7 @@ from ..format.header import (
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment import Identity
 from ..system.files import Buffer, Files
+from ..system.lock import Lock, is_free, try_acquire
 from ..system.not_copyable import NotCopyable
 
 __all__ = [
@@ -225,6 +226,7 @@ class Stage(NotCopyable):
         self._sections: dict[tuple[str, int], Staged] = {}
         self._spilled = False
         self._permissions = 0o600
+        self._locks: dict[str, Lock | None] = {}  # of its directories, by topic: nobody sweeps what is locked
 
     def section(self, topic_path: str, identity: Identity, config: TopicConfig) -> Staged:
         """The section of a partition; it is made at the first call."""
@@ -247,10 +249,16 @@ class Stage(NotCopyable):
         elif not (self._spilled and all_of_it):
             return self._spilled
         for section in self._sections.values():
+            self._lock(section)
             for portion in section.portions:
                 if portion.parts:
                     portion.write(self._files, self._directory(section), self._permissions)
         return True
+
+    def _lock(self, section: Staged) -> None:
+        if section.topic_path not in self._locks and any(each.parts for each in section.portions):
+            self._files.make_directories(self._directory(section), self._permissions)
+            self._locks[section.topic_path] = try_acquire(self._files, self._directory(section))
 
     def _directory(self, section: Staged) -> str:
         return os.path.join(section.topic_path, STAGING, self.attempt)
@@ -273,6 +281,8 @@ class Stage(NotCopyable):
         with ExitStack() as closing:
             for portion in [each for section in self._sections.values() for each in section.portions]:
                 closing.callback(portion.close, self._files)
+            for lock in [each for each in self._locks.values() if each is not None]:
+                closing.callback(lock.release)
 
     def discard(self) -> None:
         """Close and remove the files."""
@@ -359,12 +369,13 @@ def remove_attempt(files: Files, topic_path: str, attempt: str) -> None:
 
 
 def sweep(files: Files, topic_path: str, keep: set[str], *, now_s: float) -> None:
-    """Remove the attempts of a day ago and before that are not among those to keep."""
+    """Remove the attempts of a day ago and before that are not among those to keep, and that no process holds."""
     parent = os.path.join(topic_path, STAGING)
     with suppress(FileNotFoundError):
         for name in files.listdir(parent):
             path = os.path.join(parent, name)
             with suppress(FileNotFoundError):  # its own process has removed it
                 facts = files.facts(path)
-                if name not in keep and stat.S_ISDIR(facts.st_mode) and facts.st_mtime < now_s - _ORPHAN_S:
+                is_old = stat.S_ISDIR(facts.st_mode) and facts.st_mtime < now_s - _ORPHAN_S
+                if name not in keep and is_old and is_free(files, path):
                     files.remove_tree(path)
