@@ -12,7 +12,7 @@ from transacted import dying, store_of
 
 import loglib
 from conftest import values_of
-from loglib import CorruptLogError, LockedError, Topic, last_version, transaction
+from loglib import CommitPendingError, CorruptLogError, LockedError, Topic, last_version, transaction
 from loglib.log.transaction_numbers import CHECKPOINT, DONE, name_of
 from loglib.system.files import REAL
 from loglib.system.lock import try_acquire
@@ -144,13 +144,30 @@ def test_damaged_records_of_a_waiting_transaction_stop_it_and_no_other(
     with transaction("etl") as tx:
         tx.append(orders, b"x", partition=0)
     assert values_of(orders) == [b"x"]
+    with pytest.raises(CommitPendingError), transaction("etl") as tx:
+        tx.append(bills, b"y")
     bills.close()
     (done,) = loglib.repair(place).repairs
     assert "damaged records behind its line" in done.what
     with Topic.open(bills.path) as again:
         with transaction("etl") as tx:
             tx.append(again, b"new")
-        assert values_of(again) == [b"new"]
+        assert values_of(again) == [b"y", b"new"]
+
+
+def test_damaged_description_of_a_store_does_not_make_it_a_lost_one(store: Path) -> None:
+    rot(store / "store.json")
+    assert loglib.repair(store.parent / "orders").repairs == ()
+
+
+def test_waiting_transaction_is_no_fault(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, bills = pair
+    with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:
+        tx.append(bills, b"x")
+    assert verify_store(REAL, str(store_of(bills))).damage == ()
+    with dying(monkeypatch, Store, "finish"), transaction("etl") as tx:
+        tx.append(bills, b"y")
+    assert verify_store(REAL, str(store_of(bills))).damage == ()
 
 
 def test_store_without_a_name_in_any_topic_cannot_be_made_anew(store: Path) -> None:

@@ -12,6 +12,8 @@ import loglib
 from conftest import crash_copy, sound, values_of
 from loglib import CorruptLogError, Topic, transaction
 from loglib.append.writer import Writer
+from loglib.system.files import REAL
+from loglib.system.lock import try_acquire
 from loglib.transactions import apply
 from loglib.transactions.store import Store
 
@@ -198,3 +200,65 @@ def test_marks_of_a_store_that_another_one_replaced_are_not_believed(
         assert values_of(reading) == [b"0"], "no half"
     with pytest.raises(CorruptLogError, match="nobody can finish it"):
         Topic.open(data / "bills")
+
+
+def test_topic_opens_while_another_process_applies(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, open_topic: Open,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    _, bills = pair
+    with dying(monkeypatch, Store, "finish"), transaction("etl") as tx:
+        tx.append(bills, b"x")
+    data = crash_copy(tmp_path / "data", tmp_path / "copy")
+    monkeypatch.setattr("loglib.transactions.participant._APPLY_S", 0.01)
+    held = try_acquire(REAL, str(data / ".transactions"))
+    assert held is not None
+    again = open_topic(data / "bills")
+    assert "it waits for another process, which applies transactions" in caplog.text and values_of(again) == []
+    held.release()
+    again._serving.apply()
+    assert values_of(again) == [b"x"]
+
+
+def test_store_that_cannot_be_read_for_a_moment_gives_nothing_up(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, bills = pair
+    with dying(monkeypatch, Writer, "end_section"), transaction("etl") as tx:
+        tx.append(bills, b"x")
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "pending", fail)
+        assert bills._serving.serve()
+    assert values_of(bills) == []
+    bills._serving.apply()
+    assert values_of(bills) == [b"x"]
+
+
+@pytest.mark.parametrize("begins", ["with the segment", "within it", "with a segment whose header is damaged"])
+def test_repair_of_a_lost_mark_finds_a_part_that_begins_in_an_earlier_segment(
+    begins: str, tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = open_topic(tmp_path / "data" / "topic")
+    writer = topic._placement.writer_of(0)
+    topic.append(b"before", sync=True)
+    if begins != "within it":
+        writer.roll()
+    with dying(monkeypatch, Writer, "append_section", at_call=2), transaction("etl") as tx:
+        tx.append_many(topic, [bytes(9 << 20), b"end"])
+    writer.roll()
+    topic.append(b"behind it", sync=True)
+    data = crash_copy(tmp_path / "data", tmp_path / "copy")
+    (data / "topic" / "0000" / "watermark").unlink()
+    if begins == "with a segment whose header is damaged":
+        with sorted((data / "topic" / "0000").glob("*.log"))[1].open("r+b") as file:
+            file.write(b"rotten")
+    loglib.repair(data / "topic")
+    with Topic.open(data / "topic", mode="r") as reading:
+        assert values_of(reading) == [b"before"]
+    loglib.recover_transactions(data)
+    with Topic.open(data / "topic") as again:
+        assert values_of(again) == [b"before", bytes(9 << 20), b"behind it", b"end"]

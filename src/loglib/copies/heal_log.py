@@ -34,10 +34,10 @@ from ..format.header import crc32c
 from ..format.watermark import MOST_BYTES, newest
 from ..format.watermark import NAME as WATERMARK
 from ..log.donors import CheckedBatch, Donor, Donors, ProvenRange, crc_before, header_here
-from ..log.examine import Findings, examine, log_as_found
+from ..log.examine import Findings, examine
 from ..log.gaps import NAME as GAPS
 from ..log.gaps import write_gaps
-from ..log.log import Log
+from ..log.log import Log, log_as_found
 from ..log.recovery import list_segments, rebuild_watermark
 from ..log.repair_partition import copy_aside
 from ..segment import (

@@ -35,12 +35,12 @@ from ..system.files import Files
 from .cursor import Cursor
 from .gaps import NAME as GAPS
 from .gaps import Gap, read_gaps
-from .log import FixedMark, Log
+from .log import log_as_found
 from .recovery import NO_SECTIONS, Extent, Sections, is_part, list_segments
 from .search import after_damage
 from .store_pointer import is_pending_here
 
-__all__ = ["ExpectedSegment", "Findings", "examine", "log_as_found"]
+__all__ = ["ExpectedSegment", "Findings", "examine"]
 
 _BLOCK_BYTES = 1 << 20
 
@@ -100,13 +100,6 @@ class Findings(NamedTuple):
         """Whether more than a declaration of gaps is needed."""
         faulty = any(each.held is None or each.fault or self.misplaced(each) for each in self.places)
         return bool(self.fault_of_mark or faulty or self.undecodable or self.needs_new_end)
-
-
-def log_as_found(files: Files, path: str, identity: Identity, mark: Mark) -> Log:
-    """The partition's log up to this mark, whatever the watermark says."""
-    log = Log(files, path, identity)
-    log.writer = FixedMark(mark._replace(held_txn=0))
-    return log
 
 
 def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[int], object]) -> Findings:

@@ -58,7 +58,9 @@ from .recovery import Extent, is_part, list_segments, proven_end
 from .search import after_damage, around, refuse_damage
 from .store_pointer import is_pending_here
 
-__all__ = ["LOOK_S", "FixedMark", "LiveWriter", "Log", "Wakeable", "marks_at_once"]
+__all__ = [
+    "LOOK_S", "FixedMark", "LiveWriter", "Log", "Wakeable", "log_as_found", "marks_at_once", "unfinishable",
+]  # fmt: skip
 
 logger = logging.getLogger("loglib")
 
@@ -103,6 +105,13 @@ class FixedMark:
 
     def is_moved(self) -> bool:
         return False
+
+
+def log_as_found(files: Files, directory: str, identity: Identity, mark: Mark) -> Log:
+    """The partition's log up to this mark, with what is held, whatever the watermark says. Close it."""
+    log = Log(files, directory, identity)
+    log.writer = FixedMark(mark._replace(held_txn=0))
+    return log
 
 
 def marks_at_once(logs: Collection[Log]) -> dict[int, Mark]:
@@ -206,9 +215,7 @@ class Log(NotCopyable):
 
     def _extent(self, mark: Mark) -> Extent:
         """How much the log has of the transaction that is held; `CorruptLogError` if a part hides records for ever."""
-        with closing(Log(self.files, self.directory, self.identity)) as whole:
-            whole.writer = FixedMark(mark._replace(held_txn=0))
-            headers = list(whole.headers(mark.held_from, mark.flushed_end, mark))
+        headers = self.headers_behind(mark.held_from, mark)
         extent = Extent.among(headers, *_held(mark))
         if extent != Extent.PART:
             return extent
@@ -395,6 +402,11 @@ class Log(NotCopyable):
                 for header in segment.headers(start, min(stop, end, MAX_OFFSET if gap is None else gap.start)):
                     yield header
                     start = header.next_offset
+
+    def headers_behind(self, start: int, mark: Mark) -> list[Header]:
+        """The headers of all batches from `start` to the mark's end, also of those that a hold hides."""
+        with closing(log_as_found(self.files, self.directory, self.identity, mark)) as found:
+            return list(found.headers(start, mark.flushed_end, mark))
 
     def gaps(self) -> tuple[Gap, ...]:
         """The declared gaps, in order. Reads their file."""

@@ -37,9 +37,10 @@ from ..system import lock as writer_lock
 from ..system.directory import Directory
 from ..system.files import Files
 from . import topic_file
-from .examine import ExpectedSegment, Findings, examine, log_as_found
+from .examine import ExpectedSegment, Findings, examine
 from .gaps import NAME as GAPS
 from .gaps import Gap, joined, write_gaps
+from .log import log_as_found
 from .producers import Producers
 from .recovery import Sections, rebuild_watermark, recover
 
