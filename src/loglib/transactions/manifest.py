@@ -54,7 +54,7 @@ class Offsets(NamedTuple):
 
     topic: str  # path of the topic that has the group's directory, relative as in a section
     group: str
-    partition: str  # "<topic>-<number>"
+    partition: str  # "<log id>-<number>"
     entry: list[Any]  # offset, generation, and what the group's log needs besides
 
     @property
