@@ -765,6 +765,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
             )
         self._placement.sticky = None
         self._serving.leave()
+        self._handles.store = None
         if self._flusher is not None:
             self._flusher.stop()
         self._unended += self._handles.end_readers()

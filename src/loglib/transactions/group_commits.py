@@ -40,16 +40,19 @@ def leave_mark(place: GroupDirectory) -> None:
 
 
 class StoreFence:
-    """The fence of a group's generations in the store of its transactions."""
+    """The fence of a group's generations in the store of its transactions, which it keeps open."""
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
 
     def known_generations(self, place: GroupDirectory) -> Mapping[str, int]:
         """The highest generation of each partition that is in a transaction or its fence, by its name in `owners`."""
-        store, topic = _store_of(place)
+        store, topic = self._find_store(place)
         return {} if store is None else store.generations(topic, place.name)
 
     def fence(self, place: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
         """End the transactions of former owners, and return the commits of those that are not applied yet."""
-        store, topic = _store_of(place)
+        store, topic = self._find_store(place)
         if store is None:
             return {}
         store.fence_groups(
@@ -65,6 +68,10 @@ class StoreFence:
                     pending |= parsed(each)
         names = place.names()
         return {names.get(LogPartition(each.log_id, key.partition), key): each for key, each in pending.items()}
+
+    def _find_store(self, place: GroupDirectory) -> tuple[Store | None, str]:
+        self._store, topic = _store_of(place)
+        return self._store, topic
 
 
 def _store_of(place: GroupDirectory) -> tuple[Store | None, str]:

@@ -93,5 +93,5 @@ class Participant:
 
     def _of(self, home: StorePointer) -> tuple[Store, Applier]:
         """The store of the topic's transactions, with what applies them."""
-        store = open_store(self._files, os.path.normpath(home.path))
+        store = self._handles.store = open_store(self._files, os.path.normpath(home.path))
         return store, Applier(self._files, store, list(self._handles.writers), clock=self._clock)

@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from ..errors import CorruptLogError, ForkedHandleError, LogClosedError, LogError, LogMovedError, StorageIOError
 from ..log.topic_file import put_in_place
@@ -88,11 +89,12 @@ def _build(files: Files, aside: str, permissions: int) -> None:
     files.sync_directory(aside)
 
 
-_open: dict[tuple[int, str], Store] = {}  # by process id and path: a forked child opens its own
+# By process id and path: a forked child opens its own. A store that nobody refers to is closed.
+_open: WeakValueDictionary[tuple[int, str], Store] = WeakValueDictionary()
 
 
 def open_store(files: Files, path: str) -> Store:
-    """The store at the path, with what this process knows of it already. Do not close it."""
+    """The store at the path, with what this process knows of it already. Do not close it, but keep it while in use."""
     if not files.real:
         return Store(files, path)
     key = os.getpid(), path
@@ -103,7 +105,9 @@ def open_store(files: Files, path: str) -> Store:
 
 
 class Store(NotCopyable):
-    """An open store. `FileNotFoundError` if there is none. Close it."""
+    """An open store. `FileNotFoundError` if there is none. Close it; one that nobody refers to closes itself."""
+
+    _directory: Directory | None = None
 
     def __init__(self, files: Files, path: str) -> None:
         self.files = files
@@ -113,7 +117,7 @@ class Store(NotCopyable):
         self._expire_before: int | None = None
         self._stale = False  # what is known may be half changed
         self._synced = 0
-        self._directory: Directory | None = Directory.open(files, path)
+        self._directory = Directory.open(files, path)
         try:
             name = os.path.join(path, NAME)
             fd = self._directory.open_read(NAME)
@@ -129,6 +133,10 @@ class Store(NotCopyable):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        with suppress(OSError):  # nothing is written
+            self.close()
 
     def close(self) -> None:
         """Close the directory. Safe to repeat."""
