@@ -89,6 +89,7 @@ class Manifest(NamedTuple):
     offsets: tuple[Offsets, ...] = ()
     fences: tuple[Fence, ...] = ()
     frames: bytes = b""
+    rows: int | None = None  # for whoever compares a repetition with it
 
     @property
     def applies(self) -> bool:
@@ -105,6 +106,7 @@ class AppState(NamedTuple):
     source: str | None
     number: int  # of the app's last entry
     last_used: int  # microseconds
+    rows: int | None = None  # of the last version
 
 
 class Checkpoint(NamedTuple):
@@ -124,7 +126,7 @@ def encode(manifest: Manifest) -> bytes:
     frames = manifest.frames
     content = _seal({
         "app": manifest.app, "version": manifest.version, "owner": manifest.owner, "source": manifest.source,
-        "time": manifest.time,
+        "time": manifest.time, "rows": manifest.rows,
         "sections": [
             {"topic": each.topic, "log": each.log_id.hex(), "partition": each.partition, "file": each.file,
              "at": each.at, "bytes": each.size_bytes, "batches": each.batches, "segment": each.is_segment}
@@ -207,7 +209,7 @@ def _manifest(number: int, values: dict[str, Any], frames: bytes) -> Manifest:
         number, _maybe(_text, values["app"]), _maybe(_count, values["version"]), _text(values["owner"]),
         _maybe(_text, values["source"]), _whole(values["time"]),
         tuple(map(_section, values["sections"])), tuple(map(_offsets, values["offsets"])),
-        tuple(map(_fence, values["fences"])), frames,
+        tuple(map(_fence, values["fences"])), frames, _maybe(_count, values["rows"]),
     )  # fmt: skip
     _check(manifest)
     return manifest
@@ -247,9 +249,9 @@ def _checkpoint(values: dict[str, Any], rest: bytes) -> Checkpoint:
     apps = {
         app: AppState(
             _maybe(_count, version), _text(owner), tuple(map(_text, former)), _maybe(_text, source), _count(number),
-            _whole(last_used),
+            _whole(last_used), _maybe(_count, rows),
         )
-        for app, (version, owner, former, source, number, last_used) in values["apps"].items()
+        for app, (version, owner, former, source, number, last_used, rows) in values["apps"].items()
     }  # fmt: skip
     generations = {
         (_text(topic), _text(group), _text(partition)): _count(generation)

@@ -40,6 +40,7 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .manifest import (
     MOST_BYTES,
+    AppState,
     Checkpoint,
     Fence,
     Manifest,
@@ -166,7 +167,7 @@ class Store(NotCopyable):
             if version is not None:
                 return Manifest(
                     0, intent.app, version, intent.owner, intent.source, now, intent.sections, intent.offsets,
-                    frames=intent.frames,
+                    frames=intent.frames, rows=intent.rows,
                 )  # fmt: skip
             number, version = self._state.apps[intent.app].number, wanted.version
             if intent.version is None:
@@ -217,11 +218,15 @@ class Store(NotCopyable):
 
     def last_version(self, app: str) -> int | None:
         """The last version of the app that is committed; None if there is none."""
+        state = self.app(app)
+        return None if state is None else state.version
+
+    def app(self, app: str) -> AppState | None:
+        """What the transactions of the app have left; None if there are none. Synced."""
         with self._turn() as directory:
             self._advance(directory)
             self._sync(directory)
-            state = self._state.apps.get(app)
-            return None if state is None else state.version
+            return self._state.apps.get(app)
 
     def expire(self, before: int) -> None:
         """Forget the apps that were last used before this time, in microseconds, at the next checkpoint."""
