@@ -64,7 +64,7 @@ from .format.display import Shown, sized
 from .format.header import NO_PRODUCER, Producer
 from .format.record import OffsetRange, Position, new_tuple
 from .groups import Group, GroupInfo, Move, TopicPartition, administration
-from .groups.directory import GroupDirectory, group_names
+from .groups.directory import GroupDirectory, check_logs_differ, group_names
 from .groups.group import CommitPolicy, OnChange
 from .groups.several_topics import TopicWithGroups
 from .log import catalog, copy_role, topic_file
@@ -765,6 +765,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
             )
         self._placement.sticky = None
         self._serving.leave()
+        self._handles.store = None
         if self._flusher is not None:
             self._flusher.stop()
         self._unended += self._handles.end_readers()
@@ -790,6 +791,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         """The place of the files of a group with this name, on this topic or on several."""
         check_names(name)
         self._handles.check_open()
+        check_logs_differ({each.name: each.log_id for each in topics})
         logs = {
             TopicPartition(each.name, access.id): access.log
             for each in topics or [self]

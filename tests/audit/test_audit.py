@@ -158,6 +158,31 @@ def test_a_topic_that_did_not_arrive_is_missing(place: Path) -> None:
     assert [(each.topic, each.missing) for each in differences] == [("bills", 10)]
 
 
+def test_a_topic_that_was_moved_is_the_same_topic(place: Path) -> None:
+    write(place, 200)
+    mirror = copy_of(place, place.with_name("b"))
+    consume(place, "billing")
+    count_log(place)
+    (place / "orders").rename(place / "renamed")
+    with Topic.open(place / "renamed", retention=Retention(age=None, bytes=0), segment_bytes=8192) as topic:
+        for partition in topic.partitions:
+            partition.roll()
+        assert topic.retain()
+    assert not balance(place).differences and balance(place).balances
+    assert not balance(place, to=mirror).differences
+    assert {each.topic for each in balance(place, to=mirror).balances} == {"renamed", "orders"}
+
+
+def test_a_copy_beside_its_original_has_counts_of_its_own(place: Path) -> None:
+    write(place, 200)
+    consume(place, "billing")
+    count_log(place)
+    copy_of(place / "orders", place / "copy")
+    write(place, 100, first=200, name="copy")
+    report = balance(place)
+    assert {each.topic for each in report.balances} == {"orders"} and not report.differences
+
+
 def test_sources_are_added(place: Path, tmp_path: Path) -> None:
     other, central = tmp_path / "other", tmp_path / "central"
     write(place, 100)

@@ -110,7 +110,9 @@ def test_reader_written_from_the_page_reads_what_a_group_has_committed(tmp_path:
         for (topic, number), each in expected.items()
     }  # fmt: skip
     assert {("clicks", 0), ("views", 0)} <= set(found) and ("clicks", 2) not in found
-    assert json.loads((tmp_path / "views/groups/etl").read_text("utf-8")) == {"topic": "clicks"}
+    assert json.loads((tmp_path / "views/groups/etl").read_text("utf-8")) == {
+        "topic": "clicks", "log_id": log_ids["clicks"], "of": "views",
+    }  # fmt: skip
 
 
 def test_files_of_a_group_are_those_on_the_page(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_files_of_a_group_are_those_on_the_page(tmp_path: Path) -> None:
             assert names == {re.match(r"`\w+/", row[0])[0] for row in table("Groups")}  # type: ignore[index]
             facts = {
                 "members": json.loads((place / "members/m").read_bytes()),
-                "owners": json.loads((place / "owners/clicks-0").read_bytes()),
+                "owners": json.loads((place / f"owners/{clicks.log_id.hex()}-0").read_bytes()),
             }
     for where, values in facts.items():
         stated = [row[0].strip("`") for row in table("Members and owners") if row[1] in (where, "both")]

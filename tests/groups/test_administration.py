@@ -29,6 +29,7 @@ from loglib import (
 )
 from loglib.groups import Move, administration
 from loglib.groups.lock_file import LockFile
+from loglib.groups.offsets import LogPartition
 from loglib.groups.owners import Ownership, evict_owner
 from loglib.system.files import REAL
 from loglib.testing import UnsyncedFiles
@@ -213,11 +214,11 @@ def test_member_that_hangs_before_it_has_signed_what_it_took_can_be_evicted(topi
     texts = ("", '{"member": null, "generation": 3, "pid": 1}', '{"member": "dead", "generation": 3, "pid": 1}')
     for signed_before in texts:
         with topic.group("etl", member="hung") as hung, topic.group("etl", member="healthy") as healthy:
-            (owners / "topic-0").unlink(missing_ok=True)
-            (owners / "topic-0").write_text(signed_before)
-            unsigned = LockFile(REAL, str(owners / "topic-0"), 0o600)
+            (owners / f"{topic.log_id.hex()}-0").unlink(missing_ok=True)
+            (owners / f"{topic.log_id.hex()}-0").write_text(signed_before)
+            unsigned = LockFile(REAL, str(owners / f"{topic.log_id.hex()}-0"), 0o600)
             assert unsigned.try_lock()
-            healthy_file = LockFile(REAL, str(owners / "topic-1"), 0o600)
+            healthy_file = LockFile(REAL, str(owners / f"{topic.log_id.hex()}-1"), 0o600)
             assert healthy_file.try_lock()
             healthy_file.replace(b'{"member": "healthy", "generation": 5, "pid": 1}')
             assert evict_member(topic, "etl", "hung") == [0]
@@ -231,7 +232,7 @@ def test_member_that_signs_in_time_is_not_taken_for_the_one_that_hangs(
     topic: Topic, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with topic.group("etl", member="hung"), topic.group("etl", member="quick"):
-        file = LockFile(REAL, str(path / "groups/etl/owners/topic-0"), 0o600)
+        file = LockFile(REAL, str(path / f"groups/etl/owners/{topic.log_id.hex()}-0"), 0o600)
         assert file.try_lock()
         signed = b'{"member": "quick", "generation": 5, "pid": 1}'
         monkeypatch.setattr(time, "sleep", lambda _: file.replace(signed))
@@ -252,7 +253,7 @@ def test_interrupted_eviction_can_be_repeated(topic: Topic, path: Path, monkeypa
             evict_member(topic, "etl", "hung")
         assert os.listdir(path / "groups/etl/members") == []
         assert evict_member(topic, "etl", "hung") == [0, 1]
-        evict_owner(REAL, str(path / "groups/etl/owners"), TopicPartition("topic", 0), 0o600)
+        evict_owner(REAL, str(path / "groups/etl/owners"), LogPartition(topic.log_id, 0), 0o600)
 
 
 # --- looking ---------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ def test_members_file_and_directories_say_who_and_where(topic: Topic, path: Path
         (log,) = (path / "groups" / "etl" / "offsets").iterdir()
         assert names == [
             "members", "members/web-1", "offsets", f"offsets/{log.name}", f"offsets/{log.name}/{'0' * 20}.log",
-            f"offsets/{log.name}/lock", f"offsets/{log.name}/watermark", "owners", "owners/topic-0",
+            f"offsets/{log.name}/lock", f"offsets/{log.name}/watermark", "owners",
+            f"owners/{topic.log_id.hex()}-0",
         ]  # fmt: skip
         assert repr(group) == f"<Group etl, member web-1, owning {group.assignment}>"
     assert repr(group) == "<Group etl, member web-1, closed>"

@@ -121,7 +121,7 @@ def test_commit_after_the_place_was_lost_says_so_until_records_are_asked_for(ope
     topic = open_topic(partitions=2)
     group = topic.group("etl", member="hung", commit="manual")
     rebalance(group)
-    os.replace(path / "groups/etl/owners/topic-0", path / "groups/etl/owners/aside")
+    os.replace(path / f"groups/etl/owners/{topic.log_id.hex()}-0", path / "groups/etl/owners/aside")
     with pytest.raises(StaleGenerationError, match="topic-0"):
         group.poll()
     for _ in range(2):

@@ -182,7 +182,7 @@ def test_member_that_lost_one_partition_reads_it_no_more(open_topic: Opener, pat
     topic = open_topic(partitions=2)
     with topic.group("etl") as group:
         rebalance(group)
-        os.replace(path / "groups/etl/owners/topic-0", path / "groups/etl/owners/aside")
+        os.replace(path / f"groups/etl/owners/{topic.log_id.hex()}-0", path / "groups/etl/owners/aside")
         fill(topic, 2)
         with pytest.raises(StaleGenerationError, match="topic-0"):
             rest(group)

@@ -11,9 +11,10 @@ import pytest
 from consumers import die, fill, numbers, rest, wait_for
 
 import loglib
-from loglib import StaleGenerationError, Topic, TopicPartition, testing
+from loglib import StaleGenerationError, Topic, testing
 from loglib.groups import delivery
 from loglib.groups import group as group_module
+from loglib.groups.offsets import LogPartition
 from loglib.groups.owners import evict_owner
 from loglib.system.files import REAL
 from loglib.testing import RecordingFiles
@@ -100,7 +101,7 @@ def test_evicted_owner_is_told_at_once(open_topic: Opener, path: Path, monkeypat
     topic = open_topic(partitions=2)
     with topic.group("etl", member="a") as group:
         assert group.poll(timeout=0.4) == []
-        evict_owner(REAL, str(path / "groups/etl/owners"), TopicPartition("topic", 1), 0o600)
+        evict_owner(REAL, str(path / "groups/etl/owners"), LogPartition(topic.log_id, 1), 0o600)
         with pytest.raises(StaleGenerationError, match="topic-1"):
             group.poll(timeout=30)
 

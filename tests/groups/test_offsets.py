@@ -33,7 +33,7 @@ def test_commit_is_there_for_all(open_log: Opener, durability: str) -> None:
     one.commit({A: entry(7, 3, meta="mine"), B: entry(8, 0)}, fence=anyone)
     expected = {A: Commit(7, "mine", 3, "one", 5), B: Commit(8, "", 0, "one", 5)}
     assert one.commits() == two.commits() == open_log(durability=durability).commits() == expected
-    assert two.entries()[A] == entry(7, 3, meta="mine")._replace(number=1)
+    assert two.entries()[A] == entry(7, 3, meta="mine")._replace(number=1, topic="clicks")
 
 
 def test_members_commit_in_turns(open_log: Opener, directory: Path) -> None:
@@ -117,10 +117,10 @@ def test_commit_can_be_read_as_the_format_says(open_log: Opener) -> None:
     mark = log._own._log.mark()
     (batch,) = Cursor.at(log._own._log, mark.log_start_offset).read(mark.flushed_end)
     assert batch.keys == [b"one"] and batch.timestamps == [5]
-    assert json.loads(batch.values[0] or b"") == {
-        "clicks": {"log_id": OF_TOPIC.hex(), "partitions": {"0": [7, 3, 1, 77, "ü"]}},
-        "a-b": {"log_id": OF_TOPIC.hex(), "partitions": {"12": [None, 8, 1, 77, ""]}},
-    }
+    assert json.loads(batch.values[0] or b"") == [
+        {"topic": "clicks", "log_id": OF_TOPIC.hex(), "partitions": {"0": [7, 3, 1, 77, "ü"]}},
+        {"topic": "a-b", "log_id": OF_TOPIC.hex(), "partitions": {"12": [None, 8, 1, 77, ""]}},
+    ]
 
 
 def test_huge_commit_is_refused(open_log: Opener) -> None:

@@ -191,11 +191,12 @@ def test_log_of_another_group_or_name_is_an_error(open_log: Opener, directory: P
         open_log().commits()
 
 
-OF_CLICKS = b'{"clicks": {"log_id": "00", "partitions": {"0": %b}}}'
+OF_CLICKS = b'[{"topic": "clicks", "log_id": "00", "partitions": {"0": %b}}]'
 FORGED = {
-    "no JSON": b"{", "no object": b"[]", "no partition": b'{"clicks": [1, 1, ""]}', "too few": OF_CLICKS % b"[1]",
+    "no JSON": b"{", "no object": b"[1]", "no partition": b'[{"topic": "a", "log_id": "00"}]',
+    "too few": OF_CLICKS % b"[1]",
     "no number": OF_CLICKS % b'["x", 1, 1, 0, ""]', "endless": OF_CLICKS % b'[1e999, 1, 1, 0, ""]', "nothing": b"",
-    "no list": OF_CLICKS % b"5", "no text": b"\xff", "deep": b"[" * 100_000, "no log id": b'{"clicks": {}}',
+    "no list": OF_CLICKS % b"5", "no text": b"\xff", "deep": b"[" * 100_000, "no log id": b'[{"topic": "clicks"}]',
 }  # fmt: skip
 
 

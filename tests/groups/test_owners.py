@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from committed import LOG_ID
 
 from conftest import needs_proc, open_files, settled_files
 from loglib import LockedError, TopicPartition
+from loglib.groups.offsets import LogPartition
 from loglib.groups.owners import Owner, Ownership, evict_owner, holder_of, owned_partitions, read_owner, replace_owner
 from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, WatchedFiles
@@ -183,9 +185,11 @@ def test_two_who_evict_at_once_give_no_generation_twice(tmp_path: Path, monkeypa
 
 
 def test_partitions_that_had_owners_are_known_by_their_files(tmp_path: Path) -> None:
-    for name in ("clicks-1", "a-b-12", "clicks-0", ".x.tmp", "aside", "clicks-", "-1", "clicks-x"):
+    digits = LOG_ID.hex()
+    others = (".x.tmp", "aside", f"{digits}-", "-1", f"{digits}-x", "a-0")
+    for name in (f"{digits}-1", f"{digits}-12", f"{digits}-0", *others):
         (tmp_path / name).touch()
-    assert owned_partitions(REAL, str(tmp_path)) == [("a-b", 12), ("clicks", 0), ("clicks", 1)]
+    assert owned_partitions(REAL, str(tmp_path)) == [LogPartition(LOG_ID, number) for number in (0, 1, 12)]
     assert holder_of(REAL, str(tmp_path), FIRST) is None
     member = ownership(tmp_path, "one")
     member.claim(FIRST, at_least=0)

@@ -348,7 +348,9 @@ def _entries(log: Log) -> Iterator[dict[TopicPartition, Any]]:
         while batches := cursor.read(end):
             for batch in batches:
                 for record in batch.records():
-                    yield _parse(record.value or b"", record.key or b"", record.timestamp, log.directory, record.offset)
+                    value, member = record.value or b"", record.key or b""
+                    found = _parse(value, member, record.timestamp, log.directory, record.offset)
+                    yield {TopicPartition(entry.topic, each.partition): entry for each, entry in found.items()}
     finally:
         cursor.close()
 

@@ -2,24 +2,24 @@
 
 import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
 from spark_logs import all_records
+from spark_staging import SCHEMA, make, numbers, stage, values
 
 import loglib
-from conftest import NOW, QUIET, crash_copy
-from loglib import CorruptLogError, FencedError, LockedError, LogError, Topic, testing
+from conftest import NOW, crash_copy
+from loglib import CorruptLogError, FencedError, LockedError, LogError, Topic
 from loglib.append.partitioner import by_crc32
 from loglib.spark import commit as commits
 from loglib.spark import stage as stages
-from loglib.spark.commit import Outcome, Staging, Write, abort, commit
+from loglib.spark.commit import Outcome, abort, commit
 from loglib.spark.partition_rows import RowPartitioner
+from loglib.spark.repetition import Write, repetitions
 from loglib.spark.sink_target import parse
 from loglib.spark.stage import TaskStage
 from loglib.system.files import REAL
@@ -28,50 +28,14 @@ from loglib.transactions import staging
 from loglib.transactions.apply import Applier
 from loglib.transactions.store import Store
 
-SCHEMA = StructType.fromJson(
-    {
-        "type": "struct",
-        "fields": [
-            {"name": name, "type": kind, "nullable": True, "metadata": {}}
-            for name, kind in (("key", "binary"), ("value", "binary"))
-        ],
-    }
-)
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return make(tmp_path / "logs" / "topic")
 
 
-def make(path: Path, **policies: Any) -> Path:
-    testing.open_topic(path, partitions=3, clock=lambda: NOW, **QUIET | policies).close()
-    return path
-
-
-def stage(path: Path, values: Iterable[bytes], *, rows: int = 100) -> Staging:
-    """What a task stages for these values; the key of each is the value."""
-    task = TaskStage(REAL, lambda: NOW)
-    dealer = RowPartitioner(
-        parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int
-    )
-    values = list(values)
-    for start in range(0, len(values), rows):
-        column = pa.array(values[start : start + rows], pa.binary())
-        dealer.deal(pa.RecordBatch.from_pydict({"key": column, "value": column}))
-    return Staging(task.attempt, *task.finish())
-
-
 def write(version: int = 0, *, owner: str = "run", source: str | None = "query") -> Write:
     return Write("app", version, owner, source, is_new=False)
-
-
-def numbers(count: int, size: int = 0) -> list[bytes]:
-    return [(b"%d" % number).ljust(size) for number in range(count)]
-
-
-def values(path: Path) -> list[bytes]:
-    return [record.value or b"" for record in all_records(path)]
 
 
 def staged_in(path: Path) -> list[str]:
@@ -206,13 +170,17 @@ def test_nothing_is_committed_if_nothing_is_staged(path: Path) -> None:
     assert not (path.parent / ".transactions").exists()
 
 
-def test_repeated_version_is_dropped_and_its_files_removed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_version_is_dropped_and_its_files_removed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     commit(write(3), [stage(path, numbers(10))])
     monkeypatch.setattr(stages, "_IN_MESSAGE_BYTES", 0)
     for version in (3, 2):
         again = stage(path, [b"again"])
         assert commit(write(version, owner="another run"), [again]) == Outcome(repeated=True)
+        assert f"version {version} of app was committed before: 1 rows" in caplog.text
     check(path, numbers(10))
+    assert [(each.app, each.version, each.rows) for each in repetitions(path)] == [("app", 3, 1), ("app", 2, 1)]
     assert staged_in(path) == []
     with pytest.raises(LogError, match="its versions count what comes from source query, not from other"):
         commit(write(4, source="other"), [stage(path, [b"x"])])

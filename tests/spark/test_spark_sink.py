@@ -53,6 +53,11 @@ def make(path: Path, *, partitions: int = 3, **policies: Any) -> Path:
     return path
 
 
+def log_id_of(path: Path) -> str:
+    with Topic.open(path, mode="r") as topic:
+        return topic.log_id.hex()
+
+
 def save(frame: DataFrame, path: Path, **options: object) -> None:
     writer = frame.write.format("loglib").options(**{name: str(each) for name, each in options.items()})
     writer.mode("append").save(str(path))
@@ -188,7 +193,7 @@ def test_version_is_written_once(spark: SparkSession, target: Path) -> None:
     save(numbers(spark, 5), other, txnAppId="etl", txnVersion=0)  # another topic, in the same batch
     assert len(values(target)) == 10
     assert len(values(other)) == 5
-    assert loglib.last_version("etl/target", store=target.parent) == 1
+    assert loglib.last_version(f"etl/{log_id_of(target)}", store=target.parent) == 1
     assert not list((target / "staging").glob("*"))
 
 
@@ -367,7 +372,7 @@ def source(tmp_path: Path) -> Path:
 def test_stream_writes_every_record_once_in_order(spark: SparkSession, source: Path, target: Path) -> None:
     pipeline = Pipeline(spark, source, target)
     query = pipeline.run()
-    assert loglib.last_version(query, store=target.parent) == 2
+    assert loglib.last_version(f"{query}/{log_id_of(target)}", store=target.parent) == 2
     assert_once(target, 500)
     fill(source, 500, 600)
     assert pipeline.run() == query

@@ -26,7 +26,7 @@ from loglib.append.partitioner import by_crc32
 from loglib.spark.partition_rows import RowPartitioner
 from loglib.spark.sink import BatchWriter, Message, StreamWriter
 from loglib.spark.sink_target import Target, TargetTopic, parse
-from loglib.spark.stage import TaskStage
+from loglib.spark.stage import StagedSection, TaskStage
 from loglib.system.files import REAL
 
 TEXT, BINARY = StringType(), BinaryType()
@@ -143,17 +143,17 @@ class Dealt(TaskStage):
 
     def __init__(self) -> None:
         super().__init__(REAL, lambda: NOW)
-        self.rows: list[tuple[str, int, list[dict[str, Any]]]] = []
+        self.dealt: list[tuple[str, int, list[dict[str, Any]]]] = []
 
     def add(self, place: TargetTopic, partition: int, records: pa.RecordBatch) -> None:
-        self.rows.append((Path(place.path).name, partition, records.to_pylist()))
+        self.dealt.append((Path(place.path).name, partition, records.to_pylist()))
 
 
 def deal(target: Target, *, keyless: int = 0, **columns: Any) -> list[tuple[str, int, list[dict[str, Any]]]]:
     stage = Dealt()
     dealer = RowPartitioner(target, stage, keyless=keyless, now=lambda: NOW)
     dealer.deal(pa.RecordBatch.from_pydict({name: pa.array(each) for name, each in columns.items()}))
-    return stage.rows
+    return stage.dealt
 
 
 def test_rows_go_to_the_partitions_of_their_keys_and_keep_their_columns(path: Path) -> None:
@@ -238,12 +238,12 @@ def test_task_knows_its_query_from_local_properties(path: Path, monkeypatch: pyt
 
 def test_tasks_of_another_batch_are_refused(path: Path) -> None:
     writer = StreamWriter({"path": str(path)}, VALUE)
-    right = Message(0, "a", (), b"", "query", 3, "run")
+    right = Message(0, "a", (), b"", "query", 3, "run", {})
     for wrong in (
-        Message(0, "a", (), b"", "query", 2, "run"),
-        Message(0, "a", (), b"", None, 3, "run"),
-        Message(0, "a", (), b"", "query", 3, None),
-        Message(0, "a", (), b"", "query", 3, "other run"),
+        Message(0, "a", (), b"", "query", 2, "run", {}),
+        Message(0, "a", (), b"", None, 3, "run", {}),
+        Message(0, "a", (), b"", "query", 3, None, {}),
+        Message(0, "a", (), b"", "query", 3, "other run", {}),
     ):
         with pytest.raises(LogError, match="the tasks of batch 3 say that they are of batch"):
             writer.commit([right, wrong] if wrong.run == "other run" else [wrong], 3)
@@ -255,9 +255,12 @@ def test_tasks_of_another_batch_are_refused(path: Path) -> None:
 
 def test_app_of_a_batch_write_is_the_option_and_the_topic_or_random(path: Path) -> None:
     options = {"path": str(path), "txnAppId": "etl", "txnVersion": "7"}
-    inside = Message(0, "a", (), b"", "query", 3, "run")
+    section = StagedSection(str(path), bytes(range(16)), 0, "", 0, 1, 1)
+    inside = Message(0, "a", (section,), b"", "query", 3, "run", {})
     found = BatchWriter(options, VALUE)._write([inside])
-    assert (found.app, found.version, found.source, found.is_new) == ("etl/topic", 7, "query", False)
+    app = f"etl/{bytes(range(16)).hex()}"
+    assert (found.app, found.version, found.source, found.is_new, found.batch) == (app, 7, "query", False, 3)
+    assert found.owner.endswith(", batch 3")
     everywhere = options | {"path": str(path.parent)}
     assert BatchWriter(everywhere, schema(value=BINARY, topic=TEXT))._write([]).app == "etl"
     first, second = (BatchWriter({"path": str(path)}, VALUE) for _ in range(2))

@@ -61,12 +61,15 @@ def read_group(path: Path, group: str) -> dict[tuple[str, int], tuple[Any, ...]]
     for log in logs:
         number = 1 << 31 | crc32c(f"{group}/{log.name}".encode()) & 0x7FFFFFFF
         for _, time, member, value, _ in read_partition(log, log_id, number):
-            for topic, facts in json.loads(value).items():
+            for facts in json.loads(value):
                 for partition, (offset, generation, count, history, meta) in facts["partitions"].items():
-                    key, order = (topic, int(partition)), (generation, count)
+                    key, order = (facts["log_id"], int(partition)), (generation, count)
                     if key not in best or order > best[key][0]:
-                        best[key] = order, (offset, meta, member.decode(), time, history, facts["log_id"])
-    return {key: commit for key, (_, commit) in best.items() if commit[0] is not None}
+                        commit = offset, meta, member.decode(), time, history, facts["log_id"]
+                        best[key] = order, facts["topic"], commit
+    return {
+        (topic, partition): commit for (_, partition), (_, topic, commit) in best.items() if commit[0] is not None
+    }
 
 
 def read_watermark(data: bytes, salt: bytes) -> tuple[int, int]:

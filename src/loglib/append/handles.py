@@ -30,6 +30,7 @@ class Handles(NotCopyable):
         self.timer: Timer | None = None  # for future writers
         self.flush_observers: list[Callable[[float], object]] = []  # called with the seconds of each flush
         self.writers: list[Writer] = []
+        self.store: object = None  # of the topic's transactions: it stays open as long as the topic
         self._readers: Listeners[[str]] = Listeners()  # readers, and members of groups
 
     def check_open(self) -> None:

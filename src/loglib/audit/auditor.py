@@ -11,6 +11,7 @@ records. Behind that, and without a trail, the records are counted where they ar
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -100,9 +101,12 @@ def balance(
         else:
             target = _Place(os.fspath(destination), trail, window_us, now, opened)
             found += _tiers(target, grace_us)
-            for name in sorted({name for place in places for name in place.logs}):
-                having = [place.logs[name] for place in places if name in place.logs]
-                found += _logs(name, having, target, grace_us)
+            having: dict[str, list[_Counts]] = defaultdict(list)
+            for place in places:
+                for name, counts in place.logs.items():
+                    having[target.called(name, place)].append(counts)
+            for name in sorted(having):
+                found += _logs(name, having[name], target, grace_us)
     return BalanceReport(tuple(found))
 
 
@@ -145,17 +149,30 @@ class _Place:
                 )
         for name in names:
             if name != trail:
-                self.topics[name] = topic = opened.enter_context(Topic.open(os.path.join(path, name), mode="r"))
-                of_topic = [each for each in found if each.topic == name and each.log_id == topic.log_id.hex()]
-                self.logs[name] = self._log(topic, [each for each in of_topic if each.tier == LOG], now)
-                for tier in sorted({each.tier for each in of_topic} - {LOG}):
-                    ranges = tuple(each for each in of_topic if each.tier == tier)
-                    windows = merged(each.windows for each in ranges)
-                    self.tiers[name, tier] = _Counts(windows, ranges, max(each.time for each in ranges))
+                self.topics[name] = opened.enter_context(Topic.open(os.path.join(path, name), mode="r"))
+        for name, topic in self.topics.items():
+            of_topic = [each for each in found if self._is_of(each, topic)]
+            self.logs[name] = self._log(topic, [each for each in of_topic if each.tier == LOG], now)
+            for tier in sorted({each.tier for each in of_topic} - {LOG}):
+                ranges = tuple(each for each in of_topic if each.tier == tier)
+                windows = merged(each.windows for each in ranges)
+                self.tiers[name, tier] = _Counts(windows, ranges, max(each.time for each in ranges))
         local = {topic.log_id.hex() for topic in self.topics.values()}
         others = [each for each in found if each.tier == LOG and each.log_id not in local]
         for name in sorted({each.topic for each in others} & self.topics.keys()):
             self.elsewhere[name] = _of_logs([each for each in others if each.topic == name])
+
+    def _is_of(self, entry: Entry, topic: Topic) -> bool:
+        """Whether the entry counts this topic, perhaps before the topic was moved. A copy beside it has its own."""
+        named = self.topics.get(entry.topic)
+        is_named = named is not None and named.log_id == topic.log_id
+        return entry.log_id == topic.log_id.hex() and (entry.topic == topic.name or not is_named)
+
+    def called(self, name: str, source: _Place) -> str:
+        """The name here of a topic of another place, which may have been moved there or here."""
+        log_id = source.topics[name].log_id
+        same = [here for here, topic in self.topics.items() if topic.log_id == log_id]
+        return name if name in self.topics or len(same) != 1 else same[0]
 
     def _log(self, topic: Topic, counted: list[Entry], now: int) -> _Counts:
         """The counts of a log: those of its trail, and of the records that it has not counted."""

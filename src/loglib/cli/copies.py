@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from ..errors import BrokenStreamError, LogError
 from .arguments import DIRECTORY, DURATION, TOPIC, as_json
 from .output import note, print_json, sized
 
-__all__ = ["mirror", "promote", "receive", "serve", "show", "snapshot"]
+__all__ = ["mirror", "promote", "receive", "serve", "serve_all", "show", "snapshot"]
 
 
 @click.command()
@@ -116,8 +117,10 @@ class _Address(click.ParamType[tuple[str, int]]):
 @click.command()
 @click.argument("topic", type=TOPIC)
 @click.option("--listen", type=_Address(), help="Serve all who connect there. They may read all of the topic.")
+@click.option("--mirrors", type=click.IntRange(1), default=32, show_default=True,
+              help="With --listen: serve at most so many at the same time. Others are turned away, and may come again.")
 @_silence
-def serve(topic: str, listen: tuple[str, int] | None, timeout: timedelta) -> None:
+def serve(topic: str, listen: tuple[str, int] | None, mirrors: int, timeout: timedelta) -> None:
     """Let mirrors on other hosts copy a topic: the other end of `loglib receive`.
 
     Without --listen one mirror is served over standard input and output, until it leaves:
@@ -131,18 +134,57 @@ def serve(topic: str, listen: tuple[str, int] | None, timeout: timedelta) -> Non
     family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
     with socket.create_server(listen, family=family) as listener:
         note(f"serving {topic} on port {listener.getsockname()[1]}")
-        while True:
+        serve_all(listener, topic, most=mirrors, timeout_s=seconds)
+
+
+_HELLO_S = 10.0  # a mirror speaks as soon as it is connected
+_FULL_S = 0.2  # until a connection is accepted again, when there are no descriptors
+_LISTENER_ENDS = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
+
+
+def serve_all(listener: socket.socket, topic: str, *, most: int, timeout_s: float) -> None:
+    """Serve all who connect, at most so many at the same time, until the listener is closed.
+
+    A connection that cannot be accepted, because there are no more descriptors, waits until one is free.
+    """
+    room, is_told = threading.BoundedSemaphore(most), False
+    while True:
+        try:
             connection, address = listener.accept()
-            threading.Thread(target=_serve, args=(topic, connection, address[0], seconds), daemon=True).start()
+        except OSError as error:
+            if error.errno in _LISTENER_ENDS:
+                return
+            if not is_told:
+                note(f"nobody else can be served for now: {error}")
+            is_told = True
+            time.sleep(_FULL_S)
+            continue
+        if room.acquire(blocking=False):
+            is_told = False
+            serving = (topic, connection, address[0], timeout_s, room)
+            threading.Thread(target=_serve, args=serving, daemon=True).start()
+            continue
+        connection.close()
+        if not is_told:
+            note(f"{address[0]} and all who come now are turned away: {most} are being served (see --mirrors)")
+        is_told = True
 
 
-def _serve(topic: str, connection: socket.socket, who: str, timeout_s: float) -> None:
+def _serve(
+    topic: str, connection: socket.socket, who: str, timeout_s: float, room: threading.BoundedSemaphore
+) -> None:
     """Serve one mirror. Its error ends its connection, and no other."""
     try:
-        with connection, MirrorServer(topic, connection, timeout=timeout_s) as server:
-            server.serve()
+        with connection:
+            connection.settimeout(min(_HELLO_S, timeout_s))
+            connection.recv(1, socket.MSG_PEEK)  # who says nothing costs no more than this descriptor
+            connection.settimeout(None)
+            with MirrorServer(topic, connection, timeout=timeout_s) as server:
+                server.serve()
     except (LogError, OSError) as error:
         note(f"{who}: {error}")
+    finally:
+        room.release()
 
 
 @click.command()

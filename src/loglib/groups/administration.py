@@ -20,7 +20,7 @@ from .assignment import TopicPartition
 from .directory import GROUPS, GroupDirectory, group_names
 from .lag import lag_of_group
 from .members import Member, Membership, live_members
-from .offsets import Commit, Entries, Entry, Offsets, history_at
+from .offsets import Commit, Entries, Entry, LogPartition, Offsets, history_at
 from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
 
 __all__ = ["GroupInfo", "Move", "check_no_members", "committed", "delete", "evict", "inspect", "lag", "reset"]
@@ -60,11 +60,12 @@ def inspect(place: GroupDirectory, *, count_records: bool) -> GroupInfo:
     """Inspect a group. `GroupNotFoundError` if there is none; `GroupElsewhereError` if another topic keeps it."""
     place.require()
     entries = _entries(place)
+    names = _names(place, entries)
     owners: dict[Any, str] = {}
     for each in owned_partitions(place.files, place.owners):
         holder = holder_of(place.files, place.owners, each)
         if holder is not None:
-            owners[each] = holder.member or ""
+            owners[_name(each, names)] = holder.member or ""
     commits = ((each, entry.commit()) for each, entry in sorted(entries.items()))
     committed: dict[Any, Commit] = {each: commit for each, commit in commits if commit is not None}
     behind = _lag(place, entries, count_records=count_records)
@@ -94,6 +95,15 @@ def lag(place: GroupDirectory) -> dict[TopicPartition, Lag]:
 
 def _lag(place: GroupDirectory, entries: Entries, *, count_records: bool) -> dict[TopicPartition, Lag]:
     return lag_of_group(place, entries, first=lambda log: log.mark().log_start_offset, count_records=count_records)
+
+
+def _names(place: GroupDirectory, entries: Entries) -> dict[LogPartition, TopicPartition]:
+    """The partitions by name. Those of topics that are not given are called as they were at the last commit."""
+    return {LogPartition(entry.log_id, each.partition): each for each, entry in entries.items()} | place.names()
+
+
+def _name(partition: LogPartition, names: Mapping[LogPartition, TopicPartition]) -> TopicPartition:
+    return names.get(partition, TopicPartition(partition.log_id.hex(), partition.partition))
 
 
 def _entries(place: GroupDirectory) -> Entries:
@@ -150,12 +160,13 @@ def _commit(place: GroupDirectory, offsets: Offsets, moves: Mapping[TopicPartiti
     with ExitStack() as held:
         membership = Membership(place.files, place.members, name, [], place.permissions)
         held.callback(membership.leave)
-        ownership = Ownership(place.files, place.owners, name, place.permissions)
+        ownership = Ownership(place.files, place.owners, name, place.permissions, place.owner_file)
         held.callback(lambda: ownership.release(ownership.owned()))
         before = offsets.entries()
         for partition in moves:
             if not ownership.claim(partition, at_least=before[partition].generation if partition in before else 0):
-                raise GroupBusyError(place.name, [read_owner(place.files, place.owners, partition).member or "another"])
+                owner = read_owner(place.files, place.owners, place.owner_file(partition))
+                raise GroupBusyError(place.name, [owner.member or "another"])
         entries: dict[TopicPartition, Entry] = {}
         for each, move in moves.items():
             log, generation = place.logs[each], ownership.claimed(each) or 0
@@ -179,8 +190,8 @@ def evict(place: GroupDirectory, member: str) -> list[TopicPartition]:
     if was_live:
         with suppress(FileNotFoundError):
             files.unlink(os.path.join(place.members, member))
-    owned: set[TopicPartition] = set()
-    unsigned: set[TopicPartition] = set()
+    owned: set[LogPartition] = set()
+    unsigned: set[LogPartition] = set()
     for partition in owned_partitions(files, directory) if place.exists() else []:
         holder = holder_of(files, directory, partition)
         if holder is not None and holder.member == member:
@@ -197,4 +208,7 @@ def evict(place: GroupDirectory, member: str) -> list[TopicPartition]:
                 owned.add(partition)
     for partition in owned:
         evict_owner(files, directory, partition, place.permissions)
-    return sorted(owned)
+    if not owned:
+        return []
+    names = _names(place, _entries(place))
+    return sorted(_name(each, names) for each in owned)

@@ -8,7 +8,10 @@ has one directory, in one of its topics. Each of its other topics has a file tha
     groups/<name>/offsets/     the committed offsets: offsets.py
     groups/<name>/mirrored     an empty file, if a mirror has copied the group
 
-    groups/<name>              in the directories of the other topics: {"topic": "<the first>"}
+    groups/<name>              in the directories of the other topics: a `_Pointer` as JSON
+
+A topic that was moved stays the same topic: the group knows its topics by their log ids. A copy of one of its topics
+beside the original is not a topic of the group, as long as the original is one.
 """
 
 from __future__ import annotations
@@ -23,17 +26,17 @@ from typing import NamedTuple, Protocol
 
 from ..config.arguments import Start, check_names, parse_start
 from ..config.policies import NAME, Durability
-from ..errors import GroupElsewhereError, GroupNotFoundError, LogMovedError, NotLeaderError
-from ..log import copy_role
+from ..errors import CorruptLogError, GroupElsewhereError, GroupNotFoundError, LogError, LogMovedError, NotLeaderError
+from ..log import catalog, copy_role
 from ..log.log import Log
 from ..log.lookup import resolve
-from ..log.topic_file import put_in_place, read
+from ..log.topic_file import partition_directory, put_in_place, read
 from ..system.files import Files
 from .assignment import TopicPartition
 from .lock_file import readable_by_all
-from .offsets import Entries, Offsets, make_offsets
+from .offsets import Entries, LogPartition, Offsets, make_offsets
 
-__all__ = ["GROUPS", "MIRRORED", "GenerationFence", "GroupDirectory", "group_names"]
+__all__ = ["GROUPS", "MIRRORED", "GenerationFence", "GroupDirectory", "check_logs_differ", "group_names"]
 
 logger = logging.getLogger("loglib")
 
@@ -58,6 +61,18 @@ def group_names(files: Files, topic_path: str) -> list[str]:
     return sorted(found)
 
 
+def check_logs_differ(logs: Mapping[str, bytes]) -> None:
+    """`LogError` if two topics, given with their log ids, are one log."""
+    topics: dict[bytes, str] = {}
+    for topic, log_id in logs.items():
+        other = topics.setdefault(log_id, topic)
+        if other != topic:
+            raise LogError(
+                f"{other} and {topic} are one log, {log_id.hex()}: one is a copy of the other, or a second name of it. "
+                "A group reads a log once: give one of them"
+            )
+
+
 def _check_here(files: Files, topic_path: str) -> None:
     if not files.exists(topic_path):
         raise LogMovedError(topic_path, "was moved or removed")
@@ -67,7 +82,7 @@ class GenerationFence(Protocol):
     """Commits of a group that are part of transactions, as a new owner of a partition must know them."""
 
     def known_generations(self, place: GroupDirectory) -> Mapping[str, int]:
-        """The highest generation of each partition in a transaction or its fence, by `str` of the partition."""
+        """The highest generation of each partition in a transaction or its fence, by its name in `owners`."""
 
     def fence(self, place: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
         """End the transactions of former owners, and return the commits of those that are not applied yet."""
@@ -100,6 +115,14 @@ class GroupDirectory(NamedTuple):
     def owners(self) -> str:
         return os.path.join(self.path, "owners")
 
+    def owner_file(self, partition: TopicPartition) -> str:
+        """The name of the partition in the directory of owners, and in transactions."""
+        return str(LogPartition(self.logs[partition].identity.log_id, partition.partition))
+
+    def names(self) -> dict[LogPartition, TopicPartition]:
+        """The partitions of the group as they are called now."""
+        return {LogPartition(log.identity.log_id, each.partition): each for each, log in self.logs.items()}
+
     @property
     def topics(self) -> list[str]:
         return sorted({partition.topic for partition in self.logs})
@@ -124,7 +147,9 @@ class GroupDirectory(NamedTuple):
         if not self.files.exists(self.path):
             return False
         if not self.files.is_directory(self.path):
-            raise GroupElsewhereError(self.path, self.name, _first_topic(self.files, self.path))
+            pointer = _read_pointer(self.files, self.path)
+            keeper = self._keeper(pointer)
+            raise GroupElsewhereError(self.path, self.name, os.path.basename(keeper) if keeper else pointer.topic)
         return True
 
     def require(self) -> None:
@@ -184,11 +209,15 @@ class GroupDirectory(NamedTuple):
         """Write in another topic's directory that this topic keeps the group. Synced."""
         files, parent = self.files, os.path.join(topic_path, GROUPS)
         path, first = os.path.join(parent, self.name), os.path.basename(self.topic_path)
+        mine = _Pointer(first, self.log_id.hex(), os.path.basename(topic_path))
+        found = _read_pointer(files, path) if files.exists(path) and not files.is_directory(path) else None
+        if found is not None and found != mine and not self._may_replace(found, topic_path):
+            raise GroupElsewhereError(path, self.name, found.topic)
         try:
-            if not files.exists(path):
+            if found != mine and not (files.exists(path) and files.is_directory(path)):
                 self._make_parent(parent)
                 aside = self._aside(parent)
-                files.write_new(aside, json.dumps({"topic": first}).encode(), readable_by_all(self.permissions))
+                files.write_new(aside, json.dumps(mine._asdict()).encode(), readable_by_all(self.permissions))
                 with suppress(IsADirectoryError):  # a group of this name was meanwhile made there
                     files.rename(aside, path)
                 files.sync_directory(topic_path)
@@ -198,9 +227,50 @@ class GroupDirectory(NamedTuple):
                 raise
             logger.warning("%s: cannot write that group %s is kept with topic %s: %s", parent, self.name, first, error)
             return
-        found = os.path.basename(topic_path) if files.is_directory(path) else _first_topic(files, path)
-        if found != first:
-            raise GroupElsewhereError(path, self.name, found)
+        if files.is_directory(path):
+            raise GroupElsewhereError(path, self.name, os.path.basename(topic_path))
+
+    def _may_replace(self, pointer: _Pointer, topic_path: str) -> bool:
+        """Whether a file that names another topic, or another name, is only old: topics were moved or copied."""
+        if self._is_original_of(topic_path, pointer.of):
+            return True  # the file was copied with its topic
+        keeper = self._keeper(pointer)
+        return keeper is not None and _same_directory(self.files, keeper, self.topic_path)
+
+    def _keeper(self, pointer: _Pointer) -> str | None:
+        """The path of the topic that a pointer means: by its name, or by its log id if it was moved."""
+        files, parent = self.files, os.path.dirname(self.topic_path)
+        named = os.path.join(parent, pointer.topic)
+        if NAME.fullmatch(pointer.topic) and _log_id_at(files, named) == pointer.log_id:
+            return named
+        for name in catalog.names(files, parent):
+            path = os.path.join(parent, name)
+            if _log_id_at(files, path) == pointer.log_id and files.exists(os.path.join(path, GROUPS, self.name)):
+                return path
+        return None
+
+    def _is_original_of(self, topic_path: str, name: str) -> bool:
+        """Whether a topic of this name stands beside, and has the log of the topic at the path, which is its copy."""
+        original = os.path.join(os.path.dirname(topic_path), name)
+        if not NAME.fullmatch(name) or _same_directory(self.files, original, topic_path):
+            return False
+        log_id = _log_id_at(self.files, original)
+        return log_id is not None and log_id == _log_id_at(self.files, topic_path)
+
+    def _check_moved(self, before: str, now: TopicPartition) -> None:
+        """`LogError` if the topic with the commits is not the one that was given, but a copy of it."""
+        path = next((each for each in self.other_paths if os.path.basename(each) == now.topic), None)
+        if path is None or not self._is_original_of(path, before):  # the first topic has its own commits
+            return
+        original = os.path.join(os.path.dirname(path), before)
+        pointer = os.path.join(original, GROUPS, self.name)
+        if not self.files.exists(pointer) or not self._may_replace(_read_pointer(self.files, pointer), original):
+            return  # the original is not in this group
+        raise LogError(
+            f"{path} is a copy of {original}, whose commits group {self.name} has: a group reads a log in one "
+            f"directory. Give {before}, or choose another group name; if the copy is to take the place of {before} "
+            f"in the group, remove {pointer}"
+        )
 
     def remove(self) -> None:
         """Remove the group's directory by one rename, and the files that point to it. Synced."""
@@ -219,12 +289,38 @@ class GroupDirectory(NamedTuple):
         """The group's committed offsets. The caller must close them."""
         return Offsets(
             self.files, os.path.join(self.path, "offsets"), self.log_id, self.name,
-            durability=self.durability, permissions=self.permissions, clock=self.clock,
+            durability=self.durability, permissions=self.permissions, clock=self.clock, names=self.names(),
+            check_moved=self._check_moved,
         )  # fmt: skip
 
 
-def _first_topic(files: Files, path: str) -> str:
-    """The topic that keeps the group, as the file in another topic's directory says."""
+class _Pointer(NamedTuple):
+    """What a topic's directory says of a group that another topic keeps; the fields are those of the file."""
+
+    topic: str  # the name of the topic that keeps the group
+    log_id: str  # of that topic
+    of: str  # the name of the topic with this file
+
+
+def _read_pointer(files: Files, path: str) -> _Pointer:
     with suppress(ValueError, TypeError, KeyError, RecursionError):
-        return str(json.loads(files.read_whole(path, _MOST_BYTES))["topic"])
-    return "another"
+        facts = json.loads(files.read_whole(path, _MOST_BYTES))
+        return _Pointer(str(facts["topic"]), str(facts["log_id"]), str(facts["of"]))
+    return _Pointer("another", "", "")
+
+
+def _log_id_at(files: Files, path: str) -> str | None:
+    """The log id of the topic at the path; None if there is none that can be read."""
+    with suppress(CorruptLogError, OSError):
+        described = read(files, path)
+        return None if described is None else described[0].hex()
+    return None
+
+
+def _same_directory(files: Files, one: str, other: str) -> bool:
+    """Whether two paths lead to the same topic, perhaps through links."""
+    try:
+        facts, others = (files.facts(partition_directory(path, 0)) for path in (one, other))
+    except OSError:
+        return False
+    return (facts.st_dev, facts.st_ino) == (others.st_dev, others.st_ino)

@@ -151,7 +151,9 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             self._membership.check_strategy(place.name)
             made.pop_all()
         self._progress = Delivery(place, self._observer)
-        self._ownership = Ownership(place.files, place.owners, self.member, place.permissions)
+        self._ownership = Ownership(
+            place.files, place.owners, self.member, place.permissions, place.owner_file
+        )
         self._left = False
         _in_child.add(self._abandon_in_child)
         self._topics = [track(self._end) for track in place.track]  # a topic closes itself when nothing refers to it
@@ -318,7 +320,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         if self._waiting or self._strategy == "sticky" or not names:
             self._check_members_soon(now)
         for each in self._ownership.owned():
-            if str(each) in names and self._ownership.generation(each) is None:
+            if self._place.owner_file(each) in names and self._ownership.generation(each) is None:
                 self._look_at = self._check_at = now
 
     def _check_members_soon(self, now: float) -> None:
@@ -536,7 +538,9 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         place, owned = self._place, self._ownership.owned()
         owners: dict[TopicPartition, str] = {}
         if self._strategy == "sticky":
-            owners = {each: read_owner(place.files, place.owners, each).member or "" for each in place.logs}
+            owners = {
+                each: read_owner(place.files, place.owners, place.owner_file(each)).member or "" for each in place.logs
+            }
         readers = {name: member.topics for name, member in live.items()}
         assignment = assign(STRATEGIES[self._strategy], place.logs, readers, owners)
         due = assignment[self.member]
@@ -575,9 +579,9 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             return
         try:
             entries = self._offsets.entries()
-            known = self._place.transactions.known_generations(self._place)
+            known, file_of = self._place.transactions.known_generations(self._place), self._place.owner_file
             least = {
-                each: max(entries[each].generation if each in entries else 0, known.get(str(each), 0))
+                each: max(entries[each].generation if each in entries else 0, known.get(file_of(each), 0))
                 for each in partitions
             }
             claimed = [each for each in partitions if self._ownership.claim(each, at_least=least[each])]

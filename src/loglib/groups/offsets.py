@@ -5,10 +5,11 @@ durability "disk"). For each partition the commit with the highest generation co
 one with the highest number. A new owner commits in its own generation before it reads, so a late commit
 of the previous owner changes nothing. Damage raises `CorruptLogError`; it never means "no commit yet".
 Synced commits above the watermark count: a reader goes on above it as far as whole batches follow.
+A commit belongs to the log with its log id, whatever the topic's name is now.
 
     offsets/<log>/     a partition's directory: segment, watermark, lock; see docs/format.md
-    a record's value   {"<topic>": {"log_id": "<32 digits>", "partitions": {"<number>":
-                       [offset, generation, number, history, meta], ...}}, ...} as JSON
+    a record's value   [{"topic": "<name>", "log_id": "<32 digits>", "partitions": {"<number>":
+                       [offset, generation, number, history, meta], ...}}, ...] as JSON
     its key            the member that committed; its timestamp, when
 
 A log has one writer, the member that holds it, so no member waits for another to commit. For its first
@@ -26,9 +27,9 @@ import json
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..append.record_arguments import record_sizes
 from ..append.writer import Writer
@@ -58,7 +59,9 @@ from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
 from .lock_file import readable_by_all
 
-__all__ = ["Commit", "Entries", "Entry", "Offsets", "history_at", "make_offsets", "merged", "offsets_identity"]
+__all__ = [
+    "Commit", "Entries", "Entry", "LogPartition", "Offsets", "history_at", "make_offsets", "merged", "offsets_identity",
+]  # fmt: skip
 
 logger = logging.getLogger("loglib")
 
@@ -89,6 +92,7 @@ class Entry(NamedTuple):
     member: str = ""
     timestamp: int = 0
     number: int = 0  # grows with each commit of the same owner
+    topic: str = ""  # the topic's name when this was committed
 
     def commit(self) -> Commit | None:
         """The public form; None if nothing is committed yet."""
@@ -97,7 +101,19 @@ class Entry(NamedTuple):
         return Commit(self.offset, self.meta, self.generation, self.member, self.timestamp)
 
 
+class LogPartition(NamedTuple):
+    """A partition, whatever the name of its topic is: as commits and owners are stored."""
+
+    log_id: bytes
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.log_id.hex()}-{self.partition}"
+
+
 Entries = dict[TopicPartition, Entry]
+_Stored = dict[LogPartition, Entry]
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 def history_at(log: Log, offset: int) -> int:
@@ -160,7 +176,16 @@ class Offsets(NotCopyable):
         durability: Durability,
         permissions: int,
         clock: Callable[[], int],
+        names: Mapping[LogPartition, TopicPartition] | None = None,
+        check_moved: Callable[[str, TopicPartition], None] = lambda _before, _now: None,
     ) -> None:
+        """`names`: the partitions of the group as they are called now.
+
+        `check_moved` is called with a topic's name in a commit and its present name, if they differ. It raises if the
+        commit is not about the directory that has the name now.
+        """
+        self._names_now = names or {}
+        self._check_moved = check_moved
         self._files = files
         self._directory = directory
         self._log_id = log_id
@@ -199,7 +224,27 @@ class Offsets(NotCopyable):
     # --- reading -----------------------------------------------------------------------------------
 
     def entries(self) -> Entries:
-        """The entry that counts for each partition now."""
+        """The entry that counts for each partition now, under its present name.
+
+        A commit of a log that is not one of the group's stands under the name that it had then.
+        """
+        return self._named(self._stored())
+
+    def _named(self, stored: _Stored) -> Entries:
+        others = [
+            {TopicPartition(entry.topic, each.partition): entry}
+            for each, entry in stored.items()
+            if each not in self._names_now
+        ]
+        found = merged(others)
+        for each, now in self._names_now.items():
+            if each in stored:
+                if stored[each].topic != now.topic:
+                    self._check_moved(stored[each].topic, now)
+                found[now] = stored[each]
+        return found
+
+    def _stored(self) -> _Stored:
         while True:
             names = self._names()
             try:
@@ -225,7 +270,7 @@ class Offsets(NotCopyable):
             raise CorruptLogError(self._directory, 0, "no log of committed offsets", "at least one")
         return names
 
-    def _read(self, name: str) -> Entries:
+    def _read(self, name: str) -> _Stored:
         try:
             known = self._known.get(name)
             if known is None:
@@ -266,7 +311,10 @@ class Offsets(NotCopyable):
 
     def append(self, entries: Mapping[TopicPartition, Entry]) -> _MemberLog:
         """Append numbered entries as one batch; returns the log. Appending them again changes nothing."""
-        columns = _columns(entries)
+        columns = _columns({
+            LogPartition(entry.log_id, each.partition): entry._replace(topic=each.topic)
+            for each, entry in entries.items()
+        })  # fmt: skip
         size = _size(columns)
         if size > _MOST_COMMIT_BYTES:
             raise RecordTooLargeError("the commit", size, _MOST_COMMIT_BYTES)
@@ -316,7 +364,7 @@ class Offsets(NotCopyable):
     def _compact(self, own: _MemberLog) -> None:
         """Begin a new segment with the entries of the own log that count, and drop the older segments."""
         try:
-            counting = self.entries()
+            counting = self._stored()
             mine = {each: entry for each, entry in own.entries().items() if entry == counting[each]}
             self._live_bytes = own.begin_anew(_columns(mine))
         except (StorageFullError, LockedError) as error:  # the commit itself is safe; the next commit tries again
@@ -353,7 +401,7 @@ class Offsets(NotCopyable):
 
     def _fold(self, held: Directory, own: _MemberLog) -> None:
         name = os.path.basename(held.path)
-        counting, left = self.entries(), self._read(name)
+        counting, left = self._stored(), self._read(name)
         if not held.is_named():  # the log of another topic may have taken its name
             return
         mine = own.entries()
@@ -394,12 +442,12 @@ class _MemberLog(NotCopyable):
         self._identity = identity
         self._log = Log(files, directory, identity)
         self._position = 0  # this log is read up to here, which is flushed
-        self._entries: Entries = {}
+        self._entries: _Stored = {}
         self._writer: Writer | None = None
 
     # --- reading -----------------------------------------------------------------------------------
 
-    def entries(self) -> Entries:
+    def entries(self) -> _Stored:
         """The entries of this log that count now."""
         while True:
             mark = self._log.mark()
@@ -434,7 +482,7 @@ class _MemberLog(NotCopyable):
                     self._entries = merged([self._entries, self._parsed(batch)])
                 self._position = cursor.position
 
-    def _above(self, sure: int, mark: Mark) -> Entries:
+    def _above(self, sure: int, mark: Mark) -> _Stored:
         """The entries written above the sure part: by a dead member, before a power cut, or just now."""
         segments = list_segments(self._files, self.directory)
         last = max(segments, default=0)
@@ -446,7 +494,7 @@ class _MemberLog(NotCopyable):
         with _closing(Cursor(self._log, sure)) as cursor:
             return merged([self._entries, *(self._parsed(batch) for batch in _all_batches(cursor, tail.end))])
 
-    def _parsed(self, batch: Batch) -> Entries:
+    def _parsed(self, batch: Batch) -> _Stored:
         return merged(
             _parse(record.value or b"", record.key or b"", record.timestamp, self.directory, record.offset)
             for record in batch.records()
@@ -518,9 +566,9 @@ def _all_batches(cursor: Cursor, end: int) -> Iterator[Batch]:
         yield from batches
 
 
-def merged(many: Iterable[Entries]) -> Entries:
+def merged(many: Iterable[dict[_Key, Entry]]) -> dict[_Key, Entry]:
     """For each partition the entry with the highest generation, and among these with the highest number."""
-    merged: Entries = {}
+    merged: dict[_Key, Entry] = {}
     for entries in many:
         for partition, entry in entries.items():
             other = merged.get(partition)
@@ -529,15 +577,15 @@ def merged(many: Iterable[Entries]) -> Entries:
     return merged
 
 
-def _parse(value: bytes, member: bytes, timestamp: int, directory: str, offset: int) -> Entries:
+def _parse(value: bytes, member: bytes, timestamp: int, directory: str, offset: int) -> _Stored:
     try:
-        found: Entries = {}
-        for topic, facts in json.loads(value).items():
-            log_id = bytes.fromhex(facts["log_id"])
+        found: _Stored = {}
+        for facts in json.loads(value):
+            topic, log_id = str(facts["topic"]), bytes.fromhex(facts["log_id"])
             for partition, (position, generation, number, history, meta, *_) in facts["partitions"].items():
-                found[TopicPartition(topic, int(partition))] = Entry(
+                found[LogPartition(log_id, int(partition))] = Entry(
                     None if position is None else int(position), int(generation), log_id, int(history), str(meta),
-                    member.decode(), timestamp, int(number),
+                    member.decode(), timestamp, int(number), topic,
                 )  # fmt: skip
         return found
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
@@ -545,16 +593,18 @@ def _parse(value: bytes, member: bytes, timestamp: int, directory: str, offset: 
         raise CorruptLogError(directory, offset, what, "JSON as in docs/format.md") from error
 
 
-def _columns(entries: Mapping[TopicPartition, Entry]) -> Columns:
+def _columns(entries: Mapping[LogPartition, Entry]) -> Columns:
     """One record for each member and commit time."""
-    alike: dict[tuple[str, int], dict[str, tuple[str, dict[int, tuple[object, ...]]]]] = defaultdict(dict)
-    for (topic, number), entry in entries.items():
-        of_topic = alike[entry.member, entry.timestamp].setdefault(topic, (entry.log_id.hex(), {}))
-        of_topic[1][number] = entry.offset, entry.generation, entry.number, entry.history, entry.meta
+    alike: dict[tuple[str, int], dict[tuple[str, bytes], dict[int, tuple[object, ...]]]] = defaultdict(dict)
+    for (log_id, number), entry in entries.items():
+        of_topic = alike[entry.member, entry.timestamp].setdefault((entry.topic, log_id), {})
+        of_topic[number] = entry.offset, entry.generation, entry.number, entry.history, entry.meta
     values = [
-        json.dumps({topic: {"log_id": log_id, "partitions": facts} for topic, (log_id, facts) in topics.items()})
+        json.dumps([
+            {"topic": topic, "log_id": log_id.hex(), "partitions": facts} for (topic, log_id), facts in topics.items()
+        ])
         for topics in alike.values()
-    ]
+    ]  # fmt: skip
     return Columns(
         [value.encode() for value in values],
         [member.encode() for member, _ in alike],

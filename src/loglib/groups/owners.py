@@ -5,7 +5,7 @@ raises the partition's generation, which is stored in the file and in every comm
 file of an owner: that member can then neither commit nor read on. No two owners of a partition have the
 same generation.
 
-    owners/<topic>-<partition>    {"member": "web-3-4711-9f86d081", "generation": 12, "pid": 4711}
+    owners/<log id>-<partition>   {"member": "web-3-4711-9f86d081", "generation": 12, "pid": 4711}
 
 A file stays when its owner releases it, because the generation must not fall; `member` is then null.
 A process that replaces a file holds the flock of the directory meanwhile.
@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
 from .lock_file import MOST_BYTES, LockFile, read_if_held, readable_by_all
+from .offsets import LogPartition
 
 __all__ = ["Owner", "Ownership", "evict_owner", "holder_of", "owned_partitions", "read_owner"]
 
@@ -39,12 +41,18 @@ class Owner(NamedTuple):
 
 
 NOBODY = Owner(None, 0, 0)
+_OWNED = re.compile(r"([0-9a-f]{32})-([0-9]+)")
 
 
 class Ownership(NotCopyable):
     """The partitions that one member owns."""
 
-    def __init__(self, files: Files, directory: str, member: str, permissions: int) -> None:
+    def __init__(
+        self, files: Files, directory: str, member: str, permissions: int,
+        name_of: Callable[[TopicPartition], str] = str,
+    ) -> None:  # fmt: skip
+        """`name_of` gives the name of a partition's file."""
+        self._name_of = name_of
         self._files = files
         self._directory = directory
         self._member = member
@@ -60,7 +68,7 @@ class Ownership(NotCopyable):
 
     def is_free(self, partition: TopicPartition) -> bool:
         """Whether no process holds the partition. Unlike a failed claim, this wakes no other member."""
-        return read_if_held(self._files, os.path.join(self._directory, str(partition))) is None
+        return read_if_held(self._files, os.path.join(self._directory, self._name_of(partition))) is None
 
     def generation(self, partition: TopicPartition) -> int | None:
         """The generation in which this member owns the partition; None if it does not own it."""
@@ -69,13 +77,14 @@ class Ownership(NotCopyable):
 
     def claim(self, partition: TopicPartition, *, at_least: int) -> bool:
         """Become the owner if there is none. The new generation is above all earlier ones and above `at_least`."""
-        path = os.path.join(self._directory, str(partition))
+        name = self._name_of(partition)
+        path = os.path.join(self._directory, name)
         if not self.is_free(partition):
             return False
         try:
             file = LockFile(self._files, path, self._permissions)
         except PermissionError:  # another user's file
-            if not replace_owner(self._files, self._directory, str(partition), self._permissions):
+            if not replace_owner(self._files, self._directory, name, self._permissions):
                 return False
             file = LockFile(self._files, path, self._permissions)
         if not file.try_lock():
@@ -107,17 +116,13 @@ class Ownership(NotCopyable):
             file.abandon()
 
 
-def owned_partitions(files: Files, directory: str) -> list[TopicPartition]:
+def owned_partitions(files: Files, directory: str) -> list[LogPartition]:
     """All partitions of all topics that have ever had an owner."""
-    found = []
-    for name in files.listdir(directory):
-        topic, _, number = name.rpartition("-")
-        if topic and number.isascii() and number.isdigit():
-            found.append(TopicPartition(topic, int(number)))
-    return sorted(found)
+    matches = map(_OWNED.fullmatch, files.listdir(directory))
+    return sorted(LogPartition(bytes.fromhex(each[1]), int(each[2])) for each in matches if each)
 
 
-def read_owner(files: Files, directory: str, partition: TopicPartition | str) -> Owner:
+def read_owner(files: Files, directory: str, partition: TopicPartition | LogPartition | str) -> Owner:
     """The owner in the partition's file. That member may have died since it wrote the file."""
     try:
         return _parse(files.read_whole(os.path.join(directory, str(partition)), MOST_BYTES).decode(errors="replace"))
@@ -125,13 +130,13 @@ def read_owner(files: Files, directory: str, partition: TopicPartition | str) ->
         return NOBODY
 
 
-def holder_of(files: Files, directory: str, partition: TopicPartition | str) -> Owner | None:
+def holder_of(files: Files, directory: str, partition: TopicPartition | LogPartition | str) -> Owner | None:
     """The owner that holds the file now; None if no process holds it."""
     text = read_if_held(files, os.path.join(directory, str(partition)))
     return None if text is None else _parse(text)
 
 
-def evict_owner(files: Files, directory: str, partition: TopicPartition | str, permissions: int) -> None:
+def evict_owner(files: Files, directory: str, partition: TopicPartition | LogPartition | str, permissions: int) -> None:
     """Take the partition from its owner, which may be hung: replace the file that the owner holds."""
     with _replacing(files, directory) as held:
         _put_anew(held, str(partition), permissions)

@@ -6,6 +6,7 @@ does not import it.
 """
 
 from .map_batches import counts, map_batches
+from .repetition import Repetition, repetitions
 from .session import backfill, configure, read
 
-__all__ = ["backfill", "configure", "counts", "map_batches", "read"]
+__all__ = ["Repetition", "backfill", "configure", "counts", "map_batches", "read", "repetitions"]

@@ -15,8 +15,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, LockedError, LogError
@@ -35,6 +37,7 @@ from ..transactions.staging import HEADERS, STAGING, remove_attempt, sweep
 from ..transactions.state import Intent
 from ..transactions.store import Store, make_store, open_store
 from ..transactions.transaction import STORE
+from .repetition import Write, check_repetition, owner_after_abort, tell
 from .sink_target import find_place
 from .stage import NAME, StagedSection
 
@@ -48,22 +51,13 @@ _NAP_S = 0.005
 _IN_MANIFEST_BYTES = 4 << 20
 
 
-class Write(NamedTuple):
-    """Which write it is, for the store."""
-
-    app: str
-    version: int
-    owner: str
-    source: str | None
-    is_new: bool  # nobody can have used the app before
-
-
 class Staging(NamedTuple):
     """What one task has staged."""
 
     attempt: str
     sections: tuple[StagedSection, ...]
     frames: bytes
+    rows: Mapping[str, int] = MappingProxyType({})  # by path of the topic
 
 
 class Outcome(NamedTuple):
@@ -76,6 +70,7 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
     """Commit what the tasks have staged, in their order; None if it is nothing.
 
     Raises the errors that forbid the commit; then nothing is committed. `StorageIOError` means that it is in doubt.
+    A version that was committed before is dropped, and this is told; see repetition.py.
     """
     topics = _topics(staged)
     if not topics:
@@ -89,10 +84,17 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
     _check_writers(files, store, sections)
     places = {Place(_path_of(store, each), Identity.of(each.log_id, each.partition)) for each in sections}
     make_fit(files, store, sorted(places), now=SYSTEM())
+    rows = _rows(staged)
     if not write.is_new:
+        check_repetition(write, rows.total(), store.app(write.app))
         store.fence_owner(write.app, write.owner, write.source, now=SYSTEM())
-    intent = Intent(write.app, write.version, write.owner, write.source, sections, frames=frames)
+        check_repetition(write, rows.total(), store.app(write.app))  # another run may have been quicker
+    intent = Intent(
+        write.app, write.version, write.owner, write.source, sections, frames=frames, rows=rows.total()
+    )  # fmt: skip
     number, _, repeated = store.commit(intent, now=SYSTEM())
+    if repeated:
+        tell(files, write, rows.items(), now=SYSTEM())
     attempts = {each.attempt for each in staged} | {parked.attempt}
     try:
         Applier(files, store, [], clock=SYSTEM).run(_APPLY_S, wanted=0 if repeated else number)
@@ -107,13 +109,16 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
 
 def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bool:
     """Remove what is staged, unless it is committed. True if it is removed. An error is a warning: a later commit
-    removes what stays, when it is a day old."""
+    removes what stays, when it is a day old. A write that may not be committed fences nobody."""
     topics = _topics(staged)
     if not topics:
         return True
     try:
         store = _find_store(files, topics)
-        store.fence_owner(write.app, f"abort-{os.urandom(8).hex()}", write.source, now=SYSTEM())
+        state = store.app(write.app)
+        if not write.is_new:
+            check_repetition(write, _rows(staged).total(), state)
+        store.fence_owner(write.app, owner_after_abort(state), write.source, now=SYSTEM())
         last = store.last_version(write.app)
         if last is not None and last >= write.version:
             logger.warning("version %d of %s is committed in %s", write.version, write.app, store.path)
@@ -130,6 +135,11 @@ def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bo
 def _topics(staged: Iterable[Staging]) -> dict[str, bytes]:
     """The id of each topic, by path."""
     return {section.topic_path: section.log_id for each in staged for section in each.sections}
+
+
+def _rows(staged: Iterable[Staging]) -> Counter[str]:
+    """The number of rows for each topic, by path."""
+    return sum((Counter(each.rows) for each in staged), Counter())
 
 
 def _check_topic(path: str, log_id: bytes) -> None:

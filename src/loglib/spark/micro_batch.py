@@ -25,7 +25,7 @@ from .data_loss import Losses
 from .limits import Minimum, most_bytes, most_records
 from .options import Options, Trigger
 from .plan import Range
-from .positions import StreamPosition, StreamPositions, check_topics, is_known
+from .positions import StreamPosition, StreamPositions, is_known
 from .ranges import Part, data_end, range_between
 from .stream_offsets import Offsets, Span, by_topic, decode, encode
 from .subscription import Live
@@ -82,6 +82,8 @@ class Follower:
             return start
         self._idle_at = {}
         before = decode(start)
+        if before is not None:
+            before = self._standings.present(before)
         standing = self._standings.after(before)
         ends = self._ends(standing, trigger, may_wait=before is not None)
         self._standing = standing
@@ -157,8 +159,7 @@ class Follower:
             self._live.release_files()
 
     def _ranges(self, offsets: Offsets, *, again: bool) -> Iterator[Range]:
-        parts = self._live.parts()
-        check_topics(offsets, parts, self._losses)
+        parts, offsets = self._live.parts(), self._standings.present(offsets)
         for key, span in offsets.spans.items():
             part = parts.get(key)
             if part is not None and span.start < span.end and is_known(offsets, key, part):

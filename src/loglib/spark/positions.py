@@ -3,7 +3,7 @@
 Invariant: a stream goes on where it ended. If it cannot, because records are gone that it had not read, that is a loss
 (data_loss.py). These losses are noticed: retention has overtaken the stream; the topic was deleted, or made again; the
 log was cut or restored below the stream's place, even if it has grown again. The checkpoint's `history` shows the last
-one.
+one. A topic that was moved is the same topic: it is known by its log id.
 
 A partition that comes later is read from its beginning. A new query begins where its options say.
 
@@ -87,14 +87,18 @@ class StreamPositions:
         )
         return True
 
+    def present(self, offsets: Offsets) -> Offsets:
+        """The offsets with the present names of the topics. Reports the topics and partitions that are gone."""
+        parts = self._live.parts()
+        check_topics(offsets, parts, self._losses)
+        return with_present_names(offsets, parts)
+
     def after(self, before: Offsets | None) -> dict[TopicPartition, StreamPosition]:
         """Where the stream stands after a batch; None: before the first batch."""
         parts = self._live.parts()
         marks = self._live.marks(parts)
         if before is None:
             self._resolve_first(parts, marks)
-        else:
-            check_topics(before, parts, self._losses)
         found: dict[TopicPartition, StreamPosition] = {}
         for key, part in parts.items():
             span = before.spans[key] if before is not None and is_known(before, key, part) else None
@@ -154,8 +158,10 @@ class StreamPositions:
 
 def check_topics(offsets: Offsets, parts: Mapping[TopicPartition, Part], losses: Losses) -> None:
     """Report the topics and partitions of the offsets that are gone."""
-    found = {part.topic: part for part in parts.values()}
+    found, moved = {part.topic: part for part in parts.values()}, _moved(offsets, parts)
     for topic, log_id in offsets.logs.items():
+        if topic in moved:
+            continue
         part = found.get(topic)
         if part is None:
             losses.report(
@@ -167,9 +173,38 @@ def check_topics(offsets: Offsets, parts: Mapping[TopicPartition, Part], losses:
                 f"{part.path} is log {part.log_id.hex()}, and the query has read log {log_id.hex()}: the topic was "
                 "made again, or the checkpoint belongs to another path"
             )
-    for key in sorted(offsets.spans.keys() - parts.keys()):
-        if key.topic in found and found[key.topic].log_id == offsets.logs[key.topic]:
+    present = with_present_names(offsets, parts)
+    for key in sorted(present.spans.keys() - parts.keys()):
+        if key.topic in found and found[key.topic].log_id == present.logs[key.topic]:
             losses.report(f"{found[key.topic].path}, partition {key.partition}: the query's options do not choose it")
+
+
+def with_present_names(offsets: Offsets, parts: Mapping[TopicPartition, Part]) -> Offsets:
+    """The same offsets, with the present names of the topics that were moved."""
+    moved = _moved(offsets, parts)
+    if not moved:
+        return offsets
+    taken = set(moved.values())  # the topic that had such a name before is gone
+    names = {topic: moved.get(topic, topic) for topic in offsets.logs if topic in moved or topic not in taken}
+    logs = {names[topic]: log_id for topic, log_id in offsets.logs.items() if topic in names}
+    spans = {
+        TopicPartition(names[key.topic], key.partition): span
+        for key, span in offsets.spans.items()
+        if key.topic in names
+    }
+    return Offsets(logs, spans)
+
+
+def _moved(offsets: Offsets, parts: Mapping[TopicPartition, Part]) -> dict[str, str]:
+    """The present name of each topic that has another name than in the offsets."""
+    present = {part.topic: part.log_id for part in parts.values()}
+    found = {}
+    for topic, log_id in offsets.logs.items():
+        if present.get(topic) != log_id:
+            names = [name for name, found_id in present.items() if found_id == log_id != offsets.logs.get(name)]
+            if len(names) == 1:  # of two copies nobody knows which one was read
+                found[topic] = names[0]
+    return found
 
 
 def is_known(offsets: Offsets, key: TopicPartition, part: Part) -> bool:

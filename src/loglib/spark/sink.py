@@ -1,8 +1,9 @@
 """Sink: the writers of Spark's batch and streaming writes, exactly once.
 
 Invariant: a version of an app is committed once. For a stream the app is the query's id and the version the number of
-the batch, so a batch that Spark repeats is dropped if it was committed, whatever its tasks stage. For a batch write
-they are the options txnAppId and txnVersion; without these the app is random, and each write is a new one.
+the batch, so a batch that Spark repeats is dropped if it was committed (repetition.py). For a batch write they are the
+options txnAppId and txnVersion; without these the app is random, and each write is a new one. With one topic as the
+target its log id completes the app: a topic that was made again, or another one, has committed nothing yet.
 
     task        stages its records (stage.py), and sends the sections in its commit message
     driver      commits all of them as one transaction (commit.py)
@@ -32,9 +33,10 @@ from pyspark.sql.types import StructType
 from ..errors import LogError
 from ..system.clock import SYSTEM
 from ..system.files import REAL
-from .commit import Staging, Write, abort, commit
+from .commit import Staging, abort, commit
 from .partition_rows import RowPartitioner
 from .pickling import by_value
+from .repetition import Write, owner_of
 from .sink_target import Target, parse
 from .source import as_schema, freeze_worker
 from .stage import StagedSection, TaskStage
@@ -53,6 +55,7 @@ class Message(WriterCommitMessage):
     query: str | None  # None outside a streaming query
     batch: int | None
     run: str | None
+    rows: Mapping[str, int]  # by path of the topic
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -84,10 +87,11 @@ class BatchWriter(DataSourceArrowWriter):
         if target.app is None or target.version is None:
             return Write(f"save-{self._identity}", 0, self._identity, None, is_new=True)
         # As the topics of an app are counted one by one, one batch may write to several of them.
-        app = target.app if target.topic is None else f"{target.app}/{os.path.basename(target.topic)}"
-        queries = {each.query for each in messages}
-        source = queries.pop() if len(queries) == 1 else None
-        return Write(app, target.version, self._identity, source, is_new=False)
+        app = _app_of(target.app, target, messages)
+        queries = {(each.query, each.batch) for each in messages}
+        source, batch = queries.pop() if len(queries) == 1 else (None, None)
+        owner = owner_of(self._identity, batch=batch)
+        return Write(app, target.version, owner, source, is_new=False, batch=batch, any_rows=target.any_rows)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -106,12 +110,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         found = _messages(messages)
         if found:
-            commit(_batch_of(found, batchId), _staged(found))
+            commit(_batch_of(found, batchId, self._target), _staged(found))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         found = _messages(messages)
         if found:
-            abort(_batch_of(found, batchId), _staged(found))
+            abort(_batch_of(found, batchId, self._target), _staged(found))
 
 
 def _checked(
@@ -124,14 +128,24 @@ def _checked(
     return target, ({**others, "path": target.path}, schema.json())
 
 
-def _batch_of(messages: Sequence[Message], batch_id: int) -> Write:
+def _app_of(name: str, target: Target, messages: Iterable[Message]) -> str:
+    """The app that counts the versions of this name in the target."""
+    if target.topic is None:
+        return name
+    logs = sorted({section.log_id.hex() for each in messages for section in each.sections})
+    return "/".join([name, *logs])  # with two logs, the topic was made again meanwhile, and the commit finds it
+
+
+def _batch_of(messages: Sequence[Message], batch_id: int, target: Target) -> Write:
     (query, batch, run), *others = {(each.query, each.batch, each.run) for each in messages}
     if others or query is None or run is None or batch != batch_id:
         raise LogError(
             f"the tasks of batch {batch_id} say that they are of batch {batch} of query {query}, run {run}: Spark's "
             "local properties are not those of PySpark 4.3, so nothing is committed"
         )
-    return Write(query, batch_id, run, query, is_new=False)
+    owner = owner_of(run, checkpoint=target.checkpoint)
+    app = _app_of(query, target, messages)
+    return Write(app, batch_id, owner, query, is_new=False, batch=batch_id, any_rows=target.any_rows)
 
 
 def _messages(messages: Iterable[WriterCommitMessage | None]) -> list[Message]:
@@ -140,7 +154,7 @@ def _messages(messages: Iterable[WriterCommitMessage | None]) -> list[Message]:
 
 
 def _staged(messages: Iterable[Message]) -> list[Staging]:
-    return [Staging(each.attempt, each.sections, each.frames) for each in messages]
+    return [Staging(each.attempt, each.sections, each.frames, each.rows) for each in messages]
 
 
 # --- in a task -----------------------------------------------------------------------------------------------
@@ -161,7 +175,7 @@ def write_task(batches: Iterable[pa.RecordBatch], target: Target, *, seed: int) 
     except BaseException:
         stage.discard()
         raise
-    return Message(task, stage.attempt, sections, frames, query, batch, run)
+    return Message(task, stage.attempt, sections, frames, query, batch, run, stage.rows)
 
 
 def _query_of(context: TaskContext) -> tuple[str | None, int | None, str | None]:

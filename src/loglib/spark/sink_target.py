@@ -37,14 +37,14 @@ from pyspark.sql.types import (
 from ..append.hash_columns import can_hash
 from ..config.arguments import check_names
 from ..config.policies import TopicConfig
-from ..config.uri import local_path
+from ..config.uri import is_remote, local_path
 from ..log import topic_file
 from ..system.files import REAL
 from .options import refuse_consumers, refuse_remote
 
 __all__ = ["Target", "TargetTopic", "find_place", "no_function", "parse"]
 
-_KNOWN = ("path", "topic", "txnAppId", "txnVersion")
+_KNOWN = ("path", "topic", "txnAppId", "txnVersion", "repeatedBatch")
 _CANONICAL = {name.lower(): name for name in _KNOWN}
 _SPARKS = {"checkpointlocation", "queryname"}  # which Spark passes on
 _WRITTEN = ("value", "key", "headers", "topic", "partition", "timestamp")
@@ -70,6 +70,8 @@ class Target:
     app: str | None
     version: int | None
     columns: Mapping[str, str]  # the names in the DataFrame, by known name
+    checkpoint: str | None = None  # of the stream, if it is an option of the query
+    any_rows: bool = False  # a batch that Spark repeats may have another number of rows
 
 
 def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> Target:
@@ -97,7 +99,8 @@ def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, stre
     place = None if topic is None else find_place(topic)
     if place is not None and "key" in columns and "partition" not in columns and not can_hash(place.config.partitioner):
         raise no_function(place)
-    return Target(path, topic, app, version, columns)
+    checkpoint, any_rows = _checkpoint(options.get("checkpointlocation")), _any_rows(options)
+    return Target(path, topic, app, version, columns, checkpoint, any_rows)
 
 
 def find_place(path: str) -> TargetTopic:
@@ -130,6 +133,18 @@ def _transaction(options: Mapping[str, str], *, streaming: bool) -> tuple[str | 
     if not (version.isascii() and version.isdigit()) or int(version) >= _MOST_VERSION:
         raise ValueError(f"option txnVersion must be a number from 0 on, not {version!r}")
     return app, int(version)
+
+
+def _any_rows(options: Mapping[str, str]) -> bool:
+    given = options.get("repeatedbatch", "compare")
+    if given not in ("compare", "drop"):
+        raise ValueError(f'option repeatedBatch must be "compare" or "drop", not {given!r}')
+    return given == "drop"
+
+
+def _checkpoint(given: str | None) -> str | None:
+    """The checkpoint in a form that is the same for all names of it; as it is given, if it is not on this host."""
+    return given if given is None or is_remote(given) else os.path.realpath(local_path(given))
 
 
 def _only_topic(path: str, name: str | None) -> str | None:

@@ -84,6 +84,7 @@ class TaskStage:
         self._own_files = 0  # of partitions
         self._waiting_bytes = 0
         self._borrowed_bytes = 0
+        self.rows: dict[str, int] = {}  # that were added, by path of the topic
 
     def add(self, place: TargetTopic, partition: int, records: pa.RecordBatch) -> None:
         """Add records of the columns that `Rows` knows, all of the same types."""
@@ -92,6 +93,7 @@ class TaskStage:
             identity = Identity.of(place.log_id, partition)
             staged = Staged(place.path, identity, place.config, self._now, copies=False)  # Arrow's memory stays
             one = self._partitions[place.path, partition] = _Partition(place, staged)
+        self.rows[place.path] = self.rows.get(place.path, 0) + records.num_rows
         one.waiting.append(records)
         one.waiting_bytes += records.nbytes
         one.waiting_records += records.num_rows

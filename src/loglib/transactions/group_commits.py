@@ -19,7 +19,7 @@ from ..errors import CorruptLogError
 from ..groups.assignment import TopicPartition
 from ..groups.directory import GroupDirectory
 from ..groups.lock_file import readable_by_all
-from ..groups.offsets import Entries, Entry
+from ..groups.offsets import Entries, Entry, LogPartition
 from ..log.store_pointer import read_pointer
 from .manifest import Fence
 from .manifest import Offsets as CommittedOffsets
@@ -40,20 +40,25 @@ def leave_mark(place: GroupDirectory) -> None:
 
 
 class StoreFence:
-    """The fence of a group's generations in the store of its transactions."""
+    """The fence of a group's generations in the store of its transactions, which it keeps open."""
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
 
     def known_generations(self, place: GroupDirectory) -> Mapping[str, int]:
-        """The highest generation of each partition that is in a transaction or its fence, by `str` of the partition."""
-        store, topic = _store_of(place)
+        """The highest generation of each partition that is in a transaction or its fence, by its name in `owners`."""
+        store, topic = self._find_store(place)
         return {} if store is None else store.generations(topic, place.name)
 
     def fence(self, place: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
         """End the transactions of former owners, and return the commits of those that are not applied yet."""
-        store, topic = _store_of(place)
+        store, topic = self._find_store(place)
         if store is None:
             return {}
         store.fence_groups(
-            tuple(Fence(topic, place.name, str(each), generation) for each, generation in generations.items()),
+            tuple(
+                Fence(topic, place.name, place.owner_file(each), generation) for each, generation in generations.items()
+            ),
             now=place.clock(),
         )
         pending: Entries = {}
@@ -61,7 +66,12 @@ class StoreFence:
             for each in manifest.offsets:
                 if (each.topic, each.group) == (topic, place.name):
                     pending |= parsed(each)
-        return pending
+        names = place.names()
+        return {names.get(LogPartition(each.log_id, key.partition), key): each for key, each in pending.items()}
+
+    def _find_store(self, place: GroupDirectory) -> tuple[Store | None, str]:
+        self._store, topic = _store_of(place)
+        return self._store, topic
 
 
 def _store_of(place: GroupDirectory) -> tuple[Store | None, str]:
@@ -82,10 +92,10 @@ def stored(
     topic = os.path.relpath(place.topic_path, os.path.dirname(store_path))
     return tuple(
         CommittedOffsets(
-            topic, place.name, str(partition),
+            topic, place.name, place.owner_file(partition),
             [
                 entry.offset, entry.generation, entry.number, entry.history, entry.meta, entry.member,
-                entry.timestamp, entry.log_id.hex(),
+                entry.timestamp, entry.log_id.hex(), partition.topic,
             ],
         )
         for partition, entry in entries.items()
@@ -94,14 +104,14 @@ def stored(
 
 def parsed(commit: CommittedOffsets) -> Entries:
     """The entry of a manifest again; `CorruptLogError` if it is none."""
-    topic, _, number = commit.partition.rpartition("-")
+    _, _, number = commit.partition.rpartition("-")
     try:
-        offset, generation, count, history, meta, member, timestamp, log_id, *_ = commit.entry
+        offset, generation, count, history, meta, member, timestamp, log_id, topic, *_ = commit.entry
         entry = Entry(
             None if offset is None else int(offset), int(generation), bytes.fromhex(log_id), int(history), str(meta),
             str(member), int(timestamp), int(count),
         )  # fmt: skip
-        return {TopicPartition(topic, int(number)): entry}
+        return {TopicPartition(str(topic), int(number)): entry}
     except (ValueError, TypeError) as error:
         found = f"a commit of a group that cannot be read ({error})"
         raise CorruptLogError(commit.group, 0, found, "an entry as in docs/format.md") from error

@@ -54,7 +54,7 @@ class Offsets(NamedTuple):
 
     topic: str  # path of the topic that has the group's directory, relative as in a section
     group: str
-    partition: str  # "<topic>-<number>"
+    partition: str  # "<log id>-<number>"
     entry: list[Any]  # offset, generation, and what the group's log needs besides
 
     @property
@@ -91,6 +91,7 @@ class Manifest(NamedTuple):
     frames: bytes | None = b""  # None: they are damaged, or were not read because the entry is done
     id: int = 0  # drawn at random for each transaction: it names its records in the logs; 0 if there are none
     skip: int = 0  # 0, or above `number`: numbers up to here are never given
+    rows: int | None = None  # for whoever compares a repetition with it
 
     @property
     def last_number(self) -> int:
@@ -112,6 +113,7 @@ class AppState(NamedTuple):
     source: str | None
     number: int  # of the app's last entry
     last_used: int  # microseconds
+    rows: int | None = None  # of the last version
 
 
 class Checkpoint(NamedTuple):
@@ -131,7 +133,7 @@ def encode(manifest: Manifest) -> bytes:
     frames = manifest.frames or b""
     content = _seal({
         "app": manifest.app, "version": manifest.version, "owner": manifest.owner, "source": manifest.source,
-        "time": manifest.time, "id": f"{manifest.id:016x}", "skip": manifest.skip,
+        "time": manifest.time, "id": f"{manifest.id:016x}", "skip": manifest.skip, "rows": manifest.rows,
         "sections": [
             {"topic": each.topic, "log": each.log_id.hex(), "partition": each.partition, "file": each.file,
              "at": each.at, "bytes": each.size_bytes, "batches": each.batches, "segment": each.is_segment}
@@ -214,7 +216,7 @@ def _manifest(number: int, values: dict[str, Any], frames: bytes) -> Manifest:
         _maybe(_text, values["source"]), _whole(values["time"]),
         tuple(map(_section, values["sections"])), tuple(map(_offsets, values["offsets"])),
         tuple(map(_fence, values["fences"])), frames if whole else None, int(_text(values["id"]), 16),
-        _count(values["skip"]),
+        _count(values["skip"]), _maybe(_count, values["rows"]),
     )  # fmt: skip
     _check(manifest)
     return manifest
@@ -254,9 +256,9 @@ def _checkpoint(values: dict[str, Any], rest: bytes) -> Checkpoint:
     apps = {
         app: AppState(
             _maybe(_count, version), _text(owner), tuple(map(_text, former)), _maybe(_text, source), _count(number),
-            _whole(last_used),
+            _whole(last_used), _maybe(_count, rows),
         )
-        for app, (version, owner, former, source, number, last_used) in values["apps"].items()
+        for app, (version, owner, former, source, number, last_used, rows) in values["apps"].items()
     }  # fmt: skip
     generations = {
         (_text(topic), _text(group), _text(partition)): _count(generation)

@@ -119,5 +119,5 @@ class Participant:
 
     def _of(self, home: StorePointer, writers: list[Writer]) -> tuple[Store, Applier]:
         """The store of the topic's transactions, with what applies them."""
-        store = open_store(self._files, os.path.normpath(home.path))
+        store = self._handles.store = open_store(self._files, os.path.normpath(home.path))
         return store, Applier(self._files, store, writers, clock=self._clock)

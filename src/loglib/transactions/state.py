@@ -28,6 +28,7 @@ class Intent(NamedTuple):
     sections: tuple[Section, ...] = ()
     offsets: tuple[Offsets, ...] = ()
     frames: bytes = b""
+    rows: int | None = None
 
 
 class State:
@@ -53,6 +54,7 @@ class State:
             self.apps[app] = AppState(
                 before.version if manifest.version is None else manifest.version, manifest.owner, former,
                 before.source if manifest.source is None else manifest.source, manifest.number, manifest.time,
+                before.rows if manifest.version is None else manifest.rows,
             )  # fmt: skip
         for each in manifest.offsets:
             self._raise((each.topic, each.group, each.partition), each.generation)

@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from ..errors import CorruptLogError, ForkedHandleError, LogClosedError, LogError, LogMovedError, StorageIOError
 from ..log.store_pointer import STORE_FILE as NAME
@@ -39,6 +40,7 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .manifest import (
+    AppState,
     Checkpoint,
     Fence,
     Manifest,
@@ -87,11 +89,12 @@ def _build(files: Files, aside: str, permissions: int) -> None:
     files.sync_directory(aside)
 
 
-_open: dict[tuple[int, str], Store] = {}  # by process id and path: a forked child opens its own
+# By process id and path: a forked child opens its own. A store that nobody refers to is closed.
+_open: WeakValueDictionary[tuple[int, str], Store] = WeakValueDictionary()
 
 
 def open_store(files: Files, path: str) -> Store:
-    """The store at the path, with what this process knows of it already. Do not close it."""
+    """The store at the path, with what this process knows of it already. Do not close it, but keep it while in use."""
     if not files.real:
         return Store(files, path)
     key = os.getpid(), path
@@ -102,7 +105,9 @@ def open_store(files: Files, path: str) -> Store:
 
 
 class Store(NotCopyable):
-    """An open store. `FileNotFoundError` if there is none. Close it."""
+    """An open store. `FileNotFoundError` if there is none. Close it; one that nobody refers to closes itself."""
+
+    _directory: Directory | None = None
 
     def __init__(self, files: Files, path: str) -> None:
         self.files = files
@@ -112,7 +117,7 @@ class Store(NotCopyable):
         self._expire_before: int | None = None
         self._stale = False  # what is known may be half changed
         self._synced = 0
-        self._directory: Directory | None = Directory.open(files, path)
+        self._directory = Directory.open(files, path)
         try:
             name = os.path.join(path, NAME)
             fd = self._directory.open_read(NAME)
@@ -128,6 +133,10 @@ class Store(NotCopyable):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        with suppress(OSError):  # nothing is written
+            self.close()
 
     def close(self) -> None:
         """Close the directory. Safe to repeat."""
@@ -158,7 +167,7 @@ class Store(NotCopyable):
             if version is not None:
                 return Manifest(
                     0, intent.app, version, intent.owner, intent.source, now, intent.sections, intent.offsets,
-                    frames=intent.frames, id=drawn,
+                    frames=intent.frames, id=drawn, rows=intent.rows,
                 )  # fmt: skip
             number, version = self._state.apps[intent.app].number, wanted.version
             if intent.version is None:
@@ -218,11 +227,15 @@ class Store(NotCopyable):
 
     def last_version(self, app: str) -> int | None:
         """The last version of the app that is committed; None if there is none."""
+        state = self.app(app)
+        return None if state is None else state.version
+
+    def app(self, app: str) -> AppState | None:
+        """What the transactions of the app have left; None if there are none. Synced."""
         with self._turn() as directory:
             self._advance(directory)
             self._sync(directory)
-            state = self._state.apps.get(app)
-            return None if state is None else state.version
+            return self._state.apps.get(app)
 
     def expire(self, before: int) -> None:
         """Forget the apps that were last used before this time, in microseconds, at the next checkpoint."""

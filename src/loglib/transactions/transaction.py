@@ -141,6 +141,7 @@ class Transaction(NotCopyable):
         if path not in self._topics:
             self._find_store(path, topic.config.permissions, topic._files, topic._clock)  # noqa: SLF001
             self._topics[path] = topic
+            topic._handles.store = self._store  # noqa: SLF001
         if partition is None and columns.keys is None:
             partition = self._keyless_partition(topic)
         spread = topic._placement.spread(  # noqa: SLF001
