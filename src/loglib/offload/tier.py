@@ -28,10 +28,11 @@ from typing import NamedTuple
 
 from ..config.arguments import check_count, check_names
 from ..config.uri import local_path
-from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..errors import CorruptLogError, LogError
 from ..format.batch import stored_header
 from ..log import copy_role, gaps, topic_file
 from ..log.cursor import Cursor
+from ..log.history import AHEAD, compare_history
 from ..log.log import Log
 from ..open_topic import OpenTopic, open_for_reading
 from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_header, segment_name
@@ -46,6 +47,7 @@ __all__ = ["tier", "tiered"]
 
 SEGMENTS_A_COMMIT = 16  # a run that dies compares at most so many again; each manifest names all segments
 _MOST_FACTS = 16 << 20
+_ADVICE = "nothing was uploaded: upload this topic to another place, and read the old place by itself"
 _SAME = "the bytes of the log's segment (this object does not count: remove it, and upload again)"
 
 Progress = Callable[[int, int], object]
@@ -161,6 +163,7 @@ class _Uploader:
             base = manifest_log.newest(self._store.manifests, decode)
             if base is not None:
                 self._check_same(base.log_id, base.topic)
+                self._check_history(base)
             spans = [span for access in self._topic._accesses for span in self._spans(access.log, base)]  # noqa: SLF001
             if not spans and base is not None:
                 return base
@@ -192,14 +195,19 @@ class _Uploader:
                 f"{self._topic.path} (id {self._topic.log_id.hex()}) to another place"
             )
 
+    def _check_history(self, base: Tiered) -> None:
+        """Refuse a place that does not have the history of this topic. It may be ahead of a topic that lags."""
+        for access in self._topic._accesses:  # noqa: SLF001
+            points = base.partition(access.log.partition).points(base.log_id)
+            if points and (found := compare_history(points, access.log)).relation != AHEAD:
+                found.check(f"the place {self._store.path}", access.log, _ADVICE)
+
     def _spans(self, log: Log, base: Tiered | None) -> Iterator[_Span]:
         """The durable sealed segments behind those that the place has."""
         known = TieredPartition(log.partition) if base is None else base.partition(log.partition)
         mark = log.mark()
         log.refresh()
         bases = [each for each in log.index.bases() if each >= mark.log_start_offset]
-        if known.segments and bases and bases[0] > known.end:
-            raise OffsetOutOfRangeError(log.partition, known.end, mark.log_start_offset, mark.flushed_end)
         for start, end in pairwise(bases):
             if known.end < end <= mark.durable_end:
                 yield _Span(log, start, end)
@@ -221,12 +229,10 @@ class _Uploader:
     def _check_follows(self, header: SegmentHeader, known: TieredPartition) -> None:
         if not known.segments:
             return
-        last = known.segments[-1]
-        if (header.base_offset, header.previous_crc) != (last.end, last.last_crc):
+        if header.base_offset != known.end:
             raise LogError(
-                f"{self._store.path} has another history of partition {known.partition} than {self._topic.path}: the "
-                f"place ends at offset {last.end} with batch CRC {last.last_crc:08x}, the topic goes on at "
-                f"{header.base_offset} behind {header.previous_crc:08x}; upload it to another place"
+                f"partition {known.partition}: the place {self._store.path} ends at offset {known.end}, and no segment "
+                f"of {self._topic.path} begins there, but one at {header.base_offset}; {_ADVICE}"
             )
 
     def _write_facts(self, jobs: list[_Job]) -> None:
@@ -282,7 +288,10 @@ class _Uploader:
             self._upload_file(job, producers_name(base), None)
         crc = self._upload_file(job, segment_name(base), job.size_bytes)
         end, last_batch = job.following.base_offset, job.following.previous_batch
-        return TieredSegment(base, end, last_batch, job.following.previous_crc, crc, self._clock())
+        following = job.following
+        return TieredSegment(
+            base, end, last_batch, following.previous_crc, crc, self._clock(), following.writer_epoch
+        )  # fmt: skip
 
     def _upload_file(self, job: _Job, name: str, size_bytes: int | None) -> int:
         """Upload a file and compare it; returns its CRC-32C. `size_bytes`: the size that it must have."""
