@@ -21,6 +21,7 @@ from ..config.uri import is_remote
 from ..errors import LogError
 from ..log import topic_file
 from ..log.cursor import has_records
+from ..log.gaps import between
 from ..log.history import HistoryPoint, compare_history
 from ..log.log import Log
 from ..retention import ArchiveHold
@@ -125,7 +126,12 @@ class TierFloors:
             return past.end
         end = _proven_end(past.points(log.identity.log_id), f"the place {self._path}", log)
         sizes = place.sizes(log.partition)
-        healed = [gap.start for gap in place.gaps(log.identity) if has_records(log, max(start, gap.start), gap.end)]
+        lossy = [each for each in past.segments if each.lost and each.end > start]
+        lost = place.gaps(log.identity) if lossy else ()
+        healed = [
+            each.start for each in lossy
+            if any(has_records(log, gap.start, gap.end) for gap in between(lost, max(each.start, start), each.end))
+        ]  # fmt: skip
         unsafe = (
             each.start for each in past.segments
             if each.end > start and not self._is_safe(each, sizes.get(each.file_name))
