@@ -157,13 +157,16 @@ class OffsetOutOfRangeError(LogError, LookupError):
     `high_watermark` is also a valid position: the reader has caught up.
     """
 
-    def __init__(self, partition: int, offset: int, log_start_offset: int, high_watermark: int) -> None:
+    def __init__(
+        self, partition: int, offset: int, log_start_offset: int, high_watermark: int, *, words: str = ""
+    ) -> None:
         self.partition = partition
         self.offset = offset
         self.log_start_offset = log_start_offset
         self.high_watermark = high_watermark
         super().__init__(
-            f"partition {partition}: offset {offset} is outside the log, which holds "
+            words
+            or f"partition {partition}: offset {offset} is outside the log, which holds "
             f"[{log_start_offset}, {high_watermark}); start at {log_start_offset} or 'begin'"
         )
 

@@ -20,8 +20,8 @@ from loglib.config import policies
 from loglib.format import codec, watermark
 from loglib.format import header as batch
 from loglib.groups.lock_file import MOST_BYTES
-from loglib.groups.offsets import history_at
 from loglib.log import ages, topic_file
+from loglib.log.history import history_at
 from loglib.system.files import REAL
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "format.md").read_text("utf-8")

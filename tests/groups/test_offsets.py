@@ -12,8 +12,9 @@ from committed import OF_TOPIC, A, B, anyone, entry, logs, offset_of, put, segme
 from conftest import Clock
 from loglib import Commit, CorruptLogError, OffsetOutOfRangeError, RecordTooLargeError, testing
 from loglib.config.policies import FlushPolicy
-from loglib.groups.offsets import Offsets, history_at
+from loglib.groups.offsets import Offsets
 from loglib.log.cursor import Cursor
+from loglib.log.history import history_at
 from loglib.testing import Call, WatchedFiles
 
 Opener = Callable[..., Offsets]

@@ -346,7 +346,7 @@ def test_another_history_is_refused(open_topic: Open, path: Path, tmp_path: Path
         assert tier(restored, to) == tiered(to), "it has less, and nothing else"
         seal(restored, 1)  # as long as the other
         seal(restored, 1)
-        with pytest.raises(LogError, match="has another history of partition 0"):
+        with pytest.raises(LogError, match="partition 0: .* has another history than"):
             tier(restored, to)
         assert len(tiered(to).partitions[0].segments) == 2
 

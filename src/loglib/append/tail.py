@@ -33,6 +33,7 @@ from ..format.record import new_tuple
 from ..format.skip_pointers import added
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, WatermarkWriter
+from ..log import start_header
 from ..log.ages import Stamp, open_since
 from ..log.index import SegmentIndex
 from ..log.log import Wakeable
@@ -563,6 +564,7 @@ class TailWriter(NotCopyable):
         self.sync_watermark()
         self.publish()  # into the other slot: if either rots, the other knows
         self.sync_watermark()  # before a file goes: a torn write may leave either slot alone
+        start_header.keep(self.place, self._identity, base_offset, self._permissions)
         names = [segment_name(base) for base in dropped]
         for name in names + [producers_name(base) for base in dropped if base in self._with_file]:
             with suppress(FileNotFoundError):  # an earlier pass that was interrupted or failed has removed it

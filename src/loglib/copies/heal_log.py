@@ -139,8 +139,8 @@ def heal_log(
 
 
 def _is_damaged(findings: Findings) -> bool:
-    lost = findings.damage or findings.known_gaps
-    return bool(lost or findings.needs_lock or findings.fault_of_gaps)
+    back = findings.known_gaps != findings.remaining(lambda _: False)
+    return bool(findings.damage or back or findings.needs_lock or findings.fault_of_gaps)
 
 
 class _Healing:
@@ -439,11 +439,10 @@ class _Healing:
         if self._findings.fault_of_gaps:
             self._refuse(GAPS, f"{self._findings.fault_of_gaps}; loglib.repair makes it anew")
         lost = [each.offsets for each in self._unhealed]
-        still = [
-            gap for gap in self._findings.known_gaps
-            if any(each.start < gap.end and gap.start < each.stop for each in lost)
-        ]  # fmt: skip
-        back = len(self._findings.known_gaps) - len(still)
+        still = self._findings.remaining(
+            lambda gap: any(each.start < gap.end and gap.start < each.stop for each in lost)
+        )  # fmt: skip
+        back = len({*self._findings.known_gaps} - {*still})
         if back:
             if not self._dry_run:
                 write_gaps(self._directory, self._identity, still, self._permissions)

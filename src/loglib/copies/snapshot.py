@@ -31,7 +31,7 @@ from ..format.watermark import Mark, encode_new
 from ..groups.directory import GROUPS
 from ..groups.lock_file import readable_by_all
 from ..groups.offsets import offsets_identity
-from ..log import copy_role, gaps, store_pointer, topic_file
+from ..log import copy_role, gaps, start_header, store_pointer, topic_file
 from ..log.log import Log, marks_at_once
 from ..log.recovery import list_segments
 from ..segment import HEADER_BYTES, Identity, producers_name, segment_name
@@ -158,7 +158,7 @@ class _Snapshot:
                 except FileNotFoundError:
                     start = self._dropped(source, identity, base, bases)
                     break
-            for name in (_CLOCK, gaps.NAME):
+            for name in (_CLOCK, gaps.NAME, start_header.NAME):
                 with suppress(FileNotFoundError):
                     content = files.read_whole(os.path.join(source, name), _SMALL_BYTES)
                     made.write_new(name, content, permissions)

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..config.arguments import Start
 from ..errors import GroupBusyError, GroupElsewhereError, LogError
+from ..log.history import history_at
 from ..log.lag import Lag
 from ..system.files import Files
 from .assignment import TopicPartition
 from .directory import GROUPS, GroupDirectory, group_names
 from .lag import lag_of_group
 from .members import Member, Membership, live_members
-from .offsets import Commit, Entries, Entry, LogPartition, Offsets, history_at
+from .offsets import Commit, Entries, Entry, LogPartition, Offsets
 from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
 
 __all__ = ["GroupInfo", "Move", "check_no_members", "committed", "delete", "evict", "inspect", "lag", "reset"]

@@ -28,12 +28,12 @@ from ..format.batch import Batch, stored_header
 from ..format.header import Header
 from ..format.record import Record
 from ..log.cursor import BorrowedRange, Cursor
+from ..log.history import history_at
 from ..log.log import LiveWriter
 from ..system.not_copyable import NotCopyable
 from ..system.notify import REPLACED, Observer
 from .assignment import TopicPartition
 from .directory import GroupDirectory
-from .offsets import history_at
 
 __all__ = ["RUN_S", "Delivery", "Run", "Way"]
 

@@ -52,16 +52,14 @@ from ..log.cursor import Cursor
 from ..log.log import Log
 from ..log.recovery import list_segments, measure
 from ..log.topic_file import make_partition, put_in_place
-from ..segment import HEADER_BYTES, Identity, SegmentReader, read_segment_header, segment_name
+from ..segment import HEADER_BYTES, Identity, SegmentReader, segment_name
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
 from .lock_file import readable_by_all
 
-__all__ = [
-    "Commit", "Entries", "Entry", "LogPartition", "Offsets", "history_at", "make_offsets", "merged", "offsets_identity",
-]  # fmt: skip
+__all__ = ["Commit", "Entries", "Entry", "LogPartition", "Offsets", "make_offsets", "merged", "offsets_identity"]
 
 logger = logging.getLogger("loglib")
 
@@ -87,7 +85,7 @@ class Entry(NamedTuple):
     offset: int | None  # None: the partition has an owner, but no commit yet
     generation: int
     log_id: bytes  # of the topic
-    history: int  # `history_at` the offset
+    history: int  # `log.history.history_at` the offset
     meta: str = ""
     member: str = ""
     timestamp: int = 0
@@ -114,33 +112,6 @@ class LogPartition(NamedTuple):
 Entries = dict[TopicPartition, Entry]
 _Stored = dict[LogPartition, Entry]
 _Key = TypeVar("_Key", bound=Hashable)
-
-
-def history_at(log: Log, offset: int) -> int:
-    """The header CRC of the batch before the offset, or around it. It identifies the whole log up to there.
-
-    0 at the beginning of a log, and in a declared gap. Raises `OffsetOutOfRangeError` and `CorruptLogError` like a
-    read.
-    """
-    while True:
-        mark = log.mark()
-        if not mark.log_start_offset <= offset <= mark.flushed_end:
-            raise OffsetOutOfRangeError(log.partition, offset, mark.log_start_offset, mark.flushed_end)
-        if offset == mark.log_start_offset == mark.flushed_end:
-            return _history_of_nothing(log, offset)
-        at_end = offset == mark.flushed_end
-        with suppress(OffsetOutOfRangeError):  # retention has meanwhile dropped more
-            header = log.header_around(offset - at_end, mark)
-            return header.previous_crc if header.base_offset == offset else header.header_crc
-
-
-def _history_of_nothing(log: Log, offset: int) -> int:
-    """The same, if retention has left one segment without a batch: its header has the CRC."""
-    path = os.path.join(log.directory, segment_name(offset))
-    try:
-        return read_segment_header(log.files, path, log.identity).previous_crc
-    except FileNotFoundError as error:
-        raise CorruptLogError(path, 0, "no file", f"the segment that begins at offset {offset}") from error
 
 
 def offsets_identity(log_id: bytes, group: str, name: str) -> Identity:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from ..config.arguments import Start, parse_start
 from ..errors import LogReplacedError, OffsetOutOfRangeError
+from ..log.history import HistoryPoint, history_at, point_at
 from ..log.log import Log
 from ..log.lookup import resolve
 from .assignment import TopicPartition
 from .directory import GroupDirectory
-from .offsets import Entry, history_at
+from .offsets import Entry
 
 __all__ = ["StartPosition"]
 
@@ -64,7 +65,7 @@ class StartPosition:
         log, differs = self._place.logs[partition], ""
         if entry.log_id != log.identity.log_id:
             differs = f"the commit names log {entry.log_id.hex()}, this log is {log.identity.log_id.hex()}"
-        elif (found := history_at(log, offset)) != entry.history and found and entry.history:  # 0: unknown
-            differs = f"the batch before the offset had CRC {entry.history:08x} and now has {found:08x}"
+        elif (found := point_at(log, offset)).agrees(HistoryPoint(entry.log_id, offset, entry.history)) is False:
+            differs = f"the batch before the offset had CRC {entry.history:08x} and now has {found.chain:08x}"
         if differs:
             raise LogReplacedError(self._place.name, str(partition), offset, differs)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import NamedTuple, TypeVar, cast
 
 from ..errors import CorruptLogError, InvalidOffsetError, LogError, LogMovedError, OffsetOutOfRangeError
@@ -30,7 +30,7 @@ from .donors import Donors, named_end
 from .gaps import Gap
 from .log import Log
 
-__all__ = ["BLOCK_BYTES", "BorrowedRange", "Cursor", "Piece"]
+__all__ = ["BLOCK_BYTES", "BorrowedRange", "Cursor", "Piece", "has_records"]
 
 logger = logging.getLogger("loglib")
 
@@ -375,3 +375,10 @@ class Cursor(NotCopyable):
     def _report(self, error: CorruptLogError, offsets: range) -> None:
         assert self._on_damage is not None
         self._on_damage(Damage.of(error, self.log.partition, offsets))
+
+
+def has_records(log: Log, start: int, end: int) -> bool:
+    """Whether a record of the offsets [start, end) can be read; `start` is the place of a batch, perhaps damaged."""
+    met: list[Damage] = []
+    with closing(Cursor(log, start, on_damage=met.append)) as cursor:
+        return start < end and bool(cursor.read(end))

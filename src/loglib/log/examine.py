@@ -71,13 +71,19 @@ class Findings(NamedTuple):
     @property
     def healed(self) -> int:
         """How many declared gaps can be read again."""
-        return len(self.known_gaps) - len(self.still_gaps)
+        return len({*self.known_gaps} - {*self.still_gaps})
 
     @property
     def still_gaps(self) -> tuple[Gap, ...]:
         """The declared gaps that still cannot be read, at least in part."""
         ends = {each.offsets.stop for each in self.met}
-        return tuple(each for each in self.known_gaps if each.end in ends)
+        return self.remaining(lambda gap: gap.end in ends)
+
+    def remaining(self, is_lost: Callable[[Gap], bool]) -> tuple[Gap, ...]:
+        """The declared gaps that are lost, and of the others what lies before the log: a tier may have it."""
+        start = self.mark.log_start_offset
+        kept = (gap if is_lost(gap) else gap._replace(end=min(gap.end, start)) for gap in self.known_gaps)
+        return tuple(each for each in kept if each.start < each.end)
 
     @property
     def needs_new_end(self) -> bool:

@@ -27,7 +27,7 @@ from ..segment import Identity
 from ..system.directory import Directory
 from ..system.files import Files
 
-__all__ = ["NAME", "Gap", "joined", "parse_gaps", "read_gaps", "write_gaps"]
+__all__ = ["NAME", "Gap", "between", "encode_gaps", "joined", "parse_gaps", "read_gaps", "write_gaps"]
 
 NAME = "gaps.json"
 FORMAT = 1
@@ -87,15 +87,26 @@ def _gap(facts: dict[str, object]) -> Gap:
     raise ValueError(f"a gap {facts!r:.100}")
 
 
-def write_gaps(directory: Directory, identity: Identity, gaps: Sequence[Gap], permissions: int) -> None:
-    """Replace the declared gaps of a partition. Synced."""
-    content = seal({
+def encode_gaps(identity: Identity, gaps: Sequence[Gap]) -> bytes:
+    """The content of the file with these gaps, which are in order and do not meet."""
+    return seal({
         "format": FORMAT, "log_id": identity.log_id.hex(), "partition": identity.partition,
         "gaps": [each._asdict() for each in gaps],
     })  # fmt: skip
+
+
+def write_gaps(directory: Directory, identity: Identity, gaps: Sequence[Gap], permissions: int) -> None:
+    """Replace the declared gaps of a partition. Synced."""
+    content = encode_gaps(identity, gaps)
     if len(content) > _MOST_BYTES:
         raise RecordTooLargeError(f"the list of gaps in {directory.path}", len(content), _MOST_BYTES)
     directory.replace(NAME, content, permissions)
+
+
+def between(gaps: Iterable[Gap], start: int, end: int) -> list[Gap]:
+    """The parts of the gaps that lie in [start, end)."""
+    parts = (each._replace(start=max(each.start, start), end=min(each.end, end)) for each in gaps)
+    return [each for each in parts if each.start < each.end]
 
 
 def joined(gaps: Iterable[Gap]) -> list[Gap]:

@@ -36,7 +36,7 @@ from ..segment import (
 from ..system import lock as writer_lock
 from ..system.directory import Directory
 from ..system.files import Files
-from . import topic_file
+from . import start_header, topic_file
 from .examine import ExpectedSegment, Findings, examine
 from .gaps import NAME as GAPS
 from .gaps import Gap, joined, write_gaps
@@ -262,11 +262,16 @@ class PartitionRepair:
     def _header(
         self, directory: Directory, findings: Findings, base: int, before: SegmentHeader | None
     ) -> SegmentHeader:
-        """The header of a segment, from the segment before it and from its own first batch."""
+        """The header of a segment, from the segment before it and from its own first batch.
+
+        The first segment has its header as it was kept when what is before it was dropped.
+        """
         first = self._first_batch(base)
+        if before is None and (found := self._kept_header(directory, base, first)) is not None:
+            return found
         mark, identity = findings.mark, self._identity
         if before is None:
-            tail = _Tail(base, 0, 0, NO_TIMESTAMP, Sections(0, 0, 0, 0), ())
+            tail = _Tail(base, 0, 0, _running_max_before(findings, base), Sections(0, 0, 0, 0), ())
             previous_base = base
         else:
             tail = self._tail_of(findings, before, base)
@@ -290,6 +295,17 @@ class PartitionRepair:
             writer_nonce=mark.writer_nonce if first is None else first.writer_nonce,
             previous_batch_bytes=base - last_batch, more_producers=more, more_producers_crc=more_crc, producers=table,
         )  # fmt: skip
+
+    def _kept_header(self, directory: Directory, base: int, first: Header | None) -> SegmentHeader | None:
+        """The header that was kept of the first segment, if its first batch follows what that says."""
+        found = start_header.kept(directory, self._identity, base)
+        if found is None or (first is not None and first.previous_crc != found.previous_crc):
+            return None
+        try:
+            read_producers(self._files, self._path, found)
+        except CorruptLogError:  # those in the separate file, which are the oldest, are lost
+            return found._replace(more_producers=0, more_producers_crc=0)
+        return found
 
     def _first_batch(self, base: int) -> Header | None:
         """The header of the segment's first batch, if it is whole."""
@@ -315,6 +331,15 @@ class PartitionRepair:
         if last is None or last.next_offset != end:
             return _Tail(None, 0, append_time, running_max, sections, producers)
         return _Tail(last.base_offset, last.header_crc, append_time, running_max, sections, producers)
+
+
+def _running_max_before(findings: Findings, base: int) -> int:
+    """What the largest event time before the first segment is at most, as far as the next one knows.
+
+    A search by time that begins too early finds its record all the same; one that begins too late does not.
+    """
+    known = (each.header.running_max_timestamp for each in findings.places if each.base > base and each.header)
+    return next(known, NO_TIMESTAMP) if base else NO_TIMESTAMP
 
 
 class _Tail(NamedTuple):

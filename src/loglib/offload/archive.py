@@ -1,6 +1,7 @@
 """Archive: the sealed segments of a topic, as files in an archive.
 
-Invariant: archiving goes on where the newest manifest ends, in each partition. A file is named in a manifest only after
+Invariant: archiving goes on where the newest manifest ends, in each partition, if the log has the history there that
+was archived. What was a gap then and can be read now is archived as well. A file is named in a manifest only after
 it was synced, read back and compared with the log. So a crash, a second run or another archiver doubles nothing and
 leaves nothing out.
 
@@ -23,8 +24,10 @@ from typing import TYPE_CHECKING
 
 from ..config.arguments import check_count
 from ..config.uri import is_remote, local_path
-from ..errors import LogError, OffsetOutOfRangeError
-from ..log.cursor import BLOCK_BYTES
+from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..log.cursor import BLOCK_BYTES, has_records
+from ..log.history import BEHIND, HistoryPoint, compare_history, point_at
+from ..log.log import Log
 from ..log.reader import OnGap, Reader, StartLike
 from ..log.topic_file import NAME
 from ..open_topic import OpenTopic, open_for_reading
@@ -46,6 +49,10 @@ FILE_BYTES = 512 << 20  # of log; engines read files of some 100 MB best
 ROW_GROUP_BYTES = 32 << 20
 FILES_A_COMMIT = 16  # a run that dies repeats at most so many; each manifest names all files
 _BATCH_BYTES = 1 << 20  # larger pieces come in new memory each time, which costs more than reading them
+_ADVICE = (
+    "nothing was written: archive this log to another directory, and read the old archive by itself "
+    "(on_gap='skip' passes over what is missing)"
+)
 _COLUMNS = ["key", "value", "partition", "offset", "timestamp", "headers"]
 
 Progress = Callable[[int, int], object]
@@ -77,10 +84,12 @@ def archive(
     - `delta`: also make the directory a Delta table of the same files, for engines that read such tables. Needs the
       extra [delta]. The table is brought up to the archive at the end of each call that asks for it.
 
+    What a gap hid, and was healed since then, is archived by the next call.
+
     Returns what the archive holds then. Raises `CorruptLogError` if the log is damaged, or if a file differs from it
     when it is read back; `OffsetOutOfRangeError` if the log does not have the offset where the archive ends;
-    `LogError` if the archive is another topic's, or if the Delta table cannot be written (the archive is complete
-    then); `FileNotFoundError` if there is no topic. Needs the extra [arrow].
+    `LogError` if the archive is another topic's, if it has another history of this one, or if the Delta table cannot
+    be written (the archive is complete then); `FileNotFoundError` if there is no topic. Needs the extra [arrow].
     """
     check_count("file_bytes", file_bytes)
     check_count("row_group_bytes", row_group_bytes)
@@ -153,6 +162,7 @@ class _Archiver:
             added: list[ArchivedFile] = []
             try:
                 partitions = [self._begin(base, each) for each in self._topic.partitions]
+                partitions = [self._heal(each, added) for each in partitions]
                 self._add(partitions, added)
             except OffsetOutOfRangeError:
                 if self._place.newest() == base:
@@ -176,14 +186,32 @@ class _Archiver:
         """A partition as the manifest has it, up to where the log can be read on."""
         known = base.partitions[partition.id : partition.id + 1] if base is not None else ()
         start = partition.log_start_offset
+        log = self._log(partition.id)
         if not known:
-            return ArchivedPartition(partition.id, start, start)
+            return self._ending(ArchivedPartition(partition.id, start, start), start)
         (each,) = known
-        if each.end < start and self._on_gap == "skip":
-            return each._replace(end=start, gaps=(*each.gaps, (each.end, start)))
-        if not start <= each.end <= partition.high_watermark:
-            raise OffsetOutOfRangeError(partition.id, each.end, start, partition.high_watermark)
+        found = compare_history(each.points(self._topic.log_id), log)
+        if found.relation == BEHIND and self._on_gap == "skip":
+            return self._ending(each._replace(gaps=(*each.gaps, (each.end, start))), start)
+        found.check(f"the archive {self._place.path}", log, _ADVICE)
         return each
+
+    def _log(self, partition: int) -> Log:
+        return self._topic._accesses[partition].log  # noqa: SLF001
+
+    def _heal(self, archived: ArchivedPartition, added: list[ArchivedFile]) -> ArchivedPartition:
+        """Write what was in a gap when it was archived, and can be read now."""
+        partition, gaps = self._topic.partitions[archived.partition], []
+        for first, end in archived.gaps:
+            start = max(first, partition.log_start_offset)
+            if not has_records(self._log(partition.id), start, end):
+                gaps.append((first, end))
+                continue
+            files, left = self._write_range(partition.id, start, end, "skip")
+            gaps += [each for each in ((first, start), *left) if each[0] < each[1]]
+            archived = archived._replace(healed=(*archived.healed, *files))
+            added += files
+        return archived._replace(gaps=tuple(gaps))
 
     def _add(self, partitions: list[ArchivedPartition], added: list[ArchivedFile]) -> None:
         """Write some files, and note them in both lists."""
@@ -212,32 +240,58 @@ class _Archiver:
         self, archived: ArchivedPartition, start: int, end: int
     ) -> tuple[ArchivedPartition, list[ArchivedFile]]:  # fmt: skip
         """Write the records of a range to a file, if there are any; returns the partition with it."""
-        reader, records = self._read(archived.partition, start, end)
+        files, gaps = self._write_range(archived.partition, start, end, self._on_gap)
+        added = archived._replace(gaps=(*archived.gaps, *gaps), files=(*archived.files, *files))
+        return self._ending(added, end), files
+
+    def _write_range(
+        self, partition: int, start: int, end: int, on_gap: OnGap
+    ) -> tuple[list[ArchivedFile], list[tuple[int, int]]]:  # fmt: skip
+        """Write the records of a range to a file, if there are any; returns it, and the gaps of the range."""
+        reader, records = self._read(partition, start, end, on_gap)
         first = next(records, None)
         files: list[ArchivedFile] = []
         if first is not None:
-            files.append(self._write_file(archived.partition, start, end, chain([first], records)))
-        gaps = tuple((max(start, gap.start), min(end, gap.stop)) for gap in (each.offsets for each in reader.gaps))
-        added = archived._replace(end=end, gaps=(*archived.gaps, *gaps), files=(*archived.files, *files))
-        return added, files
+            files.append(self._write_file(partition, start, end, chain([first], records), on_gap))
+        return files, [(max(start, gap.start), min(end, gap.stop)) for gap in (each.offsets for each in reader.gaps)]
 
-    def _read(self, partition: int, start: int, end: int) -> tuple[Reader, Iterator[pa.RecordBatch]]:
-        reader = self._topic.partitions[partition].read(start, end, on_gap=self._on_gap)
+    def _read(
+        self, partition: int, start: int, end: int, on_gap: OnGap
+    ) -> tuple[Reader, Iterator[pa.RecordBatch]]:  # fmt: skip
+        reader = self._topic.partitions[partition].read(start, end, on_gap=on_gap)
         return reader, iter(reader.arrow(_COLUMNS, batch_bytes=min(self._row_group_bytes, _BATCH_BYTES)))
 
-    def _write_file(self, partition: int, start: int, end: int, records: Iterator[pa.RecordBatch]) -> ArchivedFile:
+    def _write_file(
+        self, partition: int, start: int, end: int, records: Iterator[pa.RecordBatch], on_gap: OnGap
+    ) -> ArchivedFile:
         name, topic = file_name(partition, start, end, self._random_bytes(8)), self._topic.name
         with self._place.new_file(name) as (files, fd, path):
             written = parquet.write(files, fd, topic, records, row_group_bytes=self._row_group_bytes)
-            reader, again = self._read(partition, start, end)
+            reader, again = self._read(partition, start, end, on_gap)
             with reader:
                 parquet.compare(files, fd, path, written, topic, again)
-        return ArchivedFile(name, start, end, *written, added=self._clock())
+        _, _, chained, epoch = self._point(partition, end)
+        return ArchivedFile(name, start, end, *written, self._clock(), chained, epoch)
+
+    def _ending(self, archived: ArchivedPartition, end: int) -> ArchivedPartition:
+        """The partition, archived up to this offset of its log."""
+        _, _, chained, epoch = self._point(archived.partition, end)
+        return archived._replace(end=end, chain=chained, epoch=epoch)
+
+    def _point(self, partition: int, offset: int) -> HistoryPoint:
+        """What proves the log up to there, as far as damage lets it be known."""
+        log = self._log(partition)
+        try:
+            return point_at(log, offset)
+        except CorruptLogError:
+            if self._on_gap == "raise":
+                raise
+            return HistoryPoint(log.identity.log_id, offset, 0)
 
     def _discard(self, added: list[ArchivedFile]) -> None:
         """Another process has committed this version. What it has not named goes."""
         base = self._place.newest()
-        named = {file.name for each in base.partitions for file in each.files} if base is not None else set()
+        named = {file.name for each in base.partitions for file in each.all_files} if base is not None else set()
         for name in {each.name for each in added} - named:
             self._place.remove(name)
 

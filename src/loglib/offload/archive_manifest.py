@@ -1,16 +1,19 @@
 """Archive manifest: which files an archive has, and which offsets of which log these hold.
 
 Invariant: a manifest that is decoded is one that was encoded. In each partition the files are in order and do not
-overlap, and the archive has all readable records of [start, end): each is in one file, or its offset is in a gap.
+overlap, and the archive has all readable records of [start, end): each is in one file, or its offset is in a gap. What
+a gap hid, and was healed in the log later, is in a file of its own, in `healed`.
 
     {"format": 1, "version": 7, "log_id": "<32 digits>", "topic": "clicks", "time": 1764000000000000, "partitions": [
         {"partition": 0, "start": 0, "end": 1073741824, "gaps": [[4096, 8192]], "files": [
             {"name": "0000/<start>-<end>-<random>.parquet", "start": 0, "end": 1073741824, "rows": 5000000,
              "bytes": 90000000, "crc": "<8 digits>", "footer_crc": "<8 digits>", "first_time": ..., "last_time": ...,
-             "added": ...}]}],
+             "added": ..., "chain": "<8 digits>", "epoch": 3}],
+         "chain": "<8 digits>", "epoch": 3, "healed": []}],
      "crc": "<8 digits>"}
 
-(in one line, see format/checked_json.py). Times are in microseconds UTC: `first_time` and `last_time` are the smallest
+(in one line, see format/checked_json.py). `chain` and `epoch` are those of the log at the `end` beside them
+(log/history.py). Times are in microseconds UTC: `first_time` and `last_time` are the smallest
 and the largest timestamp of the file's records, `added` is when the file was committed, and `time` when this manifest
 was. The `crc` of a file is the CRC-32C of all its bytes. `footer_crc` is that of its footer, from the first byte of
 Parquet's `FileMetaData` to the end: Parquet has a CRC for each page, and none for the footer, by which rows are left
@@ -27,11 +30,15 @@ from typing import Any, NamedTuple
 from ..config.policies import MAX_OFFSET
 from ..errors import CorruptLogError, UnsupportedFormatError
 from ..format.checked_json import seal, unseal
+from ..log.history import HistoryPoint
 
-__all__ = ["Archived", "ArchivedFile", "ArchivedPartition", "decode", "encode", "end_of", "file_name", "is_file_name"]
+__all__ = [
+    "Archived", "ArchivedFile", "ArchivedPartition", "Piece", "decode", "encode", "end_of", "file_name", "is_file_name",
+]  # fmt: skip
 
 FORMAT = 1
 _FILE = re.compile(r"\d{4}/\d{20}-(\d{20})-[0-9a-f]{16}\.parquet")
+_CRCS = ("crc", "footer_crc", "chain")
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
@@ -48,6 +55,16 @@ class ArchivedFile(NamedTuple):
     first_time: int  # the smallest timestamp, microseconds UTC
     last_time: int  # the largest
     added: int  # when it was committed, microseconds UTC
+    chain: int = 0  # of the log at `end`, by which it is known again; 0: not known
+    epoch: int = 0  # of the writer there; 0: not known
+
+
+class Piece(NamedTuple):
+    """The records of offsets [start, end) stand in this file."""
+
+    start: int
+    end: int
+    file: ArchivedFile
 
 
 class ArchivedPartition(NamedTuple):
@@ -58,6 +75,32 @@ class ArchivedPartition(NamedTuple):
     end: int
     gaps: tuple[tuple[int, int], ...] = ()  # offsets [start, end) that the log had lost
     files: tuple[ArchivedFile, ...] = ()  # in the order of their offsets
+    chain: int = 0  # of the log at `end`; 0: not known
+    epoch: int = 0  # of the writer there; 0: not known
+    healed: tuple[ArchivedFile, ...] = ()  # what was in a gap when it was archived; in the order in which it came
+
+    @property
+    def all_files(self) -> tuple[ArchivedFile, ...]:
+        """Those that were archived in order, and then those of healed gaps."""
+        return *self.files, *self.healed
+
+    def pieces(self) -> list[Piece]:
+        """Where the records stand, in the order of their offsets."""
+        healed = [Piece(each.start, each.end, each) for each in sorted(self.healed, key=lambda each: each.start)]
+        found = [*healed]
+        for file in self.files:
+            at = file.start
+            for each in healed:
+                if file.start <= each.start < file.end:
+                    found.append(Piece(at, each.start, file))
+                    at = each.end
+            found.append(Piece(at, file.end, file))
+        return sorted((each for each in found if each.start < each.end), key=lambda each: each.start)
+
+    def points(self, log_id: bytes) -> list[HistoryPoint]:
+        """The places in the log by which its history is known again; the last one is the end."""
+        ends = [HistoryPoint(log_id, each.end, each.chain, each.epoch) for each in self.files if each.end < self.end]
+        return [*ends, HistoryPoint(log_id, self.end, self.chain, self.epoch)]
 
 
 class Archived(NamedTuple):
@@ -77,12 +120,12 @@ class Archived(NamedTuple):
     @property
     def rows(self) -> int:
         """The number of archived records."""
-        return sum(file.rows for each in self.partitions for file in each.files)
+        return sum(file.rows for each in self.partitions for file in each.all_files)
 
     @property
     def bytes(self) -> int:
         """The size of all files, in bytes."""
-        return sum(file.bytes for each in self.partitions for file in each.files)
+        return sum(file.bytes for each in self.partitions for file in each.all_files)
 
     @property
     def log_bytes(self) -> int:
@@ -115,8 +158,12 @@ def encode(archived: Archived) -> bytes:
 
 
 def _partition_facts(each: ArchivedPartition) -> dict[str, Any]:
-    files = [file._asdict() | {"crc": f"{file.crc:08x}", "footer_crc": f"{file.footer_crc:08x}"} for file in each.files]
-    return each._asdict() | {"files": files}
+    files, healed = (list(map(_file_facts, files)) for files in (each.files, each.healed))
+    return each._asdict() | {"chain": f"{each.chain:08x}", "files": files, "healed": healed}
+
+
+def _file_facts(each: ArchivedFile) -> dict[str, Any]:
+    return each._asdict() | {name: f"{getattr(each, name):08x}" for name in _CRCS}
 
 
 def decode(content: bytes, path: str) -> Archived:
@@ -144,15 +191,18 @@ def _partition(facts: dict[str, Any]) -> ArchivedPartition:
     files = tuple(map(_file, facts["files"]))
     _check_ranges(start, end, gaps)
     _check_ranges(start, end, [(each.start, each.end) for each in files])
-    return ArchivedPartition(_whole(facts, "partition"), start, end, gaps, files)
+    healed = tuple(map(_file, facts["healed"]))
+    _check_ranges(start, end, sorted((each.start, each.end) for each in healed))
+    chain, epoch = int(facts["chain"], 16), _whole(facts, "epoch")
+    return ArchivedPartition(_whole(facts, "partition"), start, end, gaps, files, chain, epoch, healed)
 
 
 def _file(facts: dict[str, Any]) -> ArchivedFile:
-    numbers = {name: _whole(facts, name) for name in ("start", "end", "rows", "bytes", "added")}
+    numbers = {name: _whole(facts, name) for name in ("start", "end", "rows", "bytes", "added", "epoch")}
     times = {name: _whole(facts, name, least=-MAX_OFFSET - 1) for name in ("first_time", "last_time")}
     if not is_file_name(facts["name"]):
         raise ValueError(f"a file {facts['name']!r:.100}")
-    crcs = {name: int(facts[name], 16) for name in ("crc", "footer_crc")}
+    crcs = {name: int(facts[name], 16) for name in _CRCS}
     return ArchivedFile(name=facts["name"], **crcs, **numbers, **times)
 
 

@@ -77,7 +77,7 @@ class ObjectArchiveStore(NotCopyable):
         """Remove the files of processes that have died before they committed, or were too late."""
         archived = self.newest()
         for each in () if archived is None else archived.partitions:
-            named = {file.name for file in each.files}
+            named = {file.name for file in each.all_files}
             directory = f"{each.partition:04d}"
             for name in (f"{directory}/{file}" for file in self._store.names_below(directory)):
                 end = end_of(name)

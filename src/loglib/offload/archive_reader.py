@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..config.arguments import Start, Time, check_count, parse_start, partition_numbers
 from ..config.times import to_datetime
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..log.history import BEHIND, compare_history
 from ..log.log import Log
 from ..log.reader import Reader, StartLike
 from ..system.files import Files
 from . import parquet
-from .archive_manifest import Archived, ArchivedFile, ArchivedPartition
+from .archive_manifest import Archived, ArchivedFile, ArchivedPartition, Piece
 from .archive_store import load, located
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveReader", "Range", "Split", "stream", "with_tail"]
 
 Parsed = str | int | Time
+_ADVICE = "nothing was read: read the archive and the topic by themselves, or name the archive of this topic"
 
 
 class Range(NamedTuple):
@@ -63,13 +65,18 @@ class ArchiveReader:
         files, found = located(files, os.fsdecode(path))
         return cls(files, found, load(files, found))
 
-    def check_log(self, log_id: bytes, path: str) -> None:
-        """Refuse the archive of another log."""
+    def check_log(self, log_id: bytes, path: str, logs: Iterable[Log]) -> None:
+        """Refuse the archive of another log, or of another history of it, or one that has more than the log."""
         if self.archived.log_id != log_id:
             raise LogError(
                 f"{self.path} is the archive of another log (a topic {self.archived.topic!r} with id "
                 f"{self.archived.log_id.hex()}) than {path} (id {log_id.hex()}); name the archive of this topic"
             )
+        for log in logs:
+            for each in self.archived.partitions[log.partition : log.partition + 1]:
+                found = compare_history(each.points(log_id), log)
+                if found.relation != BEHIND:  # records that are missing are missed when they are wanted
+                    found.check(f"the archive {self.path}", log, _ADVICE)
 
     def split(self, partitions: Collection[int], start: StartLike, end: StartLike | None, *, now_us: int) -> Split:
         """The records from `start` to `end`: in the archive up to its end, and behind that in the log."""
@@ -99,8 +106,12 @@ class ArchiveReader:
 
     def files(self, wanted: Range) -> list[ArchivedFile]:
         """The files that hold records of a range."""
-        files = self.archived.partitions[wanted.partition].files
-        return [each for each in files if each.start < wanted.end and wanted.start < each.end]
+        return list(dict.fromkeys(each.file for each in self._pieces(wanted)))
+
+    def _pieces(self, wanted: Range) -> list[Piece]:
+        """Where the records of a range stand, in the order of their offsets."""
+        pieces = self.archived.partitions[wanted.partition].pieces()
+        return [each for each in pieces if each.start < wanted.end and wanted.start < each.end]
 
     def offset_of(self, partition: ArchivedPartition, start: Parsed) -> int | None:
         """The offset of a start in the archive; None if it lies behind the archive's end."""
@@ -117,22 +128,26 @@ class ArchiveReader:
 
     def _offset_of_time(self, partition: ArchivedPartition, timestamp_us: int) -> int | None:
         """The offset of the first record at or after a time."""
-        for each in partition.files:
-            if each.last_time < timestamp_us:
+        for each in partition.pieces():
+            if each.file.last_time < timestamp_us:
                 continue
-            with self._open(each) as (fd, file):
-                groups = range(file.num_row_groups)
+            wanted = Range(partition.partition, each.start, each.end)
+            with self._open(each.file) as (fd, file):
+                groups = _groups(file, wanted)
                 late = [group for group in groups if parquet.largest(file, group, "timestamp") >= timestamp_us]
-                found = parquet.batches(self._files, fd, ("offset", "timestamp"), batch_bytes=None, groups=late[:1])
-                batch = next(found)
-                times = batch.column("timestamp").cast("int64").to_numpy()
-                return int(batch.column("offset")[int((times >= timestamp_us).argmax())].as_py())
+                names = ("offset", "timestamp")
+                for batch in parquet.batches(self._files, fd, names, batch_bytes=None, groups=late):
+                    part = _cut(batch, wanted)
+                    times = part.column("timestamp").cast("int64").to_numpy() >= timestamp_us
+                    if times.any():
+                        return int(part.column("offset")[int(times.argmax())].as_py())
         return None
 
     def batches(self, wanted: Range, columns: Sequence[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
         """The archived records of a range."""
-        for each in self.files(wanted):
-            yield from self._batches(each, wanted, columns, batch_bytes)
+        for each in self._pieces(wanted):
+            part = Range(wanted.partition, max(wanted.start, each.start), min(wanted.end, each.end))
+            yield from self._batches(each.file, part, columns, batch_bytes)
 
     def _batches(
         self, file: ArchivedFile, wanted: Range, columns: Sequence[str], batch_bytes: int
@@ -226,7 +241,7 @@ def with_tail(
 ) -> pa.RecordBatchReader:
     """The records from `start` to `end`, from the archive up to its end, and after it from these logs with `read`."""
     past = ArchiveReader.load(logs[0].files, archive)
-    past.check_log(logs[0].identity.log_id, logs[0].directory)
+    past.check_log(logs[0].identity.log_id, logs[0].directory, logs)
     split = past.split([each.partition for each in logs], start, end, now_us=now_us)
     tail = read(split.starts, split.ends)
     past.begin_tail(tail)

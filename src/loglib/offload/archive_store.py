@@ -208,7 +208,7 @@ class DirectoryArchiveStore(NotCopyable):
             if TEMPORARY.fullmatch(name):
                 self._manifests.unlink(name)
         archived = self.newest()
-        named = set() if archived is None else {file.name for each in archived.partitions for file in each.files}
+        named = set() if archived is None else {file.name for each in archived.partitions for file in each.all_files}
         for name in set(self._found()) - named:
             directory, _, file = name.partition("/")
             self._files.unlink(os.path.join(self.path, directory, file))

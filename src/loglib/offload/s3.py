@@ -44,6 +44,7 @@ CONNECT_TIMEOUT_S = 10
 READ_TIMEOUT_S = 60
 ATTEMPTS = 5
 _making = fork_lock()  # a session makes one client at a time
+_IF_NEW = {"IfNoneMatch": "*"}
 _TAKEN = ("PreconditionFailed", "NoSuchUpload")  # the second: a repeated completion, whose first try was answered late
 _MISSING = ("NoSuchKey", "404", "NotFound")
 
@@ -77,21 +78,27 @@ class S3Store:
 
     def upload(self, name: str, size_bytes: int, source: Source) -> bool:
         if size_bytes > PART_BYTES:
-            return self._upload_parts(name, size_bytes, source)
+            return self._upload_parts(name, size_bytes, source, **_IF_NEW)
         return self.put_new(name, source(size_bytes, 0))
+
+    def upload_again(self, name: str, size_bytes: int, source: Source) -> None:
+        if size_bytes > PART_BYTES:
+            self._upload_parts(name, size_bytes, source)
+        else:
+            self.replace(name, source(size_bytes, 0))
 
     def put_new(self, name: str, content: bytes) -> bool:
         """Make an object; False if there is one of that name."""
         with self._telling(name):
             try:
-                self._client.put_object(**self._at(name), Body=content, IfNoneMatch="*")
+                self._client.put_object(**self._at(name), Body=content, **_IF_NEW)
             except self._client.exceptions.ClientError as error:
                 if _code(error) not in _TAKEN:
                     raise
                 return False
         return True
 
-    def _upload_parts(self, name: str, size_bytes: int, source: Source) -> bool:
+    def _upload_parts(self, name: str, size_bytes: int, source: Source, **condition: str) -> bool:
         part_bytes = max(PART_BYTES, -(-size_bytes // MOST_PARTS))
         place = self._at(name)
         self._remove_parts(name)
@@ -103,7 +110,7 @@ class S3Store:
                     content = source(min(part_bytes, size_bytes - start), start)
                     made = self._client.upload_part(**upload, PartNumber=number, Body=content)
                     parts.append({"PartNumber": number, "ETag": made["ETag"]})
-                self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, IfNoneMatch="*")
+                self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)
             except self._client.exceptions.ClientError as error:
                 self._abort(upload)
                 if _code(error) not in _TAKEN:

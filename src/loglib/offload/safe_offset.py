@@ -1,8 +1,9 @@
 """Safe offset: how far an archive or a tier holds the records of a log, so that retention may drop them from the log.
 
-Invariant: below the safe offset, every readable record is in a file of the archive, or every segment in the tier. Each
-was compared with the log when it was written, the newest manifest has named it for the grace time, and it is still
-there with its size. A tier ends there with the batch that the log continues after: it has the same history. If
+Invariant: below the safe offset, every record that can be read is in a file of the archive, or in a segment of the
+tier. Each was compared with the log when it was written, the newest manifest has named it for the grace time, and it
+is still there with its size. The log is proven to have the history there that was archived or uploaded
+(log/history.py). Records that a gap hid then, and that were healed since, are not there: their segment stays. If
 something cannot be read, no segment is dropped.
 
 Threads: immutable facts.
@@ -12,15 +13,21 @@ from __future__ import annotations
 
 import logging
 import os
-from itertools import takewhile
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 
 from ..config.uri import is_remote
 from ..errors import LogError
 from ..log import topic_file
+from ..log.cursor import has_records
+from ..log.gaps import between
+from ..log.history import HistoryPoint, compare_history
+from ..log.log import Log
 from ..retention import ArchiveHold
-from ..segment import Identity, read_segment_header, segment_name
+from ..segment import Identity
 from ..system.files import Files
-from .archive_manifest import Archived
+from .archive_manifest import Archived, ArchivedFile, ArchivedPartition
 from .archive_store import is_in_a_store, load, located
 from .storage import storage_of
 from .tier_files import Tier, is_tier
@@ -37,6 +44,7 @@ class Floors:
     def __init__(self, files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> None:
         """What came to the archive at `before_us` or later is too young."""
         self._path = storage_of(archive)[1]
+        self._logs = _Logs(files, topic_path, log_id)
         self._before_us = before_us
         self._archived: Archived | None = None
         try:
@@ -50,17 +58,23 @@ class Floors:
 
     def hold(self, partition: int, start: int) -> ArchiveHold:
         """How far the archive holds the partition without a break from the offset `start` on."""
-        return ArchiveHold(self._path, self._floor(partition, start))
+        known = () if self._archived is None else self._archived.partitions[partition : partition + 1]
+        floors = [self._logs.floor(partition, self._path, partial(self._floor, each, start)) for each in known]
+        return ArchiveHold(self._path, floors[0] if floors else None)
 
-    def _floor(self, partition: int, start: int) -> int | None:
-        for each in () if self._archived is None else self._archived.partitions[partition : partition + 1]:
-            if start < each.start:
-                return None
-            for file in each.files:
-                if file.end > start and (file.added >= self._before_us or not self._is_there(file.name, file.bytes)):
-                    return file.start
-            return each.end
-        return None
+    def _floor(self, archived: ArchivedPartition, start: int, log: Log) -> int | None:
+        if start < archived.start:
+            return None
+        if archived.end <= start:
+            return archived.end
+        end = _proven_end(archived.points(log.identity.log_id), f"the archive {self._path}", log)
+        readable = (gap for gap in archived.gaps if has_records(log, max(start, gap[0]), gap[1]))
+        unsafe = (each.start for each in archived.all_files if each.end > start and not self._is_safe(each))
+        return min([end, *(first for first, _ in readable), *unsafe])
+
+    def _is_safe(self, file: ArchivedFile) -> bool:
+        """Whether the archive has had the file for long enough, and has it still."""
+        return file.added < self._before_us and self._is_there(file.name, file.bytes)
 
     def _is_there(self, name: str, size_bytes: int) -> bool:
         path = os.path.join(self._path, name)
@@ -84,8 +98,7 @@ class TierFloors:
     def __init__(self, files: Files, topic_path: str, place: str, log_id: bytes, *, before_us: int) -> None:
         """What came to the place at `before_us` or later is too young."""
         self._files = files
-        self._topic_path = topic_path
-        self._log_id = log_id
+        self._logs = _Logs(files, topic_path, log_id)
         self._before_us = before_us
         self._path = storage_of(place)[1]
         self._place: Tier | None = None
@@ -99,33 +112,62 @@ class TierFloors:
 
     def hold(self, partition: int, start: int) -> ArchiveHold:
         """How far the place holds the partition without a break from the offset `start` on."""
-        try:
-            floor = None if self._place is None else self._floor(self._place, partition, start)
-        except (LogError, OSError) as error:
-            logger.warning("%s: retention drops nothing of partition %d: %s", self._topic_path, partition, error)
-            floor = None
+        place = self._place
+        floor = None
+        if place is not None:
+            floor = self._logs.floor(partition, self._path, lambda log: self._floor(place, start, log))
         return ArchiveHold(self._path, floor)
 
-    def _floor(self, place: Tier, partition: int, start: int) -> int | None:
-        segments = place.tiered.partition(partition).segments
-        if not segments or start < segments[0].start:
+    def _floor(self, place: Tier, start: int, log: Log) -> int | None:
+        past = place.tiered.partition(log.partition)
+        if not past.segments or start < past.start:
             return None
-        sizes = place.sizes(partition)
-        wanted = (each for each in segments if each.end > start)
-        safe = list(takewhile(lambda each: self._is_safe(each, sizes.get(each.file_name)), wanted))
-        if not safe:
-            return start
-        last = safe[-1]
-        directory = topic_file.partition_directory(self._topic_path, partition)
-        path = os.path.join(directory, segment_name(last.end))
-        following = read_segment_header(self._files, path, Identity.of(self._log_id, partition))
-        if following.previous_crc != last.last_crc:
-            raise LogError(f"the place {self._path} has another history up to offset {last.end}")
-        return last.end
+        if past.end <= start:
+            return past.end
+        end = _proven_end(past.points(log.identity.log_id), f"the place {self._path}", log)
+        sizes = place.sizes(log.partition)
+        lossy = [each for each in past.segments if each.lost and each.end > start]
+        lost = place.gaps(log.identity) if lossy else ()
+        healed = [
+            each.start for each in lossy
+            if any(has_records(log, gap.start, gap.end) for gap in between(lost, max(each.start, start), each.end))
+        ]  # fmt: skip
+        unsafe = (
+            each.start for each in past.segments
+            if each.end > start and not self._is_safe(each, sizes.get(each.file_name))
+        )  # fmt: skip
+        return min([end, *healed, *unsafe])
 
     def _is_safe(self, segment: TieredSegment, size_bytes: int | None) -> bool:
         """Whether the place has had the segment for long enough, and has it still."""
         return segment.added < self._before_us and size_bytes == segment.bytes
+
+
+class _Logs:
+    """The logs of a topic, as they are in its directory, for asking how far they are safe elsewhere."""
+
+    def __init__(self, files: Files, topic_path: str, log_id: bytes) -> None:
+        self._files = files
+        self._path = topic_path
+        self._log_id = log_id
+
+    def floor(self, partition: int, elsewhere: str, find: Callable[[Log], int | None]) -> int | None:
+        """What `find` says of the partition's log. What cannot be read holds nothing."""
+        directory = topic_file.partition_directory(self._path, partition)
+        try:
+            with closing(Log(self._files, directory, Identity.of(self._log_id, partition))) as log:
+                return find(log)
+        except (LogError, OSError) as error:
+            words = "%s: retention drops nothing of partition %d for what %s has: %s"
+            logger.warning(words, self._path, partition, elsewhere, error)
+            return None
+
+
+def _proven_end(points: Sequence[HistoryPoint], holder: str, log: Log) -> int:
+    """How far it is proven that what is stored elsewhere is of this log's history; raises if it has another end."""
+    found = compare_history(points, log)
+    found.check(holder, log, "archive or upload this log to another place")
+    return found.common
 
 
 def floors_of(

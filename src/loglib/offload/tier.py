@@ -27,11 +27,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..config.arguments import check_count, check_names
+from ..config.policies import MAX_OFFSET
 from ..config.uri import local_path
-from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..errors import CorruptLogError, LogError
 from ..format.batch import stored_header
+from ..format.record import Damage
 from ..log import copy_role, gaps, topic_file
-from ..log.cursor import Cursor
+from ..log.cursor import Cursor, has_records
+from ..log.history import AHEAD, compare_history
 from ..log.log import Log
 from ..open_topic import OpenTopic, open_for_reading
 from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_header, segment_name
@@ -46,6 +49,7 @@ __all__ = ["tier", "tiered"]
 
 SEGMENTS_A_COMMIT = 16  # a run that dies compares at most so many again; each manifest names all segments
 _MOST_FACTS = 16 << 20
+_ADVICE = "nothing was uploaded: upload this topic to another place, and read the old place by itself"
 _SAME = "the bytes of the log's segment (this object does not count: remove it, and upload again)"
 
 Progress = Callable[[int, int], object]
@@ -161,12 +165,15 @@ class _Uploader:
             base = manifest_log.newest(self._store.manifests, decode)
             if base is not None:
                 self._check_same(base.log_id, base.topic)
+                self._check_history(base)
+                if self._renew(base):
+                    continue
             spans = [span for access in self._topic._accesses for span in self._spans(access.log, base)]  # noqa: SLF001
             if not spans and base is not None:
                 return base
             self._all_bytes = max(self._all_bytes, self._done_bytes + sum(each.size_bytes for each in spans))
             jobs = list(self._jobs(spans[:SEGMENTS_A_COMMIT], base))
-            self._write_facts(jobs)
+            self._write_facts(jobs, base)
             made = self._with(base, self._upload(jobs))
             manifest_log.commit(self._store.manifests, made.version, encode(made))  # if not: another run was quicker
 
@@ -192,14 +199,19 @@ class _Uploader:
                 f"{self._topic.path} (id {self._topic.log_id.hex()}) to another place"
             )
 
+    def _check_history(self, base: Tiered) -> None:
+        """Refuse a place that does not have the history of this topic. It may be ahead of a topic that lags."""
+        for access in self._topic._accesses:  # noqa: SLF001
+            points = base.partition(access.log.partition).points(base.log_id)
+            if points and (found := compare_history(points, access.log)).relation != AHEAD:
+                found.check(f"the place {self._store.path}", access.log, _ADVICE)
+
     def _spans(self, log: Log, base: Tiered | None) -> Iterator[_Span]:
         """The durable sealed segments behind those that the place has."""
         known = TieredPartition(log.partition) if base is None else base.partition(log.partition)
         mark = log.mark()
         log.refresh()
         bases = [each for each in log.index.bases() if each >= mark.log_start_offset]
-        if known.segments and bases and bases[0] > known.end:
-            raise OffsetOutOfRangeError(log.partition, known.end, mark.log_start_offset, mark.flushed_end)
         for start, end in pairwise(bases):
             if known.end < end <= mark.durable_end:
                 yield _Span(log, start, end)
@@ -221,24 +233,62 @@ class _Uploader:
     def _check_follows(self, header: SegmentHeader, known: TieredPartition) -> None:
         if not known.segments:
             return
-        last = known.segments[-1]
-        if (header.base_offset, header.previous_crc) != (last.end, last.last_crc):
+        if header.base_offset != known.end:
             raise LogError(
-                f"{self._store.path} has another history of partition {known.partition} than {self._topic.path}: the "
-                f"place ends at offset {last.end} with batch CRC {last.last_crc:08x}, the topic goes on at "
-                f"{header.base_offset} behind {header.previous_crc:08x}; upload it to another place"
+                f"partition {known.partition}: the place {self._store.path} ends at offset {known.end}, and no segment "
+                f"of {self._topic.path} begins there, but one at {header.base_offset}; {_ADVICE}"
             )
 
-    def _write_facts(self, jobs: list[_Job]) -> None:
+    def _write_facts(self, jobs: list[_Job], base: Tiered | None) -> None:
         """Bring the small files that may change up to date."""
-        partitions = dict.fromkeys(os.path.basename(each.log.directory) for each in jobs)
-        for name in (topic_file.NAME, *(os.path.join(each, gaps.NAME) for each in partitions)):
-            try:
-                content = self._files.read_whole(os.path.join(self._topic.path, name), _MOST_FACTS)
-            except FileNotFoundError:
-                continue
-            if content != self._read(name):
-                self._store.replace(name, content)
+        content = self._files.read_whole(os.path.join(self._topic.path, topic_file.NAME), _MOST_FACTS)
+        if content != self._read(topic_file.NAME):
+            self._store.replace(topic_file.NAME, content)
+        for log in dict.fromkeys(each.log for each in jobs):
+            end = 0 if base is None else base.partition(log.partition).end
+            there, here = self._gaps_there(log), log.gaps()
+            self._write_gaps(log, [*gaps.between(there, 0, end), *gaps.between(here, end, MAX_OFFSET)])
+
+    # --- gaps ----------------------------------------------------------------------------------------
+
+    def _renew(self, base: Tiered) -> bool:
+        """Upload the segments again that had gaps, and of which the log can read more by now; False without any."""
+        for access in self._topic._accesses:  # noqa: SLF001
+            log, past = access.log, base.partition(access.log.partition)
+            lossy = [each for each in past.segments if each.lost]
+            there = self._gaps_there(log) if lossy else ()
+            for each in lossy:
+                if not _is_healed(log, gaps.between(there, each.start, each.end), each):
+                    continue
+                job = _Job(log, self._header(log, each.start), self._header(log, each.end))
+                again, lost = self._upload_one(job, again=True)
+                segments = tuple(again if known == each else known for known in past.segments)
+                changed = {past.partition: TieredPartition(past.partition, segments)}
+                made = base._replace(
+                    version=base.version + 1, time=self._clock(),
+                    partitions=tuple(changed.get(known.partition, known) for known in base.partitions),
+                )  # fmt: skip
+                if manifest_log.commit(self._store.manifests, made.version, encode(made)):
+                    others = [*gaps.between(there, 0, each.start), *gaps.between(there, each.end, MAX_OFFSET)]
+                    self._write_gaps(log, [*others, *lost])
+                return True
+        return False
+
+    def _gaps_there(self, log: Log) -> tuple[gaps.Gap, ...]:
+        """The gaps that the place declares in what it has of a log. If their file is damaged: those of the log."""
+        name = os.path.join(os.path.basename(log.directory), gaps.NAME)
+        content = self._read(name)
+        try:
+            return () if content is None else gaps.parse_gaps(content, f"{self._store.path}/{name}", log.identity)
+        except CorruptLogError:
+            return log.gaps()
+
+    def _write_gaps(self, log: Log, found: list[gaps.Gap]) -> None:
+        """Let the place declare these gaps of a log."""
+        name, wanted = os.path.join(os.path.basename(log.directory), gaps.NAME), gaps.joined(found)
+        content, before = gaps.encode_gaps(log.identity, wanted), self._read(name)
+        if content != before and (wanted or before is not None):
+            self._store.replace(name, content)
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -260,14 +310,14 @@ class _Uploader:
     def _upload(self, jobs: list[_Job]) -> list[tuple[int, TieredSegment]]:
         """Upload and compare these segments, several at once."""
         pool = ThreadPoolExecutor(self._in_flight, "loglib-tier")
-        waiting: deque[tuple[_Job, Future[TieredSegment]]] = deque()
+        waiting: deque[tuple[_Job, Future[tuple[TieredSegment, list[gaps.Gap]]]]] = deque()
         done: list[tuple[int, TieredSegment]] = []
         try:
             for job in jobs:
                 waiting.append((job, pool.submit(self._upload_one, job)))
             while waiting:
                 job, future = waiting.popleft()
-                done.append((job.partition, future.result()))
+                done.append((job.partition, future.result()[0]))
                 self._done_bytes += job.size_bytes
                 if self._progress is not None:
                     self._progress(self._done_bytes, self._all_bytes)
@@ -275,16 +325,20 @@ class _Uploader:
             pool.shutdown(cancel_futures=True)
         return done
 
-    def _upload_one(self, job: _Job) -> TieredSegment:
-        _check(job)
-        base = job.header.base_offset
+    def _upload_one(self, job: _Job, *, again: bool = False) -> tuple[TieredSegment, list[gaps.Gap]]:
+        """Upload and compare a segment; returns it, and its gaps. `again`: in the place of the same one."""
+        lost = _check(job)
+        base, following = job.header.base_offset, job.following
         if job.header.more_producers:
-            self._upload_file(job, producers_name(base), None)
-        crc = self._upload_file(job, segment_name(base), job.size_bytes)
-        end, last_batch = job.following.base_offset, job.following.previous_batch
-        return TieredSegment(base, end, last_batch, job.following.previous_crc, crc, self._clock())
+            self._upload_file(job, producers_name(base), None, again=False)
+        crc = self._upload_file(job, segment_name(base), job.size_bytes, again=again)
+        lost_bytes = sum(each.end - each.start for each in lost)
+        return TieredSegment(
+            base, following.base_offset, following.previous_batch, following.previous_crc, crc, self._clock(),
+            following.writer_epoch, lost_bytes,
+        ), lost  # fmt: skip
 
-    def _upload_file(self, job: _Job, name: str, size_bytes: int | None) -> int:
+    def _upload_file(self, job: _Job, name: str, size_bytes: int | None, *, again: bool) -> int:
         """Upload a file and compare it; returns its CRC-32C. `size_bytes`: the size that it must have."""
         path = job.path(name)
         there = os.path.join(os.path.basename(job.log.directory), name)
@@ -293,18 +347,29 @@ class _Uploader:
             size = self._files.size(fd)
             if size_bytes is not None and size != size_bytes:
                 raise CorruptLogError(path, min(size, size_bytes), f"{size} bytes", f"{size_bytes}, up to the next one")
-            if self._store.size(there) is None:
-                self._store.upload(there, size, lambda count, position: self._files.read_at(fd, count, position))
+            if again:
+                self._store.upload_again(there, size, lambda count, at: self._files.read_at(fd, count, at))
+            elif self._store.size(there) is None:
+                self._store.upload(there, size, lambda count, at: self._files.read_at(fd, count, at))
             return compare(self._store, there, self._files, fd, size, expected=_SAME)
         finally:
             self._files.close(fd)
 
 
-def _check(job: _Job) -> None:
-    """Check every batch of the segment, and that the segments around it follow."""
-    end = job.following.base_offset
+def _is_healed(log: Log, lost: list[gaps.Gap], segment: TieredSegment) -> bool:
+    """Whether the log can read some of what was lost in a segment when it was uploaded."""
+    bases = log.index.bases()
+    if segment.start < log.mark().log_start_offset or not {segment.start, segment.end} <= {*bases}:
+        return False
+    return any(has_records(log, each.start, each.end) for each in lost)
+
+
+def _check(job: _Job) -> list[gaps.Gap]:
+    """Check every batch of the segment, and that the segments around it follow; returns the declared gaps in it."""
+    start, end = job.header.base_offset, job.following.base_offset
     first = last = None
-    with closing(Cursor(job.log, job.header.base_offset)) as cursor:
+    met: list[Damage] = []
+    with closing(Cursor(job.log, start, on_gap=met.append)) as cursor:
         while cursor.position < end and (block := cursor.read(end)):
             last = stored_header(block[-1])
             first = first or stored_header(block[0])
@@ -314,6 +379,9 @@ def _check(job: _Job) -> None:
     if last is not None and last.next_offset == end:
         at = HEADER_BYTES + last.base_offset - job.header.base_offset
         _check_crc(path, at, last.header_crc, job.following.previous_crc)
+    declared = {gap.end: gap for gap in job.log.gaps()}
+    lost = (declared[each.offsets.stop]._replace(start=each.offsets.start) for each in met)
+    return gaps.between(lost, start, end)
 
 
 def _check_crc(path: str, position: int, found: int, expected: int) -> None:

@@ -15,19 +15,23 @@ Threads: safe for all.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
 from ..config.arguments import check_names, topic_path
 from ..config.policies import MAX_OFFSET
 from ..config.uri import is_remote, local_path
-from ..errors import LogError
+from ..errors import CorruptLogError, LogError
 from ..format.watermark import Mark
 from ..log import copy_role, topic_file
+from ..log.gaps import Gap, joined, read_gaps
+from ..log.history import AHEAD, BEHIND, compare_history, point_at
 from ..log.log import FixedMark, Log
-from ..segment import Identity, parse_producers_name, parse_segment_name, read_segment_header, segment_name
+from ..segment import Identity, parse_producers_name, parse_segment_name, segment_name
 from ..system.directory import Directory
 from ..system.files import SYSTEM_CALLS, Files
 from ..system.not_copyable import NotCopyable
@@ -39,6 +43,9 @@ from .tier_store import MANIFESTS
 
 __all__ = ["Tier", "TierOverlayFiles", "TierOverlayLog", "is_tier", "newest", "tier_at"]
 
+logger = logging.getLogger("loglib")
+
+_ADVICE = "nothing was read: open each of them by itself, or name the place that this topic was uploaded to"
 _BY_NUMBER = frozenset({"pread", "fstat", "sendfile"})  # called for files that are open
 
 
@@ -102,6 +109,12 @@ class Tier(NotCopyable):
         """Name and size of what is there of a partition, whether a manifest names it or not. Asks the store."""
         files = self._local if self._storage.is_local else self._storage.files()
         return files.sizes(self.directory(partition))
+
+    def gaps(self, identity: Identity) -> tuple[Gap, ...]:
+        """The gaps that are declared in what it has of a partition; `CorruptLogError` if their file is damaged."""
+        end = self.tiered.partition(identity.partition).end
+        found = read_gaps(self.files, self.directory(identity.partition), identity)
+        return tuple(each for each in found if each.start < end)
 
     def make_log(self, files: Files, directory: str, identity: Identity) -> Log:
         """The log of a partition, which does not grow."""
@@ -182,6 +195,7 @@ class TierOverlayFiles(_Overlay):
     def __init__(self, files: Files, path: str, log_id: bytes, place: Tier) -> None:
         super().__init__(files)
         self.place = place
+        self.directory_files = files  # of the directory alone
         self._path = path
         self._looked: dict[int, int] = {}  # the start of each partition for which a newer manifest was looked for
         if place.tiered.log_id != log_id:
@@ -210,8 +224,9 @@ class TierOverlayFiles(_Overlay):
         if number is None or dir_fd is not None:
             return found
         bases = [base for name in found if (base := parse_segment_name(name)) is not None]
-        past = self.past(number, min(bases, default=0))
-        return past.listing | found
+        past, last = self.past(number, min(bases, default=0)).listing, max(bases, default=0)
+        # A place that is ahead has segments of which the directory has only the beginning, or nothing.
+        return {name: size for name, size in past.items() if name < segment_name(last)} | found
 
     def past(self, number: int, start: int) -> TieredPartition:
         """What the place has of a partition of which the directory begins at `start`: up to there, if it was dropped.
@@ -252,27 +267,35 @@ class TierOverlayLog(Log):
     def __init__(self, files: TierOverlayFiles, directory: str, identity: Identity) -> None:
         self._joined = files
         super().__init__(files, directory, identity)
-        self._check_same(super().published().log_start_offset)
+        with closing(Log(files.directory_files, directory, identity)) as tail:
+            self._check_history(tail)
 
-    def _check_same(self, start: int) -> None:
+    def _check_history(self, tail: Log) -> None:
         """Refuse a directory that does not go on where its place ends, or that is of another history."""
-        past = self._joined.place.tiered.partition(self.partition)
-        if past.segments and not self._joined.past(self.partition, start).segments:
-            past = self._joined.place.tiered.partition(self.partition)
-            raise LogError(
-                f"{self.directory} begins at offset {start}, and its segments in {self._joined.place.path} end at "
-                f"{past.end}: what lies between was dropped before it was uploaded; open each of them by itself"
-            )
-        before = [each for each in self._joined.past(self.partition, start).segments if each.end <= start]
-        if not before:
+        place = self._joined.place
+        self._joined.past(self.partition, tail.mark().log_start_offset)  # looks for a newer manifest if need be
+        points = place.tiered.partition(self.partition).points(self.identity.log_id)
+        if not points:
             return
-        header = read_segment_header(self.files, os.path.join(self.directory, segment_name(start)), self.identity)
-        last = before[-1]
-        if (last.end, last.last_crc) != (start, header.previous_crc):
-            raise LogError(
-                f"{self.directory} goes on from offset {start} with another history than the segments in "
-                f"{self._joined.place.path} end with; name the place that this topic was uploaded to"
-            )
+        found, holder = compare_history(points, tail), f"the place {place.path}"
+        if found.relation == AHEAD:  # such as a mirror that lags: the place's bytes tell
+            with closing(place.make_log(place.files, place.directory(self.partition), self.identity)) as past:
+                if past.mark().log_start_offset <= found.log_end:
+                    found = compare_history([point_at(tail, found.log_end)], past)
+                holder = f"{self.directory}, which ends before its place does,"
+        if found.relation == BEHIND:
+            raise LogError(f"{found.words(holder, self.directory)}; {_ADVICE}")
+        found.check(holder, tail, _ADVICE)
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """The gaps that are declared in the directory, and those of what only the place has."""
+        found, start = super().gaps(), super().published().log_start_offset
+        try:
+            past = [gap for gap in self._joined.place.gaps(self.identity) if gap.start < start]
+        except (CorruptLogError, OSError) as error:
+            logger.warning("%s", error)
+            past = []
+        return tuple(joined([*found, *past]))
 
     def published(self) -> Mark:
         return self._reaching(super().published())

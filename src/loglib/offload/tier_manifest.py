@@ -4,12 +4,13 @@ Invariant: a manifest that is decoded is one that was encoded. In each partition
 a gap. A segment that is named was uploaded, read back and found equal to the log's.
 
     {"format": 1, "version": 7, "log_id": "<32 digits>", "topic": "clicks", "time": 1764000000000000, "partitions": [
-        [[0, 1073741824, 1072693248, "<8 digits>", "<8 digits>", 1764000000000000], ...]],
+        [[0, 1073741824, 1072693248, "<8 digits>", "<8 digits>", 1764000000000000, 3, 0], ...]],
      "crc": "<8 digits>"}
 
 (in one line, see format/checked_json.py). For each segment: `start` and `end`, the offsets that it holds; `last_batch`,
 the base offset of its last batch, and `last_crc`, the header CRC of that batch, by which the next segment follows;
-`crc`, the CRC-32C of the whole file; `added`, when it was committed. Times are in microseconds UTC.
+`crc`, the CRC-32C of the whole file; `added`, when it was committed, in microseconds UTC; `epoch`, of the writer of
+the next segment; `lost`, the bytes of it that were a declared gap when it was uploaded.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..config.policies import MAX_OFFSET
 from ..errors import CorruptLogError, UnsupportedFormatError
 from ..format.checked_json import seal, unseal
 from ..format.watermark import Mark
+from ..log.history import HistoryPoint
 from ..segment import HEADER_BYTES, segment_name
 
 __all__ = ["Tiered", "TieredPartition", "TieredSegment", "decode", "encode"]
@@ -38,6 +40,8 @@ class TieredSegment(NamedTuple):
     last_crc: int  # header CRC of that batch
     crc: int  # CRC-32C of the whole file
     added: int  # when it was committed, microseconds UTC
+    epoch: int = 0  # of the writer that made the next segment; 0: not known
+    lost: int = 0  # bytes of it that were a declared gap when it was uploaded
 
     @property
     def file_name(self) -> str:
@@ -65,6 +69,10 @@ class TieredPartition(NamedTuple):
     def end(self) -> int:
         """Behind the last offset; 0 without a segment."""
         return self.segments[-1].end if self.segments else 0
+
+    def points(self, log_id: bytes) -> list[HistoryPoint]:
+        """The places in the log by which its history is known again; none without a segment."""
+        return [HistoryPoint(log_id, each.end, each.last_crc, each.epoch) for each in self.segments]
 
     @property
     def mark(self) -> Mark:
@@ -111,7 +119,8 @@ def encode(tiered: Tiered) -> bytes:
 
 
 def _segment_facts(each: TieredSegment) -> list[Any]:
-    return [each.start, each.end, each.last_batch, f"{each.last_crc:08x}", f"{each.crc:08x}", each.added]
+    crcs = f"{each.last_crc:08x}", f"{each.crc:08x}"
+    return [each.start, each.end, each.last_batch, *crcs, each.added, each.epoch, each.lost]
 
 
 def decode(content: bytes, path: str) -> Tiered:
@@ -137,10 +146,11 @@ def _partition(number: int, segments: list[list[Any]]) -> TieredPartition:
 
 
 def _segment(facts: list[Any]) -> TieredSegment:
-    start, end, last_batch, last_crc, crc, added = facts
+    start, end, last_batch, last_crc, crc, added, epoch, lost = facts
     found = TieredSegment(
-        _whole(start), _whole(end), _whole(last_batch), int(last_crc, 16), int(crc, 16), _whole(added)
-    )
+        _whole(start), _whole(end), _whole(last_batch), int(last_crc, 16), int(crc, 16), _whole(added), _whole(epoch),
+        _whole(lost),
+    )  # fmt: skip
     if found.start >= found.end or found.last_batch > found.end:
         raise ValueError(f"a segment {facts!r:.200}")
     return found

@@ -1,7 +1,8 @@
 """Tier store: where segments are uploaded to: a directory here, an object store in s3.py.
 
-Invariant: an object of a segment appears whole, or not at all, and is never changed or replaced: the store refuses a
-name that is taken. Only small facts are replaced, each in one step.
+Invariant: an object of a segment appears whole, or not at all, and is never changed: the store refuses a name that is
+taken. It is replaced in one step by the same segment, when batches of it were healed that were lost before. Small
+facts are replaced as well, each in one step.
 
     <place>/copy.json, topic.json                what the place is (log/copy_role.py), and the topic's description
     <place>/0000/<base>.log, <base>.producers    segments, byte for byte as in the topic's directory
@@ -54,6 +55,9 @@ class Store(Protocol):
 
     def upload(self, name: str, size_bytes: int, source: Source) -> bool:
         """Make an object with these bytes, durable; False if there is one of that name, or there is one by now."""
+
+    def upload_again(self, name: str, size_bytes: int, source: Source) -> None:
+        """Give an object these bytes, durable, whether there is one of that name or not."""
 
     def blocks(self, name: str) -> Iterator[bytes]:
         """The bytes of an object, as the store has them; `FileNotFoundError` if there is none."""
@@ -124,6 +128,13 @@ class DirectoryStore(NotCopyable):
             return None
 
     def upload(self, name: str, size_bytes: int, source: Source) -> bool:
+        return self._put(name, size_bytes, source, Directory.link)
+
+    def upload_again(self, name: str, size_bytes: int, source: Source) -> None:
+        self._put(name, size_bytes, source, Directory.rename)
+
+    def _put(self, name: str, size_bytes: int, source: Source, give: Callable[[Directory, str, str], None]) -> bool:
+        """Write a file without a name, and give it its name; False if that is taken."""
         parent = os.path.dirname(name)
         self._files.make_directories(os.path.join(self.path, parent), self._permissions)
         with Directory.open(self._files, os.path.join(self.path, parent)) as directory:
@@ -138,11 +149,12 @@ class DirectoryStore(NotCopyable):
                     self._files.datasync(fd)
                 finally:
                     self._files.close(fd)
-                directory.link(temporary, base)
+                give(directory, temporary, base)
             except FileExistsError:
                 return False
             finally:
-                directory.unlink(temporary)
+                if directory.exists(temporary):
+                    directory.unlink(temporary)
                 directory.sync()
         return True
 

@@ -64,7 +64,7 @@ def past_and_tail(
     schema = default_schema(parse(given, now_us=SYSTEM()))
     past = ArchiveReader.load(REAL, archive)
     with Topic.open(topic_path, mode="r") as topic:
-        past.check_log(topic.log_id, topic_path)
+        past.check_log(topic.log_id, topic_path, [each.log for each in topic._accesses])  # noqa: SLF001
         split = past.split([each.id for each in topic.partitions], start, end, now_us=SYSTEM())
         tail = topic.read(split.starts)
         past.begin_tail(tail)
@@ -141,7 +141,7 @@ def _within(past: ArchiveReader, ranges: Iterable[Range]) -> str:
     parts = ["true"]
     for each in ranges:
         files = past.files(each)
-        if files and (files[0].start < each.start or each.end < files[-1].end):
+        if any(file.start < each.start or each.end < file.end for file in files):
             wanted = f"offset >= {each.start} and offset < {each.end}"
             parts.append(f"(partition != {each.partition} or ({wanted}))")
     return " and ".join(parts)

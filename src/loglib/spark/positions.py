@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..errors import CorruptLogError, InvalidOffsetError
 from ..format.watermark import Mark
 from ..groups import TopicPartition
-from ..groups.offsets import history_at
+from ..log.history import history_at
 from ..log.log import Log
 from .data_loss import Losses
 from .options import Options

@@ -1,0 +1,171 @@
+"""History: a place in a log as others remember it, and whether a log still has the history up to there.
+
+Invariant: the chain at an offset is the CRC of the header of the batch that ends there, or that holds it. A batch's
+header covers the CRC of the batch before. So two logs with one id and one chain at an offset have the same bytes below
+it. A chain of 0 is not known: the log begins there, or a gap is in the way.
+
+Whoever stores a place in a log elsewhere stores a `HistoryPoint`, and compares before it acts on it. What is stored
+elsewhere is
+
+    same      it ends where the log has the same history
+    ahead     it has more than the log, and nothing says that the rest is of another history
+    behind    it ends before the log begins: nothing can be compared any more
+    beside    it has another history from some offset on
+    foreign   it is of another log
+
+Threads: no state, safe for all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..format.watermark import Mark
+from ..segment import SegmentHeader, read_segment_header, segment_name
+from .log import Log
+
+__all__ = [
+    "AHEAD", "BEHIND", "BESIDE", "FOREIGN", "SAME", "Comparison", "HistoryPoint", "compare_history", "history_at",
+    "point_at",
+]  # fmt: skip
+
+SAME, AHEAD, BEHIND, BESIDE, FOREIGN = "same", "ahead", "behind", "beside", "foreign"
+
+
+class HistoryPoint(NamedTuple):
+    """A place in a log, and what proves the history up to there."""
+
+    log_id: bytes
+    offset: int
+    chain: int  # 0: not known
+    epoch: int = 0  # of the writer there, or of a later one; 0: not known
+
+    def agrees(self, other: HistoryPoint) -> bool | None:
+        """Whether both are of one history, if they are at one offset; None if that is not known."""
+        return self.chain == other.chain if self.chain and other.chain else None
+
+
+class Comparison(NamedTuple):
+    """How what is stored elsewhere stands to a log. What damage hides, or a gap, counts as the same."""
+
+    relation: str
+    common: int  # both are proven to have the same history up to here
+    point: HistoryPoint  # where what is stored elsewhere ends
+    log_start: int
+    log_end: int
+
+    @property
+    def is_same(self) -> bool:
+        return self.relation == SAME
+
+    def words(self, holder: str, log: str) -> str:
+        """The finding in words; `holder` has the point, and `log` is the path of the log."""
+        end, holds = self.point.offset, f"{log} holds [{self.log_start}, {self.log_end})"
+        match self.relation:
+            case "ahead":
+                return f"{holder} is ahead: it ends at offset {end}, and {holds}; nothing says that they differ"
+            case "behind":
+                return f"{holder} is behind: it ends at offset {end}, and {holds}: what lies between is missing"
+            case "beside":
+                return (
+                    f"{holder} has another history than {log}: they are proven to be the same up to offset "
+                    f"{self.common}, and differ before {min(end, self.log_end)}"
+                )
+            case "foreign":
+                return f"{holder} is of log {self.point.log_id.hex()}, and {log} is another log"
+        return f"{holder} has the history of {log} up to offset {end}"
+
+    def check(self, holder: str, log: Log, advice: str) -> None:
+        """`OffsetOutOfRangeError` or `LogError` unless it is the same history; `advice` says the way out."""
+        if self.is_same:
+            return
+        words = f"partition {log.partition}: {self.words(holder, log.directory)}; {advice}"
+        if self.relation in (AHEAD, BEHIND):
+            raise OffsetOutOfRangeError(log.partition, self.point.offset, self.log_start, self.log_end, words=words)
+        raise LogError(words)
+
+
+def history_at(log: Log, offset: int) -> int:
+    """The chain at an offset. It identifies the whole log up to there.
+
+    0 at the beginning of a log, and in a declared gap. Raises `OffsetOutOfRangeError` and `CorruptLogError` like a
+    read.
+    """
+    return point_at(log, offset).chain
+
+
+def point_at(log: Log, offset: int) -> HistoryPoint:
+    """The point at an offset of the log. Raises like `history_at`."""
+    while True:
+        mark = log.mark()
+        if not mark.log_start_offset <= offset <= mark.flushed_end:
+            raise OffsetOutOfRangeError(log.partition, offset, mark.log_start_offset, mark.flushed_end)
+        with suppress(OffsetOutOfRangeError):  # retention has meanwhile dropped more
+            return HistoryPoint(log.identity.log_id, offset, *_facts(log, offset, mark))
+
+
+def _facts(log: Log, offset: int, mark: Mark) -> tuple[int, int]:
+    """The chain at the offset, and the epoch there."""
+    if offset == mark.log_start_offset == mark.flushed_end:  # retention has left one segment without a batch
+        begun = _segment_at(log, offset)
+        return begun.previous_crc, begun.writer_epoch
+    try:
+        header = log.header_around(offset - (offset == mark.flushed_end), mark)
+    except CorruptLogError:
+        header = None
+        if offset not in log.index.bases():
+            raise
+    if header is None or (not header.record_count and offset in log.index.bases()):  # the next segment may know
+        begun = _segment_at(log, offset)
+        return begun.previous_crc, begun.writer_epoch
+    return (header.previous_crc if header.base_offset == offset else header.header_crc), header.writer_epoch
+
+
+def _segment_at(log: Log, offset: int) -> SegmentHeader:
+    path = os.path.join(log.directory, segment_name(offset))
+    try:
+        return read_segment_header(log.files, path, log.identity)
+    except FileNotFoundError as error:
+        raise CorruptLogError(path, 0, "no file", f"the segment that begins at offset {offset}") from error
+
+
+def compare_history(points: Sequence[HistoryPoint], log: Log) -> Comparison:
+    """Compare what is stored elsewhere with a log. `points` rise, at least one; the last one is its end."""
+    while True:
+        mark, last = log.mark(), points[-1]
+        start, end = mark.log_start_offset, mark.flushed_end
+
+        def result(relation: str, common: int, ends: tuple[int, int] = (start, end)) -> Comparison:
+            return Comparison(relation, common, points[-1], *ends)
+
+        if last.log_id != log.identity.log_id:
+            return result(FOREIGN, 0)
+        if last.offset < start:
+            return result(BEHIND, last.offset)
+        with suppress(OffsetOutOfRangeError):  # retention has meanwhile dropped more
+            common, differs = _common([each for each in points if start <= each.offset <= end], log)
+            if differs:
+                return result(BESIDE, common)
+            if last.offset <= end:
+                return result(SAME, common)
+            # Epochs never fall along a log: what is stored behind the log's end cannot be of an older writer.
+            is_newer = end > start and 0 < last.epoch < point_at(log, end).epoch
+            return result(BESIDE if is_newer else AHEAD, common)
+
+
+def _common(points: Sequence[HistoryPoint], log: Log) -> tuple[int, bool]:
+    """The last of these points that the log has, too, and whether there is a later one that differs."""
+    differs = False
+    for each in reversed(points):
+        try:
+            agrees = point_at(log, each.offset).agrees(each)
+        except CorruptLogError:
+            agrees = None
+        if agrees:
+            return each.offset, differs
+        differs = differs or agrees is False
+    return log.mark().log_start_offset, differs

@@ -1,0 +1,41 @@
+"""Start header: a copy of the header of the segment at which a log begins, in the file `start.header`.
+
+Invariant: the copy was a whole header of this log. A damaged header is made anew from the segment before it. When that
+segment is dropped, the copy is all that still says how the log goes on behind what an archive or a tier has: after
+which batch, with which largest event time, and with which producers. A copy that is damaged, or of another segment,
+does not count.
+
+Threads: no state.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from ..errors import CorruptLogError, UnsupportedFormatError
+from ..segment import HEADER_BYTES, Identity, SegmentHeader, read_segment_header, segment_name
+from ..system.directory import Directory
+
+__all__ = ["NAME", "keep", "kept"]
+
+NAME = "start.header"
+
+
+def keep(directory: Directory, identity: Identity, base: int, permissions: int) -> None:
+    """Keep a copy of the header of this segment, at which the log begins from now on. Synced.
+
+    Nothing is kept of a damaged header, or on a full disk: that must not stop the pass that frees it.
+    """
+    with suppress(CorruptLogError, OSError):
+        path = directory.path_of(segment_name(base))
+        header = read_segment_header(directory.files, path, identity, within=directory)
+        directory.replace(NAME, header.encode(), permissions)
+
+
+def kept(directory: Directory, identity: Identity, base: int) -> SegmentHeader | None:
+    """The header that was kept of this segment; None if there is no whole one."""
+    with suppress(CorruptLogError, UnsupportedFormatError, OSError):
+        header = SegmentHeader.decode(directory.read_whole(NAME, HEADER_BYTES), directory.path_of(NAME))
+        if (header.log_id, header.partition, header.base_offset) == (*identity[:2], base):
+            return header
+    return None
