@@ -27,7 +27,7 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from ..config.policies import TopicConfig
-from ..errors import CorruptLogError, LogError, NotLeaderError
+from ..errors import CorruptLogError, LogError
 from ..segment import HEADER_BYTES, Identity, SegmentHeader
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
@@ -82,9 +82,8 @@ def repair_topic(
 ) -> RepairReport:
     """See `repair`."""
     repairs: list[Repair] = []
-    found = copy_role.read(files, path)
-    if found is not None and found.role == copy_role.REPLICA and not dry_run:  # it would get a history of its own
-        raise NotLeaderError(path, found.role, found.of)
+    if not dry_run:
+        copy_role.check(files, path, copy_role.REPAIR)
     log_id, config = _description(files, path, repairs, dry_run=dry_run)
     logs = [Identity.of(log_id, number) for number in range(config.partitions)]
     sizes = [_size(files, path, each) for each in logs]

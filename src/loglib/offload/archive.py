@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from ..config.arguments import check_count
 from ..config.uri import is_remote, local_path
 from ..errors import LogError, OffsetOutOfRangeError
+from ..log import copy_role
 from ..log.cursor import BLOCK_BYTES
 from ..log.reader import OnGap, Reader, StartLike
 from ..log.topic_file import NAME
@@ -91,6 +92,7 @@ def archive(
                 delta=delta,
             )  # fmt: skip
     files, path = topic._files, _path(to)  # noqa: SLF001
+    copy_role.check(files, topic.path, copy_role.ARCHIVE)
     if delta:
         delta_table.check_delta(files, path)
     with closing(_place(files, path, topic.config.permissions)) as place:
