@@ -43,6 +43,7 @@ from .config.arguments import Start, check_names, donor_paths, topic_path
 from .config.policies import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
 from .config.uri import is_remote
 from .copies.assemble import ReplicaRequest, assemble, check_new
+from .copies.chain import check_apart
 from .copies.member_list import Acks
 from .copies.replica import ReplicaState
 from .copies.replica_set import ReplicaSet
@@ -934,6 +935,8 @@ def open_topic(
     if wish is not None and (shared or mode == "r"):
         why = "a topic with replicas has one writer: shared=True is for topics without"
         raise ValueError(why if shared else "mode='r' reads any directory of a topic; leave replicas=[...] out")
+    if wish is not None:
+        check_apart(files, [absolute, *wish.paths])
     found = copy_role.read(files, absolute) if mode == "a" else None
     is_member = found is not None and found.role == copy_role.REPLICA
     if mode == "a" and not (is_member and wish is not None):

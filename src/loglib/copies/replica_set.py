@@ -149,7 +149,7 @@ class ReplicaSet(NotCopyable):
             return
         for seat in sorted(seats, key=_is_new):
             new = self._members._replace(id=seat.id)
-            if seat.members is None or seat.members.version != new.version:
+            if seat.members is None or seat.members[3:] != new[3:] or seat.members.paths != new.paths:
                 new.write(self._files, seat.path, self._config.permissions, now=self._now)
 
     def _leave(self) -> None:
