@@ -398,18 +398,24 @@ class ReadOnlyError(LogError):
 class NotLeaderError(LogError):
     """The directory is a copy of a topic, or a copy has taken its place. Only a topic of its own is written.
 
-    Attributes: `path`; its `role` ("snapshot", "mirror", "superseded", "replica"); `of`, the topic that it is a copy
-    of, the copy that has taken its place, or the other directories of the topic.
+    Attributes: `path`; its `role` ("snapshot", "mirror", "superseded", "replica", "tier"); `of`, the topic that it is a
+    copy of, the copy that has taken its place, or the other directories of the topic.
     """
 
-    def __init__(self, path: str | os.PathLike[str], role: str, of: str) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], role: str, of: str, *, refused: str = "", advice: str = ""
+    ) -> None:
         self.path = os.fspath(path)
         self.role = role
         self.of = of
         what = f"was superseded by {of}" if role == "superseded" else f"is a {role} of {of}"
-        advice = "open it with mode='r', or make it a topic of its own with loglib.promote"
         if role == "replica":
             what = "is one of several directories that are written together"
+        if refused:
+            what += f", so you cannot {refused}"
+        elif role != "replica":
+            advice = "open it with mode='r', or make it a topic of its own with loglib.promote"
+        else:
             advice = f"open it with mode='r', or for writing with replicas=[...], its other directories ({of})"
         super().__init__(f"{self.path} {what}; {advice}")
 

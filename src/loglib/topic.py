@@ -43,6 +43,7 @@ from .config.arguments import Start, check_names, donor_paths, topic_path
 from .config.policies import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
 from .config.uri import is_remote
 from .copies.assemble import ReplicaRequest, assemble, check_new
+from .copies.chain import check_apart
 from .copies.member_list import Acks
 from .copies.replica import ReplicaState
 from .copies.replica_set import ReplicaSet
@@ -347,6 +348,8 @@ class Topic(Shown, Columnar, TopicWithGroups):
             if not all(writer.is_in(directory) for writer in list(self._handles.writers)):
                 raise LogMovedError(self.path, "has other partitions than those that were locked")
             directory.lock_for_a_moment("whoever changes its policies", advice="try again")
+            if self._replicas is None:
+                copy_role.check_leader(self._files, self.path)
             described = topic_file.read(self._files, self.path)
             before = self.config if described is None else described[1]  # another process may have changed it
             config = replace(before, **policies)
@@ -934,6 +937,12 @@ def open_topic(
     if wish is not None and (shared or mode == "r"):
         why = "a topic with replicas has one writer: shared=True is for topics without"
         raise ValueError(why if shared else "mode='r' reads any directory of a topic; leave replicas=[...] out")
+    if wish is not None:
+        check_apart(files, [absolute, *wish.paths])
+    found = copy_role.read(files, absolute) if mode == "a" else None
+    is_member = found is not None and found.role == copy_role.REPLICA
+    if mode == "a" and not (is_member and wish is not None):
+        copy_role.check_leader(files, absolute)
     described = topic_file.read(files, absolute)
     if described is None:
         if wish is not None:
@@ -942,10 +951,6 @@ def open_topic(
             raise FileNotFoundError(errno.ENOENT, _what_is_here(files, absolute, mode), absolute)
         topic_file.create(files, absolute, TopicConfig(**given), now=clock())
         described = topic_file.read(files, absolute)
-    found = copy_role.read(files, absolute) if mode == "a" else None
-    is_member = found is not None and found.role == copy_role.REPLICA
-    if mode == "a" and not (is_member and wish is not None):
-        copy_role.check_leader(files, absolute)
     if described is None:
         raise FileNotFoundError(errno.ENOENT, "the topic was removed while it was opened", absolute)
     log_id, config = described

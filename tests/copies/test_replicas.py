@@ -324,7 +324,7 @@ def test_durability_of_a_replicated_topic_stays(places: list[Path]) -> None:
 
 
 def test_topic_with_replicas_takes_part_in_no_transaction(places: list[Path]) -> None:
-    refused = pytest.raises(LogError, match="cannot take part in transactions")
+    refused = pytest.raises(LogError, match="you cannot use it in transactions")
     with open_all(places) as topic, refused, transaction("app") as work:
         work.append(topic, b"one")
     other = [places[0].parent / "other", places[1].parent / "other"]

@@ -67,7 +67,7 @@ class Access(NotCopyable):
         self.keeper = keeper
         self._files = files
         self._writable = writable
-        self._check = check  # raises if this topic must not be written any more; called when the writer has its lock
+        self._check = check  # raises if this topic must not be written any more; called before the lock and under it
         self._on_hold = on_hold  # called for a writer that finds a transaction that is not known to be done
         self._replicated = replicated
         self._writer: Writer | None = None
@@ -92,6 +92,8 @@ class Access(NotCopyable):
         with self.handles.opening:
             self.handles.check_open()
             if self._writer is None:  # another thread may have made it before this one had the lock
+                if self._check is not None:
+                    self._check()  # a topic that must not be written gets no lock file either
                 writer = self._make_writer(wait=wait)
                 try:
                     if self._check is not None:

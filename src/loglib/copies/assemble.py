@@ -219,7 +219,7 @@ class _Assembly(NotCopyable):
     def _match(self, seats: Sequence[_MemberDirectory], stored: Members) -> None:
         """Compare the given directories with the list that is stored."""
         replaced = [each.id for each in seats if each.members is not None and each.members.joins == stored.version]
-        lost = {self._lost(each, stored) for each in self._wish.lose} - set(replaced)
+        lost = self._lost(seats, stored) - set(replaced)
         expected = [id_ for id_ in stored.paths if id_ not in lost]
         here: dict[str, _MemberDirectory] = {}
         new: list[_MemberDirectory] = []
@@ -258,15 +258,35 @@ class _Assembly(NotCopyable):
         self._expected, self._gives_up = len(expected), bool(lost)
         self._count(stored)
 
-    def _lost(self, given: str, stored: Members) -> str:
-        """The id of the member that is given up."""
+    def _lost(self, seats: Sequence[_MemberDirectory], stored: Members) -> set[str]:
+        """The ids of the members that are given up. One that is there by another path than the last is not lost."""
+        there = {seat.id: seat.path for seat in seats if seat.members is not None}
+        lost: set[str] = set()
+        swapped: dict[str, str] = {}
+        for given in self._wish.lose:
+            id_, is_sure = self._named(given, stored)
+            if is_sure or id_ not in there:
+                lost.add(id_)
+            else:
+                swapped[given] = id_
+        absent = [each for each in stored.paths if each not in there and each not in lost]
+        if swapped and len(swapped) != len(absent):
+            given, id_ = next(iter(swapped.items()))
+            raise LogError(
+                f"lose=[{given!r}]: the member that was there last, {id_}, is at {there[id_]} now, and {len(absent)} "
+                f"others are not there: {', '.join(absent) or 'none'}; name the lost ones by these ids"
+            )
+        return lost | set(absent if swapped else ())
+
+    def _named(self, given: str, stored: Members) -> tuple[str, bool]:
+        """The id of the member that `lose` names, and whether more than its last path says so."""
         with suppress(LogError, OSError):
             found = read_members(self._files, given)
             if found is not None and found.id in stored.paths:
-                return found.id
+                return found.id, True
         for id_, where in stored.paths.items():
             if given in (where, topic_path(id_)):
-                return id_
+                return id_, given != where
         raise ValueError(
             f"lose=[{given!r}]: no member is there or was there; last seen: "
             f"{', '.join(f'{where} ({id_})' for id_, where in stored.paths.items())}"
@@ -519,6 +539,8 @@ class _Assembly(NotCopyable):
         """The directories, ready for the writers."""
         members = self._list or self._stored
         assert members is not None
+        here = {_id_of(each, members): each.path for each in self._seats}
+        members = members._replace(paths={id_: here.get(id_, where) for id_, where in members.paths.items()})
         seats = [
             MemberDirectory(each.path, _id_of(each, members), each.members, each.locks, each.pairs)
             for each in self._seats

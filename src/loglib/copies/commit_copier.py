@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from typing import Protocol
 
-from ..groups.directory import GROUPS, MIRRORED
+from ..groups.directory import ALL, GROUPS, MIRRORED
 from ..groups.lock_file import readable_by_all
 from ..groups.offsets import offsets_identity
 from ..system.files import Files
@@ -79,6 +79,13 @@ class CopiedCommits:
             path = os.path.join(self._to, group)
             if self._files.is_directory(path) and not self._is_mirrored(group):
                 self._mark_mirrored(path)
+
+    def own_nothing(self) -> None:
+        """From now on all groups of the copy are copies, also those that are made there later. Synced."""
+        self._make_directory(self._to)
+        if not self._files.exists(os.path.join(self._to, ALL)):
+            self._files.write_new(os.path.join(self._to, ALL), b"", readable_by_all(self._permissions))
+            self._files.sync_directory(self._to)
 
     def _mark_mirrored(self, path: str) -> None:
         self._files.write_new(os.path.join(path, MIRRORED), b"", readable_by_all(self._permissions))

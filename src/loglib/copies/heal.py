@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..config.arguments import donor_paths, topic_path
 from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LogError
-from ..log import topic_file
+from ..log import copy_role, topic_file
 from ..log.log import Log
 from ..log.repair import stated_log_id
 from ..log.repair_partition import copy_aside
@@ -75,6 +75,8 @@ def heal_topic(
     only: Collection[int] | None = None,
 ) -> HealReport:
     """The same on other files, and for some partitions `only`."""
+    if not dry_run:
+        copy_role.check(files, path, copy_role.HEAL)
     healed: list[Healed] = []
     log_id, config = _description(files, path, donors, healed, dry_run=dry_run)
     unhealed: list[Unhealed] = []

@@ -32,6 +32,7 @@ from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
+from .chain import check_no_circle, is_same
 from .commit_copier import CopiedCommits, Groups
 from .log_copier import LogCopier, Source
 from .pending_marks import forget_marks, read_marks, write_marks
@@ -193,16 +194,18 @@ class Mirror(NotCopyable):
             self._log_id, (_, self._config) = origin.log_id, origin.described()
             while not files.exists(self.path):
                 self._make()
+            check_no_circle(files, self.path, self.source)
             self._commits = CopiedCommits(files, origin, self.path, self._log_id, self._config.permissions)
-            demoted = self._check_copy(demote=demote)
+            before, role = self._check_copy(demote=demote)
             promised = read_marks(files, self.path, self._log_id)
             for number in range(self._config.partitions):
                 opened.callback(self._open(number, promised.get(number)).close)
             forget_marks(files, self.path)
             origin.marks(range(len(self._pairs)))  # from here on `lag` is known
-            if demoted is not None:  # nobody writes it now
+            if before != copy_role.MIRROR:  # nobody writes it now
                 self._commits.adopt()
-                self._take_role(demoted)
+            if role is not None:
+                self._take_role(role)
             opened.pop_all()
 
     @classmethod
@@ -254,22 +257,24 @@ class Mirror(NotCopyable):
         if topic_file.put_in_place(files, aside, self.path, build):
             files.sync_directory(parent)
 
-    def _check_copy(self, *, demote: bool) -> copy_role.Role | None:
-        """Refuse what is not a mirror of the source. The role to take for what was a topic of its own."""
+    def _check_copy(self, *, demote: bool) -> tuple[str, copy_role.Role | None]:
+        """Refuse what is no mirror and no former topic. The role that it has, and the one to take if it is another."""
         files, path = self._files, self.path
-        found = copy_role.read(files, path)
-        copied = (copy_role.MIRROR, copy_role.SUPERSEDED)
-        if found is not None and found.role in copied and found.log_id == self._log_id:
-            return None if found.role == copy_role.MIRROR else self._as_mirror()
+        found, itself = copy_role.read(files, path), is_same(files, path, self.source)
+        if found is not None and found.role != copy_role.LEADER and itself:
+            raise LogError(f"{path} and {self.source} are one directory; mirror to a new directory")
+        if found is not None and found.role in copy_role.FOLLOW.roles and found.log_id == self._log_id:
+            stays = found.role == copy_role.MIRROR and found.of == self.source
+            return found.role, None if stays else self._as_mirror()
         if found is not None and found.role != copy_role.LEADER:
             what = f"a {found.role} of {found.of}" + " with another log id" * (found.log_id != self._log_id)
             raise LogError(f"{path} is {what}, and not a mirror of {self.source}; mirror to a new directory")
         described = topic_file.read(files, path)
         if described is None:
             raise LogError(f"{path} holds files but no copy; a mirror is made in a new directory")
-        if not demote or described[0] != self._log_id or path == self.source:
+        if not demote or described[0] != self._log_id or itself:
             raise NotLeaderError(path, "topic of its own, and no mirror", self.source)
-        return self._as_mirror()
+        return copy_role.LEADER, self._as_mirror()
 
     def _as_mirror(self) -> copy_role.Role:
         return copy_role.Role(copy_role.MIRROR, self._log_id, self._files.random_bytes(8).hex(), self.source, SYSTEM())

@@ -1,8 +1,9 @@
 """Promote: a copy of a topic becomes a topic of its own.
 
 Invariant: the role of a directory changes by the replacement of one small file, which is synced. A promotion that is
-cut has happened or not, and may be repeated. The old topic loses its role before the copy gets it: after a cut between
-the two there is no leader, never two. Only with `force`, when the old topic cannot be reached, there may be two.
+cut has happened or not, and may be repeated. The topic's leader, found by chain.py through any number of copies, loses
+its role before the copy gets it, and stays locked until then: after a cut between the two there is no leader, never
+two. Only with `force`, when the old topic cannot be reached or is being written, there may be two.
 
 What the copy has is not changed: the first writer recovers it like any other topic. It takes an epoch and a nonce of
 its own, so batches of the source that are put into the copy's files later are refused, and a mirror of the new topic
@@ -18,16 +19,21 @@ import logging
 import os
 from contextlib import ExitStack
 
+from ..append.writer import Writer
 from ..config.arguments import topic_path
 from ..config.policies import TopicConfig
-from ..errors import LogError, NotLeaderError
+from ..errors import LogError, TooFewCopiesError
 from ..log import copy_role, store_pointer, topic_file
+from ..log.index import SegmentIndex
+from ..log.recovery import list_segments
 from ..segment import Identity
 from ..system import lock
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..transactions.transaction import recover_transactions
+from .assemble import ReplicaRequest, assemble
+from .chain import Former, former_of
 from .commit_copier import settle_commits
 from .follower_log import FollowerLog
 from .mirror import Mirror
@@ -37,23 +43,26 @@ __all__ = ["promote"]
 
 logger = logging.getLogger("loglib")
 
+_REPLICA_TIMEOUT_S = 1.0  # as by default in `Topic.open`
+
 
 def promote(copy: str | os.PathLike[str], *, force: bool = False) -> None:
     """Make a copy a topic of its own: after that it opens with mode="a". A topic of its own stays what it is.
 
-    A mirror takes the place of its source. The source must have no writer; what the mirror still lacks is copied, and
-    the source is not written any more: it opens with mode="r", and can become a mirror of the new topic
-    (`loglib.mirror(new, old)`). If the source cannot be reached, or a writer holds it, `force` promotes the mirror as
-    it is. Then there may be two topics with one history up to that point, until you stop the old one's writers: what
-    they append later is not in the new topic.
+    A mirror takes the place of the topic, which may be its source, the source's source, and so on; of a topic with
+    replicas, all directories. The topic must have no writer; what the mirror still lacks is copied, and the topic is
+    not written any more: it opens with mode="r", and can become a mirror of the new topic (`loglib.mirror(new, old)`).
+    If a directory on the way cannot be reached, or a writer holds the topic, `force` promotes the mirror as it is. Then
+    there may be two topics with one history up to that point, until you stop the old one's writers: what they append
+    later is not in the new topic.
 
     The topic that a snapshot was copied from stays a topic, too. Both have the same log id, and from here on different
     records at the same offsets. So stop the writers of the old one first, if this one takes its place; consumers that
     have read more than the snapshot has must go back.
 
-    Raises `FileNotFoundError` if there is no topic, `LockedError` if the mirror is still running, or the source or the
-    copy is being written or changed, `NotLeaderError` for a topic that was superseded, `LogError` if the source of a
-    mirror cannot be reached, and `CorruptLogError` for damage.
+    Raises `FileNotFoundError` if there is no topic, `LockedError` if the mirror is still running, or the topic or the
+    copy is being written or changed, `NotLeaderError` for a topic that was superseded and for a replica, `LogError` if
+    a directory on the way to the topic cannot be reached, and `CorruptLogError` for damage.
     """
     promote_on(REAL, topic_path(copy), now=SYSTEM(), force=force)
 
@@ -63,53 +72,108 @@ def promote_on(files: Files, path: str, *, now: int, force: bool = False) -> Non
     described = topic_file.read(files, path)
     if described is None:
         raise FileNotFoundError(errno.ENOENT, "no topic here", path)
-    config = described[1]
+    while not _promoted(files, path, described, now=now, force=force):
+        pass  # another promotion was quicker: it may have taken the source's place, or this one's
+
+
+def _promoted(files: Files, path: str, described: tuple[bytes, TopicConfig], *, now: int, force: bool) -> bool:
+    """Promote the copy as it is now. False if the directories changed their roles meanwhile."""
     found = copy_role.read(files, path)
     if found is None or found.role == copy_role.LEADER:
-        return
-    if found.role == copy_role.REPLICA or (found.role == copy_role.SUPERSEDED and not force):
-        raise NotLeaderError(path, found.role, found.of)
-    if found.role == copy_role.MIRROR:
-        _take_over(files, path, found, described, now=now, force=force)
-    with ExitStack() as held:
-        _lock(files, path, config, held)  # nobody copies into it any more
+        return True
+    action = copy_role.FORCE if force else copy_role.PROMOTE
+    if found.role not in action.roles:
+        raise copy_role.refusal(path, found, action)
+    with ExitStack() as held:  # until the copy has its role, so that no other copy takes the same place
+        if found.role == copy_role.MIRROR and not _take_over(files, path, found, described, held, now=now, force=force):
+            return False
+        _lock(files, path, described[1], held)  # nobody copies into it any more
+        again = copy_role.read(files, path)
+        if again is None or again.role != found.role:
+            return False
         _leave_lost_store(files, path)
-        _take_role(files, path, config, found._replace(role=copy_role.LEADER, time=now))
+        _take_role(files, path, described[1], again._replace(role=copy_role.LEADER, time=now))
+    return True
 
 
 def _take_over(
-    files: Files, path: str, found: copy_role.Role, described: tuple[bytes, TopicConfig], *, now: int, force: bool
-) -> None:
-    """Copy what the mirror lacks from its source, and let the source be written no more."""
-    source, (log_id, config) = found.of, described
-    there = None if source.startswith(copy_role.ELSEWHERE) else _described(files, source)
-    if there is None or there[0] != log_id:
+    files: Files,
+    path: str,
+    found: copy_role.Role,
+    described: tuple[bytes, TopicConfig],
+    held: ExitStack,
+    *,
+    now: int,
+    force: bool,
+) -> bool:
+    """Copy what the mirror lacks from the topic's leader, and let that be written no more.
+
+    False if the directories changed their roles meanwhile. What is locked, stays so in `held`.
+    """
+    log_id, config = described
+    try:
+        former = former_of(files, path, found.of, log_id)
+        with ExitStack() as trying:
+            _hold(files, former, log_id, trying, now=now)
+            if copy_role.read(files, path) != found or former_of(files, path, found.of, log_id) != former:
+                return False
+            held.push(trying.pop_all())
+    except LogError:
         if not force:
-            raise LogError(
-                f"{source}, of which {path} is a mirror, cannot be reached: no topic is there, or another one; "
-                "stop its writers and promote with force=True"
-            )
+            raise
+        former = Former()
+    if not former.paths:
         _settle(files, path, log_id, config)
+        return True
+    with Mirror(former.paths[0], path, files=files) as mirror:
+        mirror.copy()
+    for each in reversed(former.paths):  # the first one is found first, so it goes last: a cut may be repeated
+        old = copy_role.read(files, each)
+        drawn = files.random_bytes(8).hex() if old is None else old.id
+        _take_role(files, each, config, copy_role.Role(copy_role.SUPERSEDED, log_id, drawn, path, now))
+    return True
+
+
+def _hold(files: Files, former: Former, log_id: bytes, held: ExitStack, *, now: int) -> None:
+    """Lock what the copy takes the place of, and let the first directory of it have all that was acknowledged."""
+    if not former.paths:
         return
-    old = copy_role.read(files, source)
-    if old is not None and old.role == copy_role.SUPERSEDED:
-        _settle(files, path, log_id, config)
-        return
-    stored = store_pointer.read_pointer(files, source)
-    if stored is not None and files is REAL:
-        recover_transactions(stored.path)  # what is committed and not yet in the source's partitions
-    with ExitStack() as held:
+    described = topic_file.read(files, former.paths[0])
+    assert described is not None
+    if former.are_members:
         try:
-            _lock(files, source, there[1], held)
-        except LogError:
-            if not force:
+            _assemble(files, former, log_id, described[1], held, now=now)
+        except TooFewCopiesError:
+            if not former.superseded:
                 raise
-            _settle(files, path, log_id, config)
+            # A promotion that was cut had assembled them. Nobody can have opened them since.
+        else:
             return
-        with Mirror(source, path, files=files) as mirror:
-            mirror.copy()
-        superseded = copy_role.Role(copy_role.SUPERSEDED, log_id, files.random_bytes(8).hex(), path, now)
-        _take_role(files, source, there[1], superseded)
+    else:
+        stored = store_pointer.read_pointer(files, former.paths[0])
+        if stored is not None and files is REAL:
+            recover_transactions(stored.path)  # what is committed and not yet in the source's partitions
+    for each in former.paths:
+        _lock(files, each, described[1], held)
+
+
+def _assemble(files: Files, former: Former, log_id: bytes, config: TopicConfig, held: ExitStack, *, now: int) -> None:
+    """Open a topic with replicas as its writer does, and keep it open in `held`: all records are in the first one."""
+    own, *others = former.paths
+    wish = ReplicaRequest((*others, *former.superseded), None, _REPLICA_TIMEOUT_S, ())
+    members = assemble(files, own, wish, log_id, config, now=now)
+    held.callback(members.close)
+    writers: list[Writer] = []
+    for number in range(config.partitions):
+        place, identity = topic_file.partition_directory(own, number), Identity.of(log_id, number)
+        index = SegmentIndex(list_segments(files, place))
+        made = Writer(
+            files, place, identity, config, index=index,
+            held=members.first_lock(number), copies=members.copies(number),
+        )  # fmt: skip
+        held.callback(made.close)
+        writers.append(made)
+    members.begin(writers)
 
 
 def _leave_lost_store(files: Files, path: str) -> None:
@@ -132,13 +196,6 @@ def _settle(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None
         FollowerLog(files, place, identity, config.permissions, promised=promised.get(number)).close()
     settle_commits(files, path, log_id, config.permissions)
     forget_marks(files, path)
-
-
-def _described(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
-    try:
-        return topic_file.read(files, path)
-    except OSError:  # a host or a disk that does not answer
-        return None
 
 
 def _lock(files: Files, path: str, config: TopicConfig, held: ExitStack) -> None:

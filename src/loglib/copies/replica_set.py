@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ..append.writer import Writer
 from ..config.policies import TopicConfig
 from ..errors import LogError, TooFewCopiesError
-from ..groups.directory import GROUPS, MIRRORED
+from ..groups.directory import ALL, GROUPS, MIRRORED
 from ..log import copy_role, topic_file
 from ..system import lock
 from ..system.directory import Directory
@@ -149,7 +149,7 @@ class ReplicaSet(NotCopyable):
             return
         for seat in sorted(seats, key=_is_new):
             new = self._members._replace(id=seat.id)
-            if seat.members is None or seat.members.version != new.version:
+            if seat.members is None or seat.members[3:] != new[3:] or seat.members.paths != new.paths:
                 new.write(self._files, seat.path, self._config.permissions, now=self._now)
 
     def _leave(self) -> None:
@@ -168,6 +168,8 @@ class ReplicaSet(NotCopyable):
             for each in mirrored:
                 files.unlink(os.path.join(each, MIRRORED))
                 files.sync_directory(each)
+            files.unlink(os.path.join(path, GROUPS, ALL))
+            files.sync_directory(os.path.join(path, GROUPS))
 
     def is_here(self) -> bool:
         """Whether the caller is one of the threads of these directories."""
@@ -219,6 +221,7 @@ class ReplicaSet(NotCopyable):
         if commits is None:
             commits = CopiedCommits(files, self._here, replica.path, self._members.log_id, permissions)
             commits.adopt()
+            commits.own_nothing()
         commits.copy(commits.note())
         content = files.read_whole(os.path.join(self._own.path, topic_file.NAME), _MOST_BYTES)
         if content != described:

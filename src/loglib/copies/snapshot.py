@@ -28,7 +28,7 @@ from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LogMovedError, OffsetOutOfRangeError
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, encode_new
-from ..groups.directory import GROUPS
+from ..groups.directory import GROUPS, MIRRORED
 from ..groups.lock_file import readable_by_all
 from ..groups.offsets import offsets_identity
 from ..log import copy_role, gaps, start_header, store_pointer, topic_file
@@ -255,6 +255,7 @@ class _Snapshot:
                     if tries == _TRIES:
                         raise
                 else:
+                    files.write_new(os.path.join(to, MIRRORED), b"", readable_by_all(permissions))
                     files.sync_directory(to)
                     return True
         return False  # deleted meanwhile

@@ -125,6 +125,7 @@ def check_no_members(files: Files, topic_path: str) -> None:
 def delete(place: GroupDirectory) -> None:
     """Delete a group and its commits. `GroupBusyError` if it has members, `GroupNotFoundError` if there is none."""
     place.require()
+    place.check_role()
     if members := live_members(place.files, place.members):
         raise GroupBusyError(place.name, list(members))
     place.remove()
@@ -141,7 +142,8 @@ def reset(
     after = place.resolve(start, place.logs)
     if not place.exists() and dry_run:
         return {each: Move(None, offset) for each, offset in after.items()}
-    place.make()
+    if not dry_run:
+        place.make()
     offsets = place.offsets()
     try:
         before = offsets.commits()
@@ -185,6 +187,7 @@ def evict(place: GroupDirectory, member: str) -> list[TopicPartition]:
     The evicted member gets `StaleGenerationError` when it next asks for records or commits. A file that is
     locked for longer than a claim takes, but names no owner, also counts as the member's.
     """
+    place.check_role()
     files, directory = place.files, place.owners
     live = live_members(files, place.members) if place.exists() else {}
     was_live = live.pop(member, None) is not None

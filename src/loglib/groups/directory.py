@@ -6,7 +6,8 @@ has one directory, in one of its topics. Each of its other topics has a file tha
     groups/<name>/members/     the live members: members.py
     groups/<name>/owners/      the owner of each partition: owners.py
     groups/<name>/offsets/     the committed offsets: offsets.py
-    groups/<name>/mirrored     an empty file, if a mirror has copied the group
+    groups/<name>/mirrored     an empty file, if the group was copied with its topic
+    groups/.mirrored           an empty file, if all groups are copies: in a replica that is not the first
 
     groups/<name>              in the directories of the other topics: a `_Pointer` as JSON
 
@@ -26,7 +27,7 @@ from typing import NamedTuple, Protocol
 
 from ..config.arguments import Start, check_names, parse_start
 from ..config.policies import NAME, Durability
-from ..errors import CorruptLogError, GroupElsewhereError, GroupNotFoundError, LogError, LogMovedError, NotLeaderError
+from ..errors import CorruptLogError, GroupElsewhereError, GroupNotFoundError, LogError, LogMovedError
 from ..log import catalog, copy_role
 from ..log.log import Log
 from ..log.lookup import resolve
@@ -36,13 +37,14 @@ from .assignment import TopicPartition
 from .lock_file import readable_by_all
 from .offsets import Entries, LogPartition, Offsets, make_offsets
 
-__all__ = ["GROUPS", "MIRRORED", "GenerationFence", "GroupDirectory", "check_logs_differ", "group_names"]
+__all__ = ["ALL", "GROUPS", "MIRRORED", "GenerationFence", "GroupDirectory", "check_logs_differ", "group_names"]
 
 logger = logging.getLogger("loglib")
 
 _MOST_BYTES = 4096  # of a file that names a group's topic
 GROUPS = "groups"  # the subdirectory in a topic's directory
-MIRRORED = "mirrored"  # an empty file in the directory of a group that a mirror has copied
+MIRRORED = "mirrored"  # an empty file in the directory of a group that was copied
+ALL = ".mirrored"  # an empty file beside the groups, if all of them are copies: in a replica that is not the first
 
 
 def group_names(files: Files, topic_path: str) -> list[str]:
@@ -165,16 +167,25 @@ class GroupDirectory(NamedTuple):
             raise GroupNotFoundError(path, self.name, [])
         return self._replace(topic_path=path, log_id=described[0])
 
+    def check_role(self) -> None:
+        """`NotLeaderError` if nobody may change the group here: it is a copy, or a topic of it has lost its place."""
+        for path in (self.topic_path, *self.other_paths):
+            parent, group = os.path.join(path, GROUPS), os.path.join(path, GROUPS, self.name)
+            found = copy_role.read(self.files, path)
+            copied, all_copied = (self.files.exists(os.path.join(*each)) for each in ((group, MIRRORED), (parent, ALL)))
+            if found is None or (found.role == copy_role.REPLICA and not copied and not all_copied):
+                continue  # a topic, or the first of its directories
+            action = copy_role.JOIN_COPIED if copied else copy_role.JOIN
+            if found.role not in action.roles:
+                raise copy_role.refusal(group if copied else path, found, action)
+
     def make(self) -> None:
         """Make the group's directory if there is none. It and its name are synced, whichever process made it.
 
-        `NotLeaderError` for a group that a mirror or a replica copies: its members are at the source.
+        `NotLeaderError` as `check_role` says: then nothing is made.
         """
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
-        if files.exists(os.path.join(self.path, MIRRORED)):
-            found = copy_role.read(files, self.topic_path)
-            if found is not None and found.role in (copy_role.MIRROR, copy_role.REPLICA):
-                raise NotLeaderError(self.path, found.role, found.of)
+        self.check_role()
         if not self.exists():
             self._make_parent(parent)
             aside = self._aside(parent)

@@ -99,6 +99,7 @@ def add_partitions(
 ) -> None:
     """`Topic.add_partitions`, which hands in what refuses a topic whose groups have members."""
     absolute = _existing_topic(files, path)
+    copy_role.check_leader(files, absolute)
     check_unused(files, absolute)
     check_count("partitions", partitions)
     with _locked(files, absolute) as topic:

@@ -1,7 +1,8 @@
 """Copy role: the file `copy.json` of a topic, which says whether the directory is a copy, and of what.
 
 Invariant: a directory without the file is a topic of its own, a *leader*. Only a leader is opened for writing. So the
-bytes of a copy are those of its source until it is promoted.
+bytes of a copy are those of its source until it is promoted. `ACTIONS` says who may do what; each function that writes
+asks `check` first, so a refused call changes no file. The same table stands in docs/mirrors.md.
 
     {"format": 1, "role": "snapshot", "log_id": "<32 digits>", "id": "<16 digits>", "of": "<path>", "time": <us>,
      "crc": "<8 digits>"}
@@ -23,8 +24,10 @@ from ..system.directory import Directory
 from ..system.files import Files
 
 __all__ = [
-    "ELSEWHERE", "LEADER", "MIRROR", "NAME", "REPLICA", "SNAPSHOT", "SUPERSEDED", "TIER", "Role", "check_leader",
-    "decode", "read",
+    "ACTIONS", "APPEND", "ARCHIVE", "DELETE", "DEMOTE", "ELSEWHERE", "FOLLOW", "FORCE", "HEAL", "JOIN", "JOIN_COPIED",
+    "LEADER", "MIRROR", "NAME", "PROMOTE", "READ", "REPAIR", "REPLICA", "ROLES", "SNAPSHOT", "SUPERSEDED", "TIER",
+    "TRANSACT", "UPLOAD", "Action", "Role", "check", "check_leader", "decode",
+    "read", "refusal",
 ]  # fmt: skip
 
 NAME = "copy.json"
@@ -33,9 +36,48 @@ LEADER, SNAPSHOT, MIRROR = "leader", "snapshot", "mirror"
 REPLICA = "replica"  # one of several directories that are written together; more is in copies/member_list.py
 SUPERSEDED = "superseded"  # it was a leader; a copy has taken its place
 TIER = "tier"  # its sealed segments, as `loglib.tier` uploads them
+ROLES = (LEADER, MIRROR, SNAPSHOT, SUPERSEDED, REPLICA, TIER)
 ELSEWHERE = "stream:"  # so `of` begins if the source is known through a stream only
 _MOST_BYTES = 1 << 20
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+class Action(NamedTuple):
+    """What may be done to a topic's directory."""
+
+    words: str
+    roles: frozenset[str]  # of the directories to which it may be done
+    advice: str = ""  # for the others
+
+
+def _but(*roles: str) -> frozenset[str]:
+    return frozenset(ROLES) - {*roles}
+
+
+_JOIN_THERE = "join, reset and delete groups at the topic itself"
+READ = Action("read it", frozenset(ROLES))
+APPEND = Action(  # a replica is opened with all the others
+    "append, roll, run retention, change policies, add partitions", frozenset({LEADER}),
+    "open it with mode='r', or make it a topic of its own with loglib.promote",
+)  # fmt: skip
+TRANSACT = Action("use it in transactions", frozenset({LEADER}), "use the topic itself, if it has no replicas")
+JOIN = Action("join, reset and delete groups of its own", _but(SUPERSEDED, REPLICA, TIER), _JOIN_THERE)
+JOIN_COPIED = Action("join, reset and delete groups that were copied", frozenset({LEADER}), _JOIN_THERE)
+REPAIR = Action("repair it", _but(REPLICA, TIER), "heal it from another copy, or repair that one")
+HEAL = Action("heal it from other copies", _but(TIER), "repair and heal the topic, and upload it to another place")
+FOLLOW = Action("mirror another topic into it", frozenset({MIRROR, SUPERSEDED}), "mirror to a new directory")
+DEMOTE = Action("mirror another topic into it with `demote`", FOLLOW.roles | {LEADER}, FOLLOW.advice)
+PROMOTE = Action(
+    "promote it", _but(SUPERSEDED, REPLICA),
+    "make it a mirror of its successor and promote that, or give force=True if the successor is lost",
+)  # fmt: skip
+FORCE = Action("promote it with `force`", _but(REPLICA), "open it with replicas=[...], its other directories")
+UPLOAD = Action("upload its segments to a place (`tier`)", _but(SUPERSEDED, TIER), "upload those of the topic itself")
+ARCHIVE = Action("archive it", _but(SUPERSEDED), "archive the topic itself")
+DELETE = Action("delete it", frozenset(ROLES))
+ACTIONS = (
+    READ, APPEND, TRANSACT, JOIN, JOIN_COPIED, REPAIR, HEAL, FOLLOW, DEMOTE, PROMOTE, FORCE, UPLOAD, ARCHIVE, DELETE,
+)  # fmt: skip
 
 
 class Role(NamedTuple):
@@ -78,8 +120,20 @@ def decode(content: bytes, path: str) -> Role:
         raise CorruptLogError(path, 0, f"no valid facts ({error!r})", "what the directory is a copy of") from error
 
 
+def check(files: Files, topic_path: str, action: Action) -> None:
+    """`NotLeaderError` if this may not be done to the directory. It changes nothing."""
+    found = read(files, topic_path)
+    if found is not None and found.role not in action.roles:
+        raise refusal(topic_path, found, action)
+
+
+def refusal(path: str, found: Role, action: Action) -> NotLeaderError:
+    """The error for an action that a directory of this role refuses."""
+    if action is APPEND:
+        return NotLeaderError(path, found.role, found.of)
+    return NotLeaderError(path, found.role, found.of, refused=action.words, advice=action.advice)
+
+
 def check_leader(files: Files, topic_path: str) -> None:
     """`NotLeaderError` if the directory is a copy."""
-    found = read(files, topic_path)
-    if found is not None and found.role != LEADER:
-        raise NotLeaderError(topic_path, found.role, found.of)
+    check(files, topic_path, APPEND)

@@ -27,7 +27,7 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from ..config.policies import TopicConfig
-from ..errors import CorruptLogError, LogError, NotLeaderError
+from ..errors import CorruptLogError, LogError
 from ..segment import HEADER_BYTES, Identity, SegmentHeader
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
@@ -62,9 +62,8 @@ def repair_topic(
 ) -> RepairReport:
     """Repair a topic; see `transactions.repair_store.repair`, which takes a store, too."""
     repairs: list[Repair] = []
-    found = copy_role.read(files, path)
-    if found is not None and found.role == copy_role.REPLICA and not dry_run:  # it would get a history of its own
-        raise NotLeaderError(path, found.role, found.of)
+    if not dry_run:
+        copy_role.check(files, path, copy_role.REPAIR)
     log_id, config = _description(files, path, repairs, dry_run=dry_run)
     _leave_lost_store(files, path, repairs, dry_run=dry_run)
     logs = [Identity.of(log_id, number) for number in range(config.partitions)]

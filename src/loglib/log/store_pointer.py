@@ -69,9 +69,7 @@ def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, p
             directory.lock_for_a_moment("a process that changes the topic", advice="try again")
             home = read_pointer(files, topic_path)  # another process may have been quicker
             if home is None:
-                found = copy_role.read(files, topic_path)
-                if found is not None and found.role == copy_role.REPLICA:
-                    raise LogError(f"{topic_path} is a topic with replicas, and cannot take part in transactions")
+                copy_role.check(files, topic_path, copy_role.TRANSACT)
                 _write(directory, store_path, store_id, permissions)
                 return
     if home.id != store_id:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from ..config.arguments import check_count
 from ..config.uri import is_remote, local_path
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..log import copy_role
 from ..log.cursor import BLOCK_BYTES, has_records
 from ..log.history import BEHIND, HistoryPoint, compare_history, point_at
 from ..log.log import Log
@@ -100,6 +101,7 @@ def archive(
                 delta=delta,
             )  # fmt: skip
     files, path = topic._files, _path(to)  # noqa: SLF001
+    copy_role.check(files, topic.path, copy_role.ARCHIVE)
     if delta:
         delta_table.check_delta(files, path)
     with closing(_place(files, path, topic.config.permissions)) as place:

@@ -86,6 +86,7 @@ def tier(
     if not isinstance(topic, OpenTopic):
         with open_for_reading(topic) as opened:
             return tier(opened, to, in_flight=in_flight, progress=progress)
+    copy_role.check(topic._files, topic.path, copy_role.UPLOAD)  # noqa: SLF001
     with closing(_open_store(topic, os.fsdecode(to), in_flight)) as store:
         return _Uploader(topic, store, in_flight, progress).run()
 

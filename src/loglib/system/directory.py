@@ -83,6 +83,10 @@ class Directory(NotCopyable):
         """Whether the path still leads to this directory. It may have been moved, removed or replaced."""
         return self.is_at(self.path)
 
+    def is_same(self, other: Directory) -> bool:
+        """Whether the other one is this directory, perhaps by another path."""
+        return self._identity == other._identity
+
     def is_at(self, path: str, *, dir_fd: int | None = None) -> bool:
         """Whether the path leads to this directory. With `dir_fd`, only its last part is looked up there."""
         try:

@@ -255,6 +255,7 @@ class Applier(NotCopyable):
                     return None
                 self._locked[target.topic_path] = lock
             path = topic_file.partition_directory(target.topic_path, target.partition)
+            copy_role.check_leader(self._files, target.topic_path)  # before a file is written there, and under the lock
             index = SegmentIndex(list_segments(self._files, path))
             try:
                 writer = Writer(self._files, path, identity, config, index=index, clock=self._clock)

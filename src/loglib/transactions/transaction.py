@@ -25,6 +25,7 @@ from ..format.columns import Columns
 from ..groups import Group, TopicsGroup
 from ..groups.offsets import Offsets
 from ..groups.prepared_commit import PreparedCommit
+from ..log import copy_role
 from ..log.log import Log
 from ..log.store_pointer import lost_store, read_pointer, settle
 from ..open_topic import OpenTopic
@@ -175,7 +176,11 @@ class Transaction(NotCopyable):
     # --- the store ---------------------------------------------------------------------------------------
 
     def _find_store(self, topic_path: str, permissions: int, files: Files, clock: Callable[[], int]) -> None:
-        """The store of the transaction, which is made if there is none. The topic is in it from now on."""
+        """The store of the transaction, which is made if there is none. The topic is in it from now on.
+
+        `NotLeaderError` for a copy: then nothing is made.
+        """
+        copy_role.check(files, topic_path, copy_role.TRANSACT)
         if self._store is None:
             self._files, self._clock = files, clock
             self._stage = Stage(files, clock)
