@@ -21,6 +21,7 @@ from ..config.arguments import topic_path
 from ..config.policies import TopicConfig
 from ..errors import LogError, NotLeaderError
 from ..log import copy_role, store_pointer, topic_file
+from ..log.pending_marks import forget_marks, read_marks
 from ..segment import Identity
 from ..system import lock
 from ..system.clock import SYSTEM
@@ -30,7 +31,6 @@ from ..transactions.transaction import recover_transactions
 from .commit_copier import settle_commits
 from .follower_log import FollowerLog
 from .mirror import Mirror
-from .pending_marks import forget_marks, read_marks
 
 __all__ = ["promote"]
 
@@ -104,6 +104,7 @@ def _take_over(
             return
         with Mirror(source, path, files=files) as mirror:
             mirror.copy()
+        _settle(files, path, log_id, config)
         superseded = copy_role.Role(copy_role.SUPERSEDED, log_id, files.random_bytes(8).hex(), path, now)
         _take_role(files, source, there[1], superseded)
 

@@ -27,7 +27,7 @@ from ..segment import Identity
 from ..system.directory import Directory
 from ..system.files import Files
 
-__all__ = ["NAME", "Gap", "joined", "parse_gaps", "read_gaps", "write_gaps"]
+__all__ = ["NAME", "Gap", "encode_gaps", "joined", "parse_gaps", "read_gaps", "write_gaps"]
 
 NAME = "gaps.json"
 FORMAT = 1
@@ -87,12 +87,17 @@ def _gap(facts: dict[str, object]) -> Gap:
     raise ValueError(f"a gap {facts!r:.100}")
 
 
-def write_gaps(directory: Directory, identity: Identity, gaps: Sequence[Gap], permissions: int) -> None:
-    """Replace the declared gaps of a partition. Synced."""
-    content = seal({
+def encode_gaps(identity: Identity, gaps: Sequence[Gap]) -> bytes:
+    """The content of the file of a partition with these gaps."""
+    return seal({
         "format": FORMAT, "log_id": identity.log_id.hex(), "partition": identity.partition,
         "gaps": [each._asdict() for each in gaps],
     })  # fmt: skip
+
+
+def write_gaps(directory: Directory, identity: Identity, gaps: Sequence[Gap], permissions: int) -> None:
+    """Replace the declared gaps of a partition. Synced."""
+    content = encode_gaps(identity, gaps)
     if len(content) > _MOST_BYTES:
         raise RecordTooLargeError(f"the list of gaps in {directory.path}", len(content), _MOST_BYTES)
     directory.replace(NAME, content, permissions)

@@ -24,7 +24,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -54,7 +54,8 @@ from ..system.malloc import keep_blocks
 from ..system.not_copyable import NotCopyable
 from .gaps import Gap, read_gaps
 from .index import SegmentIndex
-from .recovery import list_segments, proven_end
+from .pending_marks import HELD_TOGETHER, is_held, read_marks, shown
+from .recovery import list_segments, measure, proven_end
 from .search import after_damage, around, refuse_damage
 from .store_pointer import is_done_here
 
@@ -105,23 +106,34 @@ class FixedMark:
         return False
 
 
-def marks_at_once(logs: Collection[Log]) -> dict[int, Mark]:
+def marks_at_once(logs: Collection[Log], look: Callable[[Log], Mark] | None = None) -> dict[int, Mark]:
     """The marks of a topic's logs, by partition, so that each transaction is in all of them or in none.
+
+    `look` gives a log's mark: `Log.found` for copies; by default `Log.published`.
 
     A mark that shows a transaction, and one that was read before the transaction came, do not fit: then the
     second look finds a change.
     """
+    look = look or Log.published
     while True:
-        marks = {log.partition: log.published() for log in logs}
+        marks = {log.partition: look(log) for log in logs}
         if not any(mark.applied_txn or mark.held_txn for mark in marks.values()):
             return marks
+        promised = _promised_together([log for log in logs if is_held(marks[log.partition])])
         done = {mark.held_txn: False for mark in marks.values()}
         for log in logs:
             held = marks[log.partition].held_txn
-            done[held] = done[held] or not held or log.is_done(held)
-        again = {log.partition: log.published() for log in logs}
+            done[held] = done[held] or not held or (held != HELD_TOGETHER and log.is_done(held))
+        again = {log.partition: look(log) for log in logs}
         if all(_step(again[number]) == _step(mark) for number, mark in marks.items()):
-            return {number: mark if done[mark.held_txn] else mark.committed() for number, mark in marks.items()}
+            seen = {number: mark if done[mark.held_txn] else mark.committed() for number, mark in marks.items()}
+            return seen | {number: shown(marks[number], mark) for number, mark in promised.items()}
+
+
+def _promised_together(logs: Sequence[Log]) -> dict[int, Mark | None]:
+    """The marks in the file that these logs of a copy wait for, as it is at one moment."""
+    found = read_marks(logs[0].files, os.path.dirname(logs[0].directory), logs[0].identity.log_id) if logs else {}
+    return {log.partition: found.get(log.partition) for log in logs}
 
 
 def _step(mark: Mark) -> tuple[int, int]:
@@ -168,6 +180,8 @@ class Log(NotCopyable):
     def mark(self) -> Mark:
         """The ends of what readers may see now. Without a whole watermark: the ends that the last segment proves."""
         mark = self.published()
+        if is_held(mark):
+            return shown(mark, _promised_together([self])[self.partition])
         if not mark.held_txn or self.is_done(mark.held_txn):
             return mark
         self._note_hold(mark)
@@ -207,6 +221,46 @@ class Log(NotCopyable):
             except FileNotFoundError:
                 return self._proven_mark()
         return watermark.read() or self._proven_mark()
+
+    def found(self) -> Mark:
+        """The published mark, for copies. If the watermark is not whole, it is found as a writer's recovery would.
+
+        A mark that was found has the sequence 0. It says what is there, and not what was dropped or lost.
+        """
+        mark, watermark = self.published(), self._watermark
+        if self.writer is not None or (watermark is not None and watermark.is_whole()):
+            return mark
+        return self.scanned(None if watermark is None or watermark.read() is None else mark)
+
+    def scanned(self, known: Mark | None) -> Mark:
+        """The mark of what a writer's recovery would find behind this one; without one, in the last segment."""
+        missing: int | None = None
+        while True:
+            self.refresh()
+            bases = self.index.bases()
+            last = max(bases, default=0)
+            try:
+                with self.open_base(last) as reader:
+                    return self._scanned(reader, known, bases[0])
+            except FileNotFoundError as error:  # the writer may have rolled and dropped it meanwhile
+                if last == missing:
+                    raise CorruptLogError(self._path(last), 0, "no file", "the last segment") from error
+                missing = last
+
+    def _scanned(self, reader: SegmentReader, known: Mark | None, first: int) -> Mark:
+        _, tail = measure(reader, known)
+        last = reader.header if tail.end == reader.base_offset else reader.header_at(tail.last_batch)
+        mark = Mark.at_rest(0, first if known is None else known.log_start_offset, tail.end, tail.last_batch)
+        mark = mark._replace(writer_epoch=last.writer_epoch, writer_nonce=last.writer_nonce)
+        held = tail.sections
+        if held.held_from < first or not held.held_txn:  # retention drops it only when it is done
+            applied = max(held.applied_txn, held.held_txn)
+            held = held._replace(applied_txn=applied, held_txn=0, held_from=0, held_tail=0)
+        elif held.held_tail < 0:  # only a segment's header says so, and not the batch before it
+            start = min(held.held_from, tail.end)
+            before = tail.last_batch if start == tail.end else self.header_around(start, mark).previous_offset
+            held = held._replace(held_from=start, held_tail=before)
+        return mark._replace(**held._asdict())
 
     def next_mark(self) -> Mark | None:
         """The ends after the next publication, for a follower at the end of the log; None if only `mark` can tell."""
