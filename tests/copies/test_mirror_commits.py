@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -230,10 +232,22 @@ def test_group_goes_on_in_the_promoted_mirror(open_topic: OpenTopic, to: Path) -
         assert found == left
 
 
+def writes_to(path: Path, time: int) -> Callable[[testing.Call], bool]:
+    """Chooses one of the writes to a file, by its number."""
+    times = count(1)
+    return lambda call: call.name == "pwritev" and call.path == str(path) and next(times) == time
+
+
 @pytest.mark.parametrize("roll", [False, True])
-@pytest.mark.parametrize(("at", "seen"), [("marks.json.tmp", 0), ("0000/watermark", 3), ("0001/watermark", 3)])
+@pytest.mark.parametrize(
+    ("at", "time", "seen"),
+    [
+        ("0000/watermark", 1, 0), ("0002/watermark", 1, 0), ("marks.json.tmp", 1, 0), ("0000/watermark", 2, 3),
+        ("0001/watermark", 2, 3), ("0002/watermark", 2, 3),
+    ],
+)  # fmt: skip
 def test_transaction_is_in_all_partitions_of_a_copy_or_in_none(
-    path: Path, to: Path, at: str, seen: int, roll: bool
+    path: Path, to: Path, at: str, time: int, seen: int, roll: bool
 ) -> None:
     with Topic.open(path, partitions=3) as topic:
         fill(topic, 2)
@@ -243,9 +257,15 @@ def test_transaction_is_in_all_partitions_of_a_copy_or_in_none(
         with transaction(app="etl", version=1) as changes:
             for partition in range(3):
                 changes.append(topic, b"of one transaction", partition=partition)
-        cut = Cut(lambda call: call.name == "pwritev" and call.path == str(to / at))
-        with Mirror(path, to, files=cut) as made, pytest.raises(KeyboardInterrupt):
-            made.copy()
+        with Topic.open(to, mode="r") as opened_before:
+            with Mirror(path, to, files=Cut(writes_to(to / at, time))) as made, pytest.raises(KeyboardInterrupt):
+                made.copy()
+            copied = to.parent.parent / "copied" / to.name
+            loglib.snapshot(to, copied.with_name("snapshot"))
+            mirror(to, copied)
+            for each in [opened_before, to, copied, copied.with_name("snapshot")]:
+                with Topic.open(each, mode="r") if isinstance(each, Path) else nullcontext(each) as reading:
+                    assert values_of(reading).count(b"of one transaction") == seen
         if seen:
             shutil.copytree(to, to.parent.parent / "again" / to.name)
             mirror(path, to)
@@ -287,7 +307,7 @@ def test_store_that_cannot_be_read_takes_nothing_back(path: Path, to: Path, monk
             mark = Log(REAL, f"{path}/0000", Identity.of(topic.log_id, 0)).published()
             made._pairs[0].publish(mark)
             lower = mark._replace(flushed_end=mark.log_start_offset, held_txn=0)
-            monkeypatch.setattr(topic_source, "marks_at_once", lambda logs: {each.partition: lower for each in logs})
+            monkeypatch.setattr(topic_source, "marks_at_once", lambda logs, _: {each.partition: lower for each in logs})
             made.copy()
             assert made.report().set_aside == ()
         assert mirror_end(to) == end

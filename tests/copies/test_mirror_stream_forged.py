@@ -196,7 +196,7 @@ def test_log_start_within_a_segment_is_refused(source: Topic, to: Path) -> None:
     within = slot(source, log_start_offset=8)
 
     def lie(true: Any) -> Any:
-        return {"marks": {**true["marks"], 0: (within, 0)}}
+        return {"marks": {**true["marks"], 0: (within, 0, False)}}
 
     with pytest.raises(LogError, match="a log that begins at offset 8"):
         copy_from(source, to, {"marks": lie})

@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -407,17 +408,42 @@ def test_snapshot_begins_where_retention_has_come_meanwhile(rolled: Topic, tmp_p
         assert copy.verify().damage == () and len(values_of(copy)) == 5
 
 
-def test_snapshot_that_retention_has_overtaken_says_so(rolled: Topic, tmp_path: Path) -> None:
-    def drop_all() -> None:
-        rolled.partition(0).roll()
-        rolled.partition(0).delete_before(rolled.partition(0).segments[-1].base_offset)
+@pytest.mark.parametrize("times", [1, 99])
+@pytest.mark.parametrize("at", ["open_read", "listdir"])
+def test_snapshot_that_retention_overtakes_is_taken_again(rolled: Topic, tmp_path: Path, at: str, times: int) -> None:
+    """Everything that the marks promise is dropped, before the segments are listed or before the first is opened."""
+    dropped: list[int] = []
 
-    def opens_a_segment(call: testing.Call) -> bool:
-        return call.name == "open_read" and call.path.endswith(".log")
+    class Dropping(testing.WatchedFiles):
+        has_mark = False
 
-    # Everything that the marks promise is dropped before the first file is opened.
-    with pytest.raises(loglib.OffsetOutOfRangeError):
-        take_snapshot(Meanwhile(opens_a_segment, drop_all), rolled.path, str(tmp_path / "c"), links=False, now=0)
+        def before(self, call: testing.Call) -> None:
+            if self.has_mark and call.name == at and "0000" in call.path and len(dropped) < times:
+                self.has_mark = False
+                rolled.append(b"behind it", partition=0, sync=True)
+                dropped.append(rolled.partition(0).delete_before(rolled.partition(0).high_watermark))
+            self.has_mark |= call.name == "pread" and call.file == "watermark"
+
+    files = Dropping(testing.UnsyncedFiles())
+    with nullcontext() if times == 1 else pytest.raises(loglib.OffsetOutOfRangeError):
+        take_snapshot(files, rolled.path, str(tmp_path / "copy"), links=False, now=0)
+        with Topic.open(tmp_path / "copy", mode="r") as copy:
+            assert copy.verify().damage == () and [copy.partition(0).log_start_offset] == dropped
+    assert (tmp_path / "copy").exists() == (times == 1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_snapshot_of_a_topic_without_one_of_its_segments_is_refused(
+    open_topic: OpenTopic, tmp_path: Path, number: int
+) -> None:
+    topic = open_topic(partitions=1)
+    for _ in range(3):
+        fill(topic, 2)
+        topic.partition(0).roll()
+    Path(topic.partition(0).segments[number].path).unlink()
+    with pytest.raises(CorruptLogError, match="no file, or one that ends before"):
+        snapshot(topic.path, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_missing_segment_is_corruption(rolled: Topic, tmp_path: Path) -> None:

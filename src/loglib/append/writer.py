@@ -713,6 +713,7 @@ class Writer(NotCopyable):
             except OSError as error:
                 self._cut_back(error)
             self.disk.close_retired()
+            self.disk.publish()  # wakes those who copy the log: they take the end of the sealed segment over
             self.disk.rolled = False  # the callers of `roll` run retention themselves
             return True
 

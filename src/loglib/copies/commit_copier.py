@@ -124,9 +124,10 @@ class CopiedCommits:
             permissions = readable_by_all(self._permissions)
             source = self._source.log_of_commits(group, name)
             with closing(LogCopier(files, source, os.path.join(offsets, name), identity, permissions)) as pair:
-                pair.advance(mark, lambda _: None, restart=True)
-                pair.publish(mark)
-                pair.retire(mark)
+                if not pair.is_ahead_of(mark):
+                    pair.advance(mark, lambda _: None, restart=True)
+                    pair.publish(mark)
+                    pair.retire(mark)
         for name in self._names(offsets):
             if name not in noted.marks:
                 files.remove_tree(os.path.join(offsets, name))

@@ -24,9 +24,11 @@ from typing import NamedTuple
 
 from ..append.encode_thread import Helper
 from ..errors import CorruptLogError
+from ..format.batch import stored_header
 from ..format.header import Header
 from ..format.watermark import MOST_BYTES, Mark, WatermarkWriter, broken_slots, encode_new, newest
 from ..format.watermark import NAME as WATERMARK
+from ..log.pending_marks import is_held, settled
 from ..log.recovery import Sections, Tail, load_headers, rewrite, tail_at, valid_prefix
 from ..segment import (
     HEADER_BYTES,
@@ -47,6 +49,7 @@ from ..system.not_copyable import NotCopyable
 __all__ = ["End", "FollowerLog", "UnmarkedTail", "look_behind", "make_copied", "read_mark", "set_epoch_floor"]
 
 _ASIDE = ".diverged-"
+_BLOCK_BYTES = 1 << 20
 
 
 class End(NamedTuple):
@@ -75,7 +78,8 @@ class FollowerLog(NotCopyable):
     Construction makes it whole again after a crash. `LockedError` if another process writes it; `CorruptLogError` if
     it has less than its mark promises, and then nothing is changed. `held`: the lock, if the caller has it already; it
     is the log's from then on. Unless it `shows`, whole batches behind the mark are kept and not published: they may
-    not be acknowledged.
+    not be acknowledged. Unless it `keeps_held`, what the mark holds for log/pending_marks.py is cut, if it is not in
+    `promised`.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class FollowerLog(NotCopyable):
         promised: Mark | None = None,
         held: lock.Lock | None = None,
         shows: bool = True,
+        keeps_held: bool = False,
     ) -> None:
         self._files = files
         self.path = path
@@ -97,7 +102,7 @@ class FollowerLog(NotCopyable):
         self._watermark: WatermarkWriter | None = None  # the same
         self._syncer: Helper[tuple[int, End], End] | None = None  # at work on one sync, or none
         self._failure: OSError | None = None  # of a sync: what the page cache has is not to be believed
-        self._shows = shows
+        self._shows, self._keeps_held = shows, keeps_held
         self.held = held or lock.acquire(files, os.path.join(path, lock.NAME), permissions)
         self.place = self.held.directory
         try:
@@ -108,9 +113,11 @@ class FollowerLog(NotCopyable):
 
     def _open(self, promised: Mark | None) -> None:
         place, mark = self.place, read_mark(self.place, self.identity)
-        if promised is not None and (mark is None or promised.sequence > mark.sequence):
+        if mark is None and promised is not None:
             self._write_anew(promised)
             mark = promised
+        elif mark is not None:
+            mark = self._settle(mark, promised)
         if mark is None:  # it was lost: the last segment tells
             sizes = _sizes(place)
             if not sizes:
@@ -119,7 +126,8 @@ class FollowerLog(NotCopyable):
             mark = Mark.at_rest(0, min(sizes), max(sizes), header.previous_batch)
             mark = mark._replace(**_applied(header))
             self._write_anew(mark)
-        behind = look_behind(place, self.identity, mark)
+        unheld = mark._replace(held_txn=0, held_from=0, held_tail=0) if is_held(mark) else mark
+        behind = look_behind(place, self.identity, unheld)
         self.bases = behind.bases
         for part in behind.unsynced:
             self._rewrite(*part)
@@ -134,6 +142,16 @@ class FollowerLog(NotCopyable):
             self._publish_twice(mark._replace(flushed_end=end, durable_end=end, flushed_tail=last, durable_tail=last))
         elif broken:
             self._publish_twice(mark)
+
+    def _settle(self, mark: Mark, promised: Mark | None) -> Mark:
+        """Publish what was promised, or is held and may not be kept; readers have the file open. Synced."""
+        self.mark = mark
+        if promised is not None and promised.sequence > mark.sequence:
+            self._publish_twice(promised)
+        elif is_held(mark) and not self._keeps_held:
+            self._publish_twice(settled(mark))
+        self.release_files()
+        return self.mark
 
     def _shown(self, tail: Tail) -> Tail:
         """The tail without a transaction that the mark does not have: the other partitions may lack it."""
@@ -211,6 +229,25 @@ class FollowerLog(NotCopyable):
         with self._reader(base) as reader:
             yield from reader.headers(base, min(following, self.end.end))
 
+    def is_whole(self, start: int, end: int) -> bool:
+        """Whether whole batches that follow each other fill these offsets, as far as the copy has them."""
+        start, end, crc = max(start, self.bases[0]), min(end, self.end.end), None
+        try:
+            while start < end:
+                base = max(each for each in self.bases if each <= start)
+                stop = min([end, *(each for each in self.bases if each > base)])
+                with self._reader(base) as reader:
+                    headers = [stored_header(each) for each in reader.batches(start, stop, block_bytes=_BLOCK_BYTES)]
+                for header in headers:
+                    if crc not in (None, header.previous_crc):
+                        return False
+                    crc, start = header.header_crc, header.next_offset
+                if not headers:  # the file is too short
+                    return False
+        except CorruptLogError:
+            return False
+        return True
+
     def _reader(self, base: int) -> SegmentReader:
         return _reader(self.place, self.identity, base)
 
@@ -230,8 +267,7 @@ class FollowerLog(NotCopyable):
     def begin(self, header: SegmentHeader, more_producers: bytes | None) -> None:
         """Begin the segment that follows the end, with the source's header. Synced, also all before it."""
         self.sync()
-        if more_producers is not None:
-            self.place.replace(producers_name(header.base_offset), more_producers, self._permissions)
+        self._put_producers(header, more_producers)
         fd = create_segment(self.place, header, self._permissions)
         old, self._fd = self._fd, fd
         self.bases.append(header.base_offset)
@@ -327,12 +363,17 @@ class FollowerLog(NotCopyable):
             self.place.unlink(name)
         self.place.sync()
 
-    def begin_first(self, header: SegmentHeader) -> None:
-        """Give the only segment, which has no batches, this header. Synced."""
-        if self.header(self.bases[0]) != header:
+    def begin_again(self, header: SegmentHeader, more_producers: bytes | None) -> None:
+        """Give the last segment, which has no batches, this header. Synced."""
+        if self.header(self.bases[-1]) != header:
             self.release_files()
+            self._put_producers(header, more_producers)
             self._fd = create_segment(self.place, header, self._permissions)
             self.end = self.synced = End(header.base_offset, header.previous_batch, header.previous_crc)
+
+    def _put_producers(self, header: SegmentHeader, more_producers: bytes | None) -> None:
+        if more_producers is not None:
+            self.place.replace(producers_name(header.base_offset), more_producers, self._permissions)
 
     def begin_anew(self, header: SegmentHeader, more_producers: bytes | None) -> None:
         """Let the log consist of this segment alone, which is empty and does not follow the end. Synced."""

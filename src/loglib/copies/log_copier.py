@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
 from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark
 from ..log import gaps
 from ..log.ages import NAME as CLOCK
+from ..log.pending_marks import held as held_together
 from ..segment import Identity
 from ..system.files import Files
 from ..system.lock import Lock
@@ -50,6 +53,8 @@ class Source(Protocol):
 
     def begun(self, base: int) -> SegmentStart: ...
 
+    def begins(self, end: int) -> bool: ...
+
     def piece(self, at: End, base: int, limit: int) -> SegmentStart | Block: ...
 
     def beside(self, name: str) -> bytes | None: ...
@@ -80,7 +85,9 @@ class LogCopier(NotCopyable):
             if not files.exists(to):
                 begun = source.first()
                 make_copied(files, to, begun.header, begun.more_producers, identity, permissions)
-            self.copied = FollowerLog(files, to, identity, permissions, promised=promised, held=held, shows=shows)
+            self.copied = FollowerLog(
+                files, to, identity, permissions, promised=promised, held=held, shows=shows, keeps_held=True
+            )  # fmt: skip
         except BaseException:
             self.source.close()
             raise
@@ -109,9 +116,12 @@ class LogCopier(NotCopyable):
         """Whether the copy has more than `target`, and the source has that, too.
 
         So it is if the store of the transactions could not be read: then a transaction that was done does not count.
+        Or the source's watermark was set back, and its writer will find the rest.
         """
         shown = self.copied.mark.flushed_end
-        return target.flushed_end < shown <= self.source.published_end
+        if target.flushed_end >= shown:
+            return False
+        return shown <= self.source.published_end or bool(self.source.same([self.copied.end], target))
 
     def turn_to(self, source: Source) -> None:
         """Copy from another directory from now on."""
@@ -136,21 +146,24 @@ class LogCopier(NotCopyable):
         """
         before, unsynced = self.copied.end.end, 0
         writer = target.writer_epoch, target.writer_nonce
-        if writer != self._seen or not target.log_start_offset <= before <= target.flushed_end:
+        begins_anew = before == self.copied.bases[-1] and before < target.flushed_end
+        if writer != self._seen or begins_anew or not target.log_start_offset <= before <= target.flushed_end:
             before = self._join(target, restart=restart)
             self._seen = writer
             self.source.acknowledge(min(before, self.copied.synced.end))
         self._acknowledged = before
-        written = -before
+        written, failed_at = -before, -1
         while self.copied.end.end < target.flushed_end:
             try:
                 size = self._step(target)
             except CorruptLogError:
-                end = self.copied.end.end
+                end, last = self.copied.end.end, self.copied.bases[-1]
                 written += end
                 self._join(target, restart=restart)
-                if self.copied.end.end == end:  # the source is damaged: it has the same history
+                same = (self.copied.end.end, self.copied.bases[-1]) == (end, last)
+                if same or end == failed_at:  # the source is damaged: it has the same history
                     raise
+                failed_at = end
                 self._acknowledged = self.copied.end.end
                 written -= self._acknowledged
                 continue
@@ -166,7 +179,20 @@ class LogCopier(NotCopyable):
                 self._acknowledge()
         self.copied.sync()
         self._acknowledge()
+        self._seal(target)
         return written + self.copied.end.end
+
+    def _seal(self, target: Mark) -> None:
+        """Begin the segment without batches that the source has behind `target`, if it has one: so both end alike."""
+        end, _, crc = self.copied.end
+        if end == target.flushed_end and end != self.copied.bases[-1] and self.source.begins(end):
+            begun = self.source.begun(end)
+            if crc in (None, begun.header.previous_crc):  # if not, the next pass finds another history
+                self._begin(begun)
+
+    def _begin(self, begun: SegmentStart) -> None:
+        self._keep(CLOCK, begun.clock)
+        self.copied.begin(begun.header, begun.more_producers)
 
     def _acknowledge(self) -> None:
         """Tell the source how far the copy is durable."""
@@ -179,8 +205,7 @@ class LogCopier(NotCopyable):
         copied = self.copied
         piece = self.source.piece(copied.end, copied.bases[-1], target.flushed_end)
         if isinstance(piece, SegmentStart):
-            self._keep(CLOCK, piece.clock)
-            copied.begin(piece.header, piece.more_producers)
+            self._begin(piece)
             return 0
         if piece.end.crc is None:
             self.carry(gaps.NAME)
@@ -189,7 +214,21 @@ class LogCopier(NotCopyable):
 
     def carry(self, name: str) -> None:
         """Copy a small file of the log, if the source has another one than at the last time. Synced."""
-        self._keep(name, self.source.beside(name))
+        content = self.source.beside(name)
+        if name == gaps.NAME and content is not None and self._carried.get(name) != content:
+            content = self._with_own_gaps(content)
+        self._keep(name, content)
+
+    def _with_own_gaps(self, content: bytes) -> bytes:
+        """The gaps that the source declares, and those that only the copy has: the source may be healed since."""
+        files, copied = self._files, self.copied
+        own: Sequence[gaps.Gap] = ()
+        with suppress(CorruptLogError):  # its file is damaged: the source's takes its place
+            own = gaps.read_gaps(files, copied.path, copied.identity)
+        theirs = gaps.parse_gaps(content, f"{self.source.place}/{gaps.NAME}", copied.identity)
+        still = [gap for gap in own if not copied.is_whole(gap.start, gap.end)]
+        together = gaps.joined([*theirs, *still])
+        return content if together == list(theirs) else gaps.encode_gaps(copied.identity, together)
 
     def _keep(self, name: str, content: bytes | None) -> None:
         if content is not None and self._carried.get(name) != content:
@@ -199,6 +238,9 @@ class LogCopier(NotCopyable):
     def _publish_part(self, target: Mark, acknowledged: int | None) -> None:
         """Publish what is synced, on the way to `target`."""
         end, mark = self.copied.synced, self.copied.mark
+        if target.applied_txn > mark.applied_txn:  # other partitions may not have the transaction yet
+            self.copied.publish(held_together(mark, end.end, end.last_batch))
+            return
         if acknowledged is None:
             mark = mark._replace(writer_epoch=target.writer_epoch, writer_nonce=target.writer_nonce)
         elif not mark.flushed_end <= end.end <= acknowledged:
@@ -212,17 +254,25 @@ class LogCopier(NotCopyable):
         own = self.copied.mark
         return own_mark(target)._replace(sequence=own.sequence + 1, log_start_offset=own.log_start_offset)
 
+    def hold(self, target: Mark) -> None:
+        """Promise what the copy has up to `target`, and let readers see it when the marks are written down. Synced."""
+        self.copied.publish(held_together(self.copied.mark, target.flushed_end, target.flushed_tail))
+        self.copied.sync_mark()
+
     def publish(self, target: Mark) -> None:
         """Let readers of the copy see up to the source's mark `target`, to which it was advanced."""
         self.copied.publish(self.next_mark(target))
 
     def retire(self, target: Mark) -> None:
         """Drop the segments that the source has dropped."""
-        if target.log_start_offset > self.copied.mark.log_start_offset:
-            if target.log_start_offset not in self.copied.bases:
-                found = f"a log that begins at offset {target.log_start_offset}"
+        start = target.log_start_offset
+        if start > self.copied.mark.log_start_offset and target.sequence:
+            if start == self.copied.end.end != self.copied.bases[-1]:  # all of them
+                self._begin(self.source.begun(start))
+            if start not in self.copied.bases:
+                found = f"a log that begins at offset {start}"
                 raise CorruptLogError(self.source.place, 0, found, "one that begins where a segment does")
-            self.copied.drop_before(target.log_start_offset)
+            self.copied.drop_before(start)
 
     # --- another history ---------------------------------------------------------------------------------
 
@@ -230,14 +280,15 @@ class LogCopier(NotCopyable):
         """Let the copy end where both logs are the same; returns that end."""
         copied = self.copied
         if copied.end.end < target.log_start_offset:
+            if not target.sequence:
+                raise self._doubtful(copied.end.end)
             if not restart:
                 raise OffsetOutOfRangeError(
                     copied.identity.partition, copied.end.end, target.log_start_offset, target.flushed_end
                 )
             return self._begin_anew(target)
         common = self._common_end(target)
-        if common == copied.end and common.end not in copied.bases[1:]:
-            self._join_first()
+        if common == copied.end and self._join_last():
             return common.end
         if common is None or common.end < copied.mark.log_start_offset:
             raise CorruptLogError(
@@ -245,9 +296,11 @@ class LogCopier(NotCopyable):
             )
         mark, (end, last, _) = copied.mark, common
         if end < mark.flushed_end:
+            if not target.sequence:
+                raise self._doubtful(end)
             mark = mark._replace(flushed_end=end, flushed_tail=last, durable_end=end, durable_tail=last)
         kept = copied.cut(common, mark)
-        self._join_first()
+        self._join_last()
         self.set_aside += kept
         if not kept:  # only a segment without batches went
             return common.end
@@ -256,6 +309,14 @@ class LogCopier(NotCopyable):
             copied.path, self.source.place, common.end, ", ".join(kept),
         )  # fmt: skip
         return common.end
+
+    def _doubtful(self, end: int) -> CorruptLogError:
+        """The source lacks records of the copy, and has no watermark that says whether they were dropped or lost."""
+        return CorruptLogError(
+            f"{self.source.place}/{WATERMARK}", 0,
+            f"no whole watermark, and not what {self.copied.path} has from offset {end} on",
+            "both; the copy keeps it. Open the source for writing, or run `loglib repair`, and copy again",
+        )  # fmt: skip
 
     def _common_end(self, target: Mark) -> End | None:
         """The largest end of the copy up to which the source is the same; None if they have nothing in common."""
@@ -277,11 +338,18 @@ class LogCopier(NotCopyable):
                 return end
         return None
 
-    def _join_first(self) -> None:
-        """If the copy has no batches, let it begin as the source does."""
+    def _join_last(self) -> bool:
+        """If the copy's last segment has no batches, let it begin as the source's. False if none begins there."""
         copied = self.copied
-        if copied.end.end == copied.bases[0]:
-            copied.begin_first(self.source.begun(copied.end.end).header)
+        if copied.end.end == copied.bases[-1]:
+            try:
+                begun = self.source.begun(copied.end.end)
+            except CorruptLogError:
+                if not copied.bases[1:]:
+                    raise
+                return False
+            copied.begin_again(begun.header, begun.more_producers)
+        return True
 
     def _begin_anew(self, target: Mark) -> int:
         """Let the copy begin where the source begins now: what was between is lost."""

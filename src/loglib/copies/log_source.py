@@ -18,6 +18,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import NamedTuple
 
+from ..config.policies import MAX_OFFSET
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.header import HEADER_BYTES as BATCH_HEADER_BYTES
 from ..format.header import BadBatch, NewerBatch, check_body, parse_header
@@ -87,7 +88,7 @@ class SourceLog(NotCopyable):
     @property
     def published_end(self) -> int:
         """The end that the writer has published, also behind a transaction that is not done."""
-        return self.log.published().flushed_end
+        return self.log.found().flushed_end
 
     def acknowledge(self, end: int) -> None:
         """The copy is durable up to this end. A directory need not know."""
@@ -127,10 +128,15 @@ class SourceLog(NotCopyable):
         found = f"a segment that follows a batch with CRC {header.previous_crc:08x}"
         raise CorruptLogError(path, 72, found, f"{end.crc:08x}")
 
+    def begins(self, end: int) -> bool:
+        """Whether a segment begins at the end of the log: then the one before it is sealed."""
+        return self._files.exists(os.path.join(self.log.directory, segment_name(end)))
+
     def _open(self, offset: int) -> SegmentReader:
         segment, log = self._segment, self.log
         if segment is not None:
-            stop = log.index.after(segment.base_offset) or segment.end_of_file()
+            # The next base that is known may be a later one, if retention has dropped the segments between.
+            stop = min(log.index.after(segment.base_offset) or MAX_OFFSET, segment.end_of_file())
             if self._restored == log.restored and segment.base_offset <= offset < stop:
                 return segment
             self._segment = None
@@ -152,10 +158,15 @@ class SourceLog(NotCopyable):
         `CorruptLogError` if they are damaged or do not follow the batch before, and
         `OffsetOutOfRangeError` if retention has dropped them.
         """
-        if self._open(at.end).base_offset == at.end != base:
+        segment = self._open(at.end)
+        if segment.base_offset == at.end != base:
             begun = self.begun(at.end)
             self._check_joins(at, begun.header)
             return begun
+        if segment.base_offset != base:
+            raise CorruptLogError(
+                segment.path, 0, f"a segment from offset {segment.base_offset}", f"one from {base}, as the copy has it"
+            )
         try:
             return self._checked(at, limit)
         except CorruptLogError:
@@ -192,22 +203,38 @@ class SourceLog(NotCopyable):
         `OffsetOutOfRangeError` if retention has dropped what follows.
         """
         self.log.refresh()
-        return len(list(takewhile(lambda each: self._has(each, mark), ends)))
+        if any(each.end > mark.flushed_end for each in ends):  # there may be more than an old watermark says
+            mark = max(mark, self.log.scanned(mark), key=lambda each: each.flushed_end)
+        count = len(list(takewhile(lambda each: self._has(each, mark), ends)))
+        if count < len(ends):  # it may differ only because retention was quicker
+            self.log.check_not_dropped(ends[count].end)
+        return count
 
     def _has(self, end: End, mark: Mark) -> bool:
         """Whether this log has a batch that ends there, and it is the same batch."""
         if not mark.log_start_offset <= end.end <= mark.flushed_end:
             return False
-        if end.end in self.log.index.bases():
-            begun = self.begun(end.end).header
-            if (begun.previous_batch, begun.previous_crc) == (end.last_batch, end.crc):
-                return True
+        if self._begins_behind(end):
+            return True
         if end.end == mark.log_start_offset:
             return False
-        header = self.log.header_around(end.last_batch, mark)
+        try:
+            header = self.log.header_around(end.last_batch, mark)
+        except OffsetOutOfRangeError:  # retention has dropped it since the mark was read
+            self.log.refresh()
+            if self._begins_behind(end):
+                return True
+            raise
         if not header.record_count:  # a gap: the batch is lost here
             return True
         return (header.base_offset, header.next_offset, header.header_crc) == (end.last_batch, end.end, end.crc)
+
+    def _begins_behind(self, end: End) -> bool:
+        """Whether a segment begins there, behind the same batch."""
+        if end.end not in self.log.index.bases():
+            return False
+        begun = self.begun(end.end).header
+        return (begun.previous_batch, begun.previous_crc) == (end.last_batch, end.crc)
 
 
 def whole_batches(content: bytes, at: End, end: End, salt: int) -> tuple[End, BadBatch | NewerBatch | None]:

@@ -5,8 +5,8 @@ partitions to one moment of the source. A pass can be cut at any point, and the 
 
 The order of a pass: note where the groups' commits end, then where the data ends; copy the data, and sync it; publish
 the data's marks; copy and publish the commits. So a commit of the copy is never behind its data. If the pass brings a
-transaction to several partitions, the marks are written into one file before they are published: either that file is
-there, and the next opening publishes all of them, or none was.
+transaction to several partitions, it is held in all of them, and the marks are written into one file before they are
+published: either that file is there, and readers and the next opening take all of them from it, or none was.
 
 Threads: `close` and `lag` from any thread; the rest from one at a time.
 """
@@ -27,6 +27,7 @@ from ..errors import LogClosedError, LogError, NotLeaderError, OffsetOutOfRangeE
 from ..format.watermark import Mark
 from ..log import copy_role, gaps, store_pointer, topic_file
 from ..log.ages import NAME as CLOCK
+from ..log.pending_marks import forget_marks, read_marks, write_marks
 from ..segment import Identity
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
@@ -35,7 +36,6 @@ from ..system.not_copyable import NotCopyable
 from .chain import check_no_circle, is_same
 from .commit_copier import CopiedCommits, Groups
 from .log_copier import LogCopier, Source
-from .pending_marks import forget_marks, read_marks, write_marks
 from .rate_limit import RateLimit
 from .remote_source import TIMEOUT_S, RemoteTopic
 from .topic_source import LocalTopicSource
@@ -301,6 +301,12 @@ class Mirror(NotCopyable):
         content, self._config = self._origin.described()
         if content == self._described:
             return
+        own = topic_file.read(self._files, self.path)
+        if own is not None and own[1].partitions > self._config.partitions:  # it would hide records of the copy
+            raise LogError(
+                f"{self.source} says that it has {self._config.partitions} partitions, and its copy {self.path} has "
+                f"{own[1].partitions}; put the {topic_file.NAME} of the source back, or mirror to a new directory"
+            )
         for number in range(len(self._pairs), self._config.partitions):
             self._open(number)
         with Directory.open(self._files, self.path) as directory:
@@ -378,10 +384,15 @@ class Mirror(NotCopyable):
             raise LogClosedError(f"the mirror {self.path} is closed; make another one")
 
     def _write_pending_marks(self, wanted: dict[LogCopier, Mark]) -> bool:
-        """Write down what will be published, if it brings a transaction to more than one partition. Synced."""
+        """Write down what will be published, if it brings a transaction to more than one partition. Synced.
+
+        Until the file is there readers see in none of them what is new, and from then on in all of them.
+        """
         news = [pair for pair, mark in wanted.items() if mark.applied_txn > pair.copied.mark.applied_txn]
         if len(news) < 2:
             return False
+        for pair in news:
+            pair.hold(wanted[pair])
         marks = {pair.copied.identity.partition: pair.next_mark(wanted[pair]) for pair in news}
         write_marks(self._files, self.path, self._log_id, marks, self._config.permissions)
         return True

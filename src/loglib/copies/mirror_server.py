@@ -72,7 +72,7 @@ class MirrorServer(NotCopyable):
         self.path = self._topic.place
         self._link = Link(stream, timeout_s=timeout, doing=f"serving a mirror of {self.path}", at_source=True)
         self._logs: list[SourceLog] = []
-        self._told: dict[int, tuple[Mark, int]] = {}  # what the copy knows of each partition
+        self._told: dict[int, tuple[Mark, int, bool]] = {}  # what the copy knows of each partition
         self._durable: dict[int, int] = {}  # what it has of each partition
         self._behind: set[int] = set()  # partitions of which it has less than it knows
         self._caught_up_at = time.monotonic()
@@ -221,15 +221,15 @@ class MirrorServer(NotCopyable):
             if self._link.waits(left if self._topic.reports else min(left, _NAP_S), self._topic.descriptors()):
                 self._take(self._receive())
 
-    def _news_of(self, numbers: Iterable[int]) -> dict[int, tuple[str, int]]:
+    def _news_of(self, numbers: Iterable[int]) -> dict[int, tuple[str, int, bool]]:
         """The marks of these partitions at one moment, those that the copy does not know."""
         news = {}
         for number, mark in self._topic.marks(numbers).items():
             log = self._logs[number]
-            facts = mark, log.published_end
+            facts = mark, log.published_end, log.begins(mark.flushed_end)
             if self._told.get(number) != facts:
                 self._told[number] = facts
-                news[number] = tell_mark(mark, log.log.identity.salt), facts[1]
+                news[number] = tell_mark(mark, log.log.identity.salt), *facts[1:]
                 self._compare(number)
             if len(self._logs) > _MANY:
                 log.release_files()

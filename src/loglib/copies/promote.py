@@ -25,6 +25,7 @@ from ..config.policies import TopicConfig
 from ..errors import LogError, TooFewCopiesError
 from ..log import copy_role, store_pointer, topic_file
 from ..log.index import SegmentIndex
+from ..log.pending_marks import forget_marks, read_marks
 from ..log.recovery import list_segments
 from ..segment import Identity
 from ..system import lock
@@ -37,7 +38,6 @@ from .chain import Former, former_of
 from .commit_copier import settle_commits
 from .follower_log import FollowerLog
 from .mirror import Mirror
-from .pending_marks import forget_marks, read_marks
 
 __all__ = ["promote"]
 
@@ -127,6 +127,7 @@ def _take_over(
         return True
     with Mirror(former.paths[0], path, files=files) as mirror:
         mirror.copy()
+    _settle(files, path, log_id, config)
     for each in reversed(former.paths):  # the first one is found first, so it goes last: a cut may be repeated
         old = copy_role.read(files, each)
         drawn = files.random_bytes(8).hex() if old is None else old.id

@@ -68,6 +68,7 @@ class RemoteTopic(NotCopyable):
         self._logs: dict[int, RemoteLog] = {}
         self._marks: dict[int, Mark] = {}
         self._ends: dict[int, int] = {}
+        self._begun: dict[int, int] = {}  # where a segment begins at the end of a log
         self._fresh: set[int] = set()  # whose marks came with the last news, of one moment
         self._reading: _Reading | None = None
         self._heard_at = time.monotonic()
@@ -217,13 +218,18 @@ class RemoteTopic(NotCopyable):
         """The end that the source had published when it was asked last."""
         return self._ends.get(number, 0)
 
+    def begins(self, number: int, end: int) -> bool:
+        """Whether a segment began at this end of a log when the source was asked last."""
+        return self._begun.get(number) == end
+
     def _learn(self, answer: Any) -> list[int]:
         """Take over the marks in an answer, which has those that are not yet known."""
         with self.understood():
             learned = {int(number): facts for number, facts in answer["marks"].items()}
-            for number, (slot, end) in sorted(learned.items()):
+            for number, (slot, end, begins) in sorted(learned.items()):
                 self._marks[number] = as_mark(slot, self._logs[number].identity.salt)
                 self._ends[number] = max(int(end), self._marks[number].flushed_end)
+                self._begun[number] = self._marks[number].flushed_end if begins else -1
         return sorted(learned)
 
     # --- groups --------------------------------------------------------------------------------------------
@@ -291,6 +297,10 @@ class RemoteLog(NotCopyable):
     def published_end(self) -> int:
         """The end that the source had published when it was asked last."""
         return self._topic.published_end(self.identity.partition)
+
+    def begins(self, end: int) -> bool:
+        """Whether a segment begins at the end of the log; False for a log of commits: its next records tell."""
+        return isinstance(self.address, int) and self._topic.begins(self.address, end)
 
     def acknowledge(self, end: int) -> None:
         """Tell the source that the log is durable here up to this end."""

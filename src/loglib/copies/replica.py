@@ -137,7 +137,6 @@ class _PartitionFollower(NotCopyable):
         copied = self.pair.copied
         if copied.end.end < tail.end:
             if copied.bases[-1] != base_offset and copied.end.end == base_offset:
-                self.pair.carry(CLOCK)
                 self._begin(base_offset)
             if copied.bases[-1] == base_offset:
                 copied.pull(self._file(base_offset), End(tail.end, tail.last_batch, tail.previous_crc))
@@ -146,6 +145,7 @@ class _PartitionFollower(NotCopyable):
         copied.sync()
 
     def _begin(self, base_offset: int) -> None:
+        self.pair.carry(CLOCK)
         begun = self.pair.source.begun(base_offset)
         self.pair.copied.begin(begun.header, begun.more_producers)
 
@@ -166,6 +166,8 @@ class _PartitionFollower(NotCopyable):
     def publish(self) -> None:
         """Show what was acknowledged to readers, as far as it is here, and drop what retention has dropped."""
         copied, mark = self.pair.copied, self.mark
+        if copied.end.end == self._writer.disk.active.base_offset != copied.bases[-1]:  # a roll, and nothing behind it
+            self._begin(copied.end.end)
         if mark is None or mark is self._shown or mark.flushed_end > copied.synced.end:
             return
         log_start = mark.log_start_offset

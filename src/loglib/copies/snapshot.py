@@ -124,10 +124,7 @@ class _Snapshot:
             for number in range(self._config.partitions)
         ]
         try:
-            marks, at_once = _marks(logs)
-            for log, mark in zip(logs, marks, strict=True):
-                path = topic_file.partition_directory(self._to, log.partition)
-                self._copy_log(log.directory, path, log.identity, mark, permissions)
+            marks, at_once = self._copy_logs(logs)
         finally:
             for log in logs:
                 log.close()
@@ -141,6 +138,26 @@ class _Snapshot:
         size = sum(mark.flushed_end - mark.log_start_offset for mark in marks)
         return Snapshot(final, ends, size, self._copied_bytes, groups, at_once)
 
+    def _copy_logs(self, logs: list[Log]) -> tuple[list[Mark], bool]:
+        """Copy the partitions; again, with other marks, while retention drops all that a mark speaks of."""
+        tries = 0
+        while True:
+            tries += 1
+            marks, at_once = _marks(logs)
+            try:
+                for log, mark in zip(logs, marks, strict=True):
+                    path = topic_file.partition_directory(self._to, log.partition)
+                    self._copy_log(log.directory, path, log.identity, mark, self._config.permissions)
+            except OffsetOutOfRangeError:
+                if tries == _TRIES:
+                    raise
+                for log in logs:
+                    path = topic_file.partition_directory(self._to, log.partition)
+                    if self._files.exists(path):
+                        self._files.remove_tree(path)
+            else:
+                return marks, at_once
+
     # --- one log -------------------------------------------------------------------------------------
 
     def _copy_log(self, source: str, to: str, identity: Identity, mark: Mark, permissions: int) -> None:
@@ -149,24 +166,29 @@ class _Snapshot:
         files.make_directory(to, permissions)
         found = list_segments(files, source)
         bases = [base for base in found if mark.log_start_offset <= base <= mark.flushed_end]
-        start = mark.log_start_offset
+        start = self._first(source, identity, mark, bases)
         with Directory.open(files, to) as made:
             for base in reversed(bases):  # the newest first: retention drops the oldest
-                stop = next((each for each in found if each > base), None)
+                stop = None if base == bases[-1] else next(each for each in found if each > base)
                 try:
-                    self._copy_segment(source, made, base, None if base == bases[-1] else stop, mark, permissions)
+                    if stop is not None and found[base] - HEADER_BYTES < stop - base:
+                        raise FileNotFoundError  # what lies between
+                    self._copy_segment(source, made, base, stop, mark, permissions)
                 except FileNotFoundError:
-                    start = self._dropped(source, identity, base, bases)
+                    start = self._dropped(source, identity, base, bases[bases.index(base) + 1 :])
                     break
             for name in (_CLOCK, gaps.NAME, start_header.NAME):
                 with suppress(FileNotFoundError):
                     content = files.read_whole(os.path.join(source, name), _SMALL_BYTES)
                     made.write_new(name, content, permissions)
-            if mark.flushed_end < start or not bases:
-                raise CorruptLogError(source, 0, "no segment", f"the one that holds offset {mark.flushed_end}")
             own = own_mark(mark._replace(log_start_offset=start))
             made.write_new(WATERMARK, encode_new(own, identity.salt), permissions)
             made.sync()
+
+    def _first(self, source: str, identity: Identity, mark: Mark, bases: list[int]) -> int:
+        """Where the copy begins: at the first of these segments, if retention has dropped those before it."""
+        start = mark.log_start_offset
+        return start if bases[:1] == [start] else self._dropped(source, identity, start, bases)
 
     def _copy_segment(
         self, source: str, made: Directory, base: int, sealed_at: int | None, mark: Mark, permissions: int
@@ -195,16 +217,16 @@ class _Snapshot:
             files.close(fd)
         self._copied_bytes += end - HEADER_BYTES
 
-    def _dropped(self, source: str, identity: Identity, base: int, bases: list[int]) -> int:
-        """The log start of the copy, after retention has dropped this segment meanwhile."""
+    def _dropped(self, source: str, identity: Identity, base: int, after: list[int]) -> int:
+        """The log start of the copy, which has the segments after this one: retention has dropped it meanwhile."""
         log = Log(self._files, source, identity)
         try:
             log_start = log.published().log_start_offset
         finally:
             log.close()
-        if log_start <= base:
-            raise CorruptLogError(os.path.join(source, segment_name(base)), 0, "no file", "the segment of this name")
-        after = [each for each in bases if each > base]
+        if log_start <= base or (after and log_start < after[0]):
+            found = "no file, or one that ends before the next one begins"
+            raise CorruptLogError(os.path.join(source, segment_name(base)), 0, found, "the segment of this name")
         if not after:  # it has dropped all that was flushed when the mark was read
             raise OffsetOutOfRangeError(identity.partition, base, log_start, log_start)
         return after[0]
@@ -267,7 +289,7 @@ class _Snapshot:
             identity = offsets_identity(self._log_id, group, name)
             log = Log(files, os.path.join(source, name), identity)
             try:
-                mark = log.mark()
+                mark = log.found()
             finally:
                 log.close()
             at = os.path.join(to, name)
@@ -280,8 +302,8 @@ class _Snapshot:
 def _marks(logs: list[Log]) -> tuple[list[Mark], bool]:
     """The marks of all partitions, and whether all of them held at one moment."""
     for _ in range(_LOOKS):
-        marks = marks_at_once(logs)
-        again = marks_at_once(logs)
+        marks = marks_at_once(logs, Log.found)
+        again = marks_at_once(logs, Log.found)
         if marks == again:
             return list(again.values()), True
         time.sleep(0)

@@ -98,7 +98,7 @@ class LocalTopicSource(NotCopyable):
 
     def marks(self, numbers: Iterable[int]) -> dict[int, Mark]:
         """The marks of these partitions at one moment."""
-        return marks_at_once([self._logs[number].log for number in numbers])
+        return marks_at_once([self._logs[number].log for number in numbers], Log.found)
 
     # --- groups ----------------------------------------------------------------------------------------------
 
@@ -107,8 +107,8 @@ class LocalTopicSource(NotCopyable):
         return {name: noted for name in self._names(self._groups) if (noted := self._note(name)) is not None}
 
     def has_group(self, name: str) -> bool:
-        """Whether there is a group of this name."""
-        return self._files.exists(os.path.join(self._groups, name))
+        """Whether there is a group of this name. Without the directory of all groups nobody knows."""
+        return not self._files.exists(self._groups) or self._files.exists(os.path.join(self._groups, name))
 
     def _names(self, directory: str) -> list[str]:
         try:
@@ -135,7 +135,7 @@ class LocalTopicSource(NotCopyable):
 
     def _mark(self, group: str, name: str, path: str) -> Mark:
         with closing(Log(self._files, path, offsets_identity(self.log_id, group, name))) as log:
-            return log.mark()
+            return log.found()
 
     # --- waiting ---------------------------------------------------------------------------------------------
 

@@ -172,6 +172,10 @@ class WatermarkReader(NotCopyable):
             self._last = last = (raw, newest(raw, self._salt, self._path))
         return last[1]
 
+    def is_whole(self) -> bool:
+        """Whether both slots are whole, as they were read last. The other one may have been the newer one."""
+        return not broken_slots(self._last[0], self._salt, self._path)
+
     def has_next_mark(self) -> bool:
         """Whether the slot that is due for the next publication has one, or cannot be read. One pread of 8 bytes."""
         last = self._last[1]

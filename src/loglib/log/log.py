@@ -24,7 +24,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Protocol
 
@@ -54,7 +54,8 @@ from ..system.malloc import keep_blocks
 from ..system.not_copyable import NotCopyable
 from .gaps import Gap, read_gaps
 from .index import SegmentIndex
-from .recovery import Extent, is_part, list_segments, proven_end
+from .pending_marks import is_held, read_marks, shown
+from .recovery import Extent, Sections, is_part, list_segments, measure, proven_end
 from .search import after_damage, around, refuse_damage
 from .store_pointer import is_pending_here
 
@@ -114,23 +115,36 @@ def log_as_found(files: Files, directory: str, identity: Identity, mark: Mark) -
     return log
 
 
-def marks_at_once(logs: Collection[Log]) -> dict[int, Mark]:
+def marks_at_once(logs: Collection[Log], look: Callable[[Log], Mark] | None = None) -> dict[int, Mark]:
     """The marks of a topic's logs, by partition, so that each transaction is in all of them or in none.
+
+    `look` gives a log's mark: `Log.found` for copies; by default `Log.published`.
 
     A mark that shows a transaction, and one that was read before the transaction came, do not fit: then the
     second look finds a change.
     """
+    look = look or Log.published
     while True:
-        marks = {log.partition: log.published() for log in logs}
+        marks = {log.partition: look(log) for log in logs}
         if not any(mark.applied_txn or mark.held_txn for mark in marks.values()):
             return marks
-        shown = {log.partition: log.visible(marks[log.partition]) for log in logs}
-        over = {_held(marks[number]) for number, mark in shown.items() if not mark.held_txn}
-        again = {log.partition: log.published() for log in logs}
+        waiting = [log for log in logs if is_held(marks[log.partition])]
+        promised = _promised_together(waiting)
+        seen = {number: shown(marks[number], mark) for number, mark in promised.items()}
+        seen |= {log.partition: log.visible(marks[log.partition]) for log in logs if log not in waiting}
+        over = {_held(marks[number]) for number, mark in seen.items() if not mark.held_txn}
+        again = {log.partition: look(log) for log in logs}
         if all(_step(again[number]) == _step(mark) for number, mark in marks.items()):
             # The same for all of them: one log may have been asked before a transaction was done.
-            late = [log for log in logs if shown[log.partition].held_txn and _held(marks[log.partition]) in over]
-            return shown | {log.partition: log.visible(marks[log.partition]) for log in late}
+            late = [log for log in logs if seen[log.partition].held_txn and _held(marks[log.partition]) in over]
+            late = [log for log in late if log not in waiting]
+            return seen | {log.partition: log.visible(marks[log.partition]) for log in late}
+
+
+def _promised_together(logs: Sequence[Log]) -> dict[int, Mark | None]:
+    """The marks in the file that these logs of a copy wait for, as it is at one moment."""
+    found = read_marks(logs[0].files, os.path.dirname(logs[0].directory), logs[0].identity.log_id) if logs else {}
+    return {log.partition: found.get(log.partition) for log in logs}
 
 
 def _step(mark: Mark) -> tuple[int, ...]:
@@ -198,6 +212,8 @@ class Log(NotCopyable):
         A transaction that is not pending is over: it is done, or its store is gone or was set back. Then the log
         itself decides: what has its end is shown. `CorruptLogError` for a part of it that hides records behind it.
         """
+        if is_held(mark):
+            return shown(mark, _promised_together([self])[self.partition])
         if not mark.held_txn:
             return mark
         extent = Extent.WHOLE
@@ -252,6 +268,46 @@ class Log(NotCopyable):
             except FileNotFoundError:
                 return self._proven_mark()
         return watermark.read() or self._proven_mark()
+
+    def found(self) -> Mark:
+        """The published mark, for copies. If the watermark is not whole, it is found as a writer's recovery would.
+
+        A mark that was found has the sequence 0. It says what is there, and not what was dropped or lost.
+        """
+        mark, watermark = self.published(), self._watermark
+        if self.writer is not None or (watermark is not None and watermark.is_whole()):
+            return mark
+        return self.scanned(None if watermark is None or watermark.read() is None else mark)
+
+    def scanned(self, known: Mark | None) -> Mark:
+        """The mark of what a writer's recovery would find behind this one; without one, in the last segment."""
+        missing: int | None = None
+        while True:
+            self.refresh()
+            bases = self.index.bases()
+            last = max(bases, default=0)
+            try:
+                with self.open_base(last) as reader:
+                    return self._scanned(reader, known, bases[0])
+            except FileNotFoundError as error:  # the writer may have rolled and dropped it meanwhile
+                if last == missing:
+                    raise CorruptLogError(self._path(last), 0, "no file", "the last segment") from error
+                missing = last
+
+    def _scanned(self, reader: SegmentReader, known: Mark | None, first: int) -> Mark:
+        _, tail = measure(reader, known)
+        last = reader.header if tail.end == reader.base_offset else reader.header_at(tail.last_batch)
+        mark = Mark.at_rest(0, first if known is None else known.log_start_offset, tail.end, tail.last_batch)
+        mark = mark._replace(writer_epoch=last.writer_epoch, writer_nonce=last.writer_nonce)
+        held = tail.sections
+        if held.held_from < first or not held.held_txn:  # retention drops it only when it is done
+            last_one = max((held.applied_txn, held.applied_id), (held.held_txn, held.held_id))
+            held = Sections(last_one[0], 0, 0, 0, last_one[1], 0, held.txn_store)
+        elif held.held_tail < 0:  # only a segment's header says so, and not the batch before it
+            start = min(held.held_from, tail.end)
+            before = tail.last_batch if start == tail.end else self.header_around(start, mark).previous_offset
+            held = held._replace(held_from=start, held_tail=before)
+        return mark._replace(**held._asdict())
 
     def next_mark(self) -> Mark | None:
         """The ends after the next publication, for a follower at the end of the log; None if only `mark` can tell."""

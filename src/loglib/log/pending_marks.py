@@ -3,6 +3,10 @@
 Invariant: all that the marks promise is synced before the file is written. It is removed after the marks were published
 and synced. So whoever finds it publishes them, and a transaction is in all partitions of a copy or in none.
 
+Readers see that, too. Before the file is written, each of these partitions publishes a mark that *holds* what is new,
+with the number `HELD_TOGETHER`. A reader that meets it looks for the file. If the file is there, the reader takes the
+mark in it; if not, the reader stops where the hold begins. So all partitions change at the moment when the file comes.
+
     {"format": 1, "log_id": "<32 digits>", "marks": {"<partition>": [<the fields of the mark>], ...},
      "crc": "<8 digits>"}
 
@@ -22,12 +26,37 @@ from ..format.watermark import Mark
 from ..system.directory import Directory
 from ..system.files import Files
 
-__all__ = ["forget_marks", "read_marks", "write_marks"]
+__all__ = ["HELD_TOGETHER", "forget_marks", "held", "is_held", "read_marks", "settled", "shown", "write_marks"]
 
+HELD_TOGETHER = (1 << 64) - 1  # as `held_txn` of a mark: no store gives this number
 NAME = "marks.json"
 FORMAT = 1
 _MOST_BYTES = 64 << 20
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def is_held(mark: Mark) -> bool:
+    """Whether the mark waits for the file."""
+    return mark.held_txn == HELD_TOGETHER
+
+
+def held(own: Mark, end: int, last_batch: int) -> Mark:
+    """The mark of a log that is durable up to `end`. Until the file is there, readers see what they see by `own`."""
+    before = own.committed()
+    return own._replace(
+        flushed_end=end, flushed_tail=last_batch, durable_end=end, durable_tail=last_batch,
+        held_txn=HELD_TOGETHER, held_from=before.flushed_end, held_tail=before.flushed_tail,
+    )  # fmt: skip
+
+
+def settled(mark: Mark) -> Mark:
+    """A mark that waits for the file, when the file will never come."""
+    return mark.committed()._replace(held_txn=0, held_from=0, held_tail=0)
+
+
+def shown(mark: Mark, promised: Mark | None) -> Mark:
+    """What readers may see by a mark that waits for the file, which has `promised` for the partition."""
+    return promised if promised is not None and promised.sequence > mark.sequence else mark.committed()
 
 
 def read_marks(files: Files, path: str, log_id: bytes) -> dict[int, Mark]:

@@ -1,0 +1,185 @@
+"""A copy's view is not the truth about its source: what cannot be read there costs a copy no record."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mirrored import assert_same
+from streamed import served
+
+from conftest import fill, values_of
+from loglib import CorruptLogError, LogError, LogMovedError, Mirror, Topic, mirror, snapshot
+from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES
+
+OpenTopic = Callable[..., Topic]
+Damage = Callable[[Path], object]
+
+
+def rot(*slots: int) -> Damage:
+    """Damages slots of a watermark: 0 is the one that was published first."""
+
+    def damage(watermark: Path) -> None:
+        content = bytearray(watermark.read_bytes())
+        places = sorted((0, SECOND_SLOT), key=lambda at: content[at + 8 : at + 16])
+        for slot in slots:
+            content[places[slot] + SLOT_BYTES // 2] ^= 1
+        watermark.write_bytes(content)
+
+    return damage
+
+
+MARKS: dict[str, Damage] = {
+    "lost": Path.unlink, "older": rot(0), "newer": rot(1), "both": rot(0, 1), "empty": lambda at: at.write_bytes(b""),
+}  # fmt: skip
+
+
+@contextmanager
+def mirroring(path: Path, to: Path, way: str, **options: Any) -> Iterator[Mirror]:
+    """A mirror of a directory, over a stream or not."""
+    if way == "here":
+        with Mirror(path, to, **options) as made:
+            yield made
+        return
+    with served(path) as serving, Mirror.over(serving.stream, to, **options) as made:
+        yield made
+
+
+@pytest.mark.parametrize("way", ["here", "stream"])
+@pytest.mark.parametrize("damage", MARKS.values(), ids=MARKS)
+@pytest.mark.parametrize("copied", [0, 1, 2])
+def test_damaged_mark_of_the_source_costs_no_record(
+    open_topic: OpenTopic, to: Path, damage: Damage, way: str, copied: int
+) -> None:
+    """The pass finds the end as a writer's recovery would. What the copy has, it keeps."""
+    topic = open_topic(partitions=1)
+    fill(topic, 3)
+    topic.partition(0).roll()
+    fill(topic, 2)
+    if copied == 1:
+        mirror(topic.path, to)
+    topic.append(b"the last one", sync=True)
+    if copied == 2:
+        mirror(topic.path, to)
+    damage(Path(topic.path, "0000", "watermark"))
+    with mirroring(Path(topic.path), to, way, on_gap="restart") as made:
+        made.copy()
+        assert made.report().set_aside == ()
+    with Topic.open(to, mode="r") as copy:
+        assert len(values_of(copy)) == 6 and copy.verify().damage == ()
+    with suppress(LogMovedError):  # the watermark is gone
+        topic.close()
+    with open_topic() as again:
+        again.append(b"later", sync=True)
+        mirror(topic.path, to)
+        assert_same(again, to)
+
+
+@pytest.mark.parametrize("damage", MARKS.values(), ids=MARKS)
+def test_snapshot_of_a_topic_with_a_damaged_mark_is_whole(open_topic: OpenTopic, to: Path, damage: Damage) -> None:
+    topic = open_topic(partitions=1)
+    fill(topic, 3)
+    with topic.group("etl") as group:
+        group.poll(timeout=5)
+        group.commit()
+    committed = topic.partition(0).high_watermark
+    topic.append(b"the last one", sync=True)
+    end = topic.partition(0).high_watermark
+    damage(Path(topic.path, "0000", "watermark"))
+    for each in Path(topic.path, "groups", "etl", "offsets").glob("*/watermark"):
+        damage(each)
+    assert snapshot(topic.path, to).ends == (end,)
+    mirrored = to.parent.parent / "mirrored" / to.name
+    mirror(topic.path, mirrored)
+    for place in (to, mirrored):
+        with Topic.open(place, mode="r") as copy:
+            assert values_of(copy) == [b"0", b"1", b"2", b"the last one"]
+            assert copy.group_info("etl").committed[0].offset == committed
+
+
+@pytest.mark.parametrize("way", ["here", "stream"])
+def test_mark_that_was_set_back_takes_nothing_from_a_copy(open_topic: OpenTopic, to: Path, way: str) -> None:
+    """An older watermark was put in its place. The writer's recovery will find the rest."""
+    topic = open_topic(partitions=1)
+    fill(topic, 2)
+    watermark = Path(topic.path, "0000", "watermark")
+    older = watermark.read_bytes()
+    fill(topic, 2)
+    topic.partition(0).roll()
+    mirror(topic.path, to)
+    newer = watermark.read_bytes()
+    watermark.write_bytes(older)
+    with mirroring(Path(topic.path), to, way) as made:
+        assert made.copy() == 0 and made.report().set_aside == ()
+    with Topic.open(to, mode="r") as copy:
+        assert len(values_of(copy)) == 4
+    watermark.write_bytes(newer)
+
+
+@pytest.mark.parametrize("on_gap", ["error", "restart"])
+@pytest.mark.parametrize("lost", [slice(0, 1), slice(0, 3), slice(3, 4)])
+def test_source_without_a_mark_and_segments_takes_nothing_from_a_copy(
+    open_topic: OpenTopic, to: Path, lost: slice, on_gap: Any
+) -> None:
+    topic = open_topic(partitions=1)
+    for _ in range(3):
+        fill(topic, 2)
+        topic.partition(0).roll()
+    fill(topic, 2)
+    if lost == slice(0, 3):
+        mirror(topic.path, to)
+    for _ in range(2):
+        fill(topic, 2)
+    if lost != slice(0, 3):
+        mirror(topic.path, to)
+    before = len(records(to))
+    Path(topic.path, "0000", "watermark").unlink()
+    for each in topic.partition(0).segments[lost]:
+        Path(each.path).unlink()
+    try:
+        mirror(topic.path, to, on_gap=on_gap)
+    except CorruptLogError as error:
+        assert "no whole watermark" in str(error) or "no file" in str(error)
+    assert len(records(to)) >= before
+
+
+def records(path: Path) -> list[bytes]:
+    with Topic.open(path, mode="r") as copy:
+        return values_of(copy)
+
+
+def test_source_without_its_groups_takes_no_commit_from_a_copy(open_topic: OpenTopic, to: Path) -> None:
+    topic = open_topic(partitions=1)
+    fill(topic, 3)
+    with topic.group("etl") as group:
+        group.poll(timeout=5)
+        group.commit()
+    mirror(topic.path, to)
+    committed = topic.group_info("etl").committed
+    topic.close()
+    os.rename(f"{topic.path}/groups", f"{topic.path}/.away")
+    mirror(topic.path, to)
+    with Topic.open(to, mode="r") as copy:
+        assert copy.group_info("etl").committed == committed
+
+
+def test_source_with_fewer_partitions_than_its_copy_is_refused(open_topic: OpenTopic, to: Path) -> None:
+    """An older backup was put in its place."""
+    topic = open_topic(partitions=1)
+    older = Path(topic.path, "topic.json").read_bytes()
+    topic.close()
+    Topic.add_partitions(topic.path, 2)
+    with open_topic() as grown:
+        grown.append(b"x", partition=1, sync=True)
+    mirror(topic.path, to)
+    grown.close()
+    Path(topic.path, "topic.json").write_bytes(older)
+    shutil.rmtree(f"{topic.path}/0001")
+    with pytest.raises(LogError, match="says that it has 1 partitions, and its copy .* has 2"):
+        mirror(topic.path, to)
+    assert records(to) == [b"x"]
