@@ -391,6 +391,19 @@ class SegmentReader(NotCopyable):
         """The offset at which the file ends now. It does not prove that the bytes below it are whole."""
         return self.base_offset + self._files.size(self._fd) - HEADER_BYTES
 
+    def end_of_data(self, offset: int) -> int:
+        """The offset behind the last byte from `offset` on that is not zero; `offset` if there is none.
+
+        A file may be longer than its log: zeros behind it are room for batches to come, and mean nothing.
+        """
+        stop = self.end_of_file()
+        while stop > offset:
+            start = max(offset, stop - _LARGEST_WINDOW)
+            if content := self.read(start, stop - start).rstrip(b"\0"):
+                return start + len(content)
+            stop = start
+        return offset
+
     def file_position(self, offset: int) -> int:
         return HEADER_BYTES + offset - self.base_offset
 

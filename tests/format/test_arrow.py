@@ -9,27 +9,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from batch_contents import arrow_rows, columns
+from batch_contents import arrow_rows, columns, rows
 from builders import EVERYTHING, NOW, PLAIN, batch_of, calm, chained, encoded, header_of, read_back, write_segment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import run_python
-from loglib import Batch
 from loglib.format import arrow
 from loglib.format.columns import BadColumns, Columns
 from loglib.format.header import layout
-
-
-def rows(found: Batch) -> list[tuple[object, ...]]:
-    """What a batch's records say, as Arrow's Python values: no headers are null."""
-    return [
-        (
-            record.key, record.value, record.partition, record.offset, record.timestamp,
-            [{"key": name, "value": value} for name, value in record.headers] or None,
-        )
-        for record in found.records()
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3], ids=["none", "zlib", "lz4", "zstd"])

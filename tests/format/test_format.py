@@ -231,7 +231,7 @@ def test_flags_on_the_page_are_the_flags_in_the_code() -> None:
     stated = {name: int(bit) for bit, name, _ in table("Flags of a batch")}
     assert stated == {name: getattr(batch, name) for name in stated}
     required = {name for name, bit in stated.items() if bit & batch._MUST_KNOW}
-    assert sum(stated[name] for name in required) == batch._KNOWN_FLAGS | batch.OFFSETS
+    assert sum(stated[name] for name in required) == batch._KNOWN_FLAGS | batch.OFFSETS | batch.TYPED
 
 
 def test_codecs_on_the_page_are_the_codecs_in_the_code() -> None:

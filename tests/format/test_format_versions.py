@@ -68,7 +68,6 @@ SEGMENT = "0001/00000000000000000000.log"
 NEWER = [
     pytest.param(SEGMENT, last_batch({"version": 4}), "batch version 4", id="batch-version"),
     pytest.param(SEGMENT, last_batch({"flags": 0x20}), "batch flags 32", id="batch-required-flag-32"),
-    pytest.param(SEGMENT, last_batch({"flags": 0x40}), "batch flags 64", id="batch-required-flag-64"),
     pytest.param(SEGMENT, last_batch({"flags": 0x80}), "batch flags 128", id="batch-required-flag-128"),
     pytest.param(SEGMENT, last_batch({"codec": 4}), "codec 4", id="batch-codec"),
     pytest.param(SEGMENT, last_batch({"version": 9, "codec": 200, "flags": 0xFF}), "version 9", id="batch-all"),

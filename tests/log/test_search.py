@@ -336,8 +336,10 @@ def test_what_looks_like_batches_is_believed_only_if_it_leads_to_the_end(tmp_pat
         stored[each.base_offset : each.base_offset + BODY_AT] = bytes(BODY_AT)
     with opened(write_segment(tmp_path, bytes(stored))) as segment:
         assert list(likely_headers(segment, headers[5].base_offset, len(stored))) == headers[8:]
-        assert list(likely_headers(segment, headers[5].base_offset, len(stored) + 8)) == []
         assert list(likely_headers(segment, headers[-1].base_offset, len(stored))) == []
+    for behind, found in ((b"\xff" * 8, []), (bytes(8), headers[8:]), (bytes(5000), headers[8:])):
+        with opened(write_segment(new(tmp_path), bytes(stored) + behind)) as segment:
+            assert list(likely_headers(segment, headers[5].base_offset, segment.end_of_file())) == found
 
 
 def test_batch_behind_a_damaged_header_is_known_by_its_link(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from loglib.config.arguments import check_names
 from loglib.config.policies import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES
 from loglib.format import codec
 from loglib.format.batch import Batch, Source
-from loglib.format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, BinaryColumn
+from loglib.format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, SHARED_HEADERS, TIMESTAMPS, BinaryColumn
 from loglib.format.header import VERSION, BadBatch, Header, NewerBatch, check_body, layout, open_body, parse_header
 from loglib.segment import parse_segment_name, segment_name
 
@@ -78,6 +78,8 @@ def columns_of_any_kind(random: Draw) -> bytes:
     """A plain batch whose columns are right in most places and wrong in some."""
     count = 1 + int(random() * 6)
     flags = int(random() * 32) if random() < 0.7 else KEYS | NULL_VALUES | NULL_KEYS | TIMESTAMPS | HEADERS
+    if random() < 0.4:
+        flags |= SHARED_HEADERS
     parts: list[bytes] = []
     sizes = [0, 0, 0]
     values, sizes[0] = offsets(random, count)
@@ -92,9 +94,13 @@ def columns_of_any_kind(random: Draw) -> bytes:
         parts.append(Struct(f"<{count}q").pack(*times))
     section = b""
     if flags & HEADERS:
-        counts, total = offsets(random, count, most=3)
-        parts.append(counts)
+        is_shared = flags & SHARED_HEADERS
+        counts, total = offsets(random, 1 if is_shared else count, most=3)
         section = header_section(random, total)
+        if is_shared:
+            section = counts + section if random() < 0.9 else b""
+        else:
+            parts.append(counts)
         sizes[2] = len(section)
     parts += [padded(noise(random, sizes[0])), padded(noise(random, sizes[1])), section]
     body = b"".join(parts)
@@ -172,8 +178,9 @@ def check_columns(batch: Batch, body: bytes) -> None:
         assert batch.timestamps == list(Struct(f"<{count}q").unpack_from(body, at.timestamps))
     assert len(batch.headers) == count
     if at.headers is not None:
-        counts = Struct(f"<{count + 1}i").unpack_from(body, at.headers.counts)
-        assert [len(pairs) for pairs in batch.headers] == [stop - start for start, stop in pairwise(counts)]
+        sets, times = (1, count) if at.headers.is_shared else (count, 1)
+        counts = Struct(f"<{sets + 1}i").unpack_from(body, at.headers.counts)
+        assert [len(pairs) for pairs in batch.headers] == [stop - start for start, stop in pairwise(counts)] * times
 
 
 def plainly(body: bytes, at: BinaryColumn) -> list[bytes | None]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from conftest import NOW
+from loglib import Batch
 from loglib.format.columns import Columns
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -26,7 +27,19 @@ def columns(draw: st.DrawFn) -> Columns:
         return draw(st.none() | st.lists(items, min_size=count, max_size=count))
 
     values = draw(st.lists(item, min_size=count, max_size=count))
-    return Columns(values, column(item), column(draw(st.sampled_from([INT64, st.just(NOW)]))), column(pairs))
+    headers = column(draw(st.sampled_from([pairs, st.just(draw(pairs))])))  # often all records share theirs
+    return Columns(values, column(item), column(draw(st.sampled_from([INT64, st.just(NOW)]))), headers)
+
+
+def rows(found: Batch) -> list[tuple[object, ...]]:
+    """What a batch's records say, as Arrow's Python values: no headers are null."""
+    return [
+        (
+            record.key, record.value, record.partition, record.offset, record.timestamp,
+            [{"key": name, "value": value} for name, value in record.headers] or None,
+        )
+        for record in found.records()
+    ]  # fmt: skip
 
 
 def arrow_rows(table: pa.RecordBatch) -> list[tuple[object, ...]]:

@@ -87,7 +87,7 @@ def read_batch(data: bytes, at: int, salt: bytes, offset: int) -> tuple[int, lis
     version, codec, flags, stored, value_bytes, key_bytes, header_bytes = unpack_from("<BBHIIII", data, at + 40)
     (time,) = unpack_from("<q", data, at + 72)
     assert magic == b"\x89LLB" and header_crc == crc32c(salt + data[at + 8 : at + 128]) and base == offset
-    assert version == 3 and not flags & 0xE0 and codec <= 1
+    assert version == 3 and not flags & 0xA0 and codec <= 1
     assert body_crc == crc32c(data[at + 128 : at + length])
     body = data[at + 128 : at + 128 + stored]
     body, place = zlib.decompress(body) if codec else body, 0
@@ -100,14 +100,17 @@ def read_batch(data: bytes, at: int, salt: bytes, offset: int) -> tuple[int, lis
     offsets = [column(4 * (n + 1)), column(4 * (n + 1), flags & 1)]
     valid = [column((n + 7) // 8, flags & 2), column((n + 7) // 8, flags & 4)]
     times = unpack_from(f"<{n}q", column(8 * n, flags & 8)) if flags & 8 else (time,) * n
-    counts = unpack_from(f"<{n + 1}i", column(4 * (n + 1), flags & 16)) if flags & 16 else (0,) * (n + 1)
+    own = flags & 80 == 16
+    counts = unpack_from(f"<{n + 1}i", column(4 * (n + 1))) if own else (0,) * (n + 1)
     values = items(offsets[0], column(value_bytes), n, valid[0] if flags & 2 else None)
     keys_column = column(key_bytes, flags & 1)
     keys = items(offsets[1], keys_column, n, valid[1] if flags & 4 else None) if flags & 1 else [None] * n
-    pairs = record_headers(column(header_bytes), counts[-1]) if flags & 16 else []
+    section = column(header_bytes)
+    pairs = record_headers(section, counts[-1]) if own else []
+    shared = record_headers(section[8:], unpack_from("<2i", section)[1]) if flags & 80 == 80 else []
     assert place == len(body)
     return length, [
-        (base + i, times[i], keys[i], values[i], tuple(pairs[counts[i] : counts[i + 1]])) for i in range(n)
+        (base + i, times[i], keys[i], values[i], tuple(shared or pairs[counts[i] : counts[i + 1]])) for i in range(n)
     ]
 
 

@@ -57,6 +57,8 @@ def write_topic(path: Path, config: TopicConfig) -> None:
         topic.append_many([bytes(range(256)) * 11], timestamps=[-1], partition=0)
         topic.append_many([b"%d" % number for number in range(20)], partition=0)
         topic.flush()
+        topic.append_many([b"1", b"2", b"3"], headers=[{"schema": b"7", "trace": b""}] * 3, partition=0)
+        topic.flush()
         topic.append(b"last", key=b"k", timestamp=NOW + 1, headers={"h": b"v"}, partition=len(topic.partitions) - 1)
 
 

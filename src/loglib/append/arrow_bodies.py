@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from ..config.policies import MAX_BATCH_BYTES, TopicConfig
 from ..errors import RecordTooLargeError
-from ..format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, Encoded, aligned
+from ..format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, SHARED_HEADERS, TIMESTAMPS, Encoded, aligned
 from ..format.header import Body, body_of
 from ..system.files import Buffer
 
@@ -65,6 +65,13 @@ class BinaryView:
             offsets = offsets - offsets[0]
         return offsets.astype("<i4", copy=False).view(np.uint8).data, self.content[first:last]
 
+    def is_repeated(self, start: int, stop: int, times: int) -> bool:
+        """Whether some items are the same few items again and again."""
+        first, last = int(self.offsets[start]), int(self.offsets[stop])
+        if (last - first) % times or not _all_as_first(np.diff(self.offsets[start : stop + 1]), times):
+            return False
+        return _all_as_first(np.frombuffer(self.content, np.uint8, last - first, first), times)
+
     def validity(self, start: int, stop: int) -> bytes:
         """The validity bitmap of some items; empty if none of them is null."""
         if self.valid is None or self.valid[start:stop].all():
@@ -80,6 +87,12 @@ def _memory(column: pa.Array) -> tuple[Numbers, memoryview]:
     size = np.dtype(kind).itemsize
     found = np.frombuffer(offsets, kind, len(column) + 1, size * column.offset)
     return found, memoryview(b"" if content is None else content).cast("B")
+
+
+def _all_as_first(numbers: Numbers, times: int) -> bool:
+    """Whether an array that is cut into equal pieces has the same in each."""
+    rows = numbers.reshape(times, -1)
+    return bool((rows[-1] == rows[0]).all() and (rows == rows[0]).all())
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -106,6 +119,20 @@ class _HeadersView:
         pairs = self.names.offsets.astype(np.int64) + self.values.offsets
         found: Numbers = pairs[self.counts] + _HEADER_OVERHEAD * self.counts.astype(np.int64)
         return found
+
+    def size_bytes(self, start: int, stop: int) -> int:
+        """The size of the headers of some records, as the limits of a topic count it."""
+        first, last = int(self.counts[start]), int(self.counts[stop])
+        pairs = [int(view.offsets[last]) - int(view.offsets[first]) for view in (self.names, self.values)]
+        return sum(pairs) + _HEADER_OVERHEAD * (last - first)
+
+    def have_equal(self, start: int, stop: int) -> bool:
+        """Whether these records all have the same headers."""
+        counts, records = self.counts[start : stop + 1], stop - start
+        first, last = int(counts[0]), int(counts[-1])
+        if (last - first) % records or not _all_as_first(np.diff(counts), records):
+            return False
+        return all(view.is_repeated(first, last, records) for view in (self.names, self.values))
 
     def part(self, start: int, stop: int) -> tuple[bytes, bytes]:
         """The header counts of some records, and the section of their headers."""
@@ -182,7 +209,7 @@ class Rows:
     def body(self, start: int, stop: int, codec: int) -> Body:
         """Some records as one batch; `RecordTooLargeError` for more than a batch can hold."""
         offsets, values = self.values.part(start, stop)
-        flags, before, behind, header_bytes = 0, [offsets], [values], 0
+        flags, before, behind, header_bytes, repeated_bytes = 0, [offsets], [values], 0, 0
         validity = [(NULL_VALUES, self.values.validity(start, stop))]
         key_bytes = 0
         if self.keys is not None and (self.keys.valid is None or self.keys.valid[start:stop].any()):
@@ -205,13 +232,18 @@ class Rows:
                 before.append(times.astype("<i8", copy=False).view(np.uint8).data)
         if self.headers is not None and self.headers.counts[start] != self.headers.counts[stop]:
             flags |= HEADERS
-            counts, section = self.headers.part(start, stop)
-            before.append(counts)
+            if self.headers.have_equal(start, stop):
+                flags |= SHARED_HEADERS
+                section = b"".join(self.headers.part(start, start + 1))
+                repeated_bytes = self.headers.size_bytes(start + 1, stop)
+            else:
+                counts, section = self.headers.part(start, stop)
+                before.append(counts)
             behind.append(section)
             header_bytes = len(section)
         sizes = len(values), key_bytes, header_bytes
-        if sum(sizes) > MAX_BATCH_BYTES:
-            raise RecordTooLargeError("the batch", sum(sizes), MAX_BATCH_BYTES)
+        if sum(sizes) + repeated_bytes > MAX_BATCH_BYTES:
+            raise RecordTooLargeError("the batch", sum(sizes) + repeated_bytes, MAX_BATCH_BYTES)
         return body_of(Encoded(_padded([*before, *behind]), flags, *sizes, base, most), stop - start, codec=codec)
 
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from ..config.policies import TopicConfig
 from ..errors import RecordTooLargeError
-from ..format.columns import Columns
+from ..format.columns import SHARED_HEADERS, Columns, common_headers
 from ..format.header import Body, encode_body
 from .record_arguments import check_columns, record_sizes
 
@@ -64,7 +64,8 @@ def _bodies(columns: Columns, config: TopicConfig, codec: int) -> Iterator[Body]
         part = columns.part(slice(start, start + step))
         size = 0
         for body in _encode(part, config, codec, first=start):
-            size += body.value_bytes + body.key_bytes + body.header_bytes
+            repeats = body.record_count if body.flags & SHARED_HEADERS else 1
+            size += body.value_bytes + body.key_bytes + body.header_bytes * repeats
             yield body
         average = size / step
         start += step
@@ -82,8 +83,11 @@ def _encode(part: Columns, config: TopicConfig, codec: int, *, first: int) -> It
 
 
 def _encode_unchecked(part: Columns, codec: int, *, limit_bytes: int) -> Body | None:
-    """The records as one batch; None if they need a full check: headers, values that are not bytes, too many bytes."""
-    if part.headers is not None:
+    """The records as one batch; None if they need a full check: values that are not bytes, too many bytes.
+
+    Headers that differ need one, too.
+    """
+    if part.headers is not None and common_headers(part.headers) is None:
         return None
     try:
         return encode_body(part, codec=codec, limit_bytes=limit_bytes)

@@ -17,7 +17,7 @@ from typing import Any
 from zlib import crc32
 
 from ..config.policies import PARTITIONER_NAME
-from ..format.columns import Columns
+from ..format.columns import Columns, common_headers
 from .record_arguments import binary_column
 
 __all__ = ["BUILT_IN", "Partitioner", "by_crc32", "by_murmur2", "murmur2", "name_of", "spread"]
@@ -96,6 +96,9 @@ def spread(
 ) -> dict[int, Columns]:
     """The records of each partition, in their order. `keyless` chooses the partition of records with a null key."""
     assert columns.keys is not None
+    if columns.headers is not None and (shared := common_headers(columns.headers)) is not None:
+        found = spread(columns._replace(headers=None), partitions, partitioner, keyless)
+        return {number: each._replace(headers=[shared] * len(each.values)) for number, each in found.items()}
     hash_of = crc32 if partitioner is by_crc32 else _positive_murmur2 if partitioner is by_murmur2 else None
     if hash_of is not None and columns.timestamps is None and columns.headers is None:
         try:

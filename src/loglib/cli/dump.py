@@ -13,7 +13,7 @@ import click
 
 from ..config.policies import CODEC_NAMES
 from ..errors import CorruptLogError
-from ..format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS
+from ..format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, SHARED_HEADERS, TIMESTAMPS
 from ..format.header import HEADER_BYTES, PRODUCERS, SECTION, SECTION_END, Header
 from ..log.log import Log
 from ..log.recovery import list_segments
@@ -29,6 +29,7 @@ __all__ = ["dump"]
 _DAMAGED = 1
 _FLAGS = {
     KEYS: "KEYS", NULL_VALUES: "NULL_VALUES", NULL_KEYS: "NULL_KEYS", TIMESTAMPS: "TIMESTAMPS", HEADERS: "HEADERS",
+    SHARED_HEADERS: "SHARED_HEADERS",
     PRODUCERS: "PRODUCERS", SECTION: "SECTION", SECTION_END: "SECTION_END",
 }  # fmt: skip
 _WIDTH = 16  # bytes in a line of --hex

@@ -139,7 +139,8 @@ class _View:
         return pa.Array.from_buffers(_TIMESTAMP, self._count, [None, stored])
 
     def _headers(self, at: HeadersColumn) -> pa.Array:
-        counts = self._offsets(at.counts, self._count, None)
+        sets = 1 if at.is_shared else self._count
+        counts = self._offsets(at.counts, sets, None)
         running = np.frombuffer(counts, "<i4")
         present = pa.py_buffer(np.packbits(running[1:] > running[:-1], bitorder="little"))
         names_at, values_at = header_columns(self._body, at, int(running[-1]))
@@ -148,8 +149,23 @@ class _View:
             names.validate(full=True)  # a reader of a name that is not UTF-8 would fail
         except pa.ArrowInvalid as error:
             raise BadColumns(names_at.items, "a header name that is not UTF-8", "UTF-8") from error
+        if at.is_shared:
+            if not len(names):
+                return _nulls(HEADERS_TYPE, self._count)
+            names, values = (_repeated(each, self._count) for each in (names, values))
+            present, counts = None, pa.py_buffer(np.arange(0, len(names) + 1, int(running[-1]), dtype=np.int32))
         pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER_TYPE))
         return pa.Array.from_buffers(HEADERS_TYPE, self._count, [present, counts], children=[pairs])
+
+
+def _repeated(column: pa.Array, times: int) -> pa.Array:
+    """A column of byte strings, again and again."""
+    _, offsets, content = column.buffers()
+    bounds = np.frombuffer(offsets, "<i4", len(column) + 1)
+    starts = np.arange(times, dtype=np.int32)[:, None] * bounds[-1] + bounds[:-1]
+    offsets = np.append(starts.ravel(), np.int32(times * int(bounds[-1])))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content.to_pybytes() * times)]
+    return pa.Array.from_buffers(column.type, times * len(column), buffers)
 
 
 def _bundle_column(name: str, partition: int, facts: Bundled, block: bytes) -> pa.Array:

@@ -19,6 +19,7 @@ from ..config.times import to_datetime
 from ..errors import CorruptLogError
 from ..system.malloc import keep_arenas
 from .columns import (
+    SHARED_HEADERS,
     BadColumns,
     BinaryColumn,
     Columns,
@@ -137,6 +138,8 @@ class Batch(Shown):
     def content_bytes(self) -> int:
         """The bytes of keys, values and headers; for a part of a stored batch its share of them, by records."""
         at = self._header
+        if at.flags & SHARED_HEADERS:
+            return (at.value_bytes + at.key_bytes) * len(self) // at.record_count + at.header_bytes * len(self)
         return (at.value_bytes + at.key_bytes + at.header_bytes) * len(self) // at.record_count
 
     @property

@@ -11,10 +11,12 @@ raised. This module does no I/O and keeps no state: bytes in, facts out.
       value validity   bit[n]         with NULL_VALUES                no value is null
       key validity     bit[n]         with NULL_KEYS                  no key is null
       timestamps       int64[n]       with TIMESTAMPS                 all equal the header's base_timestamp
-      header counts    int32[n + 1]   with HEADERS                    no record has headers
+      header counts    int32[n + 1]   with HEADERS                    no record has headers, or with SHARED_HEADERS
       value bytes
       key bytes
       headers section                 with HEADERS: name offsets, value offsets, names, values
+                                      with SHARED_HEADERS, too: int32[2] header counts of one record before them;
+                                      all records have these headers
 
 Numbers are little-endian. Offsets run from 0 to the size of their column's bytes, and header counts
 from 0 to the number of headers. The first bit of a validity bitmap is the least significant one of
@@ -42,6 +44,7 @@ __all__ = [
     "KEYS",
     "NULL_KEYS",
     "NULL_VALUES",
+    "SHARED_HEADERS",
     "TIMESTAMPS",
     "BadColumns",
     "BinaryColumn",
@@ -52,22 +55,26 @@ __all__ = [
     "Layout",
     "aligned",
     "bitmap_bytes",
+    "common_headers",
     "decode_binary",
     "decode_headers",
     "decode_timestamps",
     "encode",
     "header_columns",
+    "headers_bytes",
     "layout",
     "offsets_bytes",
 ]
 
 KEYS, NULL_VALUES, NULL_KEYS, TIMESTAMPS, HEADERS = 1, 2, 4, 8, 16  # flags in the header of a batch
+SHARED_HEADERS = 64  # with HEADERS: all records have the same headers, and these are stored once
 
 # Joined at once: above half a mebibyte the bytes fall out of the processor's cache before they are written.
 _PIECE_BYTES = 256 << 10
 _MOST_PIECES = 400  # of a column; the system takes 1,024 in one write
 _KEPT_MOST = 1 << 16  # the most items of an offsets column that is kept for the next batch: at most 4 MiB are kept
 _ARROW_LEAST = 100  # items; fewer are sliced as fast by the standard library
+_COUNTS_OF_ONE = 8  # bytes of the header counts of one record
 _UNIFORM_MOST = 8192  # limits the two caches of uniform columns to a few megabytes
 
 _new_tuple = tuple.__new__  # half the time of calling the NamedTuple; see bench/RESULTS.md
@@ -133,6 +140,7 @@ class HeadersColumn(NamedTuple):
     counts: int
     section: int
     size_bytes: int  # of the section
+    is_shared: bool = False  # there is one set of headers, which all records have
 
 
 class Layout(NamedTuple):
@@ -182,15 +190,30 @@ def layout(count: int, flags: int, value_bytes: int, key_bytes: int, header_byte
     value_validity = take_if(NULL_VALUES, bitmap_bytes(count))
     key_validity = take_if(NULL_KEYS, bitmap_bytes(count))
     timestamps = take_if(TIMESTAMPS, 8 * count)
-    header_counts = take_if(HEADERS, offsets_bytes(count))
+    header_counts = None
+    if flags & HEADERS and not flags & SHARED_HEADERS:
+        header_counts = take(offsets_bytes(count))
     values, keys, headers = take(value_bytes), take(key_bytes), take(header_bytes)
+    headers_at = None
+    if flags & HEADERS:
+        if header_counts is None:
+            headers_at = HeadersColumn(count, headers, headers + _COUNTS_OF_ONE, header_bytes - _COUNTS_OF_ONE, True)
+        else:
+            headers_at = HeadersColumn(count, header_counts, headers, header_bytes)
     return Layout(
         BinaryColumn(count, value_offsets, values, value_bytes, value_validity),
         None if key_offsets is None else BinaryColumn(count, key_offsets, keys, key_bytes, key_validity),
         timestamps,
-        None if header_counts is None else HeadersColumn(count, header_counts, headers, header_bytes),
+        headers_at,
         end,
     )
+
+
+def common_headers(column: Sequence[Headers]) -> Headers | None:
+    """The headers that all records have; None if they differ, or if there is no record."""
+    if not column or not column[0] == column[-1] == column[len(column) // 2]:
+        return None  # most columns that differ need no look at each record
+    return column[0] if column.count(column[0]) == len(column) else None
 
 
 def header_columns(
@@ -198,7 +221,7 @@ def header_columns(
 ) -> tuple[BinaryColumn, BinaryColumn]:
     """The names and the values of all `total` headers. In the section they follow their two offsets columns.
 
-    Raises `BadColumns` if they do not fit the section.
+    Raises `BadColumns` if they do not fit the section, or if shared ones are too many for a batch that repeats them.
     """
     start, end = at.section, at.section + at.size_bytes
     value_offsets = start + aligned(offsets_bytes(total))
@@ -210,6 +233,8 @@ def header_columns(
     values = names + aligned(name_bytes)
     if name_bytes < 0 or value_bytes < 0 or values + value_bytes > end:
         raise BadColumns(start, "record headers beyond their section", f"at most {at.size_bytes} bytes")
+    if at.is_shared and (each := 8 * total + name_bytes + value_bytes) * at.length > MAX_BATCH_BYTES:
+        raise BadColumns(start, f"{each} bytes of headers for {at.length} records", f"{MAX_BATCH_BYTES} bytes at most")
     return (
         _new_tuple(BinaryColumn, (total, start, names, name_bytes, None)),
         _new_tuple(BinaryColumn, (total, value_offsets, values, value_bytes, None)),
@@ -233,7 +258,7 @@ def encode(columns: Columns, *, limit_bytes: int = MAX_BATCH_BYTES) -> Encoded:
     """
     values = _encode_binary(columns.values, limit_bytes)
     keys = _NO_COLUMN if columns.keys is None else _encode_binary(columns.keys, limit_bytes)
-    flags, before_items, headers = 0, [values.offsets], b""
+    flags, before_items, headers, repeated_bytes = 0, [values.offsets], b"", 0
     if columns.keys is not None:
         flags |= KEYS
         before_items.append(keys.offsets)
@@ -251,9 +276,15 @@ def encode(columns: Columns, *, limit_bytes: int = MAX_BATCH_BYTES) -> Encoded:
             before_items.append(pack(f"<{len(columns.timestamps)}q", *columns.timestamps))
     if columns.headers is not None and any(columns.headers):
         flags |= HEADERS
-        header_counts, headers = _encode_headers(columns.headers)
-        before_items.append(header_counts)
-    if (size := values.size_bytes + keys.size_bytes + len(headers)) > limit_bytes:
+        shared = common_headers(columns.headers)
+        header_counts, headers = _encode_headers(columns.headers if shared is None else (shared,))
+        if shared is None:
+            before_items.append(header_counts)
+        else:
+            flags |= SHARED_HEADERS
+            repeated_bytes = (len(columns.values) - 1) * headers_bytes(shared)
+            headers = header_counts + headers
+    if (size := values.size_bytes + keys.size_bytes + len(headers) + repeated_bytes) > limit_bytes:
         raise RecordTooLargeError("the batch", size, limit_bytes)
     parts: list[Buffer] = []
     for each in before_items:
@@ -324,6 +355,14 @@ def _joined(items: Sequence[bytes], size_bytes: int) -> list[bytes]:
         return [b"".join(items)]
     step = max(1, len(items) * _PIECE_BYTES // size_bytes, len(items) // _MOST_PIECES)
     return [b"".join(items[start : start + step]) for start in range(0, len(items), step)]
+
+
+def headers_bytes(pairs: Headers) -> int:
+    """The size in bytes of a record's headers in a batch: two offsets, the name and the value of each.
+
+    A name with a lone surrogate raises `UnicodeEncodeError`, a `ValueError`, here and not at the flush.
+    """
+    return sum(8 + (len(name) if name.isascii() else len(name.encode())) + len(value) for name, value in pairs)
 
 
 def _encode_headers(headers: Sequence[Headers]) -> tuple[bytes, bytes]:
@@ -399,7 +438,10 @@ def decode_timestamps(data: bytes, body_at: int, at: int, count: int) -> list[in
 
 def decode_headers(data: bytes, body_at: int, at: HeadersColumn) -> list[Headers]:
     """The headers of each record; `BadColumns` unless they fit each other and their section."""
-    counts = _integers("i", data, body_at + at.counts, at.length + 1)
+    sets = 1 if at.is_shared else at.length
+    if at.size_bytes < 0:  # shared headers without their counts
+        raise BadColumns(at.counts, f"record headers of {at.section + at.size_bytes - at.counts} bytes", "at least 8")
+    counts = _integers("i", data, body_at + at.counts, sets + 1)
     if counts[0] != 0 or min(map(sub, counts[1:], counts)) < 0:
         raise BadColumns(at.counts, "header counts that do not rise from 0", "counts from 0, never falling")
     names_at, values_at = header_columns(data, at, counts[-1], body_at=body_at)
@@ -409,7 +451,8 @@ def decode_headers(data: bytes, body_at: int, at: HeadersColumn) -> list[Headers
         pairs = list(zip((name.decode() for name in names), values, strict=True))
     except UnicodeDecodeError as error:
         raise BadColumns(names_at.items, "a header name that is not UTF-8", "UTF-8") from error
-    return [tuple(pairs[first:stop]) for first, stop in pairwise(counts)]
+    found = [tuple(pairs[first:stop]) for first, stop in pairwise(counts)]
+    return found * at.length if at.is_shared else found
 
 
 def _bits(bitmap: bytes) -> str:

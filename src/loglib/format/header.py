@@ -16,11 +16,11 @@ value lies inside its column. This module does no I/O and keeps no state: bytes 
       40   1  version                3
       41   1  codec                  0 none, 1 zlib, 2 lz4, 3 zstd
       42   2  flags                  low byte: a reader must know each bit; high byte: may ignore.
-                                     1 KEYS, 2 NULL_VALUES, 4 NULL_KEYS, 8 TIMESTAMPS, 16 HEADERS,
+                                     1 KEYS, 2 NULL_VALUES, 4 NULL_KEYS, 8 TIMESTAMPS, 16 HEADERS, 64 SHARED_HEADERS,
                                      256 PRODUCERS: a batch with a producer id is in this segment,
                                      here or before. 512 SECTION: the batch is part of a
                                      transaction, 1024 SECTION_END: its last one in this log.
-                                     Reserved: 32 OFFSETS
+                                     Reserved: 32 OFFSETS, 128 TYPED
       44   4  stored_bytes           of the body as stored; zero padding follows up to length
       48   4  value_bytes            size of the value column's bytes
       52   4  key_bytes              size of the key column's bytes
@@ -49,7 +49,19 @@ from fastcrc import crc32
 from ..config.policies import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
 from ..system.files import Buffer
 from . import codec as codecs
-from .columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, Columns, Encoded, Layout, aligned, encode
+from .columns import (
+    HEADERS,
+    KEYS,
+    NULL_KEYS,
+    NULL_VALUES,
+    SHARED_HEADERS,
+    TIMESTAMPS,
+    Columns,
+    Encoded,
+    Layout,
+    aligned,
+    encode,
+)
 from .columns import layout as layout_of_columns
 
 __all__ = [
@@ -82,9 +94,10 @@ MAGIC = b"\x89LLB"
 VERSION = 3
 # Flags besides those of the columns.
 OFFSETS = 0x0020  # reserved: records have been left out, and a column says which offsets the others have
+TYPED = 0x0080  # reserved: the body has columns of types, and the id of their schema
 PRODUCERS = 0x0100  # this batch, or one before it in its segment, names a producer
 SECTION, SECTION_END = 0x0200, 0x0400  # the batch is part of a transaction; it is the last one in this log
-_KNOWN_FLAGS = KEYS | NULL_VALUES | NULL_KEYS | TIMESTAMPS | HEADERS
+_KNOWN_FLAGS = KEYS | NULL_VALUES | NULL_KEYS | TIMESTAMPS | HEADERS | SHARED_HEADERS
 _MUST_KNOW = 0x00FF
 
 _HEADER = Struct("<4sIIIQQIIBBHIIIIIqqqqQQIIQ")
@@ -108,7 +121,7 @@ class BadBatch(Exception):
 class NewerBatch(Exception):
     """The batch is intact, but of a version or with a required flag that this version of loglib does not read."""
 
-    def __init__(self, what: str, found: int, supported: int) -> None:
+    def __init__(self, what: str, found: int, supported: int | str) -> None:
         super().__init__(what, found, supported)
         self.what = what
         self.found = found
@@ -315,7 +328,8 @@ def parse_header(buffer: Buffer, position: int, *, salt: int, offset: int) -> He
             raise NewerBatch("batch version", header.version, VERSION)
         raise BadBatch(40, "batch version 0", f"at least {VERSION}")
     if header.flags & _MUST_KNOW & ~_KNOWN_FLAGS:
-        raise NewerBatch("batch flags", header.flags, _KNOWN_FLAGS)
+        # A set of bits is not newer because it is a larger number, so what is known is a text.
+        raise NewerBatch("batch flags", header.flags & _MUST_KNOW & ~_KNOWN_FLAGS, f"{_KNOWN_FLAGS:#x}")
     _check_sizes(header)
     return header
 

@@ -10,6 +10,7 @@ it overwrites bytes with the same bytes, cuts only bytes that it has copied, and
 
     p < D, or a segment missing, cut or swapped     corruption: raise, change nothing
     bytes above p                                   torn tail: copy aside, cut, continue
+    zeros at the end of the file, above p           room for batches to come: cut, without a copy
     bytes in [D, p)                                 whole but never synced: write them again, then sync,
                                                     because after a failed fsync the page cache lies
 
@@ -247,7 +248,8 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     with SegmentReader(files, directory.path_of(segment_name(last)), identity, within=directory) as reader:
         durable_end, tail = measure(reader, mark)
         valid_end = tail.end
-        torn_bytes = reader.end_of_file() - valid_end
+        torn_bytes = reader.end_of_data(valid_end) - valid_end
+        behind_bytes = reader.end_of_file() - valid_end
         sections = tail.sections
         if sections.held_txn and sections.held_from < first:  # retention drops it only when it is done
             sections = Sections(max(sections[:2]), 0, 0, 0)
@@ -261,7 +263,9 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     if max(tail.writer_epoch, mark.writer_epoch if mark else 0) == _LAST_EPOCH:
         path = directory.path_of(WATERMARK)
         raise CorruptLogError(path, 40, f"writer epoch {_LAST_EPOCH}", "one that the next writer's may follow")
-    quarantine = _mend(directory, reader, durable_end=durable_end, valid_end=valid_end, torn_bytes=torn_bytes)
+    quarantine = None
+    if behind_bytes or valid_end != durable_end:
+        quarantine = _mend(directory, reader, durable_end=durable_end, valid_end=valid_end, torn_bytes=torn_bytes)
     given_up = [segment_name(base) for base in found if base < log_start]  # by retention, before a crash
     names = directory.names()
     half_made = [name for name in names if name.endswith(".tmp")]
@@ -385,16 +389,18 @@ def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, Cor
 def _mend(
     directory: Directory, reader: SegmentReader, *, durable_end: int, valid_end: int, torn_bytes: int
 ) -> str | None:
-    """Copy the torn tail aside, cut it, write the unsynced batches again and sync; returns the path of the copy."""
-    if not torn_bytes and valid_end == durable_end:
-        return None
+    """Copy the torn tail aside, cut it, write the unsynced batches again and sync; returns the path of the copy.
+
+    Zeros behind the tail are cut as well, and are not copied.
+    """
     quarantine = None
     files, name = directory.files, segment_name(reader.base_offset)
     fd = directory.open_write(name)
     try:
+        start = reader.file_position(valid_end)
         if torn_bytes:
-            start = reader.file_position(valid_end)
             quarantine = _keep_aside(directory, name, fd, start, min(torn_bytes, QUARANTINE_BYTES))
+        if files.size(fd) > start:
             files.ftruncate(fd, start)
         rewrite(files, fd, reader.file_position(durable_end), reader.file_position(valid_end))
     finally:

@@ -166,13 +166,14 @@ def proven_headers(
 
 
 def likely_headers(segment: SegmentReader, offset: int, limit: int) -> Iterator[Header]:
-    """The headers of the first batches after the damage at `offset` that lead to `limit`, if there are any.
+    """The headers of the first batches after the damage at `offset` that lead to `limit` or to zeros before it.
 
     Use this only to decide whether damage is a torn tail. If a batch's header is torn away and nothing follows, a
     record in it may contain such headers. So they are a reason to refuse, but are never read as data.
     """
+    least = min(segment.end_of_data(offset), limit)
     for first, last in _chains(segment, offset + 8, limit):
-        if last.next_offset == limit:
+        if last.next_offset >= least:
             yield from proven_headers(segment, first.base_offset, limit)
             return
 
