@@ -14,10 +14,11 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from builders import spoil
 from deltalake import DeltaTable, write_deltalake
 
 from conftest import NOW, start_python
-from loglib import LogError, Topic, archive, testing
+from loglib import LogError, Topic, archive, repair, testing
 from loglib.testing import Call, CrashFS, DyingFiles, Killed, RecordingFiles
 
 Open = Callable[..., Topic]
@@ -252,3 +253,20 @@ def test_kills_at_every_call_of_the_package_double_and_lose_nothing(tmp_path: Pa
             killed += 1
             judge(path, to, {4})
     assert killed > 5
+
+
+def test_what_was_healed_after_it_was_archived_comes_to_the_table_once(open_topic: Open, path: Path, to: Path) -> None:
+    with open_topic() as topic:
+        fill(topic, times=2)
+        expected = rows(topic.arrow().read_all())
+    file = path / "0000" / f"{0:020d}.log"
+    whole = file.read_bytes()
+    spoil(file, 4096 + 100)
+    repair(path)
+    archive(path, to, delta=True)
+    assert len(rows_of(to)) == 2
+    file.write_bytes(whole)
+    repair(path)
+    for _ in range(2):
+        archive(path, to, delta=True)
+        assert rows_of(to) == expected

@@ -2,7 +2,8 @@
 
 Invariant: the table has files that a manifest names, and each record once. A commit adds files, and says for each
 partition how far they go: its app id is the log and the partition, and its version an offset. So a repetition adds
-nothing, also if somebody has put the table's files together meanwhile.
+nothing, also if somebody has put the table's files together meanwhile. Files of healed gaps lie before that offset:
+they have an app id of their own, whose version is their number.
 
     commit of the archive (archive_store.py)  ->  commit of the table, by the package `deltalake`  ->  its log is synced
 
@@ -87,6 +88,11 @@ def _commit(files: Files, path: str, archived: Archived) -> None:
     transactions = []
     for each in archived.partitions:
         app = f"loglib:{archived.log_id.hex()}:{each.partition}"
+        healed = f"{app}:healed"
+        done = 0 if table is None else table.transaction_version(healed) or 0  # files of healed gaps that it has
+        if done < len(each.healed):
+            added += [_addition(files, path, each.partition, file) for file in each.healed[done:]]
+            transactions.append(Transaction(healed, len(each.healed)))
         known = None if table is None else table.transaction_version(app)
         if known is None or known < each.end:
             added += list(_additions(files, path, each, -1 if known is None else known))
@@ -105,12 +111,16 @@ def _commit(files: Files, path: str, archived: Archived) -> None:
 
 
 def _additions(files: Files, path: str, partition: ArchivedPartition, known: int) -> Iterator[AddAction]:
-    from deltalake.transaction import AddAction
-
     for each in partition.files:
         if each.end > known:
-            stats = _statistics(files, path, partition.partition, each)
-            yield AddAction(each.name, each.bytes, {}, each.added // 1000, data_change=True, stats=json.dumps(stats))
+            yield _addition(files, path, partition.partition, each)
+
+
+def _addition(files: Files, path: str, partition: int, file: ArchivedFile) -> AddAction:
+    from deltalake.transaction import AddAction
+
+    stats = json.dumps(_statistics(files, path, partition, file))
+    return AddAction(file.name, file.bytes, {}, file.added // 1000, data_change=True, stats=stats)
 
 
 def _statistics(files: Files, path: str, partition: int, file: ArchivedFile) -> dict[str, Any]:
