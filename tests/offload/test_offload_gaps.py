@@ -259,3 +259,17 @@ def test_a_healed_segment_is_uploaded_again_to_a_store(
         tier(path, place)
         with Topic.open(place, mode="r") as topic:
             assert values(topic) == ALL
+
+
+def test_each_healed_gap_stands_between_the_files_around_it(path: Path, to: Path) -> None:
+    damaged = Damaged(path, 1)
+    second = path / "0000" / f"{damaged.bases[1]:020d}.log"
+    whole = second.read_bytes()
+    spoil(second, HEADER_BYTES + 100)
+    repair(path)
+    archive(path, to, file_bytes=1)
+    damaged.heal()
+    second.write_bytes(whole)
+    repair(path)
+    archive(path, to)
+    assert of_archive(to) == ALL and len(archived(to).partitions[0].healed) == 2

@@ -8,12 +8,25 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from builders import spoil
 from tiered import bytes_of, seal
 
 import loglib
 from conftest import NOW
-from loglib import LogError, OffsetOutOfRangeError, Retention, Topic, archive, archived, read_archive, tier, tiered
+from loglib import (
+    CorruptLogError,
+    LogError,
+    OffsetOutOfRangeError,
+    Retention,
+    Topic,
+    archive,
+    archived,
+    read_archive,
+    tier,
+    tiered,
+)
 from loglib.log.history import FOREIGN, HistoryPoint, compare_history, history_at
+from loglib.segment import HEADER_BYTES
 
 Open = Callable[..., Topic]
 
@@ -178,3 +191,58 @@ def test_the_manifest_says_which_history_was_archived(path: Path, to: Path) -> N
         (file,) = made.partitions[0].files
         assert made.partitions[0].chain == file.chain == history_at(log, made.ends[0]) != 0
         assert file.epoch > 0 and archived(to) == made and made.time > NOW
+
+
+def test_an_archive_of_more_partitions_loses_none_of_them(path: Path, to: Path) -> None:
+    """A topic was restored from before partitions were added, and its next archive named no file of these."""
+    backup = path.parent / "backup"
+    with Topic.open(path) as topic:
+        seal(topic)
+        shutil.copytree(path, backup)
+    Topic.add_partitions(path, 2)
+    with Topic.open(path) as topic:
+        seal(topic, partitions=(0, 1))
+        archive(topic, to)
+    with Topic.open(backup) as older:
+        seal(older, 3)
+        with pytest.raises(LogError, match="is ahead: it has 2 partitions, and .* has 1"):
+            archive(older, to)
+    assert archived(to).rows == 15
+
+
+def test_what_damage_hides_is_neither_the_same_nor_another_history(open_topic: Open) -> None:
+    topic = open_topic()
+    for _ in range(5):
+        topic.append(b"x" * 100, sync=True)
+    (file,) = [Path(each.path) for each in topic.partition(0).segments]
+    log, size = topic._accesses[0].log, topic.partition(0).log_end_offset // 5
+    points = [HistoryPoint(topic.log_id, at * size, history_at(log, at * size), 1) for at in range(1, 5)]
+    spoil(file, HEADER_BYTES + 3 * size + 100, HEADER_BYTES + 4 * size + 100)
+    with pytest.raises(CorruptLogError):
+        history_at(log, 4 * size)
+    found = compare_history(points, log)
+    assert found.is_same and found.common == 2 * size
+    assert not compare_history(points[2:], log).common
+
+
+def test_a_log_whose_beginning_is_damaged_is_archived_only_past_damage(open_topic: Open, to: Path) -> None:
+    topic = open_topic()
+    seal(topic, 2)
+    (file, *_) = [Path(each.path) for each in topic.partition(0).segments]
+    spoil(file, 100, HEADER_BYTES + 100)
+    with pytest.raises(CorruptLogError):
+        archive(topic, to)
+    assert archive(topic, to, on_gap="skip").rows == 5
+
+
+def test_a_place_that_ends_where_the_log_begins_lets_nothing_go(path: Path, to: Path) -> None:
+    for offload in (tier, archive):
+        with Topic.open(path) as topic:
+            seal(topic)
+            offload(topic, to)
+            topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
+            seal(topic)
+        with Topic.open(path, retention=due_at_once(to)) as topic:
+            assert not any(each.drop for each in topic.retain())
+        shutil.rmtree(to)
+        shutil.rmtree(path)

@@ -53,7 +53,7 @@ class Comparison(NamedTuple):
     """How what is stored elsewhere stands to a log. What damage hides, or a gap, counts as the same."""
 
     relation: str
-    common: int  # both are proven to have the same history up to here
+    common: int  # both are proven to have the same history up to here; 0: nothing is proven
     point: HistoryPoint  # where what is stored elsewhere ends
     log_start: int
     log_end: int
@@ -168,4 +168,4 @@ def _common(points: Sequence[HistoryPoint], log: Log) -> tuple[int, bool]:
         if agrees:
             return each.offset, differs
         differs = differs or agrees is False
-    return log.mark().log_start_offset, differs
+    return 0, differs

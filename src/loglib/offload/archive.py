@@ -183,6 +183,11 @@ class _Archiver:
                 f"{self._place.path} is the archive of another log (a topic {base.topic!r} with id "
                 f"{base.log_id.hex()}); archive {self._topic.path} (id {self._topic.log_id.hex()}) to another directory"
             )
+        if base is not None and len(base.partitions) > len(self._topic.partitions):
+            raise LogError(
+                f"the archive {self._place.path} is ahead: it has {len(base.partitions)} partitions, and "
+                f"{self._topic.path} has {len(self._topic.partitions)}; {_ADVICE}"
+            )
 
     def _begin(self, base: Archived | None, partition: Partition) -> ArchivedPartition:
         """A partition as the manifest has it, up to where the log can be read on."""
