@@ -113,7 +113,7 @@ def cut(files: CrashFS, instants: list[tuple[int, int]], *, every: int) -> int:
 
 
 def test_power_cuts_at_every_step_double_and_lose_nothing() -> None:
-    assert cut(*program(), every=12) > 50
+    assert cut(*program(), every=11) > 50
 
 
 @pytest.mark.reliability
