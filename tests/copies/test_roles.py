@@ -181,6 +181,21 @@ def test_commits_of_a_copys_own_group_take_part_in_no_transaction(tmp_path: Path
     assert not os.path.exists(path / "transactions.json")
 
 
+def test_transaction_is_not_committed_to_a_topic_that_was_superseded_meanwhile(tmp_path: Path) -> None:
+    """It was committed, never applied, and in the way of all later ones."""
+    path, copy = made(tmp_path, LEADER), tmp_path / "copy" / "orders"
+    loglib.mirror(path, copy)
+
+    def promote_meanwhile(topic: Topic) -> None:
+        with loglib.transaction(app="app") as work:
+            work.append(topic, b"late", partition=0)
+            loglib.promote(copy)
+
+    with pytest.raises(NotLeaderError, match="superseded"):
+        reading(promote_meanwhile)(path)
+    assert loglib.last_version("app", store=path.parent) is None
+
+
 def test_topic_open_in_several_processes_is_not_changed_after_it_was_superseded(tmp_path: Path) -> None:
     path = made(tmp_path, LEADER)
     loglib.mirror(path, tmp_path / "copy" / "orders")

@@ -140,17 +140,23 @@ def _list_of(files: Files, path: str) -> Members | None:
 
 
 def check_no_circle(files: Files, copy: str, source: str) -> None:
-    """`LogError` if the source is itself a mirror of the copy, perhaps through others."""
+    """`LogError` if what the source names leads to the copy, unless the copy is a mirror of this source already.
+
+    Such a source is behind the copy, or may be. And the copy would not lead to the topic's leader any more.
+    """
     seen: list[str] = []
     here = source
     while not any(is_same(files, here, each) for each in seen):
         found = copy_role.read(files, here)
-        if found is None or found.role != copy_role.MIRROR:
+        if found is None or found.role not in (copy_role.MIRROR, copy_role.SUPERSEDED):
             return
         if is_same(files, found.of, copy):
+            own = copy_role.read(files, copy)
+            if own is not None and own.role == copy_role.MIRROR and is_same(files, own.of, source):
+                return
             raise LogError(
-                f"{source} is a mirror of {copy}, and so cannot be its source; promote {source} first, or mirror to a "
-                "new directory"
+                f"{source} names {copy} as its own source or successor, perhaps through others, and so cannot be its "
+                "source; mirror the topic itself, promote the source first, or mirror to a new directory"
             )
         seen.append(here)
         here = found.of

@@ -125,6 +125,8 @@ def _take_over(
     if not former.paths:
         _settle(files, path, log_id, config)
         return True
+    if found.of != former.paths[0]:  # a cut from here on is found by this name
+        _take_role(files, path, config, found._replace(of=former.paths[0], time=now))
     with Mirror(former.paths[0], path, files=files) as mirror:
         mirror.copy()
     _settle(files, path, log_id, config)

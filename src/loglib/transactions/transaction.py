@@ -263,8 +263,10 @@ class Transaction(NotCopyable):
         )  # fmt: skip
 
     def _check_topics(self, sections: list[Staged]) -> None:
-        """Raise the errors of topics that are gone, as appends do, or that have other transactions."""
+        """Raise the errors of topics that are gone, as appends do, that have other transactions, or a successor."""
         assert self._store is not None
+        for path in {each.topic_path for each in sections}:
+            copy_role.check(self._files, path, copy_role.TRANSACT)
         for each in sections:
             _log(self._topics[each.topic_path], each.identity.partition).check_moved(patient=False)
         places = [Place(each.topic_path, each.identity) for each in sections]

@@ -363,6 +363,39 @@ def test_mirrors_of_each_other_are_refused(a: Path, b: Path, c: Path, tmp_path: 
         promote(tmp_path / "d" / "t")
 
 
+def test_superseded_topic_is_no_source_of_what_took_its_place(a: Path, b: Path, c: Path) -> None:
+    """The mirror led to the old topic, and was promoted beside the new one."""
+    mirror(a, b)
+    promote(b)
+    add(b, b"2")
+    mirror(b, c)
+    promote(c)
+    with pytest.raises(LogError, match="cannot be its source"):
+        mirror(a, b)
+    mirror(c, b)
+    mirror(c, a)
+    promote(b)
+    assert [role(each) for each in (a, b, c)] == ["mirror", "leader", "superseded"]
+    assert read(b) == [b"1", b"2"]
+
+
+def test_last_topic_does_not_become_a_mirror_of_what_is_behind_it(
+    a: Path, b: Path, c: Path, cut: Callable[[Path, int], None]
+) -> None:
+    """After a promotion that was cut it is the only one that is known to have everything."""
+    mirror(a, b)
+    mirror(b, c)
+    add(a, b"2")
+    cut(c, 2)  # the copy names the topic, and the topic is superseded
+    assert [role(each) for each in (a, b, c)] == ["superseded", "mirror", "mirror"]
+    for source, to in ((b, a), (c, a), (b, c)):
+        with pytest.raises(LogError, match="cannot be its source"):
+            mirror(source, to)
+    promote(c)
+    assert [role(each) for each in (a, b, c)] == ["superseded", "mirror", "leader"]
+    assert read(c) == [b"1", b"2"]
+
+
 def test_mirror_of_another_directory_follows_that_one(a: Path, b: Path, c: Path) -> None:
     mirror(a, b)
     mirror(a, c)
