@@ -15,13 +15,12 @@ from builders import EVERYTHING, IDENTITY, LOG_ID, NOW, PLAIN, batch_of, encoded
 from make_golden import POLICIES
 
 from loglib.append import transfer
-from loglib.copies import member_list, pending_marks
+from loglib.copies import member_list
 from loglib.format import watermark
 from loglib.format.columns import Columns
 from loglib.format.header import crc32c
 from loglib.groups import offsets
-from loglib.groups.assignment import TopicPartition
-from loglib.log import ages, copy_role, gaps, topic_file
+from loglib.log import ages, copy_role, gaps, pending_marks, topic_file
 from loglib.log.store_pointer import read_pointer, sealed
 from loglib.segment import (
     MAX_PRODUCERS,
@@ -101,7 +100,7 @@ ROLE = copy_role.Role("mirror", LOG_ID, "0123456789abcdef", "/data/orders", NOW)
 MEMBERS = member_list.Members(
     LOG_ID, "00000000000000aa", {"00000000000000aa": "/a/t", "00000000000000bb": "/b/t"}, "quorum", 3
 )
-ENTRIES = {TopicPartition("orders", 3): offsets.Entry(4096, 2, LOG_ID, 77, "meta ü", "one", NOW, 5)}
+ENTRIES = {offsets.LogPartition(LOG_ID, 3): offsets.Entry(4096, 2, LOG_ID, 77, "meta ü", "one", NOW, 5, "orders")}
 MANIFEST = manifest.Manifest(
     3, "etl", 4, "owner", "query", NOW,
     (manifest.Section("orders", LOG_ID, 1, "staging/a/0001", 0, 512, 2, True),
