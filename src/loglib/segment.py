@@ -80,6 +80,7 @@ __all__ = [
     "SegmentReader",
     "create_segment",
     "first_segment",
+    "parse_beside_name",
     "parse_producers_name",
     "parse_segment_name",
     "producers_name",
@@ -241,6 +242,15 @@ def parse_producers_name(name: str) -> int | None:
     """The base offset in the name of a file of producers; None for another name."""
     stem, _, suffix = name.partition(".")
     return parse_segment_name(f"{stem}.log") if suffix == "producers" else None
+
+
+def parse_beside_name(name: str) -> int | None:
+    """The base offset in the name of a file that has no meaning without its segment; None for another name.
+
+    These are files of producers, and `<base>.keys`: a hint of a later version, which no reader of this one needs.
+    """
+    stem, _, suffix = name.partition(".")
+    return parse_segment_name(f"{stem}.log") if suffix in ("producers", "keys") else None
 
 
 def first_segment(identity: Identity, *, created: int) -> SegmentHeader:

@@ -139,12 +139,12 @@ def test_value_of_repeated_magics_cost_seconds_of_search() -> None:
 
 
 def test_chain_of_batches_in_a_torn_record_was_walked_from_each_of_them(path: Path, forge: Forge) -> None:
-    """Counted: the headers looked at. The chain ends a little before the end of the file, so it is not the log's."""
+    """Counted: the headers looked at. The chain ends a little before the last byte, so it is not the log's."""
     fakes = 300
     with testing.open_topic(path, clock=lambda: NOW) as topic:
         topic.append(b"first", sync=True)
         end = topic.partition(0).log_end_offset
-        topic.append(forge(end + VALUE_AT, fakes) + bytes(64), sync=True)
+        topic.append(forge(end + VALUE_AT, fakes) + b"\xff" * 64, sync=True)
     tear(path, end)
     (path / "0000" / "watermark").unlink()
     counted = mock.patch.object(segments, "parse_header", wraps=parse_header)

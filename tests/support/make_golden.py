@@ -91,6 +91,11 @@ def main(target: Path) -> None:
         for lock in (target / name).rglob("lock"):
             lock.unlink()
     write_frames(target / "plain", target / "frames.bin")
+    from golden_structures import STRUCTURES  # which needs the policies of this module
+
+    (target / "structures").mkdir()
+    for name, structure in STRUCTURES.items():
+        (target / "structures" / name).write_bytes(structure.write())
 
 
 if __name__ == "__main__":

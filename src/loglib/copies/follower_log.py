@@ -36,7 +36,7 @@ from ..segment import (
     SegmentHeader,
     SegmentReader,
     create_segment,
-    parse_producers_name,
+    parse_beside_name,
     parse_segment_name,
     producers_name,
     segment_name,
@@ -182,7 +182,7 @@ class FollowerLog(NotCopyable):
         """Remove what no mark has promised, and what retention had begun to remove."""
         removed = False
         for name in self.place.names():
-            base, more = parse_segment_name(name), parse_producers_name(name)
+            base, more = parse_segment_name(name), parse_beside_name(name)
             unwanted = base not in (None, *self.bases) or more not in (None, *self.bases) or name.endswith(".tmp")
             if unwanted and not self.place.is_directory(name):
                 self.place.unlink(name)

@@ -42,7 +42,7 @@ from ..segment import (
     ProducerState,
     SegmentHeader,
     SegmentReader,
-    parse_producers_name,
+    parse_beside_name,
     parse_segment_name,
     read_producers,
     read_segment_header,
@@ -269,7 +269,7 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     given_up = [segment_name(base) for base in found if base < log_start]  # by retention, before a crash
     names = directory.names()
     half_made = [name for name in names if name.endswith(".tmp")]
-    alone = [name for name in names if parse_producers_name(name) not in (None, *segments)]  # their segment is gone
+    alone = [name for name in names if parse_beside_name(name) not in (None, *segments)]  # their segment is gone
     for name in given_up + half_made + alone:
         if not directory.is_directory(name):  # loglib makes no directory of such a name
             directory.unlink(name)
