@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from mirrored import assert_same
 from streamed import served
+from transacted import dying
 
 from conftest import fill, values_of
-from loglib import CorruptLogError, LogError, LogMovedError, Mirror, Topic, mirror, snapshot
+from loglib import CorruptLogError, LogError, LogMovedError, Mirror, Topic, mirror, snapshot, transaction
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES
+from loglib.transactions.store import Store
 
 OpenTopic = Callable[..., Topic]
 Damage = Callable[[Path], object]
@@ -212,3 +214,23 @@ def test_source_without_a_segment_and_a_whole_mark_is_corrupt(open_topic: OpenTo
     with pytest.raises(CorruptLogError, match="the last segment"):
         mirror(topic.path, to)
     assert records(to) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_transaction_of_a_source_without_marks_is_in_all_partitions_of_the_copy_or_in_none(
+    open_topic: OpenTopic, to: Path, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    """Only the headers of the last segments say that it is held."""
+    topic = open_topic(partitions=2)
+    fill(topic, 2)
+    with dying(monkeypatch, Store, "finish"), transaction("etl") as changes:
+        for number in range(2):
+            changes.append(topic, b"x", partition=number)
+    for number in range(2):
+        topic.partition(number).roll()
+        for _ in range(behind):
+            topic.append(b"behind it", partition=number, sync=True)
+        Path(topic.path, f"{number:04d}", "watermark").unlink()
+    mirror(topic.path, to)
+    snapshot(topic.path, to.with_name("snapshot"))
+    assert records(to) == records(to.with_name("snapshot")) == [b"0", b"1"]
