@@ -28,7 +28,7 @@ from loglib import (
     testing,
     transaction,
 )
-from loglib.copies import topic_source
+from loglib.copies import log_copier, topic_source
 from loglib.copies.promote import promote_on
 from loglib.format.checked_json import seal
 from loglib.log.log import Log
@@ -277,6 +277,44 @@ def test_transaction_is_in_all_partitions_of_a_copy_or_in_none(
             with Topic.open(each) as copy:
                 assert values_of(copy).count(b"of one transaction") == seen
                 assert not (each / "marks.json").exists()
+
+
+def test_marks_that_were_written_down_replace_one_that_is_lost(path: Path, to: Path) -> None:
+    with Topic.open(path, partitions=2) as topic:
+        mirror(path, to)
+        with transaction(app="etl", version=1) as changes:
+            for partition in range(2):
+                changes.append(topic, b"of one transaction", partition=partition)
+        cut = Cut(writes_to(to / "0001/watermark", 2))
+        with Mirror(path, to, files=cut) as made, pytest.raises(KeyboardInterrupt):
+            made.copy()
+    (to / "0001" / "watermark").unlink()
+    path.rename(path.with_name("gone"))
+    promote(to, force=True)
+    with Topic.open(to) as copy:
+        assert values_of(copy) == [b"of one transaction"] * 2
+
+
+def test_part_of_a_long_copy_shows_no_part_of_a_transaction(
+    path: Path, to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it copied again after a cut."""
+    monkeypatch.setattr(log_copier, "SYNC_BYTES", 1 << 16)
+    with Topic.open(path, partitions=2) as topic:
+        fill(topic, 2)
+        mirror(path, to)
+        with transaction(app="etl", version=1) as changes:
+            for number in range(100):
+                changes.append(topic, b"%d" % number * 50_000, partition=number % 2)
+        whole = topic.partition(0).high_watermark
+        cut = Cut(lambda call: call.name == "pwritev" and call.path.startswith(f"{to}/0001/0"))
+        with Mirror(path, to, files=cut) as made, pytest.raises(KeyboardInterrupt):
+            made.copy()
+        with Topic.open(to, mode="r") as copy:
+            assert values_of(copy) == [b"0", b"1"]
+        with Mirror(path, to) as made:
+            assert made.copy() < whole + topic.partition(1).high_watermark - (1 << 16)
+        assert_same(topic, to)
 
 
 def test_transactions_come_along_and_the_promoted_topic_knows_their_store(path: Path, to: Path) -> None:

@@ -224,6 +224,21 @@ def test_segment_behind_a_declared_gap_need_not_follow(source: Topic, to: Path, 
         copy_from(source, to, lie)  # if the segment is taken, its first batch does not follow
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_empty_segment_that_does_not_follow_is_not_taken_before_all_is_dropped(
+    source: Topic, to: Path, dropped: bool
+) -> None:
+    """The header of the source's last segment was made anew by a repair."""
+    end = source.partition(0).high_watermark
+    copy_from(source, to, {})
+    source.partition(0).roll()
+    if dropped:
+        source.partition(0).delete_before(end)
+    copy_from(source, to, {SEGMENT: of_segment(lambda header: header._replace(previous_crc=1))})
+    names = [f"{end:020d}.log"] if dropped else [each.name for each in Path(source.path, "0000").glob("*.log")][:-1]
+    assert sorted(each.name for each in (to / "0000").glob("*.log")) == sorted(names)
+
+
 def test_errors_of_the_source_arrive(source: Topic, to: Path) -> None:
     def fails(error: Exception) -> Lie:
         def lie(true: Any) -> Any:

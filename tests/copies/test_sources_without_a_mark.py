@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from mirrored import assert_same
 from streamed import served
+from transacted import dying
 
 from conftest import fill, values_of
-from loglib import CorruptLogError, LogError, LogMovedError, Mirror, Topic, mirror, snapshot
+from loglib import CorruptLogError, LogError, LogMovedError, Mirror, Topic, mirror, snapshot, transaction
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES
+from loglib.transactions.store import Store
 
 OpenTopic = Callable[..., Topic]
 Damage = Callable[[Path], object]
@@ -127,14 +129,12 @@ def test_source_without_a_mark_and_segments_takes_nothing_from_a_copy(
     open_topic: OpenTopic, to: Path, lost: slice, on_gap: Any
 ) -> None:
     topic = open_topic(partitions=1)
-    for _ in range(3):
+    for number in range(3):
         fill(topic, 2)
+        if lost == slice(0, 3) and number == 1:
+            mirror(topic.path, to)
         topic.partition(0).roll()
     fill(topic, 2)
-    if lost == slice(0, 3):
-        mirror(topic.path, to)
-    for _ in range(2):
-        fill(topic, 2)
     if lost != slice(0, 3):
         mirror(topic.path, to)
     before = len(records(to))
@@ -183,3 +183,54 @@ def test_source_with_fewer_partitions_than_its_copy_is_refused(open_topic: OpenT
     with pytest.raises(LogError, match="says that it has 1 partitions, and its copy .* has 2"):
         mirror(topic.path, to)
     assert records(to) == [b"x"]
+
+
+def test_commits_of_a_log_whose_mark_was_set_back_stay_in_the_copy(open_topic: OpenTopic, to: Path) -> None:
+    topic = open_topic(partitions=1)
+    with topic.group("etl") as group:
+        for number in range(2):
+            fill(topic, 2)
+            group.poll(timeout=5)
+            group.commit()
+            [watermark] = Path(topic.path, "groups", "etl", "offsets").glob("*/watermark")
+            if number == 0:
+                older = watermark.read_bytes()
+    mirror(topic.path, to)
+    watermark.write_bytes(older)
+    with topic.group("another") as another:
+        another.poll(timeout=5)
+        another.commit()
+    mirror(topic.path, to)
+    with Topic.open(to, mode="r") as copy:
+        assert copy.group_info("etl").committed[0].offset == topic.partition(0).high_watermark
+
+
+def test_source_without_a_segment_and_a_whole_mark_is_corrupt(open_topic: OpenTopic, to: Path) -> None:
+    topic = open_topic(partitions=1)
+    fill(topic, 2)
+    mirror(topic.path, to)
+    rot(0)(Path(topic.path, "0000", "watermark"))
+    Path(topic.partition(0).segments[0].path).unlink()
+    with pytest.raises(CorruptLogError, match="the last segment"):
+        mirror(topic.path, to)
+    assert records(to) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_transaction_of_a_source_without_marks_is_in_all_partitions_of_the_copy_or_in_none(
+    open_topic: OpenTopic, to: Path, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    """Only the headers of the last segments say that it is held."""
+    topic = open_topic(partitions=2)
+    fill(topic, 2)
+    with dying(monkeypatch, Store, "finish"), transaction("etl") as changes:
+        for number in range(2):
+            changes.append(topic, b"x", partition=number)
+    for number in range(2):
+        topic.partition(number).roll()
+        for _ in range(behind):
+            topic.append(b"behind it", partition=number, sync=True)
+        Path(topic.path, f"{number:04d}", "watermark").unlink()
+    mirror(topic.path, to)
+    snapshot(topic.path, to.with_name("snapshot"))
+    assert records(to) == records(to.with_name("snapshot")) == [b"0", b"1"]

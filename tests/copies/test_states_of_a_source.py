@@ -11,8 +11,11 @@ from replicated import Devices, open_all, until
 from streamed import served
 
 from conftest import QUIET
-from loglib import Mirror, OffsetOutOfRangeError, Topic, testing
+from loglib import CorruptLogError, Mirror, OffsetOutOfRangeError, Topic, testing
+from loglib.copies.follower_log import End
+from loglib.copies.log_source import Block, SourceLog
 from loglib.copies.snapshot import take_snapshot
+from loglib.segment import Identity
 from loglib.testing import MemoryFiles
 
 SOURCE, COPY = "/data/topic", "/copy/topic"
@@ -239,3 +242,30 @@ def test_replica_that_comes_back_has_the_bytes_of_each_state(steps: str) -> None
             append(topic)
         STEPS[steps[-1]](topic)
         until_same(files)
+
+
+def test_empty_segment_that_the_source_has_no_more_goes_from_the_copy() -> None:
+    """Its file was lost, and the source's next writer has gone on in the segment before."""
+    files = MemoryFiles()
+    states(files, "ar", lambda *_: None).close()
+    bring_up(SOURCE, COPY, files, topic := testing.open_topic(SOURCE, files=files, mode="r"), "copied")
+    assert_same(files, COPY, topic, "copied")
+    topic.close()
+    files.unlink(f"{SOURCE}/0000/{max(segments(files, SOURCE))}")
+    with testing.open_topic(SOURCE, files=files) as again:
+        append(again)
+        bring_up(SOURCE, COPY, files, again, "lost")
+        assert_same(files, COPY, again, "lost")
+
+
+def test_segment_that_begins_elsewhere_than_in_the_copy_is_refused() -> None:
+    files = MemoryFiles()
+    with states(files, "aa", lambda *_: None) as topic:
+        end = topic.partition(0).high_watermark
+        identity = Identity.of(topic.log_id, 0)
+    log = SourceLog(files, f"{SOURCE}/0000", identity)
+    first = log.piece(End(0, 0, 0), 0, end // 2)
+    assert isinstance(first, Block)
+    with pytest.raises(CorruptLogError, match="a segment from offset 0, expected one from 8, as the copy has it"):
+        log.piece(first.end, 8, end)
+    log.close()

@@ -467,7 +467,7 @@ class _Assembly(NotCopyable):
         if number in donor.pairs:  # it was to be brought up from another one, which turned out to be damaged
             donor.pairs.pop(number).detach_lock()
         copied = FollowerLog(files, source, identity, permissions, held=donor.locks[number], shows=False)
-        end, mark, last = copied.end, copied.mark, copied.bases[-1]
+        end, mark = copied.end, copied.mark
         copied.publish_end(*shown)
         copied.detach_lock()
         target = mark._replace(
@@ -481,9 +481,6 @@ class _Assembly(NotCopyable):
                     pair.advance(target, lambda _: None, restart=True, acknowledged=mark.flushed_end)
                 except (CorruptLogError, StorageIOError) as error:
                     raise _DamagedDonor(error) from error
-                if last == end.end != pair.copied.bases[-1]:  # a segment without batches
-                    begun = pair.source.begun(last)
-                    pair.copied.begin(begun.header, begun.more_producers)
                 for name in (CLOCK, gaps.NAME):
                     pair.carry(name)
                 pair.copied.publish_end(*shown)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import NamedTuple
 
 from ..append.encode_thread import Helper
@@ -231,22 +232,20 @@ class FollowerLog(NotCopyable):
 
     def is_whole(self, start: int, end: int) -> bool:
         """Whether whole batches that follow each other fill these offsets, as far as the copy has them."""
-        start, end, crc = max(start, self.bases[0]), min(end, self.end.end), None
+        start, end, headers = max(start, self.bases[0]), min(end, self.end.end), list[Header]()
         try:
             while start < end:
                 base = max(each for each in self.bases if each <= start)
                 stop = min([end, *(each for each in self.bases if each > base)])
                 with self._reader(base) as reader:
-                    headers = [stored_header(each) for each in reader.batches(start, stop, block_bytes=_BLOCK_BYTES)]
-                for header in headers:
-                    if crc not in (None, header.previous_crc):
-                        return False
-                    crc, start = header.header_crc, header.next_offset
-                if not headers:  # the file is too short
+                    found = reader.batches(start, stop, block_bytes=_BLOCK_BYTES)
+                if not found:  # the file is too short
                     return False
+                headers += map(stored_header, found)
+                start = headers[-1].next_offset
         except CorruptLogError:
             return False
-        return True
+        return all(after.previous_crc == before.header_crc for before, after in pairwise(headers))
 
     def _reader(self, base: int) -> SegmentReader:
         return _reader(self.place, self.identity, base)

@@ -345,8 +345,6 @@ class LogCopier(NotCopyable):
             try:
                 begun = self.source.begun(copied.end.end)
             except CorruptLogError:
-                if not copied.bases[1:]:
-                    raise
                 return False
             copied.begin_again(begun.header, begun.more_producers)
         return True

@@ -166,14 +166,13 @@ class _PartitionFollower(NotCopyable):
     def publish(self) -> None:
         """Show what was acknowledged to readers, as far as it is here, and drop what retention has dropped."""
         copied, mark = self.pair.copied, self.mark
-        if copied.end.end == self._writer.disk.active.base_offset != copied.bases[-1]:  # a roll, and nothing behind it
-            self._begin(copied.end.end)
+        end, begun = copied.end.end, self._writer.disk.active.base_offset
+        if end != copied.bases[-1] and end in (begun, mark and mark.log_start_offset):  # a roll, and nothing behind it
+            self._begin(end)
         if mark is None or mark is self._shown or mark.flushed_end > copied.synced.end:
             return
         log_start = mark.log_start_offset
         if log_start > copied.mark.log_start_offset:
-            if log_start not in copied.bases:  # all before the writer's new segment was dropped
-                self._begin(log_start)
             copied.drop_before(log_start, mark)
         copied.publish(mark._replace(log_start_offset=max(log_start, copied.mark.log_start_offset)))
         self._shown = mark

@@ -152,9 +152,8 @@ class _Snapshot:
                 if tries == _TRIES:
                     raise
                 for log in logs:
-                    path = topic_file.partition_directory(self._to, log.partition)
-                    if self._files.exists(path):
-                        self._files.remove_tree(path)
+                    with suppress(FileNotFoundError):
+                        self._files.remove_tree(topic_file.partition_directory(self._to, log.partition))
             else:
                 return marks, at_once
 
