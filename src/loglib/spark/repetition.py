@@ -117,10 +117,9 @@ def check_repetition(write: Write, rows: int, state: AppState | None) -> None:
 
 def _is_of(checkpoint: str, query: str | None) -> bool:
     """Whether there is a checkpoint of the query in this directory; False if it cannot be looked into."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        path = os.path.join(local_path(checkpoint), "metadata")
-        with open(path, encoding="utf-8") as file:
-            return bool(json.load(file)["id"] == query)
+    with suppress(LogError, OSError, ValueError, TypeError, KeyError):
+        facts = json.loads(REAL.read_whole(os.path.join(checkpoint, "metadata"), _MOST_BYTES))
+        return bool(facts["id"] == query)
     return False
 
 
