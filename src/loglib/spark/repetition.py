@@ -88,7 +88,7 @@ def _parts(owner: str) -> tuple[str, int | None, str | None]:
 
 def check_repetition(write: Write, rows: int, state: AppState | None) -> None:
     """`LogError` if the write would lose rows that are no repetition, or take its app from a query that is alive."""
-    if state is None or write.batch is None:
+    if state is None or write.batch is None or write.source != state.source:  # the store refuses another source
         return
     what = f"batch {write.batch} of {rows} rows, version {write.version} of app {write.app}, is not written"
     _, last_batch, checkpoint = _parts(state.owner)
