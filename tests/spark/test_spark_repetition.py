@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from spark_staging import SCHEMA, make, numbers, stage, values
 
-from loglib import CorruptLogError, LogError
+from loglib import CorruptLogError, LogError, SourceMismatchError
 from loglib.spark.commit import Outcome, abort, commit
 from loglib.spark.repetition import NAME, Write, owner_of, repetitions
 from loglib.spark.sink_target import parse
@@ -97,6 +97,13 @@ def test_function_that_writes_each_batch_twice_is_repeated_as_a_whole(path: Path
     refused(path, each_batch(2, 3), 3, "batch 2 of 3 rows, version 3 of app app, is not written")
     refused(path, each_batch(1, 3), 4, "committed there with 3 rows")
     assert commit(each_batch(2, 4), [stage(path, [b"4"])]) == Outcome(repeated=False)
+
+
+def test_other_query_is_told_that_the_app_counts_those_of_the_first(path: Path) -> None:
+    for number in range(3):
+        commit(each_batch(number, number), [stage(path, numbers(3))])
+    with pytest.raises(SourceMismatchError):
+        commit(each_batch(0, 0)._replace(source="another query"), [stage(path, numbers(3))])
 
 
 def test_batch_that_another_run_commits_meanwhile_is_compared_as_well(

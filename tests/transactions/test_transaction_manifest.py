@@ -49,7 +49,8 @@ sections = st.builds(
     Section, words, st.binary(min_size=16, max_size=16), counts, words.filter(bool), counts, counts, counts,
     st.booleans(),
 )
-offsets = st.builds(Offsets, words, words, words, st.tuples(counts, counts, words).map(list))
+digits = st.binary(min_size=16, max_size=16).map(bytes.hex)
+offsets = st.builds(Offsets, words, words, words, st.tuples(counts, counts, words).map(list), digits)
 fences = st.builds(Fence, words, words, words, counts)
 manifests = st.builds(
     Manifest, st.just(17), words, st.none() | counts, words, st.none() | words, st.integers(-5, 2**60),

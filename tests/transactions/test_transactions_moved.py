@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import transacted
+from consumers import die
 from transacted import dying, store_of
 
 import loglib
@@ -85,6 +86,29 @@ def test_topic_that_is_moved_behind_the_commit_gets_its_part(
     with Topic.open(moved) as again:
         assert values_of(again) == [bytes(2 << 20)]
     assert list((moved / "staging").iterdir()) == []
+
+
+@pytest.mark.usefixtures("attentive")
+@pytest.mark.parametrize("applied", ["by another transaction", "not yet"])
+def test_commit_of_a_group_whose_topic_is_moved_behind_the_transaction_counts(
+    applied: str, pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise what the transaction has copied is handled again."""
+    orders, bills = pair
+    orders.append(b"1", partition=0, sync=True)
+    member = orders.group("etl", commit="manual")
+    found = member.poll(timeout=5.0)
+    with dying(monkeypatch, apply.Applier, "run"), transaction("copy") as tx:
+        tx.append(bills, found[-1].value)
+        tx.commit(member, found[-1])
+    die(member)
+    orders.close()
+    moved = Path(orders.path).rename(Path(orders.path).with_name("orders2"))
+    if applied != "not yet":
+        with transaction("next") as tx:
+            tx.append(bills, b"2")
+    with Topic.open(moved, mode="r") as again, again.group("etl", commit="manual") as group:
+        assert group.poll() == []
 
 
 def test_topic_under_two_names_is_one_topic(pair: tuple[Topic, Topic], tmp_path: Path, open_topic: Open) -> None:

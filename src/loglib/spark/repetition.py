@@ -88,7 +88,7 @@ def _parts(owner: str) -> tuple[str, int | None, str | None]:
 
 def check_repetition(write: Write, rows: int, state: AppState | None) -> None:
     """`LogError` if the write would lose rows that are no repetition, or take its app from a query that is alive."""
-    if state is None or write.batch is None:
+    if state is None or write.batch is None or write.source != state.source:  # the store refuses another source
         return
     what = f"batch {write.batch} of {rows} rows, version {write.version} of app {write.app}, is not written"
     _, last_batch, checkpoint = _parts(state.owner)
@@ -117,10 +117,9 @@ def check_repetition(write: Write, rows: int, state: AppState | None) -> None:
 
 def _is_of(checkpoint: str, query: str | None) -> bool:
     """Whether there is a checkpoint of the query in this directory; False if it cannot be looked into."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        path = os.path.join(local_path(checkpoint), "metadata")
-        with open(path, encoding="utf-8") as file:
-            return bool(json.load(file)["id"] == query)
+    with suppress(LogError, OSError, ValueError, TypeError, KeyError):
+        facts = json.loads(REAL.read_whole(os.path.join(checkpoint, "metadata"), _MOST_BYTES))
+        return bool(facts["id"] == query)
     return False
 
 

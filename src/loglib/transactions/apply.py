@@ -346,7 +346,8 @@ class Applier(NotCopyable):
         """Append the commits. Their generations and numbers say which counts, so a repetition changes nothing."""
         groups: dict[tuple[str, str], Entries] = {}
         for each in manifest.offsets:
-            groups.setdefault((topic_of(self._store, each.topic), each.group), {}).update(parsed(each))
+            topic_path = topic_of(self._store, each.topic, bytes.fromhex(each.log))
+            groups.setdefault((topic_path, each.group), {}).update(parsed(each))
         for (topic_path, group), entries in groups.items():
             if (topic_path, group) in self._own_offsets:
                 self._append(self._own_offsets[topic_path, group], entries)

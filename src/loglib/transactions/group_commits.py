@@ -64,7 +64,7 @@ class StoreFence:
         pending: Entries = {}
         for manifest in store.pending():
             for each in manifest.offsets:
-                if (each.topic, each.group) == (topic, place.name):
+                if each.group == place.name and (each.topic == topic or _was_moved(store, each, place)):
                     pending |= parsed(each)
         names = place.names()
         return {names.get(LogPartition(each.log_id, key.partition), key): each for key, each in pending.items()}
@@ -85,6 +85,12 @@ def _store_of(place: GroupDirectory) -> tuple[Store | None, str]:
     return store, os.path.relpath(place.topic_path, os.path.dirname(store.path))
 
 
+def _was_moved(store: Store, commit: CommittedOffsets, place: GroupDirectory) -> bool:
+    """Whether the commit is one of the place's topic, which had another path then."""
+    before = os.path.join(os.path.dirname(store.path), commit.topic)
+    return commit.log == place.log_id.hex() and not place.files.exists(before)
+
+
 def stored(
     place: GroupDirectory, store_path: str, entries: Mapping[TopicPartition, Entry]
 ) -> tuple[CommittedOffsets, ...]:
@@ -97,6 +103,7 @@ def stored(
                 entry.offset, entry.generation, entry.number, entry.history, entry.meta, entry.member,
                 entry.timestamp, entry.log_id.hex(), partition.topic,
             ],
+            place.log_id.hex(),
         )
         for partition, entry in entries.items()
     )  # fmt: skip

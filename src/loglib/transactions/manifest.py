@@ -56,6 +56,7 @@ class Offsets(NamedTuple):
     group: str
     partition: str  # "<log id>-<number>"
     entry: list[Any]  # offset, generation, and what the group's log needs besides
+    log: str = ""  # log id of that topic, in hexadecimal digits
 
     @property
     def generation(self) -> int:
@@ -216,7 +217,7 @@ def _manifest(number: int, values: dict[str, Any], frames: bytes) -> Manifest:
         _maybe(_text, values["source"]), _whole(values["time"]),
         tuple(map(_section, values["sections"])), tuple(map(_offsets, values["offsets"])),
         tuple(map(_fence, values["fences"])), frames if whole else None, int(_text(values["id"]), 16),
-        _count(values["skip"]), _maybe(_count, values["rows"]),
+        _count(values["skip"]), _maybe(_whole, values["rows"]),
     )  # fmt: skip
     _check(manifest)
     return manifest
@@ -231,7 +232,8 @@ def _section(values: dict[str, Any]) -> Section:
 
 def _offsets(values: dict[str, Any]) -> Offsets:
     entry = list(values["entry"])
-    return Offsets(_text(values["topic"]), _text(values["group"]), _text(values["partition"]), entry)
+    topic, group, partition, log = (_text(values[each]) for each in ("topic", "group", "partition", "log"))
+    return Offsets(topic, group, partition, entry, bytes.fromhex(log).hex())
 
 
 def _fence(values: dict[str, Any]) -> Fence:
@@ -256,7 +258,7 @@ def _checkpoint(values: dict[str, Any], rest: bytes) -> Checkpoint:
     apps = {
         app: AppState(
             _maybe(_count, version), _text(owner), tuple(map(_text, former)), _maybe(_text, source), _count(number),
-            _whole(last_used), _maybe(_count, rows),
+            _whole(last_used), _maybe(_whole, rows),
         )
         for app, (version, owner, former, source, number, last_used, rows) in values["apps"].items()
     }  # fmt: skip
