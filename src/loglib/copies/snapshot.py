@@ -304,6 +304,6 @@ def _marks(logs: list[Log]) -> tuple[list[Mark], bool]:
         marks = marks_at_once(logs, Log.found)
         again = marks_at_once(logs, Log.found)
         if marks == again:
-            return list(again.values()), True
+            return [again[log.partition] for log in logs], True
         time.sleep(0)
-    return list(again.values()), False
+    return [again[log.partition] for log in logs], False
