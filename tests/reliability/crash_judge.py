@@ -187,11 +187,11 @@ class Judge:
 
 
 def _check_kept(image: Image, files: CrashFS, recovery: Recovery) -> None:
-    """The bytes that were cut must be in the quarantine file."""
+    """The bytes that were cut must be in the quarantine file, but for zeros at their end."""
     if recovery.quarantine is None:
         raise Failure("lost", f"{recovery.cut_bytes} bytes were cut and not kept aside")
     segment, _, position = recovery.quarantine.rpartition(".torn-")
-    cut = image.tree()[segment + ".log"][int(position) :]
+    cut = image.tree()[segment + ".log"][int(position) :].rstrip(b"\0")
     if files.read_whole(recovery.quarantine, len(cut)) != cut or len(cut) != recovery.cut_bytes:
         raise Failure("lost", f"{recovery.quarantine} is not what was cut")
 
