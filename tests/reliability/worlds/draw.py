@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import combinations
 from random import Random
 from typing import TypeVar
 
-__all__ = ["APART", "EVENTS", "FEATURES", "OFF", "Choice", "draw", "features", "pairs", "possible"]
+__all__ = ["FEATURES", "OFF", "Choice", "draw", "features", "pairs", "possible"]
 
 T = TypeVar("T")
 
@@ -27,7 +28,18 @@ EVENTS = (
 )  # fmt: skip
 FEATURES = POLICIES + STEPS + EVENTS
 # What fails today, and why. Nothing may stand here when the proof passes.
-OFF: frozenset[str] = frozenset()
+OFF = frozenset(
+    {
+        "two_names",  # a transaction by two names of one topic loses a part
+        "store_older", "store_rot",  # numbers of another history of the store; a manifest that is done
+        "tx_moved", "day",  # a transaction does not notice that a topic is gone; live staged files are swept
+        "chain",  # a mirror of a mirror is promoted without a look at the first topic
+        "mark_lost", "mark_rotten",  # a copy of a topic without its mark is empty
+        "mended",  # a mirror forgets a gap whose bytes are damaged in it
+        "idle",  # a partition whose segments all go
+        "moved",  # commits of groups go by name
+    }
+)  # fmt: skip
 
 NEEDS = {
     "hold": {"retention", "groups"},
@@ -45,6 +57,8 @@ ALONE = {
     "topic_older", "failover", "chain", "mended", "moved",
 }  # fmt: skip
 APART = frozenset(frozenset(("replicas", each)) for each in ALONE)
+
+REPLICATED = 5  # every fifth world has replicas
 
 
 class Choice(Random):
@@ -65,28 +79,30 @@ def _first(pair: tuple[float, object]) -> float:
     return pair[0]
 
 
-def features(off: Iterable[str] | None = None) -> tuple[str, ...]:
+def features() -> tuple[str, ...]:
     """The features that are switched on; `LOGLIB_WORLDS_OFF` has more names to switch off, and `-name` switches on."""
     named = os.environ.get("LOGLIB_WORLDS_OFF", "").split(",")
-    away = {*(OFF if off is None else off), *named} - {name[1:] for name in named if name.startswith("-")}
+    away = {*OFF, *named} - {name[1:] for name in named if name.startswith("-")}
     return tuple(name for name in FEATURES if name not in away)
 
 
-def draw(seed: int, among: Sequence[str] | None = None) -> frozenset[str]:
+def draw(seed: int, among: tuple[str, ...] | None = None) -> frozenset[str]:
     """The features of the world of this seed. One pair is chosen by the number, and the others by chance."""
     among = features() if among is None else among
     choose = Choice(f"features {seed}")
     matrix = possible(among)
     first = matrix[seed * 7919 % len(matrix)]
+    replicated = ("replicas",) * (seed % REPLICATED == 0)  # which exclude many others, so they come first
     on: set[str] = set()
-    for name in (*first, *choose.mix(among)[: 1 + choose.below(7)]):
+    for name in (*replicated, *first, *choose.mix(among)[: 2 + choose.below(9)]):
         wanted = {name} | NEEDS.get(name, set())
         if wanted <= set(among) and not any(pair <= on | wanted for pair in APART):
             on |= wanted
     return frozenset(on)
 
 
-def possible(among: Iterable[str]) -> list[tuple[str, str]]:
+@cache
+def possible(among: tuple[str, ...]) -> list[tuple[str, str]]:
     """The pairs that can meet, in a fixed order."""
 
     def closure(pair: tuple[str, str]) -> set[str]:
@@ -98,6 +114,3 @@ def possible(among: Iterable[str]) -> list[tuple[str, str]]:
 def pairs(on: Iterable[str]) -> Counter[str]:
     """The pairs of these features, by their names."""
     return Counter(" + ".join(pair) for pair in combinations(sorted(on), 2))
-
-
-Step = Callable[..., None]

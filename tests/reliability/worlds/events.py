@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import loglib
 from loglib import Topic
 
 from . import steps
-from .draw import POLICIES
 from .oracle import Wrong
 from .ways import rows_of
 from .world import World
@@ -45,7 +45,7 @@ def _steps(world: World) -> list[steps.Step]:
 
 def kill(world: World) -> None:
     """A child writes, and dies at any call to the system."""
-    allowed = [*steps.IN_CHILDREN]
+    allowed: list[steps.Step] = [*steps.IN_CHILDREN]
     for name in ("tx", "arrow", "mirror", "archive", "tier", "retention", "groups"):
         if name in world.on:
             allowed += steps.BY_FEATURE[name]
@@ -167,7 +167,7 @@ def members(world: World) -> None:
         world.path, world.members = mixed[0], mixed[1:]
     else:
         world.path, world.members = mixed[0], mixed[1:]
-    world.handled.clear()  # commits follow asynchronously
+    world.repeats = True  # commits follow asynchronously
     with world.open():
         pass
     world.check()
@@ -178,8 +178,6 @@ def members(world: World) -> None:
 def refusals(world: World) -> None:
     """What a topic with replicas does not do, it refuses before anything is written."""
     with world.open() as topic:
-        for name in ("tx", "repair", "promote"):
-            assert name not in world.on
         world.refused("a transaction with replicas", lambda: _transact_once(world, topic))
     world.refused("shared writers with replicas", lambda: Topic.open(world.path, replicas=world.members, shared=True))
     world.refused("durability os with replicas", lambda: world.open(durability="os"))
@@ -202,7 +200,8 @@ def two_names(world: World) -> None:
     other = str(alias / os.path.basename(world.path))
     with world.open() as topic:
         if "shared" not in world.on:
-            world.refused("a second writer by another name", lambda: Topic.open(other).close() if not world.members else _members_again(world, other))
+            again = partial(Topic.open, other, replicas=world.members or None)
+            world.refused("a second writer by another name", again)
         steps.append_many(world, topic)
         world.flush(topic)
         if "tx" in world.on:
@@ -226,11 +225,6 @@ def two_names(world: World) -> None:
             raise Wrong("two names show two topics")
 
 
-def _members_again(world: World, other: str) -> None:
-    Topic.open(other, replicas=world.members).close()
-
-
-assert set(POLICIES)
 EVENTS: dict[str, Callable[[World], None]] = {
     "kill": kill,
     "repair": repair,

@@ -4,8 +4,8 @@ Invariant: each value is given to one topic once. A value that is acknowledged i
 of the appends to its partition, unless something has excused it: retention, damage that a repair has declared, an older
 backup. A transaction that was not committed shows nothing, and one whose process died shows all or nothing.
 
-A change of a ledger is a `Note`: a name and what it is about. So a child process can tell its notes to its parent before
-it dies, and the parent's ledger is then what the child's was.
+A change of a ledger is one call with plain values. So a child process can tell its changes to its parent before it
+dies, and the parent's ledger is then what the child's was.
 
 Threads: one.
 """

@@ -1,8 +1,8 @@
 """Run: one world from its seed, and the command line to repeat one.
 
-    python -m worlds.run 17                      the world of seed 17
-    python -m worlds.run 0 200                   the worlds from 0 on and below 200
-    python -m worlds.run 0 200 tx,mirror,kill    with these features in each
+python -m worlds.run 17                      the world of seed 17
+python -m worlds.run 0 200                   the worlds from 0 on and below 200
+python -m worlds.run 0 200 tx,mirror,kill    with these features in each
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import traceback
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
+
+from loglib.system.files import Files
 
 from . import steps
 from .draw import FEATURES, Choice, draw, pairs, possible
@@ -42,7 +45,8 @@ def run_world(seed: int, root: Path, on: frozenset[str] | None = None) -> Done:
     features = draw(seed) if on is None else on
     world = World(seed, features, root / f"world{seed}")
     try:
-        _live(world)
+        with mock.patch.object(Files, "random_bytes", lambda files, count: world.random_bytes(count)):
+            _live(world)
     except BaseException as error:
         raise AssertionError(
             f"world {seed} with {', '.join(sorted(features))}: {type(error).__name__}: {error}\n"

@@ -1,4 +1,4 @@
-"""Setbacks: what people do to stores, topics and copies behind the library's back, or by its documents when a disk is lost.
+"""Setbacks: what people do to stores, topics and copies behind the library's back, or when a disk is lost.
 
 After each of them an acknowledged record is read, or a call has refused to go on in words (a `LogError` that is not
 about damage), and nothing was changed by it. Each is called with the world, and leaves it checked.

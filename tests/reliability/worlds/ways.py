@@ -56,7 +56,7 @@ def rows_in_table(table: Any) -> list[Row]:
 
 def _batches(topic: Topic, choose: Choice) -> list[Row]:
     return [
-        Row(batch.partition, offset, value or b"", None if batch.keys is None else batch.keys[at], batch.timestamps[at])
+        Row(batch.partition, offset, value or b"", batch.keys[at], batch.timestamps[at])
         for batch in topic.batches()
         for at, (offset, value) in enumerate(zip(batch.offsets, batch.values, strict=True))
     ]

@@ -3,7 +3,7 @@
 Invariant: a world is decided by its seed. No choice depends on the time, on a process id or on what a thread does.
 
     orders      the topic, in <root>/a/orders at first; where it is after a promotion, `path` says
-    bills       a second topic of its transactions
+    bills       a second topic, of some of its transactions
     other       a mirror of orders
     members     the other directories of orders, if it has replicas
 
@@ -71,11 +71,15 @@ class World:
         self.is_placed = self.is_archived = self.has_gaps = False
         self.committed = 0  # transactions, of the last process that was asked for some
         self.is_cut = False  # by hand, at a place that no group holds
+        self.repeats = False  # groups may get again what they have committed
         self.is_rewound = False  # what copies, archives and groups know may be ahead of the topic
         self.policies = self._policies()
 
         self._chance = Random(f"chance {seed}")
-        Files.random_bytes = lambda files, count: self._chance.randbytes(count)  # type: ignore[method-assign]
+
+    def random_bytes(self, count: int) -> bytes:
+        """What the library takes for chance in this world."""
+        return self._chance.randbytes(count)
 
     def _members(self) -> list[str]:
         if "replicas" not in self.on:
@@ -84,11 +88,11 @@ class World:
         return [str(self.root / f"r{number}" / "orders") for number in range(count)]
 
     def _policies(self) -> dict[str, Any]:
-        choose, interval = self.choose, timedelta(milliseconds=10) if "background" in self.on else None
+        choose, interval = self.choose, 0.01 if "background" in self.on else None
         policies: dict[str, Any] = {
             "segment_bytes": choose.pick((4096, 6000, 16384)),
             "batch_records": choose.pick((1, 5, 1000)),
-            "flush": FlushPolicy(interval=interval and interval.total_seconds()),
+            "flush": FlushPolicy(interval=interval),
         }
         codec = choose.pick(("zlib", "lz4", "zstd"))
         if "compression" in self.on:
@@ -124,7 +128,7 @@ class World:
         """Change a ledger or this world, here and in the parent."""
         if self._pipe is not None:
             os.write(self._pipe, repr((name, what, *about)).encode() + b"\n")
-        getattr(self.ledgers[name] if name in self.ledgers else self, what)(*about)
+        getattr(self.ledgers.get(name, self), what)(*about)
 
     def noted_section(self, sections: Sequence[tuple[str, tuple[bytes, ...]]], state: str) -> None:
         kept = tuple(Section(*each) for each in sections)
@@ -148,14 +152,11 @@ class World:
     def noted_values(self, number: int) -> None:
         self.number = max(self.number, number)
 
-    def noted_copies(self, *, placed: bool = False, archived: bool = False) -> None:
-        self.is_placed, self.is_archived = self.is_placed or placed, self.is_archived or archived
-
     def noted_placed(self) -> None:
-        self.noted_copies(placed=True)
+        self.is_placed = True
 
     def noted_archived(self) -> None:
-        self.noted_copies(archived=True)
+        self.is_archived = True
 
     def value(self, topic: str = "orders", *, given: bool = True, size: int | None = None) -> bytes:
         """A new value, which is noted as given unless it is a repetition."""
@@ -253,14 +254,14 @@ class World:
 
     def check(self) -> None:
         """Everything that was acknowledged is read in every way, and nothing else."""
-        tier = {"tier": self.place} if self.is_placed else {}
+        tier = self.place if self.is_placed else None
         try:
-            reader = Topic.open(self.path, mode="r", **tier)
+            reader = Topic.open(self.path, mode="r", tier=tier)
         except LogError:
             if not (self.is_placed and (self.is_rewound or self.ledger.free)):
                 raise
             self.give_up_place()
-            reader = Topic.open(self.path, mode="r")
+            tier, reader = None, Topic.open(self.path, mode="r")
         with reader:
             rows = rows_of(reader.read())
             starts = {each.id: each.log_start_offset for each in reader.partitions}
@@ -269,7 +270,9 @@ class World:
                 union |= self._check_union(reader, rows, starts)
             self.ledger.judge(in_order(rows), starts, elsewhere=union)
             plain = not (self.has_gaps or self.is_placed or "compression" in self.on)
-            compare(reader, in_order(rows), self.choose, groups=not self.members, plain=plain, gaps=self.has_gaps, **tier)
+            compare(
+                reader, in_order(rows), self.choose, groups=not self.members, plain=plain, gaps=self.has_gaps, tier=tier
+            )
             self._check_damage(reader)
         self._check_holder(union)
         seen = {"orders": union, "bills": self._check_bills()}
@@ -323,16 +326,16 @@ class World:
             raise Wrong(f"the place has records that past and tail lack: {sorted(more)[:2]}")
 
     def check_copy(self, path: str) -> None:
-        """The copy has the records of the topic, from the topic's log start on. Of what is lost in one, either may have more."""
+        """The copy has the records of the topic, from its log start on. Either may have what the other has lost."""
         with Topic.open(path, mode="r") as copy, Topic.open(self.path, mode="r") as source:
             starts = {each.id: each.log_start_offset for each in source.partitions}
             if self.ledger.free:  # the copy was a topic, and has dropped more
                 starts = {each.id: max(each.log_start_offset, starts[each.id]) for each in copy.partitions}
             found = [row for row in rows_of(copy.read()) if row.offset >= starts[row.partition]]
-            gone = self.ledger.excused
-            wanted = [row for row in rows_of(source.read()) if row.value not in gone and row.offset >= starts[row.partition]]
+            wanted = [row for row in rows_of(source.read()) if row.offset >= starts[row.partition]]
+            kept, gone = f"copy in {os.path.relpath(path, self.root)}", self.ledger.excused
             same(
-                f"copy in {os.path.relpath(path, self.root)}", [row for row in found if row.value not in gone], wanted
+                kept, (row for row in found if row.value not in gone), (row for row in wanted if row.value not in gone)
             )
             damage = copy.verify().damage
             if damage and not self.has_gaps:
@@ -359,19 +362,19 @@ class World:
     def rewind(self, kept: Iterable[bytes]) -> None:
         """The topic was set back to a state with these values by somebody who knew it. The others may be missing."""
         self.note("orders", "excuse", tuple(self.ledger.order.keys() - set(kept)))
-        self.is_rewound = True
-        self.handled.clear()
+        self.is_rewound = self.repeats = True
         self.numbers.clear()
 
     def settle(self) -> None:
         """After a kill: what is committed is finished, and it is known whether the place and the archive exist."""
         if os.path.exists(self.store):
             loglib.recover_transactions(os.path.dirname(self.store))
-        for made, call, what in ((self.place, loglib.tiered, "noted_placed"), (self.archive, loglib.archived, "noted_archived")):
-            if os.path.exists(made):
-                with suppress(FileNotFoundError):
-                    call(made)
-                    self.note("world", what)
+        with suppress(FileNotFoundError):
+            loglib.tiered(self.place)
+            self.is_placed = True
+        with suppress(FileNotFoundError):
+            loglib.archived(self.archive)
+            self.is_archived = True
 
 
 def _die_after(calls: int) -> None:
