@@ -294,7 +294,7 @@ class World:
             missing = set(rows) - set(union)
             if missing:
                 raise Wrong(f"the union of archive and log lacks {sorted(missing)[:2]}")
-        self.ledger.judge(union, starts)
+        self.ledger.judge(union, starts, elsewhere={row.value for row in rows})
         return {row.value for row in union}
 
     def _check_damage(self, reader: Topic) -> None:
