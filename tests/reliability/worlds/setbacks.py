@@ -100,15 +100,28 @@ def instead_of_store(world: World, other: Path | None) -> Iterator[None]:
 
 
 def store_rot(world: World) -> None:
-    """A bit of a manifest is flipped whose transaction was done long ago."""
+    """A manifest is damaged whose transaction was done long ago. One bit stops nothing; what is worse is repaired."""
     commits(world, 3)
-    manifests = sorted(each for each in Path(world.store).iterdir() if each.name.isdigit())
-    if len(manifests) > 1:
-        overwrite(manifests[world.choose.below(len(manifests) - 1)], 40, 1)
+    number, worse = world.choose.random(), world.choose.random() < 0.3
+    manifests = sorted(each for each in Path(world.store).iterdir() if each.name.isdigit())[:-1]
+    if manifests:
+        manifest = manifests[int(number * len(manifests))]
+        if worse:
+            overwrite(manifest, 40)
+            loglib.repair(world.store)
+        else:
+            flip(manifest, 40)
     if commits(world, 2) != 2:
         raise Wrong("a manifest that is done stops the store")
     loglib.recover_transactions(os.path.dirname(world.store))
     world.check()
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
 
 
 def day(world: World) -> None:
@@ -173,13 +186,15 @@ def tx_moved(world: World) -> None:
     else:
         world.acknowledge(mine)
         world.note("bills", "acknowledged", theirs)
+        if what == "copy":  # which is the topic from now on
+            shutil.rmtree(kept)
     for each in (orders, bills):
         with suppress(LogError):
             each.close()
     if what == "partition":
         shutil.rmtree(f"{world.bills}/0000", ignore_errors=True)
         os.rename(f"{world.root}/0000.kept", f"{world.bills}/0000")
-    else:
+    elif os.path.exists(kept):
         shutil.rmtree(world.bills, ignore_errors=True)
         os.rename(kept, world.bills)
     world.settle()
