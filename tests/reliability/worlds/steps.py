@@ -25,6 +25,7 @@ __all__ = [
     "append_many",
     "archive",
     "mirror",
+    "pass_of_mirror",
     "roll",
     "tier",
     "transact",
@@ -169,11 +170,15 @@ def transaction(world: World, topic: Topic) -> None:
 def mirror(world: World, topic: Topic | None = None) -> None:
     if topic is not None:
         world.flush(topic)
-    set_back = world.ledger.free or world.is_rewound or world.floor is not None or "hold" in world.on
-    loglib.mirror(world.path, world.other, on_gap="restart" if set_back else "error")
+    pass_of_mirror(world)
     if topic is not None:
         world.flush(topic)
     world.check_copy(world.other)
+
+
+def pass_of_mirror(world: World) -> None:
+    set_back = world.ledger.free or world.is_rewound or world.floor is not None or "hold" in world.on
+    loglib.mirror(world.path, world.other, on_gap="restart" if set_back else "error")
 
 
 def snapshot(world: World, topic: Topic) -> None:
