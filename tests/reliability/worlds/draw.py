@@ -28,18 +28,7 @@ EVENTS = (
 )  # fmt: skip
 FEATURES = POLICIES + STEPS + EVENTS
 # What fails today, and why. Nothing may stand here when the proof passes.
-OFF = frozenset(
-    {
-        "two_names",  # a transaction by two names of one topic loses a part
-        "store_older", "store_rot",  # numbers of another history of the store; a manifest that is done
-        "tx_moved", "day",  # a transaction does not notice that a topic is gone; live staged files are swept
-        "chain",  # a mirror of a mirror is promoted without a look at the first topic
-        "mark_lost", "mark_rotten",  # a copy of a topic without its mark is empty
-        "mended",  # a mirror forgets a gap whose bytes are damaged in it
-        "idle",  # a partition whose segments all go
-        "moved",  # commits of groups go by name
-    }
-)  # fmt: skip
+OFF: frozenset[str] = frozenset()
 
 NEEDS = {
     "hold": {"retention", "groups"},
