@@ -329,7 +329,7 @@ class World:
         """The copy has the records of the topic, from its log start on. Either may have what the other has lost."""
         with Topic.open(path, mode="r") as copy, Topic.open(self.path, mode="r") as source:
             starts = {each.id: each.log_start_offset for each in source.partitions}
-            if self.ledger.free:  # the copy was a topic, and has dropped more
+            if self.ledger.free or self.floor is not None:  # the copy was a topic, and has dropped more
                 starts = {each.id: max(each.log_start_offset, starts[each.id]) for each in copy.partitions}
             found = [row for row in rows_of(copy.read()) if row.offset >= starts[row.partition]]
             wanted = [row for row in rows_of(source.read()) if row.offset >= starts[row.partition]]
