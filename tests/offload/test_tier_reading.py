@@ -156,6 +156,16 @@ def test_past_and_tail_are_one_range_of_offsets(open_topic: Open, path: Path, to
         assert next(iter(both.read(to_datetime(NOW)))).offset == 0
 
 
+def test_range_that_ends_in_the_place_is_read(open_topic: Open, path: Path, to: Path) -> None:
+    topic = open_topic()
+    seal(topic, 4)
+    expected = records(topic)
+    tier(topic, to)
+    drop(topic, 3, 0)
+    with Topic.open(path, mode="r", tier=to) as both:
+        assert list(both.partition(0).read(expected[1].offset, expected[3].offset)) == expected[1:3]
+
+
 def test_a_follower_reads_the_past_and_goes_on_in_the_tail(open_topic: Open, path: Path, to: Path) -> None:
     topic = open_topic()
     seal(topic, 3)

@@ -5,6 +5,7 @@ tests. `LOGLIB_SOAK` multiplies the number of cases: 1 by default, 20 for a soak
 
     counts.count("G4", kills=100, lost=0)       one more line in .reliability/counts.jsonl
     python tests/reliability/counts.py          the table
+    python tests/reliability/counts.py pairs    how often each pair of features was met
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,10 @@ GOALS = {
     "G20": "mirrors",
     "G21": "healing",
     "G24": "replicas",
+    "G25": "worlds",
 }
+# A goal with pairs has met each pair of its features so often in so many of its worlds.
+PAIRS, LEAST, OF = "pairs", 20, 2000
 
 
 def scale(number: int) -> int:
@@ -64,6 +69,15 @@ def part() -> int:
 
 def count(goal: str, **figures: int) -> None:
     """Add figures to a goal. One write in append mode, so that the lines of processes do not mix."""
+    _add(goal, figures)
+
+
+def count_pairs(goal: str, pairs: Mapping[str, int]) -> None:
+    """Add how often each pair of features was met."""
+    _add(goal, {PAIRS: pairs})
+
+
+def _add(goal: str, figures: Mapping[str, object]) -> None:
     assert goal in GOALS, goal
     FILE.parent.mkdir(exist_ok=True)
     with FILE.open("a", encoding="utf-8") as lines:
@@ -83,13 +97,28 @@ Sums = dict[str, dict[str, int]]  # the figures by goal
 
 
 def sums_of(lines: list[str]) -> Sums:
+    """The sums. Of pairs: how many there are, and how often the rarest of them was met."""
     sums: Sums = {goal: defaultdict(int) for goal in GOALS}
+    met: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for line in lines:
         figures = json.loads(line)
         goal = figures.pop("goal")
+        for pair, number in figures.pop(PAIRS, {}).items():
+            met[goal][pair] += number
         for name, number in figures.items():
             sums[goal][name] += number
+    for goal, pairs in met.items():
+        sums[goal] |= {PAIRS: len(pairs), "times_the_rarest_pair": min(pairs.values())}
     return sums
+
+
+def matrix(lines: list[str]) -> list[str]:
+    """How often each pair was met, the rarest first."""
+    met: dict[str, int] = defaultdict(int)
+    for line in lines:
+        for pair, number in json.loads(line).get(PAIRS, {}).items():
+            met[pair] += number
+    return [f"{number:6,}  {pair}" for pair, number in sorted(met.items(), key=lambda each: (each[1], each[0]))]
 
 
 def unproved(sums: Sums) -> list[str]:
@@ -97,8 +126,15 @@ def unproved(sums: Sums) -> list[str]:
     return [
         f"{goal} is not proved: {', '.join(wrong) or 'not run'}"
         for goal, figures in sums.items()
-        if (wrong := [f"{figures[name]:,} {_words(name)}" for name in NEVER if figures.get(name)]) or not figures
+        if (wrong := [f"{figures[name]:,} {_words(name)}" for name in NEVER if figures.get(name)] + _rare(figures))
+        or not figures
     ]
+
+
+def _rare(figures: Mapping[str, int]) -> list[str]:
+    """What is wrong with pairs: one was met less often than the number of worlds asks for."""
+    least, met = figures.get("worlds", 0) * LEAST // OF, figures.get("times_the_rarest_pair")
+    return [] if met is None or met >= least else [f"a pair was met {met:,} times of {least:,}"]
 
 
 def table(sums: Sums) -> list[str]:
@@ -118,6 +154,9 @@ def _words(name: str) -> str:
 
 if __name__ == "__main__":
     gathered = FILE.read_text("utf-8").splitlines() if FILE.exists() else []
+    if sys.argv[1:] == [PAIRS]:
+        print("\n".join(matrix(gathered)))
+        sys.exit()
     found = sums_of(gathered)
     print("\n".join(table(found) + unproved(found)))
     sys.exit(1 if unproved(found) else 0)

@@ -115,15 +115,19 @@ def log_as_found(files: Files, directory: str, identity: Identity, mark: Mark) -
     return log
 
 
+def _published(log: Log) -> Mark:
+    return log.published()  # of its own class: with a tier the log begins where the place begins
+
+
 def marks_at_once(logs: Collection[Log], look: Callable[[Log], Mark] | None = None) -> dict[int, Mark]:
     """The marks of a topic's logs, by partition, so that each transaction is in all of them or in none.
 
-    `look` gives a log's mark: `Log.found` for copies; by default `Log.published`.
+    `look` gives a log's mark: `Log.found` for copies; by default what it has published.
 
     A mark that shows a transaction, and one that was read before the transaction came, do not fit: then the
     second look finds a change.
     """
-    look = look or Log.published
+    look = look or _published
     while True:
         marks = {log.partition: look(log) for log in logs}
         if not any(mark.applied_txn or mark.held_txn for mark in marks.values()):
