@@ -124,6 +124,7 @@ def test_roll_makes_everything_durable_in_order(open_topic: Open) -> None:
         ("pwritev", old), ("datasync", old), ("pwritev", "watermark"), ("datasync", "watermark"),
         ("create", new + ".tmp"), ("pwritev", new + ".tmp"), ("datasync", new + ".tmp"),
         ("rename", new + ".tmp"), ("fsync", "0000"), ("close", old),
+        ("pwritev", "watermark"),  # so that copies see the boundary
     ]  # fmt: skip
 
 

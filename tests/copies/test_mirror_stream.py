@@ -44,11 +44,14 @@ OpenTopic = Callable[..., Topic]
 
 
 def over(topic: Any, to: Path, through: Wire | None = None, **options: Any) -> loglib.Mirrored:
-    """Mirror once over a stream."""
+    """Mirror once over a stream. Raises what went wrong at either end."""
     files = testing.UnsyncedFiles()
     with served(topic, through=through) as serving, Mirror.over(serving.stream, to, files=files, **options) as made:
         made.copy()
-        return made.report()
+        report = made.report()
+    if serving.error is not None:  # of the last acknowledgement, which the copy does not wait for
+        raise serving.error
+    return report
 
 
 def varied(topic: Topic) -> None:

@@ -17,7 +17,7 @@ from s3_server import Fault, Request, S3Server, s3_server
 from tiered import bytes_of, check, objects_of, records, seal
 
 from conftest import start_python
-from loglib import CorruptLogError, LogError, Retention, Topic, tier, tiered
+from loglib import CorruptLogError, LogError, NotLeaderError, Retention, Topic, tier, tiered
 from loglib.cli.program import run
 from loglib.offload import s3
 from loglib.offload import tier as uploader
@@ -431,7 +431,7 @@ def test_a_place_is_read_by_ranges_and_without_a_listing_of_segments(
         assert records(place) == expected == list(place.partition(0).follow("begin")) + list(place.partition(1).read())
         assert place.verify().damage == () and place.arrow().read_all().num_rows == len(expected)
         assert place.groups() == []
-        with pytest.raises(OSError, match="only read"):
+        with pytest.raises(NotLeaderError, match="groups"):
             place.group("etl")
         assert place._files.listdir(f"s3://bucket/{key}/0000")
     listings = [each.path for each in store.requests if each.is_listing and "0000" in each.path]

@@ -208,7 +208,8 @@ class Log(NotCopyable):
 
     def mark(self) -> Mark:
         """The ends of what readers may see now. Without a whole watermark: the ends that the last segment proves."""
-        return self.visible(self.published())
+        mark = self.published()
+        return self.visible(mark) if mark.held_txn else mark
 
     def visible(self, mark: Mark) -> Mark:
         """What readers may see of a publication. One without a hold is visible as it is.

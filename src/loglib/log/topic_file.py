@@ -17,6 +17,7 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import NoReturn
 
 from ..config.policies import CODEC_NAMES, TopicConfig
@@ -50,9 +51,9 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
         content = files.read_whole(name, MOST_BYTES)
     except FileNotFoundError:
         return None
-    values, log_id, config = _parse(name, content)
+    says_how_many, log_id, config = _parse(name, content)
     beyond = partition_directory(path, config.partitions)
-    if "partitions" not in values or _has_records(files, beyond):  # with too small a number, records would be hidden
+    if not says_how_many or _has_records(files, beyond):  # with too small a number, records would be hidden
         if files.read_whole(name, MOST_BYTES) != content:  # partitions were added meanwhile
             return read(files, path)
         _refuse_number(name, config, path)
@@ -61,8 +62,8 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
 
 def parse(name: str, content: bytes) -> tuple[bytes, TopicConfig]:
     """The log id and policies in the content of a `topic.json` that came from elsewhere; `name` is for messages."""
-    values, log_id, config = _parse(name, content)
-    if "partitions" not in values:
+    says_how_many, log_id, config = _parse(name, content)
+    if not says_how_many:
         _refuse_number(name, config, name)
     return log_id, config
 
@@ -71,7 +72,9 @@ def _refuse_number(name: str, config: TopicConfig, path: str) -> NoReturn:
     raise CorruptLogError(name, 0, f"{config.partitions} partitions", f"the number of those in {path}")
 
 
-def _parse(name: str, content: bytes) -> tuple[dict[str, object], bytes, TopicConfig]:
+@lru_cache(maxsize=64)  # transactions look at it before each commit
+def _parse(name: str, content: bytes) -> tuple[bool, bytes, TopicConfig]:
+    """Whether it says how many partitions there are, the log id and the policies."""
     try:
         values = json.loads(content)
         if "crc" in values:
@@ -86,7 +89,7 @@ def _parse(name: str, content: bytes) -> tuple[dict[str, object], bytes, TopicCo
         log_id, config = uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
-    return values, log_id, config
+    return "partitions" in values, log_id, config
 
 
 def _has_records(files: Files, directory: str) -> bool:

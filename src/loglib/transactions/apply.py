@@ -120,6 +120,7 @@ class Applier(NotCopyable):
         self._locked: dict[str, Lock] = {}  # topics of these writers: an opening waits for the lock
         self._rung: dict[str, float] = {}  # when the writers of a topic were woken last
         self._mine: dict[Target, Writer | None] = {}  # the writer in `own`, if it is there
+        self._paths: dict[tuple[str, bytes], str] = {}  # of topics, by what a section says of them
 
     def run(self, timeout_s: float, *, wanted: int = 0) -> None:
         """Apply what is pending. `CommitPendingError` if the number `wanted` cannot be done in time.
@@ -187,11 +188,17 @@ class Applier(NotCopyable):
         self._release(manifest)
         self._remove_staging(manifest)
 
+    def _topic_of(self, section: Section) -> str:
+        key = section.topic, section.log_id
+        if key not in self._paths:
+            self._paths[key] = topic_of(self._store, *key)
+        return self._paths[key]
+
     def _sections(self, manifest: Manifest) -> dict[Target, list[Section]]:
         """The sections of each partition, in order."""
         found: dict[Target, list[Section]] = {}
         for section in manifest.sections:
-            topic = topic_of(self._store, section.topic, section.log_id)
+            topic = self._topic_of(section)
             found.setdefault(Target(topic, section.partition), []).append(section)
         return found
 
@@ -338,7 +345,7 @@ class Applier(NotCopyable):
         for section in manifest.sections:
             attempt = _attempt(section)
             if attempt is not None:
-                remove_attempt(self._files, topic_of(self._store, section.topic, section.log_id), attempt)
+                remove_attempt(self._files, self._topic_of(section), attempt)
 
     # --- commits of groups -----------------------------------------------------------------------------
 
