@@ -39,22 +39,29 @@ def test_a_manifest_that_differs_in_any_byte_is_damaged() -> None:
             decode(content[:at], "m")
 
 
+PARTITION: dict[str, Any] = {
+    "partition": 0, "start": 0, "end": 0, "gaps": [], "files": [], "healed": [], "chain": "0", "epoch": 0,
+}  # fmt: skip
+FILE = {
+    "name": "0000/x.parquet", "start": 0, "end": 9, "rows": 1, "bytes": 1, "crc": "0", "footer_crc": "0",
+    "first_time": 0, "last_time": 0, "added": 0, "epoch": 0,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"version": -1}, {"version": True}, {"version": 1 << 63}, {"log_id": "x"}, {"partitions": 5}, {"format": "1"},
-        {"partitions": [{"partition": 1, "start": 0, "end": 0, "gaps": [], "files": []}]},
-        {"partitions": [{"partition": 0, "start": 5, "end": 0, "gaps": [], "files": []}]},
-        {"partitions": [{"partition": 0, "start": 0, "end": 9, "gaps": [[0, 10]], "files": []}]},
-        {"partitions": [{"partition": 0, "start": 0, "end": 9, "gaps": [], "files": [{
-            "name": "0000/../../x", "start": 0, "end": 9, "rows": 1, "bytes": 1, "crc": "0", "footer_crc": "0",
-            "first_time": 0, "last_time": 0, "added": 0}]}]},
+        {"partitions": [PARTITION | {"partition": 1}]}, {"partitions": [PARTITION | {"start": 5}]},
+        {"partitions": [PARTITION | {"end": 9, "gaps": [[0, 10]]}]},
+        {"partitions": [PARTITION | {"end": 9, "files": [FILE | {"name": "0000/../../x"}]}]},
+        {"partitions": [PARTITION | {"end": 8, "healed": [FILE]}]},
     ],
     ids=str,
 )  # fmt: skip
 def test_a_forged_manifest_is_damaged(changes: dict[str, Any]) -> None:
     facts = {"format": 1, "version": 1, "log_id": "00" * 16, "topic": "t", "time": 0, "partitions": []}
-    decode(seal(facts), "m")
+    decode(seal(facts | {"partitions": [PARTITION]}), "m")
     with pytest.raises(CorruptLogError):
         decode(seal(facts | changes), "m")
 

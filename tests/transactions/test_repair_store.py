@@ -160,6 +160,15 @@ def test_damaged_description_of_a_store_does_not_make_it_a_lost_one(store: Path)
     assert loglib.repair(store.parent / "orders").repairs == ()
 
 
+def test_damaged_name_of_a_store_is_removed_by_a_repair(store: Path) -> None:
+    (store.parent / "orders" / "transactions.json").write_bytes(ROT)
+    with pytest.raises(CorruptLogError):
+        Topic.open(store.parent / "orders")
+    (done,) = loglib.repair(store.parent / "orders").repairs
+    assert done.kept is not None and Path(done.kept).read_bytes() == ROT
+    append(store, b"new")
+
+
 def test_waiting_transaction_is_no_fault(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:
     _, bills = pair
     with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:

@@ -178,6 +178,20 @@ def test_transaction_for_a_log_with_a_lost_part_is_refused_before_it_is_committe
         assert loglib.last_version("etl", store=half.parent) is None
 
 
+def test_transaction_is_committed_behind_a_hold_without_a_record(
+    tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = open_topic(tmp_path / "data" / "topic")
+    with dying(monkeypatch, Writer, "append_section"), transaction("etl") as tx:
+        tx.append(topic, b"lost with its store")
+    copy = crash_copy(tmp_path / "data" / "topic", tmp_path / "copy")
+    (copy / "transactions.json").unlink()
+    with Topic.open(copy, mode="r") as reading:
+        with transaction("etl") as tx:
+            tx.append(reading, b"x")
+        assert values_of(reading) == [b"x"]
+
+
 def test_marks_of_a_store_that_another_one_replaced_are_not_believed(
     pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
