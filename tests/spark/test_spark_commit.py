@@ -13,7 +13,7 @@ from spark_staging import SCHEMA, make, numbers, stage, values
 
 import loglib
 from conftest import NOW, crash_copy
-from loglib import CorruptLogError, FencedError, LockedError, LogError, Topic
+from loglib import CorruptLogError, FencedError, LockedError, LogError, NotLeaderError, Topic
 from loglib.append.partitioner import by_crc32
 from loglib.spark import commit as commits
 from loglib.spark import stage as stages
@@ -49,6 +49,20 @@ def check(path: Path, expected: list[bytes]) -> None:
         assert found == [each for each in expected if by_crc32(each, 3) == partition]
     with Topic.open(path, mode="r") as topic:
         assert topic.verify().damage == ()
+
+
+def test_copy_is_not_written(path: Path, tmp_path: Path) -> None:
+    """Neither a mirror nor, behind a promotion, what was staged for the topic that it took the place of."""
+    staged = stage(path, numbers(10))
+    mirror = tmp_path / "copies" / "topic"
+    loglib.mirror(path, mirror)
+    with pytest.raises(NotLeaderError, match="mirror"):
+        parse({"path": str(mirror)}, SCHEMA, overwrite=False, streaming=True)
+    loglib.promote(mirror)
+    with pytest.raises(NotLeaderError, match="superseded"):
+        commit(write(), [staged])
+    commit(write(), [stage(mirror, numbers(5))])
+    check(mirror, numbers(5))
 
 
 # --- staging -------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from conftest import values_of
 from loglib import CommitPendingError, LogError, Topic, last_version, transaction
 from loglib.append.section import apply_section
 from loglib.append.tail import Txn
+from loglib.log.store_pointer import sealed
 from loglib.system.files import REAL
 from loglib.transactions import apply
 from loglib.transactions import store as stores
@@ -61,7 +62,7 @@ def set_back(tmp_path: Path) -> Path:
 
 def test_commit_in_a_store_that_was_set_back_is_refused(set_back: Path) -> None:
     with Topic.open(set_back / "orders") as orders:
-        with pytest.raises(LogError, match=r"set back.*`loglib repair .*/\.transactions`"):
+        with pytest.raises(LogError, match=r"set back.*`loglib repair .*/orders`"):
             commit(orders, b"new")
         assert values_of(orders) == [b"old 0", b"old 1", b"old 2", b"old 3"]
 
@@ -82,6 +83,22 @@ def test_repaired_store_goes_on_above_the_numbers_of_its_topics(set_back: Path) 
         for number in range(3):
             commit(orders, b"new %d" % number)
         assert values_of(orders) == [b"old %d" % n for n in range(4)] + [b"new %d" % n for n in range(3)]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_repair_of_a_topic_lets_its_store_go_on_above_its_numbers(beside: bool, set_back: Path, tmp_path: Path) -> None:
+    topic = set_back / "orders"
+    if not beside:
+        (tmp_path / "far").mkdir()
+        topic = topic.rename(tmp_path / "far" / "orders")
+        content = sealed("../../data/.transactions", Store(REAL, str(set_back / ".transactions")).id)
+        (topic / "transactions.json").write_bytes(content)
+    (found,) = loglib.repair(topic, dry_run=True).repairs
+    assert "the next transaction has a number above" in str(found)
+    assert len(loglib.repair(topic).repairs) == 1 and loglib.repair(topic).repairs == ()
+    with Topic.open(topic) as orders:
+        commit(orders, b"new")
+        assert values_of(orders)[-1] == b"new"
 
 
 def test_another_topic_may_use_a_store_that_was_set_back(set_back: Path) -> None:

@@ -38,7 +38,7 @@ from ..append.hash_columns import can_hash
 from ..config.arguments import check_names
 from ..config.policies import TopicConfig
 from ..config.uri import is_remote, local_path
-from ..log import topic_file
+from ..log import copy_role, topic_file
 from ..system.files import REAL
 from .options import refuse_consumers, refuse_remote
 
@@ -104,10 +104,11 @@ def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, stre
 
 
 def find_place(path: str) -> TargetTopic:
-    """The topic at the path. `FileNotFoundError` if there is none."""
+    """The topic at the path. `FileNotFoundError` if there is none, `NotLeaderError` if it is a copy."""
     found = topic_file.read(REAL, path)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "no topic here; make it with loglib.Topic.open", path)
+    copy_role.check(REAL, path, copy_role.TRANSACT)
     return TargetTopic(path, *found)
 
 

@@ -65,8 +65,8 @@ def make_fit(files: Files, store: Store, places: Iterable[Place], *, now: int) -
                 raise LogError(
                     f"{store.path} is older than {place.directory}, which has transaction {last} of it: the store was "
                     "set back, as by restoring a backup, so nothing is committed. Put the newer store back; or run "
-                    f"`loglib repair {store.path}`, and the versions of apps that it has forgotten can be committed "
-                    "a second time"
+                    f"`loglib repair {place.topic_path}`, and the versions of apps that the store has forgotten can be "
+                    "committed a second time"
                 )
             highest = max(highest, last)
     if highest > store.last_number():

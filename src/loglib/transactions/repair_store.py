@@ -17,10 +17,11 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from typing import NamedTuple, TypeVar
 
+from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LockedError, LogError
 from ..format.checked_json import unseal
 from ..format.record import Damage
@@ -28,7 +29,7 @@ from ..log import catalog, topic_file
 from ..log.log import Log
 from ..log.recovery import Extent
 from ..log.repair import Repair, RepairReport, repair_topic
-from ..log.store_pointer import STORE_FILE, read_pointer
+from ..log.store_pointer import STORE_FILE, is_lost, read_pointer
 from ..log.transaction_numbers import CHECKPOINT, DONE, MOST_BYTES, name_of, numbers
 from ..log.verify import Progress, VerifyReport
 from ..segment import Identity
@@ -66,6 +67,7 @@ def repair(
     into files `*.damaged-*` beside them. A damaged `topic.json` is written anew with the default policies: nothing is
     then dropped by retention until you set it again. A damaged log of a consumer group's commits is not repaired. The
     part of a transaction that nobody can finish, because the store of transactions is gone, is declared as a gap too.
+    If the topic has numbers that its store has not given, the store goes on above them.
 
     `path` may be a store of transactions as well: a directory `.transactions`. Its damaged files are set aside, as
     `*.damaged`, and files that say nothing take their places. If the topics beside it have numbers that it has not
@@ -82,7 +84,8 @@ def repair(
     absolute = os.path.abspath(os.fsdecode(path))
     if is_store(REAL, absolute):
         return repair_store(REAL, absolute, dry_run=dry_run, now=SYSTEM())
-    return repair_topic(REAL, absolute, dry_run=dry_run, progress=progress)
+    report = repair_topic(REAL, absolute, dry_run=dry_run, progress=progress)
+    return report._replace(repairs=(*report.repairs, *_raise_store(REAL, absolute, dry_run=dry_run, now=SYSTEM())))
 
 
 def is_store(files: Files, path: str) -> bool:
@@ -113,6 +116,24 @@ def repair_store(files: Files, path: str, *, dry_run: bool, now: int) -> RepairR
     return RepairReport(tuple(repairs), verify_store(files, path))
 
 
+def _raise_store(files: Files, topic: str, *, dry_run: bool, now: int) -> list[Repair]:
+    """Let the topic's store, wherever it is, go on above the topic's numbers."""
+    repairs: list[Repair] = []
+    with suppress(LogError, OSError):  # the store's own repair
+        pointer, described = read_pointer(files, topic), topic_file.read(files, topic)
+        if pointer is not None and described is not None and not is_lost(files, topic):
+            path = os.path.normpath(pointer.path)
+            with Store(files, path) as store:
+                for fault in _Examination(files, path, now=now).of_numbers(store, _places(topic, *described)):
+                    kept = None if dry_run else fault.mend()
+                    repairs.append(Repair(None, path, f"{fault.what} ({fault.damage.found})", kept=kept))
+    return repairs
+
+
+def _places(topic: str, log_id: bytes, config: TopicConfig) -> Iterator[Place]:
+    return (Place(topic, Identity.of(log_id, number)) for number in range(config.partitions))
+
+
 class _Examination:
     """One look at a store. Each fault may be mended before the next one is looked for."""
 
@@ -125,7 +146,7 @@ class _Examination:
         """What is wrong, in the order in which it is mended."""
         yield from self._of_files()
         with suppress(LogError, OSError), Store(self._files, self._path) as store:  # else the files above say why
-            yield from self._of_numbers(store)
+            yield from self.of_numbers(store, self._all_places())
             yield from self._of_topics(store)
 
     # --- files -------------------------------------------------------------------------------------------
@@ -201,7 +222,7 @@ class _Examination:
     # --- topics ------------------------------------------------------------------------------------------
 
     def _topics(self) -> Iterator[tuple[str, bytes, bytes]]:
-        """Path, log id and the id of this store, of each topic beside the store that names it."""
+        """Path, log id, and the id that it has of this store, of each topic beside the store that names it."""
         parent = os.path.dirname(self._path)
         for name in catalog.names(self._files, parent):
             path = os.path.join(parent, name)
@@ -210,16 +231,17 @@ class _Examination:
                 if pointer is not None and described is not None and os.path.normpath(pointer.path) == self._path:
                     yield path, described[0], pointer.id
 
-    def _places(self) -> Iterator[Place]:
-        for path, log_id, _ in self._topics():
+    def _all_places(self) -> Iterator[Place]:
+        for path, _, _ in self._topics():
             described = topic_file.read(self._files, path)
-            for number in range(0 if described is None else described[1].partitions):
-                yield Place(path, Identity.of(log_id, number))
+            if described is not None:
+                yield from _places(path, *described)
 
-    def _of_numbers(self, store: Store) -> Iterator[_Fault]:
+    def of_numbers(self, store: Store, places: Iterable[Place]) -> Iterator[_Fault]:
+        """The fault of a store that is behind one of these partitions."""
         last, ahead = store.last_number(), None
         highest = last
-        for place in self._places():
+        for place in places:
             with suppress(LogError, OSError):  # the topic's own repair
                 has = numbers_of(self._files, place)
                 if max(has.applied_txn, has.held_txn) > highest:
