@@ -99,8 +99,8 @@ def lost_store(topic_path: str, store_path: str) -> str:
     """What a message says of a topic whose store is gone, or has another one in its place."""
     return (
         f"{store_path}, the store of the transactions of {topic_path}, is gone, or another one is in its place. Put it "
-        f"back; or run `loglib repair {topic_path}`: then the topic gets a new store with its next transaction, which "
-        "does not know the versions of apps that were committed in the old one"
+        f"back, or open the topic by a path that leads to it; or run `loglib repair {topic_path}`: then the topic gets "
+        "a new store with its next transaction, which does not know the versions of apps that were committed before"
     )
 
 
