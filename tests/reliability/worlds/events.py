@@ -126,6 +126,9 @@ def heal(world: World) -> None:
         report = loglib.heal(world.path, [donor])
         if report.unhealed and not world.has_gaps:
             raise Wrong(f"not healed: {report.unhealed[0]}")
+        if report.healed and world.is_archived:  # what was a gap in the archive comes with its next call
+            with world.open() as topic:
+                steps.archive(world, topic)
     world.check()
 
 

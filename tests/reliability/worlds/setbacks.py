@@ -429,14 +429,14 @@ def idle(world: World) -> None:
         if world.choose.random() < 0.5:
             partition.roll()
     if not world.members:
-        loglib.mirror(world.path, world.other)
+        steps.pass_of_mirror(world)
         world.check_copy(world.other)
         to = world.fresh("idle")
         loglib.snapshot(world.path, to)
         world.check_copy(to)
     phase(world, 2, (steps.append_many,))
     if not world.members:
-        loglib.mirror(world.path, world.other)
+        steps.pass_of_mirror(world)
         world.check_copy(world.other)
 
 

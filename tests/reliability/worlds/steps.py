@@ -247,6 +247,7 @@ def _handle(world: World, topic: Topic, name: str, *, in_a_transaction: bool) ->
         again = [value for value in got if value in done]
         if again and not world.repeats:
             raise Wrong(f"group {name} got {again[0][:12]!r} again after its commit")
+        world.note("world", "noted_begun", name, tuple(got))
         if got and in_a_transaction and "tx" in world.on:
             transact(world, topic, app="etl", commits=member)
         else:

@@ -68,6 +68,7 @@ class World:
         self.sections: list[tuple[tuple[Section, ...], str]] = []  # and their state
         self.numbers: dict[tuple[int, str], int] = {}  # of producers, acknowledged
         self.handled: dict[str, set[bytes]] = {}  # committed by each group
+        self.begun: dict[str, set[bytes]] = {}  # committed, or about to be
         self.is_placed = self.is_archived = self.has_gaps = False
         self.committed = 0  # transactions, of the last process that was asked for some
         self.is_cut = False  # by hand, at a place that no group holds
@@ -140,6 +141,10 @@ class World:
 
     def noted_group(self, group: str, values: tuple[bytes, ...]) -> None:
         self.handled.setdefault(group, set()).update(values)
+
+    def noted_begun(self, group: str, values: tuple[bytes, ...]) -> None:
+        """A kill may come between the commit and `noted_group`."""
+        self.begun.setdefault(group, set()).update(values)
 
     def noted_cut(self) -> None:
         """Somebody drops the beginning of a partition by hand."""
@@ -305,7 +310,7 @@ class World:
     def _check_holder(self, seen: set[bytes]) -> None:
         """Retention has waited for the group."""
         if "hold" in self.on and "holder" in self.handled and not self.is_cut:
-            dropped = self.ledger.acked - seen - self.handled["holder"] - self.ledger.excused
+            dropped = self.ledger.acked - seen - self.begun["holder"] - self.ledger.excused
             if dropped:
                 raise Wrong(f"dropped before the group had handled it: {sorted(dropped)[:2]}")
 
