@@ -132,16 +132,15 @@ def marks_at_once(logs: Collection[Log], look: Callable[[Log], Mark] | None = No
         marks = {log.partition: look(log) for log in logs}
         if not any(mark.applied_txn or mark.held_txn for mark in marks.values()):
             return marks
-        waiting = [log for log in logs if is_held(marks[log.partition])]
-        promised = _promised_together(waiting)
+        alone = [log for log in logs if not is_held(marks[log.partition])]
+        promised = _promised_together([log for log in logs if is_held(marks[log.partition])])
         seen = {number: shown(marks[number], mark) for number, mark in promised.items()}
-        seen |= {log.partition: log.visible(marks[log.partition]) for log in logs if log not in waiting}
+        seen |= {log.partition: log.visible(marks[log.partition]) for log in alone}
         over = {_held(marks[number]) for number, mark in seen.items() if not mark.held_txn}
         again = {log.partition: look(log) for log in logs}
         if all(_step(again[number]) == _step(mark) for number, mark in marks.items()):
             # The same for all of them: one log may have been asked before a transaction was done.
-            late = [log for log in logs if seen[log.partition].held_txn and _held(marks[log.partition]) in over]
-            late = [log for log in late if log not in waiting]
+            late = [log for log in alone if seen[log.partition].held_txn and _held(marks[log.partition]) in over]
             return seen | {log.partition: log.visible(marks[log.partition]) for log in late}
 
 
