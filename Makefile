@@ -2,11 +2,11 @@
 #
 #   make demo     page views as a live stream of generated lines, or of an access log: make demo LOG=/path/to/access.log
 #   make test     lint, types, tests, Spark, the code in the documentation: under eight minutes
-#   make check    the inner loop, under four minutes: lint, types, fast tests
-#   make coverage the fast tests again, measured: they must run every branch of the log itself; about five minutes
+#   make check    the inner loop, under five minutes: lint, types, fast tests
+#   make coverage the fast tests again, measured: they must run every branch of the log itself; about eight minutes
 #   make proof-sample  a fixed part of the proof, with something of each goal: at most ten minutes
 #   make proof    the proof of reliability, with its table, the coverage, and the tests that take long: about
-#                 35 minutes; LOGLIB_SOAK=20 make proof goes on for hours
+#                 an hour; LOGLIB_SOAK=20 make proof goes on for hours
 #   make bench    the benchmarks; writes bench/RESULTS.md
 #   make bench-spark   those of the connector for Spark, about ten minutes; writes the last section of that file
 #   make paper    the experiment of the Kafka paper, beside other systems; writes docs/paper.md and its charts
