@@ -4,7 +4,7 @@
 #   make test     lint, types, tests, Spark, the code in the documentation: under eight minutes
 #   make check    the inner loop, under five minutes: lint, types, fast tests
 #   make coverage the fast tests again, measured: they must run every branch of the log itself; about eight minutes
-#   make proof-sample  a fixed part of the proof, with something of each goal: at most ten minutes
+#   make proof-sample  a fixed part of the proof, with something of each goal: about fifteen minutes
 #   make proof    the proof of reliability, with its table, the coverage, and the tests that take long: about
 #                 an hour; LOGLIB_SOAK=20 make proof goes on for hours
 #   make bench    the benchmarks; writes bench/RESULTS.md
