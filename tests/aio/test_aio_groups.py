@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loops import begun_and_cancelled, eventually, first, run
@@ -84,6 +86,27 @@ def test_break_and_error_leave_a_record_unhandled(path: Path) -> None:
             assert group.closed
             with pytest.raises(LogClosedError):
                 await group.commit()
+
+    run(main())
+
+
+def test_an_end_by_time_commits_what_is_due_also_if_a_look_takes_long(path: Path) -> None:
+    async def main() -> None:
+        async with aio.open(path, flush=MANUAL) as topic:
+            await topic.append_many([b"0", b"1", b"2"])
+            await topic.flush()
+            async with topic.group("etl") as group:
+                look = group.joined._next
+
+                def slow(*arguments: Any) -> Any:
+                    found = look(*arguments)
+                    if found is None:
+                        time.sleep(0.12)  # past the deadline, and the look came before the commit was due
+                    return found
+
+                group.joined._next = slow  # type: ignore[method-assign]
+                assert [each.value async for each in group.follow(0.1)] == [b"0", b"1", b"2"]
+                assert [lag.bytes for lag in (await group.lag()).values()] == [0]
 
     run(main())
 

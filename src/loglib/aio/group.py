@@ -145,10 +145,11 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         group = self._member
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
+            asked = time.monotonic()  # the last call begins after the deadline, so it commits what is due by then
             run = await self._calls(group._next, 0.0, way)
             if run is not None or group.closed:
                 return run
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and asked >= deadline:
                 return None
             await _readable(group._observer.descriptors(), self._nap(group._until(deadline)))
             group._observer.wait(0.0)  # empties the pipe by which writers in this process wake the member
