@@ -90,7 +90,9 @@ def test_break_and_error_leave_a_record_unhandled(path: Path) -> None:
     run(main())
 
 
-def test_an_end_by_time_commits_what_is_due_also_if_a_look_takes_long(path: Path) -> None:
+def test_an_end_by_time_commits_what_is_due_also_if_a_look_takes_long(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with aio.open(path, flush=MANUAL) as topic:
             await topic.append_many([b"0", b"1", b"2"])
@@ -104,7 +106,7 @@ def test_an_end_by_time_commits_what_is_due_also_if_a_look_takes_long(path: Path
                         time.sleep(0.12)  # past the deadline, and the look came before the commit was due
                     return found
 
-                group.joined._next = slow  # type: ignore[method-assign]
+                monkeypatch.setattr(group.joined, "_next", slow)
                 assert [each.value async for each in group.follow(0.1)] == [b"0", b"1", b"2"]
                 assert [lag.bytes for lag in (await group.lag()).values()] == [0]
 
