@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -324,6 +325,87 @@ def test_other_history_from_the_first_batch_on(path: Path, to: Path, tmp_path: P
         mirror(one.path, to)
         with pytest.raises(CorruptLogError, match="no batch that the source has"):
             mirror(other.path, to)
+
+
+def nothing_in_common(path: Path, aside: Path, begins: str) -> tuple[Topic, Topic]:
+    """Two topics of one beginning that is gone at one of them or at both; `begins`: where the other one begins."""
+    one, other = split(path, aside)
+    for topic in (one, other):
+        for _ in range(3):
+            topic.append(b"%d" % (topic is one), sync=True)
+            topic.partition(0).roll()
+        topic.append(b"last of %d" % (topic is one), sync=True)
+    bases = [each.base_offset for each in one.partition(0).segments]
+    first = {"before": (2, 1), "with": (2, 2), "after": (0, 2), "at the end of": (0, 3), "at the first end of": (1, 1)}
+    for topic, number in zip((one, other), first[begins], strict=True):
+        topic.partition(0).delete_before(bases[number])
+    return one, other
+
+
+BEGINS = ["before", "with", "after", "at the end of", "at the first end of"]
+
+
+@pytest.mark.parametrize("begins", BEGINS)
+def test_copy_of_another_history_begins_anew_and_keeps_the_old(
+    path: Path, to: Path, tmp_path: Path, begins: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = nothing_in_common(path, tmp_path / "other" / "topic", begins)
+    with one, other:
+        mirror(one.path, to)
+        had = b"".join(segments(to).values())
+        with pytest.raises(CorruptLogError, match='on_gap="restart" sets this aside'):
+            mirror(other.path, to)
+        report = mirror(other.path, to, on_gap="restart")
+        assert_same(other, to)
+        assert b"".join(Path(each).read_bytes() for each in sorted(report.set_aside)) == had[4096:]
+        assert "no batch is left" in caplog.text
+        other.append(b"more", sync=True)
+        assert mirror(other.path, to, on_gap="restart").set_aside == ()
+        assert_same(other, to)
+
+
+@pytest.mark.parametrize("begins", BEGINS)
+def test_beginning_anew_that_is_cut_anywhere_is_done_again(
+    path: Path, to: Path, tmp_path: Path, begins: str
+) -> None:
+    one, other = nothing_in_common(path, tmp_path / "other" / "topic", begins)
+    with one, other:
+        mirror(one.path, to)
+        shutil.copytree(to, tmp_path / "before" / "topic")
+        had = {content[4096:] for content in segments(to).values()} - {b""}
+        cut_at = 0
+        while True:
+            cut_at, calls = cut_at + 1, iter(range(1_000))
+            changes = ("pwritev", "write_all", "rename", "unlink", "ftruncate", "create", "datasync")
+            files = Cut(lambda call: call.name in changes and next(calls) == cut_at)  # noqa: B023
+            with suppress(KeyboardInterrupt), Mirror(other.path, to, on_gap="restart", files=files) as made:
+                made.copy()
+                break
+            mirror(other.path, to, on_gap="restart")
+            assert_same(other, to)
+            kept = b"".join(each.read_bytes() for each in (to / "0000").glob("*.diverged-*"))
+            assert all(each in kept for each in had), cut_at
+            shutil.rmtree(to)
+            shutil.copytree(tmp_path / "before" / "topic", to)
+        assert cut_at > 5
+
+
+def test_old_leader_whose_records_retention_dropped_at_the_new_one_follows_it(
+    path: Path, to: Path, tmp_path: Path
+) -> None:
+    with Topic.open(path, partitions=1) as old:
+        fill(old, 3)
+        mirror(path, to)
+        old.append(b"never copied", sync=True)
+    loglib.promote(to, force=True)
+    with Topic.open(to) as new:
+        new.append(b"of the new leader", sync=True)
+        new.partition(0).roll()
+        new.append(b"kept", sync=True)
+        new.partition(0).delete_before(new.partition(0).segments[-1].base_offset)
+        report = mirror(to, path, on_gap="restart", demote=True)
+        assert_same(new, path)
+        assert any(b"never copied" in Path(each).read_bytes() for each in report.set_aside)
 
 
 @pytest.mark.parametrize("size", [10, 100_000])

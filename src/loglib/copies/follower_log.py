@@ -354,12 +354,15 @@ class FollowerLog(NotCopyable):
         """Let the log begin at this segment, and remove those before it. Synced."""
         assert base in self.bases
         self._publish_twice((mark or self.mark)._replace(log_start_offset=base))
-        names = [segment_name(each) for each in self.bases if each < base]
-        self.bases = [each for each in self.bases if each >= base]
-        for name in names:
+        self._drop([each for each in self.bases if each < base])
+
+    def _drop(self, bases: list[int]) -> None:
+        """Remove segments that the mark does not have. Synced."""
+        self.bases = [each for each in self.bases if each not in bases]
+        for each in bases:
             with suppress(FileNotFoundError):
-                self.place.unlink(name.removesuffix(".log") + ".producers")
-            self.place.unlink(name)
+                self.place.unlink(producers_name(each))
+            self.place.unlink(segment_name(each))
         self.place.sync()
 
     def begin_again(self, header: SegmentHeader, more_producers: bytes | None) -> None:
@@ -375,12 +378,17 @@ class FollowerLog(NotCopyable):
             self.place.replace(producers_name(header.base_offset), more_producers, self._permissions)
 
     def begin_anew(self, header: SegmentHeader, more_producers: bytes | None) -> None:
-        """Let the log consist of this segment alone, which is empty and does not follow the end. Synced."""
+        """Let the log consist of this segment alone, which is empty and does not follow the end. Synced.
+
+        The log has no batch from `header.base_offset` on; a crash at any point leaves the log as it was, or anew.
+        """
+        start, old = header.base_offset, [each for each in self.bases if each != header.base_offset]
         self.begin(header, more_producers)
-        start = header.base_offset
+        self.bases = [*old, start]
         self.end = self.synced = End(start, header.previous_batch, header.previous_crc)
         mark = Mark.at_rest(self.mark.sequence, start, start, header.previous_batch)
-        self.drop_before(start, mark._replace(**_applied(header)))
+        self._publish_twice(mark._replace(**_applied(header)))
+        self._drop(old)
 
     def _publish_twice(self, mark: Mark) -> None:
         """Write the mark into both slots. Synced."""
@@ -412,6 +420,13 @@ class FollowerLog(NotCopyable):
         self.release_files()
         self._fd = self._cut_file(segment_name(base), start)
         return kept
+
+    def cut_all(self) -> list[str]:
+        """Remove all batches, and leave an empty log where it begins; returns the files that keep them. See `cut`."""
+        header = self.header(self.bases[0])
+        start, last = header.base_offset, header.previous_batch
+        mark = Mark.at_rest(self.mark.sequence, start, start, last)._replace(**_applied(header))
+        return self.cut(End(start, last, header.previous_crc), mark)
 
     def _cut_file(self, name: str, size: int) -> int:
         """Cut a file, and return it open for writing. A file that a snapshot shares is copied first. Synced."""

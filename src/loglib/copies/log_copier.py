@@ -1,7 +1,8 @@
 """Log copier: a log and its copy, and how the copy is brought up to the log.
 
 Invariant: the copy is a prefix of the log, byte for byte. If the source turns out to have another history (a power cut
-has taken its end, or a backup was put in place), the copy goes back to the last batch that both have.
+has taken its end, or a backup was put in place), the copy goes back to the last batch that both have. Where that
+batch is gone, `restart` lets the copy begin anew. What the source does not have is kept aside first.
 
 Threads: one.
 """
@@ -140,9 +141,9 @@ class LogCopier(NotCopyable):
         """Copy up to the source's mark `target`; returns the bytes that were written. They are synced, not published.
 
         `pace` is called with the size of each piece that was copied. If retention at the source has overtaken the
-        copy, it raises `OffsetOutOfRangeError`; with `restart` the copy begins anew at the source's log start. In a
-        long copy, parts are published; with `acknowledged` only those below it, and the copy does not yet take the
-        source's writer for its own.
+        copy, it raises `OffsetOutOfRangeError`; if no batch is left that both have, `CorruptLogError`. With `restart`
+        the copy begins anew at the source's log start instead. In a long copy, parts are published; with
+        `acknowledged` only those below it, and the copy does not yet take the source's writer for its own.
         """
         before, unsynced = self.copied.end.end, 0
         writer = target.writer_epoch, target.writer_nonce
@@ -276,7 +277,12 @@ class LogCopier(NotCopyable):
 
     # --- another history ---------------------------------------------------------------------------------
 
-    def _join(self, target: Mark, *, restart: bool) -> int:
+    def give_up(self, target: Mark, *, restart: bool) -> None:
+        """Keep aside what the source does not have. The log was written here until now; `restart` as in `advance`."""
+        if not self.is_ahead_of(target):
+            self._join(target, restart=restart, written_here=True)
+
+    def _join(self, target: Mark, *, restart: bool, written_here: bool = False) -> int:
         """Let the copy end where both logs are the same; returns that end."""
         copied = self.copied
         if copied.end.end < target.log_start_offset:
@@ -286,14 +292,23 @@ class LogCopier(NotCopyable):
                 raise OffsetOutOfRangeError(
                     copied.identity.partition, copied.end.end, target.log_start_offset, target.flushed_end
                 )
+            if written_here:
+                return self._set_all_aside(target)
+            logger.warning(
+                "%s: retention at its source has overtaken it; it begins anew at offset %d, without [%d, %d)",
+                copied.path, target.log_start_offset, copied.end.end, target.log_start_offset,
+            )  # fmt: skip
             return self._begin_anew(target)
         common = self._common_end(target)
         if common == copied.end and self._join_last():
             return common.end
         if common is None or common.end < copied.mark.log_start_offset:
-            raise CorruptLogError(
-                copied.path, 0, "no batch that the source has", f"a copy of {self.source.place}"
-            )
+            if not target.sequence or not restart:
+                raise CorruptLogError(
+                    copied.path, 0, "no batch that the source has",
+                    f'a copy of {self.source.place}; a mirror with on_gap="restart" sets this aside and begins anew',
+                )  # fmt: skip
+            return self._set_all_aside(target)
         mark, (end, last, _) = copied.mark, common
         if end < mark.flushed_end:
             if not target.sequence:
@@ -349,13 +364,18 @@ class LogCopier(NotCopyable):
             copied.begin_again(begun.header, begun.more_producers)
         return True
 
-    def _begin_anew(self, target: Mark) -> int:
-        """Let the copy begin where the source begins now: what was between is lost."""
-        copied, start = self.copied, target.log_start_offset
+    def _set_all_aside(self, target: Mark) -> int:
+        """Let the copy begin where the source begins now, and keep aside all that it has."""
+        kept = self.copied.cut_all()
+        self.set_aside += kept
         logger.warning(
-            "%s: retention at its source has overtaken it; it begins anew at offset %d, without [%d, %d)",
-            copied.path, start, copied.end.end, start,
+            "%s: no batch is left that its source %s has; it begins anew at offset %d, and is set aside in %s",
+            self.copied.path, self.source.place, target.log_start_offset, ", ".join(kept),
         )  # fmt: skip
-        begun = self.source.begun(start)
-        copied.begin_anew(begun.header, begun.more_producers)
-        return start
+        return self._begin_anew(target)
+
+    def _begin_anew(self, target: Mark) -> int:
+        """Let the copy begin where the source begins now."""
+        begun = self.source.begun(target.log_start_offset)
+        self.copied.begin_anew(begun.header, begun.more_producers)
+        return target.log_start_offset

@@ -201,8 +201,10 @@ class Mirror(NotCopyable):
             for number in range(self._config.partitions):
                 opened.callback(self._open(number, promised.get(number)).close)
             forget_marks(files, self.path)
-            origin.marks(range(len(self._pairs)))  # from here on `lag` is known
+            marks = origin.marks(range(len(self._pairs)))  # from here on `lag` is known
             if before != copy_role.MIRROR:  # nobody writes it now
+                for number, pair in enumerate(self._pairs):  # a mirror takes all that it has for the source's
+                    pair.give_up(marks[number], restart=self._restart)
                 self._commits.adopt()
             if role is not None:
                 self._take_role(role)
