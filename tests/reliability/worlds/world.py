@@ -163,6 +163,12 @@ class World:
     def noted_archived(self) -> None:
         self.is_archived = True
 
+    def noted_place_given_up(self) -> None:
+        self.is_placed = False
+
+    def noted_archive_given_up(self) -> None:
+        self.is_archived = False
+
     def value(self, topic: str = "orders", *, given: bool = True, size: int | None = None) -> bytes:
         """A new value, which is noted as given unless it is a repetition."""
         self.number += 1
@@ -350,13 +356,13 @@ class World:
 
     def give_up_place(self) -> None:
         """The place is of another history: begin another one. What it had alone is gone."""
+        self.note("world", "noted_place_given_up")
         shutil.rmtree(self.place, ignore_errors=True)
-        self.is_placed = False
         self._excuse_what_is_not_in_the_log()
 
     def give_up_archive(self) -> None:
+        self.note("world", "noted_archive_given_up")
         shutil.rmtree(self.archive, ignore_errors=True)
-        self.is_archived = False
         self._excuse_what_is_not_in_the_log()
 
     def _excuse_what_is_not_in_the_log(self) -> None:
