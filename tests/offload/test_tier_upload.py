@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -481,6 +482,27 @@ class Failing(RecordingFiles):
     def close(self, fd: int) -> None:
         self._opened.discard(fd)
         self._pass_on("close", fd)
+
+
+def test_a_place_is_promoted_also_if_a_partition_never_had_a_sealed_segment(
+    open_topic: Open, tmp_path: Path, to: Path
+) -> None:
+    topic = open_topic(partitions=2)
+    for number in range(4):
+        topic.append(b"%d" % number, partition=1, sync=True)
+    topic.append(b"not sealed", partition=0, sync=True)
+    topic.partition(1).roll()
+    tier(topic, to)
+    shutil.copytree(to, tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "0001")
+    with pytest.raises(LogError, match="0001 is missing, and the place has segments of it"):
+        promote(tmp_path / "half")
+    assert not (tmp_path / "half" / "0000").exists()
+    promote(to)
+    with Topic.open(to) as restored:
+        assert [each.value for each in restored.partition(1).read()] == [b"0", b"1", b"2", b"3"]
+        assert restored.append(b"first", partition=0, sync=True).offset == 0
+        assert restored.verify().damage == ()
 
 
 def test_a_place_is_only_read_until_it_is_promoted(open_topic: Open, path: Path, to: Path) -> None:

@@ -27,6 +27,7 @@ from ..log import copy_role, store_pointer, topic_file
 from ..log.index import SegmentIndex
 from ..log.pending_marks import forget_marks, read_marks
 from ..log.recovery import list_segments
+from ..offload.tier_files import newest
 from ..segment import Identity
 from ..system import lock
 from ..system.clock import SYSTEM
@@ -87,6 +88,8 @@ def _promoted(files: Files, path: str, described: tuple[bytes, TopicConfig], *, 
     with ExitStack() as held:  # until the copy has its role, so that no other copy takes the same place
         if found.role == copy_role.MIRROR and not _take_over(files, path, found, described, held, now=now, force=force):
             return False
+        if found.role == copy_role.TIER:  # it has only partitions with a sealed segment
+            _make_empty_partitions(files, path, *described, now=now)
         _lock(files, path, described[1], held)  # nobody copies into it any more
         again = copy_role.read(files, path)
         if again is None or again.role != found.role:
@@ -177,6 +180,17 @@ def _assemble(files: Files, former: Former, log_id: bytes, config: TopicConfig, 
         held.callback(made.close)
         writers.append(made)
     members.begin(writers)
+
+
+def _make_empty_partitions(files: Files, path: str, log_id: bytes, config: TopicConfig, *, now: int) -> None:
+    """Make the partitions of a place that never had a sealed segment; `LogError` if another one is not there."""
+    uploaded = newest(files, path)
+    for number in range(config.partitions):
+        directory = topic_file.partition_directory(path, number)
+        if not files.exists(directory) and (uploaded is None or uploaded.partition(number).segments):
+            raise LogError(f"{directory} is missing, and the place has segments of it; copy the whole place again")
+    with Directory.open(files, path) as place:
+        topic_file.make_missing(place, log_id, config, range(config.partitions), now=now)
 
 
 def _leave_lost_store(files: Files, path: str) -> None:

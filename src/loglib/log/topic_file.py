@@ -15,7 +15,7 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import NoReturn
@@ -31,8 +31,8 @@ from ..system.directory import Directory
 from ..system.files import Files
 
 __all__ = [
-    "FORMAT", "MOST_BYTES", "NAME", "add_partitions", "create", "make_partition", "parse", "partition_directory",
-    "put_in_place", "read", "write",
+    "FORMAT", "MOST_BYTES", "NAME", "add_partitions", "create", "make_missing", "make_partition", "parse",
+    "partition_directory", "put_in_place", "read", "write",
 ]  # fmt: skip
 
 FORMAT = 3
@@ -175,10 +175,18 @@ def add_partitions(directory: Directory, log_id: bytes, config: TopicConfig, par
 
     A crash leaves empty logs that `topic.json` does not count. The next call uses them.
     """
-    files, path = directory.files, directory.path
     grown = replace(config, partitions=partitions)
-    for number in range(config.partitions, partitions):
-        place = partition_directory(path, number)
+    make_missing(directory, log_id, grown, range(config.partitions, partitions), now=now)
+    write(directory, log_id, grown)
+
+
+def make_missing(
+    directory: Directory, log_id: bytes, config: TopicConfig, numbers: Iterable[int], *, now: int
+) -> None:  # fmt: skip
+    """Make an empty log for each of these partitions that has no directory. Synced."""
+    files = directory.files
+    for number in numbers:
+        place = partition_directory(directory.path, number)
         if not files.exists(place):
             aside = f"{place}.tmp"
             if files.exists(aside):
@@ -187,7 +195,6 @@ def add_partitions(directory: Directory, log_id: bytes, config: TopicConfig, par
             make_partition(files, aside, Identity.of(log_id, number), now=now, permissions=config.permissions)
             files.rename(aside, place)
     directory.sync()
-    write(directory, log_id, grown)
 
 
 def make_partition(files: Files, path: str, identity: Identity, *, now: int, permissions: int) -> None:
