@@ -364,6 +364,28 @@ def test_copy_of_another_history_begins_anew_and_keeps_the_old(
         assert_same(other, to)
 
 
+def test_copy_with_a_batch_across_the_start_of_its_source_begins_anew(path: Path, to: Path, tmp_path: Path) -> None:
+    one, other = split(path, tmp_path / "other" / "topic")
+    with one, other:
+        one.append_many([b"in one batch"] * 20)
+        one.flush()
+        for topic in (one, other):
+            topic.partition(0).roll()
+            topic.append(b"%d" % (topic is one), sync=True)
+            topic.partition(0).roll()
+        start = other.partition(0).segments[-1].base_offset
+        last = list(one.partition(0).batches())[-2]
+        assert last.offsets.start < start < last.next_offset
+        while other.partition(0).high_watermark <= one.partition(0).high_watermark:
+            other.append(b"other", sync=True)
+        other.partition(0).delete_before(start)
+        mirror(one.path, to)
+        with pytest.raises(CorruptLogError, match="no batch that the source has"):
+            mirror(other.path, to)
+        assert len(mirror(other.path, to, on_gap="restart").set_aside) == 2
+        assert_same(other, to)
+
+
 @pytest.mark.parametrize("begins", BEGINS)
 def test_beginning_anew_that_is_cut_anywhere_is_done_again(
     path: Path, to: Path, tmp_path: Path, begins: str

@@ -216,7 +216,7 @@ class SourceLog(NotCopyable):
             return False
         if self._begins_behind(end):
             return True
-        if end.end == mark.log_start_offset:
+        if end.end == mark.log_start_offset or end.last_batch < mark.log_start_offset:  # a batch lies across the start
             return False
         try:
             header = self.log.header_around(end.last_batch, mark)

@@ -17,9 +17,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from ..config.arguments import topic_path
 from ..config.policies import TopicConfig
@@ -41,6 +41,8 @@ from .remote_source import TIMEOUT_S, RemoteTopic
 from .topic_source import LocalTopicSource
 
 __all__ = ["Mirror", "MirrorLag", "Mirrored", "Origin", "mirror", "receive_mirror"]
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger("loglib")
 
@@ -201,10 +203,9 @@ class Mirror(NotCopyable):
             for number in range(self._config.partitions):
                 opened.callback(self._open(number, promised.get(number)).close)
             forget_marks(files, self.path)
-            marks = origin.marks(range(len(self._pairs)))  # from here on `lag` is known
+            origin.marks(range(len(self._pairs)))  # from here on `lag` is known
             if before != copy_role.MIRROR:  # nobody writes it now
-                for number, pair in enumerate(self._pairs):  # a mirror takes all that it has for the source's
-                    pair.give_up(marks[number], restart=self._restart)
+                self._beside_retention(self._give_up)
                 self._commits.adopt()
             if role is not None:
                 self._take_role(role)
@@ -344,12 +345,22 @@ class Mirror(NotCopyable):
             return copied
 
     def _copy(self, pairs: Iterable[LogCopier]) -> int:
+        return self._beside_retention(lambda: self._pass(pairs))
+
+    def _beside_retention(self, work: Callable[[], Result]) -> Result:
+        """Do the work; with `on_gap="restart"` again, if retention at the source was quicker."""
         while True:
             try:
-                return self._pass(pairs)
+                return work()
             except OffsetOutOfRangeError:
                 if not self._restart:
                     raise
+
+    def _give_up(self) -> None:
+        """Keep aside what only this directory has: as a mirror it takes all that it has for the source's."""
+        marks = self._origin.marks(range(len(self._pairs)))
+        for number, pair in enumerate(self._pairs):
+            pair.give_up(marks[number], restart=self._restart)
 
     def _pass(self, pairs: Iterable[LogCopier]) -> int:
         marks = self._origin.marks([pair.copied.identity.partition for pair in pairs])
