@@ -27,7 +27,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache, partial
 from types import EllipsisType
-from typing import Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from .append.access import Access
 from .append.batching import Load, append_loads, append_numbered, weigh
@@ -42,11 +42,6 @@ from .append.writer import WRITER_DESCRIPTORS, Writer
 from .config.arguments import Start, check_names, donor_paths, topic_path
 from .config.policies import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
 from .config.uri import is_remote
-from .copies.assemble import ReplicaRequest, assemble, check_new
-from .copies.chain import check_apart
-from .copies.member_list import Acks
-from .copies.replica import ReplicaState
-from .copies.replica_set import ReplicaSet
 from .errors import (
     ConfigConflictError,
     ForkedHandleError,
@@ -75,9 +70,6 @@ from .log.producers import parse_producer
 from .log.reader import OnGap, Reader, StartLike
 from .log.tables import Columnar
 from .log.verify import Progress, VerifyReport, size_of, verify_description, verify_log
-from .offload.archive_reader import with_tail
-from .offload.safe_offset import floors_of
-from .offload.tier_files import Tier, TierOverlayFiles, TierOverlayLog, tier_at
 from .open_topic import OpenTopic, opens_paths
 from .partition import Partition
 from .retention import SegmentDecision
@@ -87,8 +79,15 @@ from .system.directory import Directory
 from .system.files import REAL, Files
 from .system.mounts import network_file_system
 from .system.process import at_exit, in_child, is_interrupting, try_each
-from .transactions.group_commits import StoreFence
 from .transactions.participant import Participant
+
+if TYPE_CHECKING:  # loaded when a topic has copies, or segments elsewhere
+    import pyarrow as pa
+
+    from .copies.member_list import Acks
+    from .copies.replica import ReplicaState
+    from .copies.replica_set import ReplicaSet
+    from .offload.safe_offset import Floors, TierFloors
 
 __all__ = ["Topic", "open_topic", "topics"]
 
@@ -138,7 +137,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         self._serving = Participant(files, path, self._handles, clock)
         self._keeper = RetentionRunner(
             files, path, config, clock_of(clock),
-            shared=shared and mode == "a", committed=partial(_committed_of, weakref.ref(self)), archives=floors_of,
+            shared=shared and mode == "a", committed=partial(_committed_of, weakref.ref(self)), archives=_floors_of,
         )  # fmt: skip
         self._accesses = tuple(
             Access(
@@ -153,8 +152,8 @@ class Topic(Shown, Columnar, TopicWithGroups):
         self._placement = Placement(
             path, self._accesses, self._handles, partitioner, named=config.partitioner, writable=mode == "a"
         )
-        self.partitions = tuple(Partition(each, with_tail) for each in self._accesses)
-        self._read_archive = with_tail
+        self.partitions = tuple(Partition(each, _with_tail) for each in self._accesses)
+        self._read_archive = _with_tail
         self._donors = donors
         for number, access in enumerate(self._accesses):
             access.log.donors = tuple([topic_file.partition_directory(each, number) for each in donors])
@@ -801,6 +800,8 @@ class Topic(Shown, Columnar, TopicWithGroups):
             for access in each._accesses  # noqa: SLF001
         }
         durability, permissions = self.config.durability, self.config.permissions
+        from .transactions.group_commits import StoreFence
+
         return GroupDirectory(
             self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock, StoreFence(),
             track=tuple(each._handles.track for each in topics or [self]),  # noqa: SLF001
@@ -924,14 +925,25 @@ def open_topic(
         given["partitions"] = partitions
     if partitioner is not None:
         given["partitioner"] = name_of(partitioner)
-    place = tier_at(files, os.fsdecode(path), mode, tier)
+    text = os.fsdecode(path)
+    place = None
+    is_place = is_remote(text) or (mode == "r" and text and copy_role.is_tier(files, os.path.abspath(text)))
+    if is_place or tier is not None:
+        from .offload.tier_files import Tier, TierOverlayFiles, TierOverlayLog, tier_at
+
+        place = tier_at(files, text, mode, tier)
     absolute, files = (topic_path(path), files) if place is None else (place.path, place.files)
     copies = donor_paths(donors, absolute)
     if copies and mode != "r":
         raise ValueError("donors are for mode='r'; loglib.heal makes a damaged topic whole")
     if copies and place is not None:
         raise ValueError(f"donors are for a topic's directory; {place.path} is a place of uploaded segments")
-    wish = None if replicas is None else ReplicaRequest.of(absolute, replicas, acks, replica_timeout, lose)
+    wish = None
+    if replicas is not None:
+        from .copies.assemble import ReplicaRequest, assemble, check_new
+        from .copies.chain import check_apart
+
+        wish = ReplicaRequest.of(absolute, replicas, acks, replica_timeout, lose)
     if wish is None and (acks is not None or lose):
         raise ValueError("acks and lose are about the directories in replicas=[...], which is missing")
     if wish is not None and (shared or mode == "r"):
@@ -985,6 +997,28 @@ def open_topic(
             topic.close()
             raise
     return topic
+
+
+def _with_tail(
+    archive: str | os.PathLike[str],
+    read: Callable[[StartLike, StartLike], Reader],
+    logs: Sequence[Log],
+    start: StartLike,
+    end: StartLike | None,
+    *,
+    columns: Sequence[str] | None,
+    batch_bytes: int,
+    now_us: int,
+) -> pa.RecordBatchReader:
+    from .offload.archive_reader import with_tail
+
+    return with_tail(archive, read, logs, start, end, columns=columns, batch_bytes=batch_bytes, now_us=now_us)
+
+
+def _floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> Floors | TierFloors:
+    from .offload.safe_offset import floors_of
+
+    return floors_of(files, topic_path, archive, log_id, before_us=before_us)
 
 
 def _check_still(files: Files, path: str, partitions: int) -> None:

@@ -171,9 +171,41 @@ def test_import_brings_in_nothing_heavy() -> None:
         import sys
         import loglib
         heavy = {"pyarrow", "numpy", "pyspark", "pandas", "ctypes", "asyncio", "hashlib", "multiprocessing"}
+        heavy |= {"html", "urllib.parse", "concurrent.futures", "tempfile", "subprocess"}
         print(sorted(heavy & set(sys.modules)))
+        rooms = ("loglib.copies.", "loglib.offload.", "loglib.transactions.store", "loglib.log.repair")
+        print([name for name in sys.modules if name.startswith(rooms)])
+    """
+    assert run_python(program).split() == ["[]", "[]"]
+
+
+def test_a_topic_that_has_no_copies_loads_nothing_that_copies_need() -> None:
+    program = """
+        import sys, tempfile, os
+        import loglib
+        with tempfile.TemporaryDirectory() as place:
+            with loglib.Topic.open(os.path.join(place, "orders"), retention=loglib.Retention(age=None)) as topic:
+                topic.append(b"1", sync=True)
+                assert len(list(topic.read())) == 1
+            loglib.Topic.open(os.path.join(place, "orders"), mode="r").close()
+        print([name for name in sys.modules if name.startswith(("loglib.copies.", "loglib.offload."))])
     """
     assert run_python(program).strip() == "[]"
+
+
+def test_each_public_name_can_be_imported_and_is_listed() -> None:
+    program = """
+        import loglib
+        assert set(loglib.__all__) <= set(dir(loglib))
+        for name in loglib.__all__:
+            assert getattr(loglib, name) is not None
+        from loglib import *
+        try:
+            loglib.nothing
+        except AttributeError as error:
+            print(error)
+    """
+    assert run_python(program).strip() == "module 'loglib' has no attribute 'nothing'"
 
 
 def test_importing_spark_discovery_costs_nothing_heavy_without_spark() -> None:

@@ -6,7 +6,6 @@ Invariant: nothing here asks a store, and no message shows a URI.
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote, urlsplit
 
 __all__ = ["has_credentials", "is_remote", "local_path", "normal"]
 
@@ -21,7 +20,11 @@ def is_remote(path: str) -> bool:
 
 def local_path(path: str) -> str:
     """The path without `file:`."""
-    return unquote(urlsplit(path).path) if path.startswith("file:") else path
+    if not path.startswith("file:"):
+        return path
+    from urllib.parse import unquote, urlsplit
+
+    return unquote(urlsplit(path).path)
 
 
 def normal(uri: str) -> str:
@@ -36,5 +39,7 @@ def has_credentials(uri: str) -> bool:
     uri = normal(uri)
     if not uri.startswith("s3://"):
         return False
+    from urllib.parse import urlsplit
+
     place = urlsplit(uri).netloc
     return ":" in place or "@" in place

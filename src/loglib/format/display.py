@@ -5,7 +5,6 @@ Invariant: it never raises. A look at the disk may fail; then what was found bef
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 
 __all__ = ["Shown", "sized"]
@@ -26,6 +25,8 @@ class Shown:
         return f"<{type(self).__name__} {', '.join(f'{name} {value}'.strip() for name, value in _found(self))}>"
 
     def _repr_html_(self) -> str:
+        import html
+
         rows = [
             f"<tr><th style='text-align: left'>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
             for name, value in _found(self)

@@ -25,9 +25,8 @@ from ..system.files import Files
 
 __all__ = [
     "ACTIONS", "APPEND", "ARCHIVE", "DELETE", "DEMOTE", "ELSEWHERE", "FOLLOW", "FORCE", "HEAL", "JOIN", "JOIN_COPIED",
-    "LEADER", "MIRROR", "NAME", "PROMOTE", "READ", "REPAIR", "REPLICA", "ROLES", "SNAPSHOT", "SUPERSEDED", "TIER",
-    "TRANSACT", "UPLOAD", "Action", "Role", "check", "check_leader", "decode",
-    "read", "refusal",
+    "LEADER", "MANIFESTS", "MIRROR", "NAME", "PROMOTE", "READ", "REPAIR", "REPLICA", "ROLES", "SNAPSHOT", "SUPERSEDED",
+    "TIER", "TRANSACT", "UPLOAD", "Action", "Role", "check", "check_leader", "decode", "is_tier", "read", "refusal",
 ]  # fmt: skip
 
 NAME = "copy.json"
@@ -36,6 +35,7 @@ LEADER, SNAPSHOT, MIRROR = "leader", "snapshot", "mirror"
 REPLICA = "replica"  # one of several directories that are written together; more is in copies/member_list.py
 SUPERSEDED = "superseded"  # it was a leader; a copy has taken its place
 TIER = "tier"  # its sealed segments, as `loglib.tier` uploads them
+MANIFESTS = "_tier"  # the directory of a tier's manifests
 ROLES = (LEADER, MIRROR, SNAPSHOT, SUPERSEDED, REPLICA, TIER)
 ELSEWHERE = "stream:"  # so `of` begins if the source is known through a stream only
 _MOST_BYTES = 1 << 20
@@ -118,6 +118,14 @@ def decode(content: bytes, path: str) -> Role:
         return Role(str(facts["role"]), log_id, str(facts["id"]), str(facts["of"]), int(facts["time"]))
     except _ERRORS as error:
         raise CorruptLogError(path, 0, f"no valid facts ({error!r})", "what the directory is a copy of") from error
+
+
+def is_tier(files: Files, path: str) -> bool:
+    """Whether `loglib.tier` has made the directory. A place that was promoted is a topic like others."""
+    if not files.exists(os.path.join(path, MANIFESTS)):
+        return False
+    found = read(files, path)
+    return found is not None and found.role == TIER
 
 
 def check(files: Files, topic_path: str, action: Action) -> None:

@@ -27,11 +27,12 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import LogError
+from ..log.copy_role import MANIFESTS
 from ..system.process import fork_lock
 from .manifest_log import OpenSlots
 from .object_files import connect
 from .storage import Storage
-from .tier_store import MANIFESTS, Source
+from .tier_store import Source
 
 __all__ = ["S3Store"]
 

@@ -20,6 +20,7 @@ from functools import partial
 from ..config.uri import is_remote
 from ..errors import LogError
 from ..log import topic_file
+from ..log.copy_role import is_tier
 from ..log.cursor import has_records
 from ..log.gaps import between
 from ..log.history import HistoryPoint, compare_history
@@ -30,7 +31,7 @@ from ..system.files import Files
 from .archive_manifest import Archived, ArchivedFile, ArchivedPartition
 from .archive_store import is_in_a_store, load, located
 from .storage import storage_of
-from .tier_files import Tier, is_tier
+from .tier_files import Tier
 from .tier_manifest import TieredSegment
 
 __all__ = ["Floors", "TierFloors", "floors_of"]

@@ -27,7 +27,8 @@ from ..config.policies import MAX_OFFSET
 from ..config.uri import is_remote, local_path
 from ..errors import CorruptLogError, LogError
 from ..format.watermark import Mark
-from ..log import copy_role, topic_file
+from ..log import topic_file
+from ..log.copy_role import MANIFESTS, is_tier
 from ..log.gaps import Gap, joined, read_gaps
 from ..log.history import AHEAD, BEHIND, compare_history, point_at
 from ..log.log import FixedMark, Log
@@ -39,22 +40,13 @@ from . import manifest_log
 from .manifest_log import DirectorySlots, FileSlots
 from .storage import storage_of
 from .tier_manifest import Tiered, TieredPartition, decode
-from .tier_store import MANIFESTS
 
-__all__ = ["Tier", "TierOverlayFiles", "TierOverlayLog", "is_tier", "newest", "tier_at"]
+__all__ = ["Tier", "TierOverlayFiles", "TierOverlayLog", "newest", "tier_at"]
 
 logger = logging.getLogger("loglib")
 
 _ADVICE = "nothing was read: open each of them by itself, or name the place that this topic was uploaded to"
 _BY_NUMBER = frozenset({"pread", "fstat", "sendfile"})  # called for files that are open
-
-
-def is_tier(files: Files, path: str) -> bool:
-    """Whether the directory is one that `loglib.tier` has made. A place that was promoted is a topic like others."""
-    if not files.exists(os.path.join(path, MANIFESTS)):
-        return False
-    found = copy_role.read(files, path)
-    return found is not None and found.role == copy_role.TIER
 
 
 def newest(files: Files, path: str) -> Tiered | None:

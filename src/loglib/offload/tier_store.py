@@ -25,14 +25,14 @@ from typing import Protocol
 
 from ..errors import CorruptLogError, LogError
 from ..format.header import crc32c
+from ..log.copy_role import MANIFESTS
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .manifest_log import DirectorySlots, OpenSlots
 
-__all__ = ["MANIFESTS", "DirectoryStore", "Source", "Store", "compare"]
+__all__ = ["DirectoryStore", "Source", "Store", "compare"]
 
-MANIFESTS = "_tier"
 _BLOCK_BYTES = 1 << 20
 _PARTITION = re.compile(r"\d{4}")
 _TEMPORARY = re.compile(r"\..+-[0-9a-f]{16}\.tmp")

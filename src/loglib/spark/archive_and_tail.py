@@ -20,10 +20,11 @@ from pyspark.sql.functions import lit
 
 from ..config.arguments import partition_numbers
 from ..config.uri import is_remote
+from ..log.copy_role import is_tier
 from ..log.reader import StartLike
 from ..offload.archive_reader import ArchiveReader, Range
 from ..offload.archive_store import is_in_a_store
-from ..offload.tier_files import Tier, is_tier
+from ..offload.tier_files import Tier
 from ..system.clock import SYSTEM
 from ..system.files import REAL
 from ..topic import Topic

@@ -23,11 +23,12 @@ from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.record import Damage
 from ..format.watermark import Mark
 from ..log import topic_file
+from ..log.copy_role import is_tier
 from ..log.log import FixedMark, Log, marks_at_once
 from ..log.lookup import resolve
 from ..log.recovery import list_segments
 from ..offload.storage import LOCAL, Storage, storage_of
-from ..offload.tier_files import is_tier, newest
+from ..offload.tier_files import newest
 from ..segment import HEADER_BYTES, Identity, segment_name
 from ..system.files import REAL, Files
 from .copied_mark import mark_of_archive

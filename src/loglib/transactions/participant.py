@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..append.handles import Handles
 from ..append.writer import Writer
@@ -21,8 +22,10 @@ from ..errors import CommitPendingError, LogClosedError, LogError, LogMovedError
 from ..log.store_pointer import StorePointer, read_pointer
 from ..system.files import Files
 from . import notifications
-from .apply import Applier, end_hold
-from .store import Store, open_store
+
+if TYPE_CHECKING:  # most topics are in no transaction, and need neither
+    from .apply import Applier
+    from .store import Store
 
 __all__ = ["Participant"]
 
@@ -70,6 +73,8 @@ class Participant:
             logger.warning("%s: transactions were not applied: %s", self._path, error)
         except (LogError, OSError) as error:
             logger.warning("%s: transactions were not applied: %s", self._path, error)
+            from .apply import end_hold
+
             for writer in writers:
                 if writer.disk.mark.held_txn:
                     end_hold(writer)
@@ -110,6 +115,8 @@ class Participant:
 
     def _end_holds(self, writers: list[Writer]) -> None:
         """The store is gone, so that nobody finishes what is held. A part of it makes the next append raise."""
+        from .apply import end_hold
+
         for writer in writers:
             if writer.disk.mark.held_txn:
                 try:
@@ -119,5 +126,8 @@ class Participant:
 
     def _of(self, home: StorePointer, writers: list[Writer]) -> tuple[Store, Applier]:
         """The store of the topic's transactions, with what applies them."""
+        from .apply import Applier
+        from .store import open_store
+
         store = self._handles.store = open_store(self._files, os.path.normpath(home.path))
         return store, Applier(self._files, store, writers, clock=self._clock)
