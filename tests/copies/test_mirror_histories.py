@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from mirrored import Cut, assert_same, mirror_end, segments
@@ -428,6 +429,28 @@ def test_old_leader_whose_records_retention_dropped_at_the_new_one_follows_it(
         report = mirror(to, path, on_gap="restart", demote=True)
         assert_same(new, path)
         assert any(b"never copied" in Path(each).read_bytes() for each in report.set_aside)
+
+
+@pytest.mark.parametrize("on_gap", ["error", "restart"])
+def test_copy_without_a_batch_follows_a_source_that_has_more_of_the_past(
+    path: Path, to: Path, on_gap: Literal["error", "restart"]
+) -> None:
+    """Retention has dropped all of an old leader. The new leader still has it, in a segment that goes on."""
+    with Topic.open(path, partitions=1) as old:
+        fill(old, 3)
+        mirror(path, to)
+        old.partition(0).roll()
+        old.partition(0).delete_before(old.partition(0).segments[-1].base_offset)
+        loglib.promote(to, force=True)
+    with Topic.open(to) as new:
+        new.append(b"in the same segment", sync=True)
+        assert mirror(to, path, on_gap=on_gap, demote=True).set_aside == ()
+        assert_same(new, path)
+        assert segments(path).keys() == segments(to).keys()
+        new.partition(0).roll()
+        new.append(b"more", sync=True)
+        mirror(to, path)
+        assert_same(new, path)
 
 
 @pytest.mark.parametrize("size", [10, 100_000])

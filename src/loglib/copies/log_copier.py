@@ -299,6 +299,9 @@ class LogCopier(NotCopyable):
                 copied.path, target.log_start_offset, copied.end.end, target.log_start_offset,
             )  # fmt: skip
             return self._begin_anew(target)
+        is_empty, begins_later = copied.end.end == copied.bases[0], copied.bases[0] > target.log_start_offset
+        if is_empty and (begins_later or not self._join_last()):  # no batch could be compared, or lost
+            return self._begin_anew(target)
         common = self._common_end(target)
         if common == copied.end and self._join_last():
             return common.end
