@@ -19,6 +19,7 @@ import logging as _logging  # the attribute `logging` of this package is its mod
 from .append.record_arguments import HeadersLike
 from .append.stats import FlushTimes, PartitionStats, Rates, TopicStats
 from .config.policies import FlushPolicy, Policies, Retention, TopicConfig
+from .copies.credentials import CopyCredentials, SourceCredentials
 from .copies.heal import HealReport, heal
 from .copies.heal_log import Healed, Unhealed
 from .copies.mirror import Mirror, Mirrored, MirrorLag, mirror, receive_mirror
@@ -56,6 +57,7 @@ from .errors import (
     TooFewCopiesError,
     TooManyFilesError,
     UnsupportedFormatError,
+    UntrustedPeerError,
     WriterFailedError,
 )
 from .format.batch import Batch
@@ -92,6 +94,7 @@ __all__ = [
     "Commit",
     "CommitPendingError",
     "ConfigConflictError",
+    "CopyCredentials",
     "CorruptLogError",
     "Damage",
     "FencedError",
@@ -144,6 +147,7 @@ __all__ = [
     "SegmentDecision",
     "SegmentInfo",
     "Snapshot",
+    "SourceCredentials",
     "SourceMismatchError",
     "StaleGenerationError",
     "StartLike",
@@ -163,6 +167,7 @@ __all__ = [
     "Transaction",
     "Unhealed",
     "UnsupportedFormatError",
+    "UntrustedPeerError",
     "VerifyReport",
     "WriterFailedError",
     "__version__",
