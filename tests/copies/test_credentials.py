@@ -346,6 +346,49 @@ def test_no_bytes_of_strangers_end_a_source_otherwise_than_with_a_broken_stream(
         assert isinstance(peer.error, LogError), (number, peer.error)
 
 
+@pytest.mark.parametrize("is_said", [True, False])
+def test_the_end_of_a_stream_is_its_end_with_a_farewell_or_without(is_said: bool, paths: files.Paths) -> None:
+    def serve(stream: socket.socket) -> None:
+        found = paths.source().accept(stream)
+        found.write(b"last")
+        if is_said:
+            with suppress(ssl.SSLWantReadError):
+                found._tls.unwrap()
+            found.write(b"")
+            found._flush()
+
+    with against(serve) as (stream, peer), closing(paths.copy().connect(stream, "localhost")) as found:
+        assert found.read(4) == b"last"
+        assert found.wait(20) and found.read(1, may_end=True) == b""
+        with pytest.raises(BrokenStreamError, match="it ended"):
+            found.read(1)
+    assert peer.error is None
+
+
+def test_bytes_that_were_changed_on_their_way_break_the_stream(paths: files.Paths) -> None:
+    def serve(stream: socket.socket) -> None:
+        paths.source().accept(stream)
+        stream.setblocking(True)
+        stream.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+
+    with (
+        against(serve) as (stream, _),
+        closing(paths.copy().connect(stream, "localhost")) as found,
+        pytest.raises(BrokenStreamError, match="what came is not what was encrypted: "),
+    ):
+        found.read(1)
+
+
+def test_a_plain_copy_that_does_not_hear_the_answer_is_no_other_error(paths: files.Paths) -> None:
+    (read_there, write_here), (read_here, write_there) = os.pipe(), os.pipe()
+    os.write(write_there, b"\x89LLT" + bytes(32))
+    os.close(read_there)
+    with pytest.raises(BrokenStreamError, match="it came without TLS"):
+        paths.source().accept((read_here, write_here))
+    for fd in (write_here, read_here, write_there):
+        os.close(fd)
+
+
 # --- limits ------------------------------------------------------------------------------------------------
 
 
@@ -449,6 +492,9 @@ def test_files_that_are_not_what_they_should_be_are_named(paths: files.Paths, tm
         paths._replace(shared_key=tmp_path / "nothing").copy()
     with pytest.raises(ValueError, match="empty has no certificate in PEM"):
         CopyCredentials(shared_key=paths.shared_key, authority=empty)
+    for path in (odd, files.secret(tmp_path / "odd2", files.GOOD.replace("MII", "AAA"))):
+        with pytest.raises(ValueError, match=path.name):
+            CopyCredentials(shared_key=paths.shared_key, authority=path)
     with pytest.raises(ValueError, match="odd"):
         CopyCredentials(shared_key=paths.shared_key, authority=odd)
     both = files.secret(tmp_path / "both.pem", files.KEY + files.GOOD)

@@ -118,8 +118,6 @@ class TlsStream(Stream):
         except ssl.SSLWantReadError:
             self._flush()  # an answer to what was no data
             return False
-        except ssl.SSLZeroReturnError:
-            pass
         except ssl.SSLError as error:
             raise self.broken(f"what came is not what was encrypted: {_reason(error)}") from error
         self._is_over = not self._plain
