@@ -24,6 +24,7 @@ from ..copies.promote import promote as make_leader
 from ..copies.remote_source import TIMEOUT_S
 from ..copies.snapshot import snapshot as take_snapshot
 from ..errors import BrokenStreamError, LogError, UntrustedPeerError
+from ..system.not_copyable import NotCopyable
 from .arguments import DIRECTORY, DURATION, TOPIC, as_json
 from .output import note, print_json, sized
 
@@ -203,7 +204,7 @@ _MOST_STRANGERS_OF_ONE = 8  # from one address, so that one host does not take t
 _LISTENER_ENDS = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
 
 
-class _Room:
+class _Room(NotCopyable):
     """How many are being served, and how many strangers are waiting to be known.
 
     Threads: safe for all.
