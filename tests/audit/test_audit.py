@@ -463,6 +463,32 @@ def test_counts_wait_for_a_trail_that_others_have(place: Path, monkeypatch: pyte
     assert report.balances and not report.differences
 
 
+def test_an_auditor_goes_on_when_others_had_the_trail_for_too_long(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(place, 30)
+    monkeypatch.setattr("loglib.audit.trail._PATIENCE_S", 0.0)
+    with (
+        ExitStack() as others,
+        Topic.open(place / "orders", mode="r") as topic,
+        Topic.open(place / audit.TRAIL, shared=True) as trail,
+    ):
+        others.enter_context(Topic.open(place / audit.TRAIL))
+        auditor = audit.Auditor(topic, trail, window=MINUTE, clock=lambda: LATER)
+        waiting: list[float] = []
+
+        def wait(seconds: float) -> None:
+            waiting.append(seconds)
+            others.close()
+            if len(waiting) == 2:  # nothing new has come meanwhile
+                auditor.close()
+
+        monkeypatch.setattr(auditor._ended, "wait", wait)
+        auditor.run(every=1.0)
+    assert "wait for their trail" in caplog.text
+    assert sum(tally.records for tally in counted(place)["log"].values()) == 30
+
+
 def test_a_counter_belongs_to_the_process_that_made_it(place: Path) -> None:
     write(place, 30)
     with (

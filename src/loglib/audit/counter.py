@@ -9,6 +9,7 @@ Threads: a counter belongs to one thread, an auditor as well; `close` may be cal
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 from ..config.arguments import check_timeout
 from ..config.policies import microseconds
+from ..errors import LockedError
 from ..format.batch import Batch
 from ..system.clock import SYSTEM
 from ..system.not_copyable import NotCopyable
@@ -27,6 +29,7 @@ from .trail import LOG, Entry, entries, publish
 
 __all__ = ["WINDOW", "Auditor", "Counter"]
 
+logger = logging.getLogger("loglib")
 WINDOW = timedelta(minutes=10)
 _GROUP = "audit"
 
@@ -90,6 +93,11 @@ class Counter(NotCopyable):
             windows = merged([before.windows, windows])
         ranges.append(_Range(start, batch.next_offset, windows))
         self._counted[log_id, partition] = batch.next_offset
+
+    @property
+    def has_new(self) -> bool:
+        """Whether something was counted that is not published yet."""
+        return bool(self._new)
 
     def publish(self, caught_up: tuple[Topic, int] | None = None) -> int:
         """Publish what was counted since the last time, and flush it. Returns the number of records.
@@ -155,7 +163,7 @@ class Auditor(NotCopyable):
                     break
             alone = len(self._member.assignment) == len(self._topic.partitions)
             is_over = 0 < self._open_until < began  # all windows so far are over: say so once
-            if found or (alone and is_over):
+            if found or self._counter.has_new or (alone and is_over):
                 caught_up = alone and not self._ended.is_set()
                 self._counter.publish((self._topic, began) if caught_up else None)
                 self._member.commit()
@@ -164,12 +172,18 @@ class Auditor(NotCopyable):
             return found
 
     def run(self, *, every: float = 60.0) -> None:
-        """Publish every so many seconds, until `close` is called from another thread or in a signal handler."""
+        """Publish every so many seconds, until `close` is called from another thread or in a signal handler.
+
+        If others have the trail for too long, that is logged as a warning, and the next time publishes all.
+        """
         check_timeout(every)
         while not self._ended.is_set():
             with self._at_work():
                 if not self._ended.is_set():
-                    self.publish()
+                    try:
+                        self.publish()
+                    except LockedError as error:
+                        logger.warning("the counts of %s wait for their trail: %s", self._topic.path, error)
             self._ended.wait(every)
         self.close()
 
