@@ -14,12 +14,15 @@ from typing import Any
 
 import credentials as files
 import pytest
+from streamed import Wire
 
 from conftest import fill
 from loglib import (
     BrokenStreamError,
     CopyCredentials,
     LogError,
+    Mirror,
+    MirrorServer,
     SourceCredentials,
     Topic,
     UntrustedPeerError,
@@ -387,6 +390,72 @@ def test_a_plain_copy_that_does_not_hear_the_answer_is_no_other_error(paths: fil
         paths.source().accept((read_here, write_here))
     for fd in (write_here, read_here, write_there):
         os.close(fd)
+
+
+@pytest.mark.parametrize("flips", [False, True])
+def test_encrypted_stream_that_breaks_anywhere_is_no_loss(
+    open_topic: OpenTopic, paths: files.Paths, tmp_path: Path, flips: bool
+) -> None:
+    topic = open_topic(partitions=2)
+    fill(topic, 200)
+    random, to = Random(26), tmp_path / "copy"
+    source, copy = paths.source(), paths.copy()
+
+    def mirror(**cut: int) -> Peer:
+        wire = Wire(**cut, flips=flips, bit=random.randrange(8))
+        near, middle = socket.socketpair()
+        with near, against(lambda stream: serve_mirror(topic.path, source.accept(stream))) as (far, peer):
+            relay = threading.Thread(target=wire.carry, args=(far, middle))
+            relay.start()
+            try:
+                receive_mirror(copy.connect(near, "localhost"), to)
+            finally:
+                near.close()
+                relay.join(20)
+        return peer
+
+    for number in range(12):
+        side = "from_source" if number % 2 else "from_copy"
+        with suppress(LogError):  # a flip in what comes last harms nobody
+            mirror(**{side: random.randrange(4000)})
+    assert mirror().error is None
+    with Topic.open(to, mode="r") as made:
+        assert [each.value for each in made.read()] == [each.value for each in topic.read()]
+
+
+def test_server_of_an_encrypted_stream_is_closed_from_another_thread(
+    open_topic: OpenTopic, paths: files.Paths, tmp_path: Path
+) -> None:
+    topic = open_topic(partitions=1)
+    fill(topic, 5)
+    servers: list[MirrorServer] = []
+
+    def serve(stream: socket.socket) -> None:
+        with MirrorServer(topic.path, paths.source().accept(stream)) as server:
+            servers.append(server)
+            server.serve()
+
+    with (
+        against(serve) as (stream, peer),
+        Mirror.over(paths.copy().connect(stream, "localhost"), tmp_path / "copy") as mirror,
+    ):
+        mirror.copy()
+        servers[0].close()
+        peer.join(20)
+        with pytest.raises(BrokenStreamError):
+            mirror.copy()
+    assert peer.error is None
+
+
+def test_encrypted_peer_that_falls_silent_is_given_up(paths: files.Paths) -> None:
+    def serve(stream: socket.socket) -> None:
+        found = paths.source().accept(stream)
+        found.timeout_s = 0.05
+        found.read(1)
+
+    with against(serve) as (stream, peer), closing(paths.copy().connect(stream, "localhost")) as found:
+        assert found.wait(20)
+    assert "silent for 0.05 seconds" in str(peer.error)
 
 
 # --- limits ------------------------------------------------------------------------------------------------
