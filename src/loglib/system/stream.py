@@ -132,6 +132,10 @@ class Stream(NotCopyable):
         return b""
 
     def _read_now(self, size: int) -> bytes:
+        if self._left_bytes is not None:
+            if not self._left_bytes:
+                raise self.broken("the other end sent more than it may before it is known")
+            size = min(size, self._left_bytes)  # what comes behind may be read without a limit
         try:
             piece = REAL.read(self._in, size)
         except ConnectionResetError:  # the end, with something that this end has sent and nobody has read
@@ -142,8 +146,6 @@ class Stream(NotCopyable):
             raise self.broken(error) from error
         if self._left_bytes is not None:
             self._left_bytes -= len(piece)
-            if self._left_bytes < 0:
-                raise self.broken("the other end sent more than it may before it is known")
         return piece
 
     def _wait_to_write(self) -> None:
