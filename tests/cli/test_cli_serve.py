@@ -213,6 +213,20 @@ def test_wrong_key_is_one_line_at_both_ends_and_is_counted(
     assert source.refused_keys == 1
 
 
+def test_another_topic_is_another_error_than_a_wrong_key(
+    listener: socket.socket, clicks: Path, tmp_path: Path, keys: credentials.Paths, cli: Cli
+) -> None:
+    source, other = keys.source(), tmp_path / "other"
+    Topic.open(other, partitions=2).close()
+    assert cli("mirror", other, tmp_path / "copy").code == 0
+    serving = serve(listener, clicks, most=1, wanted=source)
+    options = ["--connect", address(listener), "--shared-key", keys.shared_key, "--authority", keys.certificate]
+    done = cli("receive", tmp_path / "copy", *options)
+    assert done.code == 3 and "is a mirror of" in done.errors and "key" not in done.errors.replace(str(tmp_path), "")
+    end(listener, serving)
+    assert source.refused_keys == 0
+
+
 def test_copy_and_source_that_disagree_about_encryption_say_so(
     listener: socket.socket, clicks: Path, tmp_path: Path, keys: credentials.Paths, cli: Cli
 ) -> None:
