@@ -84,7 +84,7 @@ class SourceCredentials(NotCopyable):
 
         `stream` is a connected socket, or two files or descriptors: what is read and what is written. It stays the
         caller's, and must not be used otherwise any more. The result is what `MirrorServer` and `loglib.serve_mirror`
-        take. The peer has `timeout` seconds.
+        take. The peer has `timeout` seconds. A wrong key is answered after two seconds, and counted in `refused_keys`.
 
         Raises `UntrustedPeerError` if the peer has another key, or does not trust the certificate; and
         `BrokenStreamError` if it leaves, is too slow, or sends something else.
