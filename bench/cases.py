@@ -466,7 +466,9 @@ def _archive_cases(sizes: Sizes) -> list[Case]:
 def _copy_cases(sizes: Sizes) -> list[Case]:
     megabytes = sizes.messages // 250  # 2 GB, or a tenth of it
     fill = Job("fill_large", {"megabytes": megabytes})
-    systems = ((OURS, "loglib"), (f"{OURS}, over a socket", "stream"), (CP, "cp"))
+    systems = (
+        (OURS, "loglib"), (f"{OURS}, over a socket", "stream"), (f"{OURS}, over TLS", "tls"), (CP, "cp"),
+    )  # fmt: skip
     copies = [Run(label, Job("mirror_cold", {"system": system}), fill) for label, system in systems]
     behind = Run(OURS, Job("mirror_behind", {"messages": sizes.messages // 5}))
     return [

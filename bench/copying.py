@@ -45,6 +45,8 @@ def mirror_cold(directory: Path, options: Options) -> Measurement:
             os.sync()
         case "stream":
             _mirror_over_a_stream(source, to)
+        case "tls":
+            _mirror_over_tls(source, to, directory)
         case _:
             loglib.mirror(source, to)
     seconds, used = time.perf_counter() - began, time.process_time() - cpu
@@ -62,6 +64,31 @@ def _mirror_over_a_stream(source: Path, to: Path) -> None:
             theirs.close()
             loglib.receive_mirror(ours, to)
             ours.shutdown(socket.SHUT_RDWR)
+
+
+def _mirror_over_tls(source: Path, to: Path, directory: Path) -> None:
+    """The same over TCP, encrypted and with a shared key. Both ends are on this host, and share its cores."""
+    certificate, key = directory / "certificate.pem", directory / "mirror.key"
+    if not certificate.exists():
+        private = directory / "private.pem"
+        kind = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost"
+        names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(private), "-out", str(certificate)]
+        subprocess.run(["openssl", *kind.split(), *names], check=True, capture_output=True)
+        certificate.write_text(certificate.read_text() + private.read_text())
+        key.write_text(os.urandom(32).hex())
+        for each in (certificate, key):
+            each.chmod(0o600)
+    secrets = ["--certificate", str(certificate), "--shared-key", str(key)]
+    serve = [sys.executable, "-m", "loglib", "serve", str(source), "--listen", "127.0.0.1:0", *secrets]
+    credentials = loglib.CopyCredentials(shared_key=key, authority=certificate)
+    with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True) as serving:
+        try:
+            assert serving.stderr is not None
+            port = int(serving.stderr.readline().split()[-1])
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                loglib.receive_mirror(credentials.connect(connection, "localhost"), to)
+        finally:
+            serving.terminate()
 
 
 def mirror_behind(directory: Path, options: Options) -> Measurement:

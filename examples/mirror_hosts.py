@@ -112,8 +112,10 @@ def run(directory: Path, *, seconds: float, cuts: int, seed: int) -> None:
         running.callback(writer.kill)
         assert writer.process.stdin is not None and writer.process.stdout is not None
         writer.process.stdout.readline()
-        serve = [*loglib, "serve", str(source), "--listen", f"10.77.0.1:{PORT}", "--timeout", "2s"]
-        receive = [*loglib, "receive", str(copy), "--connect", f"10.77.0.1:{PORT}", "--follow", "--timeout", "2s"]
+        # Nobody else is in this network. In another one, both ends would have a key (docs/mirrors.md).
+        serve = [*loglib, "serve", str(source), "--listen", f"10.77.0.1:{PORT}", "--open", "--timeout", "2s"]
+        connect = ["--connect", f"10.77.0.1:{PORT}", "--open"]
+        receive = [*loglib, "receive", str(copy), *connect, "--follow", "--timeout", "2s"]
         server = Program(here, *serve, stderr=subprocess.DEVNULL)
         running.callback(server.kill)
         receiver = Program(there, *receive, stderr=subprocess.DEVNULL)

@@ -1,7 +1,8 @@
 """Serve: copy a topic to another machine over a socket, in raw flushed batches, from the end of the last copy on.
 
 The sender hands segment bytes to the socket with sendfile, so they never pass through Python. The receiver checks every
-batch and appends it at its original offset. One connection brings all partitions up to date.
+batch and appends it at its original offset. One connection brings all partitions up to date. Whoever can connect reads
+the topic: between hosts let ssh forward the port, or use `loglib serve`, which knows who is at the other end.
 
     python examples/serve.py send pageviews-out/hits --port 9900
     python examples/serve.py receive copy-of-hits --port 9900

@@ -51,6 +51,7 @@ from .errors import (
     TooFewCopiesError,
     TooManyFilesError,
     UnsupportedFormatError,
+    UntrustedPeerError,
     WriterFailedError,
 )
 from .format.batch import Batch
@@ -69,6 +70,7 @@ from .segment import SegmentInfo
 from .topic import Topic, topics
 
 if _TYPE_CHECKING:
+    from .copies.credentials import CopyCredentials, SourceCredentials
     from .copies.heal import HealReport, heal
     from .copies.heal_log import Healed, Unhealed
     from .copies.mirror import Mirror, Mirrored, MirrorLag, mirror, receive_mirror
@@ -97,6 +99,7 @@ __all__ = [
     "Commit",
     "CommitPendingError",
     "ConfigConflictError",
+    "CopyCredentials",
     "CorruptLogError",
     "Damage",
     "FencedError",
@@ -149,6 +152,7 @@ __all__ = [
     "SegmentDecision",
     "SegmentInfo",
     "Snapshot",
+    "SourceCredentials",
     "SourceMismatchError",
     "StaleGenerationError",
     "StartLike",
@@ -168,6 +172,7 @@ __all__ = [
     "Transaction",
     "Unhealed",
     "UnsupportedFormatError",
+    "UntrustedPeerError",
     "VerifyReport",
     "WriterFailedError",
     "__version__",
@@ -199,6 +204,8 @@ _logging.getLogger("loglib").addHandler(_logging.NullHandler())
 
 # Loaded when it is first used, since most programs use little of it: the module of each name.
 _LATER = {
+    "CopyCredentials": "copies.credentials",
+    "SourceCredentials": "copies.credentials",
     "HealReport": "copies.heal",
     "heal": "copies.heal",
     "Healed": "copies.heal_log",

@@ -54,6 +54,7 @@ __all__ = [
     "TooFewCopiesError",
     "TooManyFilesError",
     "UnsupportedFormatError",
+    "UntrustedPeerError",
     "WriterFailedError",
     "report_appended",
     "report_missing",
@@ -531,6 +532,18 @@ class BrokenStreamError(LogError):
     def __init__(self, doing: str, why: str) -> None:
         self.why = why
         super().__init__(f"the stream broke while {doing} ({why}); open a new stream and go on")
+
+
+class UntrustedPeerError(LogError):
+    """The other end of a stream did not prove who it is, or does not trust this end: a certificate, or the shared key.
+
+    Another stream to the same peer ends in the same way: look at the files that both ends were given. Attribute: `why`,
+    in words.
+    """
+
+    def __init__(self, doing: str, why: str) -> None:
+        self.why = why
+        super().__init__(f"no trust while {doing}: {why}")
 
 
 # --- the records that an error names ---------------------------------------------------------------

@@ -137,7 +137,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         self._serving = Participant(files, path, self._handles, clock)
         self._keeper = RetentionRunner(
             files, path, config, clock_of(clock),
-            shared=shared and mode == "a", committed=partial(_committed_of, weakref.ref(self)), archives=_floors_of,
+            shared=self.shared, committed=partial(_committed_of, weakref.ref(self)), archives=_floors_of,
         )  # fmt: skip
         self._accesses = tuple(
             Access(
@@ -329,6 +329,11 @@ class Topic(Shown, Columnar, TopicWithGroups):
     def closed(self) -> bool:
         """Whether the topic is closed, or belongs to the parent process."""
         return self._handles.closed is not None
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is open for writing with `shared=True`: other processes may append, too."""
+        return self._shared and self.mode == "a"
 
     def alter(self, **policies: Unpack[Policies]) -> None:
         """Change policies, such as `retention=Retention(...)`, now and for later openings of the topic.

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+import warnings
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Any
 
 import pytest
 from builders import batch_of, encoded
+from forked import in_child
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import NOW, Clock, start_python
-from loglib import CorruptLogError, Retention, Topic, audit
+from loglib import CorruptLogError, ForkedHandleError, LockedError, Retention, Topic, audit
 from loglib.audit.tally import Windows, merged, tallies
 from loglib.audit.trail import Entry, entries, once
 from loglib.format.columns import Columns
@@ -90,6 +92,54 @@ def test_a_tally_tells_other_records_of_the_same_number_and_size(one: list[int],
         return tallies(batch_of(encoded(Columns(values, [None] * len(values), [START] * len(values)))), US)
 
     assert (counts(one) == counts(other)) == (sorted(one) == sorted(other))
+
+
+Fields = tuple[bytes | None, bytes | None, int, tuple[tuple[str, bytes], ...]]  # key, value, timestamp, headers
+PAIR: list[Fields] = [
+    (b"user-881", b"amount=4800", START, ((("h", b"1"), ("i", b"2")))),
+    (b"user-305", b"amount=2274", START + 1, ()),
+]
+CHANGES: dict[str, list[Fields]] = {
+    "bytes that moved from the value to the key": [(b"user-881a", b"mount=4800", *PAIR[0][2:]), PAIR[1]],
+    "the whole value in the key": [(b"user-881amount=4800", b"", *PAIR[0][2:]), PAIR[1]],
+    "values that were exchanged": [(PAIR[0][0], PAIR[1][1], *PAIR[0][2:]), (PAIR[1][0], PAIR[0][1], *PAIR[1][2:])],
+    "times that were exchanged": [(*PAIR[0][:2], START + 1, PAIR[0][3]), (*PAIR[1][:2], START, ())],
+    "a time within the window": [(*PAIR[0][:2], START + 2, PAIR[0][3]), PAIR[1]],
+    "headers that moved to another record": [(*PAIR[0][:3], ()), (*PAIR[1][:3], PAIR[0][3])],
+    "headers in another order": [(*PAIR[0][:3], PAIR[0][3][::-1]), PAIR[1]],
+    "bytes that moved from a header to its name": [(*PAIR[0][:3], (("h1", b""), ("i", b"2"))), PAIR[1]],
+    "a header in the value": [(b"user-881", b"amount=4800", START, (("h", b"1"),)), PAIR[1]],
+    "no key in the place of an empty one": [(b"", *PAIR[0][1:]), PAIR[1]],
+    "no value in the place of an empty one": [(b"user-881", b"", *PAIR[0][2:]), PAIR[1]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tally_sees_each_change(change: str) -> None:
+    """A sum of checksums did not see bytes that moved, nor for each pair that its values were exchanged."""
+
+    def counts(records: list[Fields]) -> Windows:
+        keys, values, times, headers = map(list, zip(*records, strict=True))
+        return tallies(batch_of(encoded(Columns(values, keys, times, headers))), US)
+
+    before = PAIR
+    if change.startswith("no "):
+        before = [tuple(None if each == b"" else each for each in record) for record in CHANGES[change]]  # type: ignore[misc]
+    assert counts(before) == counts(before[::-1]) != counts(CHANGES[change])
+
+
+def test_a_digest_of_an_earlier_version_is_compared_with_none(place: Path) -> None:
+    write(place, 30)
+    count_log(place)
+    with Topic.open(place / audit.TRAIL) as trail:
+        for each in [each for each in entries(trail) if each.partition is not None]:
+            for tier, more in (("same", 0), ("more", 1)):
+                windows = {window: [tally.records + more, tally.bytes, 99] for window, tally in each.windows.items()}
+                facts = each._asdict() | {"tier": tier, "windows": windows}
+                trail.append(json.dumps(facts).encode(), timestamp=LATER)
+    found = balance(place).balances
+    assert {(each.tier, each.adds_up) for each in found} == {("same", True), ("more", False)}
+    assert [where.partition for each in found for where in each.offsets] == [0, 1]
 
 
 def test_counts_of_several_runs_are_those_of_the_log(place: Path) -> None:
@@ -343,7 +393,7 @@ with (
 def test_an_auditor_that_is_killed_counts_each_record_once(place: Path) -> None:
     random = Random(4)
     with Topic.open(place / "orders", partitions=4, segment_bytes=20_000):
-        Topic.open(place / audit.TRAIL, partitions=4).close()
+        Topic.open(place / audit.TRAIL).close()  # one partition, for all of them
     number = 0
     with ExitStack() as started:
         counting: list[subprocess.Popen[str]] = []  # two at a time, who share the partitions
@@ -362,6 +412,128 @@ def test_an_auditor_that_is_killed_counts_each_record_once(place: Path) -> None:
     count_log(place)
     assert counted(place)["log"][START].records == number
     assert not balance(place, to=place).differences
+
+
+def test_several_processes_write_a_trail_of_one_partition(place: Path) -> None:
+    """The second of them died of `LockedError`, and its application was accused of records that it had counted."""
+    with ExitStack() as opened:
+
+        def enter(kind: Any) -> Any:
+            return opened.enter_context(kind)
+
+        write(place, 50)
+        trails = [enter(Topic.open(place / audit.TRAIL, shared=True)) for _ in range(3)]
+        topics = [enter(Topic.open(place / "orders", mode="r")) for _ in range(3)]
+        one = enter(audit.Auditor(topics[0], trails[0], window=MINUTE, clock=lambda: LATER))
+        assert one.publish() == 50
+        two = enter(audit.Auditor(topics[1], trails[1], window=MINUTE, clock=lambda: LATER))
+        counter = audit.Counter(trails[2], "etl", window=MINUTE, clock=lambda: LATER)
+        member = enter(topics[2].group("etl", commit="manual", on_assign=counter.on_assign))
+        for first in (50, 100, 150):
+            write(place, 50, first=first)
+            found = [one.publish() + two.publish() for _ in range(3)]  # the partitions are handed over meanwhile
+            assert sum(found) == 50
+            for batch in member.batches(timeout=0.0):
+                counter.add(topics[2], batch)
+            assert counter.publish() == (100 if first == 50 else 50)
+            member.commit()
+            report = balance(place)
+            assert report.balances and not report.differences
+    assert counted(place)["log"] == counted(place)["etl"]
+
+
+def test_counts_wait_for_a_trail_that_others_have(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(place, 30)
+    monkeypatch.setattr("loglib.audit.trail._PATIENCE_S", 0.02)
+    with (
+        Topic.open(place / "orders", mode="r") as topic,
+        Topic.open(place / audit.TRAIL, shared=True) as trail,
+    ):
+        counter = audit.Counter(trail, "etl", window=MINUTE, clock=lambda: LATER)
+        batches = list(topic.read().batches())
+        with Topic.open(place / audit.TRAIL):  # for itself, and for long
+            counter.add(topic, batches[0])
+            with pytest.raises(LockedError, match="_audit"):
+                counter.publish()
+        for batch in batches[1:]:
+            counter.add(topic, batch)
+        assert counter.publish() == 30
+        assert counter.publish() == 0
+    report = balance(place)
+    assert report.balances and not report.differences
+
+
+def test_an_auditor_goes_on_when_others_had_the_trail_for_too_long(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(place, 30)
+    monkeypatch.setattr("loglib.audit.trail._PATIENCE_S", 0.0)
+    with (
+        ExitStack() as others,
+        Topic.open(place / "orders", mode="r") as topic,
+        Topic.open(place / audit.TRAIL, shared=True) as trail,
+    ):
+        others.enter_context(Topic.open(place / audit.TRAIL))
+        auditor = audit.Auditor(topic, trail, window=MINUTE, clock=lambda: LATER)
+        waiting: list[float] = []
+
+        def wait(seconds: float) -> None:
+            waiting.append(seconds)
+            others.close()
+            if len(waiting) == 2:  # nothing new has come meanwhile
+                auditor.close()
+
+        monkeypatch.setattr(auditor._ended, "wait", wait)
+        auditor.run(every=1.0)
+    assert "wait for their trail" in caplog.text
+    assert sum(tally.records for tally in counted(place)["log"].values()) == 30
+
+
+def test_a_counter_belongs_to_the_process_that_made_it(place: Path) -> None:
+    write(place, 30)
+    with (
+        Topic.open(place / "orders", mode="r") as topic,
+        Topic.open(place / audit.TRAIL, shared=True) as trail,
+    ):
+        counter = audit.Counter(trail, "etl", window=MINUTE, clock=lambda: LATER)
+        for batch in topic.read().batches():
+            counter.add(topic, batch)
+
+        def publish() -> None:
+            with pytest.raises(ForkedHandleError, match="_audit"):
+                counter.publish()
+
+        assert in_child(publish) == 0
+        assert counter.publish() == 30
+    assert not balance(place).differences
+
+
+def test_a_child_closes_an_auditor_that_a_thread_of_its_parent_uses(place: Path) -> None:
+    """The child waited for that thread, which it does not have."""
+    write(place, 5)
+    asked, forked = Event(), Event()
+
+    def close() -> None:
+        signal.alarm(20)  # so that a child that waits for ever ends
+        auditor.close()
+
+    def clock() -> int:  # in the middle of a pass
+        asked.set()
+        forked.wait(60)
+        return LATER
+
+    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL, shared=True) as trail:
+        auditor = audit.Auditor(topic, trail, window=MINUTE, clock=clock)
+        counting = Thread(target=auditor.publish)
+        counting.start()
+        asked.wait(60)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: it is the case
+            assert in_child(close) == 0
+        forked.set()
+        counting.join()
+        auditor.close()
+    assert counted(place)["log"][START].records == 5
 
 
 def test_auditor_that_is_closed_in_mid_run_is_done_with_its_topics(place: Path) -> None:

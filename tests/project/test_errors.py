@@ -150,6 +150,7 @@ CASES = [
         "records in [5, 9) of partition 1 are in doubt until it is reopened",
     ),
     (errors.BrokenStreamError("sending", "timed out"), {"why": "timed out"}, "broke while sending (timed out)"),
+    (errors.UntrustedPeerError("asking", "expired"), {"why": "expired"}, "no trust while asking: expired"),
     (
         errors.ConfigConflictError("t", "partitions", 3, 2),
         {"path": "t", "name": "partitions", "given": 3, "stored": 2},

@@ -95,3 +95,21 @@ def test_wait_is_ended_from_another_thread_and_blocking_is_as_before(pair: Pair)
     assert os.get_blocking(pair[0].fileno())
     with opened(pair[1]):
         pair[1].close()  # by its owner, who may
+
+
+def test_limit_of_a_peer_holds_until_it_is_lifted(pair: Pair) -> None:
+    with opened(pair[0]) as stream:
+        stream.limit(60.0, 10)
+        pair[1].sendall(b"0123456789")
+        assert stream.read(10) == b"0123456789"
+        pair[1].sendall(b"x")
+        with pytest.raises(BrokenStreamError, match="sent more than it may"):
+            stream.read(1)
+        stream.unlimit()
+        pair[1].sendall(bytes(100))
+        assert stream.read(101) == b"x" + bytes(100)  # what came behind is not lost
+        stream.limit(0.01, 10)
+        with pytest.raises(BrokenStreamError, match="not known after 0.01 seconds"):
+            stream.read(1)
+        with pytest.raises(BrokenStreamError, match="not known after 0.01 seconds"):
+            stream.wait(60.0)

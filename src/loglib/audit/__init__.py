@@ -2,7 +2,7 @@
 
 from loglib import audit
 
-with Topic.open("data/orders", mode="r") as orders, Topic.open("data/_audit") as trail:
+with Topic.open("data/orders", mode="r") as orders, Topic.open("data/_audit", shared=True) as trail:
     audit.Auditor(orders, trail).run()            # in a process of its own: counts what is in the log
 report = audit.balance(["a/"], "b/")              # what a/ had, and what arrived in b/
 """

@@ -50,7 +50,7 @@ class Balance(NamedTuple):
     @property
     def adds_up(self) -> bool:
         """Whether the same records were counted."""
-        return self.expected == self.found
+        return self.expected.is_same(self.found)
 
     @property
     def missing(self) -> int:
@@ -232,7 +232,7 @@ def _tiers(place: _Place, grace_us: int) -> Iterator[Balance]:
         for window in sorted({*log.windows, *counts.windows}):
             expected, found = log.windows.get(window, NOTHING), counts.windows.get(window, NOTHING)
             closed = log.is_closed(window, window + place.window_us + grace_us)  # a tier that is behind is told
-            offsets = () if expected == found else tuple(_uncounted(place, name, window, counts))
+            offsets = () if expected.is_same(found) else tuple(_uncounted(place, name, window, counts))
             yield Balance(name, window, place.path, tier, expected, found, closed, offsets)
 
 
@@ -255,7 +255,7 @@ def _differing(place: _Place, name: str, window: int, ranges: Iterable[Entry]) -
         log = topic.partition(each.partition)
         if log.log_start_offset <= each.start:
             found = place.recount(log, each.start, min(each.end, log.high_watermark))
-            if found.get(window, NOTHING) != each.windows[window]:
+            if not found.get(window, NOTHING).is_same(each.windows[window]):
                 yield OffsetRange(log.id, range(each.start, each.end))
 
 
@@ -268,7 +268,7 @@ def _logs(name: str, sources: Sequence[_Counts], target: _Place, grace_us: int) 
         over = window + target.window_us + grace_us
         closed = all(each.is_closed(window, over) for each in (*sources, found))
         offsets: tuple[OffsetRange, ...] = ()
-        if one != other and name in target.topics:
+        if not one.is_same(other) and name in target.topics:
             log_id = target.topics[name].log_id.hex()
             same = [each for source in sources for each in source.ranges if each.log_id == log_id]
             offsets = tuple(_differing(target, name, window, same))

@@ -9,6 +9,8 @@ Threads: a counter belongs to one thread, an auditor as well; `close` may be cal
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import NamedTuple
 
 from ..config.arguments import check_timeout
 from ..config.policies import microseconds
+from ..errors import LockedError
 from ..format.batch import Batch
 from ..system.clock import SYSTEM
 from ..system.not_copyable import NotCopyable
@@ -26,6 +29,7 @@ from .trail import LOG, Entry, entries, publish
 
 __all__ = ["WINDOW", "Auditor", "Counter"]
 
+logger = logging.getLogger("loglib")
 WINDOW = timedelta(minutes=10)
 _GROUP = "audit"
 
@@ -42,7 +46,8 @@ class Counter(NotCopyable):
     """Counts the records that an application has handled, by time window, and publishes the counts.
 
     `tier` names the application. Give `on_assign` and `on_revoke` to the group, and call `publish` before it commits:
-    so records that come again, to whomever, are not counted again.
+    so records that come again, to whomever, are not counted again. The trail must be open for writing, with
+    `shared=True` if other processes write it as well.
     """
 
     def __init__(
@@ -89,24 +94,32 @@ class Counter(NotCopyable):
         ranges.append(_Range(start, batch.next_offset, windows))
         self._counted[log_id, partition] = batch.next_offset
 
+    @property
+    def has_new(self) -> bool:
+        """Whether something was counted that is not published yet."""
+        return bool(self._new)
+
     def publish(self, caught_up: tuple[Topic, int] | None = None) -> int:
         """Publish what was counted since the last time, and flush it. Returns the number of records.
 
         `caught_up`: a topic of which everything is counted that was flushed before that time (microseconds).
+
+        If other processes have all partitions of the trail for ten seconds: `LockedError`, and the next call publishes
+        the same and what was counted since. In a forked child: `ForkedHandleError`; open the trail and make the counter
+        there.
         """
-        now, count = self._clock(), 0
-        for (name, log_id, partition), counted in self._new.items():
-            for start, end, windows in counted:
-                place = self._tier, name, log_id, partition, start, end
-                publish(self._trail, Entry(*place, self.window_us, windows, now))
-                count += sum(tally.records for tally in windows.values())
+        now = self._clock()
+        found = [
+            Entry(self._tier, name, log_id, partition, start, end, self.window_us, windows, now)
+            for (name, log_id, partition), counted in self._new.items()
+            for start, end, windows in counted
+        ]
         if caught_up is not None:
             topic, time = caught_up
-            log_id = topic.log_id.hex()
-            publish(self._trail, Entry(self._tier, topic.name, log_id, None, 0, 0, self.window_us, {}, time))
-        self._trail.flush()
+            found.append(Entry(self._tier, topic.name, topic.log_id.hex(), None, 0, 0, self.window_us, {}, time))
+        publish(self._trail, found)
         self._new.clear()
-        return count
+        return sum(tally.records for entry in found for tally in entry.windows.values())
 
 
 class Auditor(NotCopyable):
@@ -134,6 +147,7 @@ class Auditor(NotCopyable):
         )
         self._open_until = 0  # the end of the last window that is not over yet, microseconds
         self._ended = threading.Event()
+        self._pid = os.getpid()
         self._working = threading.RLock()
         self._depth = 0  # of uses within each other, by a signal handler for one
 
@@ -149,7 +163,7 @@ class Auditor(NotCopyable):
                     break
             alone = len(self._member.assignment) == len(self._topic.partitions)
             is_over = 0 < self._open_until < began  # all windows so far are over: say so once
-            if found or (alone and is_over):
+            if found or self._counter.has_new or (alone and is_over):
                 caught_up = alone and not self._ended.is_set()
                 self._counter.publish((self._topic, began) if caught_up else None)
                 self._member.commit()
@@ -158,12 +172,18 @@ class Auditor(NotCopyable):
             return found
 
     def run(self, *, every: float = 60.0) -> None:
-        """Publish every so many seconds, until `close` is called from another thread or in a signal handler."""
+        """Publish every so many seconds, until `close` is called from another thread or in a signal handler.
+
+        If others have the trail for too long, that is logged as a warning, and the next time publishes all.
+        """
         check_timeout(every)
         while not self._ended.is_set():
             with self._at_work():
                 if not self._ended.is_set():
-                    self.publish()
+                    try:
+                        self.publish()
+                    except LockedError as error:
+                        logger.warning("the counts of %s wait for their trail: %s", self._topic.path, error)
             self._ended.wait(every)
         self.close()
 
@@ -180,6 +200,8 @@ class Auditor(NotCopyable):
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """Use the member alone. The outermost use ends with leaving the group, if that was asked for meanwhile."""
+        if self._pid != os.getpid():  # a thread of the parent may have been at work, and is not here
+            self._pid, self._working, self._depth = os.getpid(), threading.RLock(), 0
         with self._working:
             self._depth += 1
             try:

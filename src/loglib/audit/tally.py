@@ -1,22 +1,33 @@
 """Tally: how many records, how many bytes, and a digest of them that does not depend on their order.
 
 Invariant: the tally of a set of records is the sum of the tallies of its parts, in whatever order and batches they are.
-So two places that have the same records have the same tally. The digest is the sum of the CRC-32C of each record's key
-and value, modulo 2^64: a record that is lost while another one is there twice changes it, and so does a changed byte.
+So two places that have the same records have the same tally. The digest is the sum of a hash of each record, modulo
+2^128. The hash is BLAKE2b of everything that the record says: its timestamp, key, value and headers, each with its
+size, so that no byte can go from one to another unseen. A sum of checksums would not do: a CRC is linear, and for some
+records that exchange their values both errors cancel out.
+
+The digest does not see the order of the records, their partitions and offsets. It is no proof against a forger, who may
+look for other records with the same sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import compress
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from itertools import compress, repeat
+from struct import Struct
 from typing import NamedTuple
 
 from ..format.batch import Batch
-from ..format.header import crc32c
+from ..format.columns import Headers
 
 __all__ = ["NOTHING", "Tally", "Windows", "merged", "tallies"]
 
-_MODULUS = 1 << 64
+_DIGEST_BYTES = 16
+_MODULUS = 1 << 8 * _DIGEST_BYTES
+_HEAD = Struct("<qqqq").pack  # of a record: timestamp, sizes of key and value (-1: null), number of headers
+_HEADER = Struct("<qq").pack  # of a header: sizes of name and value
+_NULL = -1
 
 
 class Tally(NamedTuple):
@@ -24,13 +35,19 @@ class Tally(NamedTuple):
 
     records: int
     bytes: int  # of keys and values
-    digest: int
+    digest: int | None  # None: a part was counted by a version that made another digest
 
     def __add__(self, other: tuple[object, ...]) -> Tally:
         """The tally of the records of both."""
         records, size, digest = other
-        assert isinstance(records, int) and isinstance(size, int) and isinstance(digest, int)
-        return Tally(self.records + records, self.bytes + size, (self.digest + digest) % _MODULUS)
+        assert isinstance(records, int) and isinstance(size, int) and isinstance(digest, int | None)
+        both = None if self.digest is None or digest is None else (self.digest + digest) % _MODULUS
+        return Tally(self.records + records, self.bytes + size, both)
+
+    def is_same(self, other: Tally) -> bool:
+        """Whether the same records were counted, as far as both tallies tell."""
+        is_digest_known = self.digest is not None and other.digest is not None
+        return self[:2] == other[:2] and (not is_digest_known or self.digest == other.digest)
 
 
 NOTHING = Tally(0, 0, 0)
@@ -39,21 +56,38 @@ Windows = dict[int, Tally]  # by the first microsecond of the window
 
 def tallies(batch: Batch, window_us: int) -> Windows:
     """The tallies of a batch's records by time window. A record belongs to the window of its timestamp."""
-    keys, values = [each or b"" for each in batch.keys], [each or b"" for each in batch.values]
-    places = [timestamp // window_us * window_us for timestamp in batch.timestamps]
+    keys, values, times, headers = batch.keys, batch.values, batch.timestamps, batch.headers
+    places = [time // window_us * window_us for time in times]
     if len({*places}) == 1:
-        return {places[0]: _tally(keys, values)}
+        return {places[0]: _tally(keys, values, times, headers)}
     found: Windows = {}
     for window in {*places}:
         chosen = [place == window for place in places]
-        found[window] = _tally(list(compress(keys, chosen)), list(compress(values, chosen)))
+        found[window] = _tally(
+            [*compress(keys, chosen)], [*compress(values, chosen)], compress(times, chosen), compress(headers, chosen)
+        )
     return found
 
 
-def _tally(keys: list[bytes], values: list[bytes]) -> Tally:
-    return Tally(
-        len(values), sum(map(len, keys)) + sum(map(len, values)), sum(map(crc32c, values, map(crc32c, keys))) % _MODULUS
-    )
+def _tally(
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    times: Iterable[int] = repeat(0),
+    headers: Iterable[Headers] = repeat(()),
+) -> Tally:
+    sizes = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+    digests = map(_digest, keys, values, times, headers)
+    return Tally(len(values), sizes, sum(int.from_bytes(each, "little") for each in digests) % _MODULUS)
+
+
+def _digest(key: bytes | None, value: bytes | None, time: int, headers: Headers) -> bytes:
+    """The hash of one record."""
+    head = _HEAD(time, _NULL if key is None else len(key), _NULL if value is None else len(value), len(headers))
+    found = blake2b(b"".join((head, key or b"", value or b"")), digest_size=_DIGEST_BYTES)
+    for name, content in headers:
+        encoded = name.encode()
+        found.update(_HEADER(len(encoded), len(content)) + encoded + content)
+    return found.digest()
 
 
 def merged(parts: Iterable[Mapping[int, Tally]]) -> Windows:

@@ -5,30 +5,39 @@ were gone before they were counted. So the counts of a tier are the sum of its e
 can be there twice: a process that is killed between writing and publishing an entry leaves it to be found later, when
 another process has counted the same records again. `once` leaves out what is there twice.
 
+Several processes write a trail that is open with `shared=True`. None of them keeps a partition: `publish` takes one
+that is free, and gives it back. So as many as like share even one partition, and wait for each other only for the
+moment of a publication.
+
 An entry is a record whose value is JSON:
 
     {"tier": "log", "topic": "orders", "log_id": "<32 digits>", "partition": 0, "start": 0, "end": 4096,
-     "window_us": 600000000, "windows": {"1764000000000000": [12, 3456, 99]}, "time": 1764000300000000}
+     "window_us": 600000000, "windows": {"1764000000000000": [12, 3456, "<32 digits>"]}, "time": 1764000300000000}
 
 `tier` says where the records were counted: "log" in the log itself, another name in an application. `windows` has for
-each window the number of records, their bytes and their digest (tally.py). An entry with the partition null says that
+each window the number of records, their bytes and their digest (tally.py; a number instead of digits is a digest that
+earlier versions made, and is compared with none). An entry with the partition null says that
 by its `time` everything that was flushed in the topic had been counted.
 """
 
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ..errors import CorruptLogError
-from ..topic import Topic
+from ..errors import CorruptLogError, LockedError
+from ..topic import Topic, open_topic
 from .tally import Tally, Windows
 
 __all__ = ["LOG", "Entry", "entries", "once", "publish"]
 
 LOG = "log"  # the tier of what is in the log itself
+_PATIENCE_S = 10.0  # a publication by another process takes milliseconds
+_NAP_S = 0.005
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
@@ -46,11 +55,46 @@ class Entry(NamedTuple):
     time: int  # microseconds UTC
 
 
-def publish(trail: Topic, entry: Entry) -> None:
-    """Append the entry; it is not flushed."""
-    windows = {str(window): list(tally) for window, tally in entry.windows.items()}
-    key = f"{entry.tier}/{entry.topic}/{entry.partition}"
-    trail.append(json.dumps(entry._asdict() | {"windows": windows}).encode(), key=key.encode(), timestamp=entry.time)
+def publish(trail: Topic, found: Iterable[Entry]) -> None:
+    """Append the entries and flush them.
+
+    If the trail is shared, all of them go to one partition that no process has. `LockedError` if there is none for ten
+    seconds; the entries can be published again later.
+    """
+    values, times = [], []
+    for entry in found:
+        values.append(_encoded(entry))
+        times.append(entry.time)
+    if not trail.shared:
+        trail.append_many(values, timestamps=times)
+    trail.flush()  # raises if it is closed, or belongs to the parent process
+    if not values or not trail.shared:
+        return
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            with open_topic(trail.path, shared=True, create=False, files=trail._files) as mine:  # noqa: SLF001
+                mine.append_many(values, timestamps=times)
+            return
+        except LockedError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(random.uniform(0.5, 1.5) * _NAP_S)
+
+
+def _encoded(entry: Entry) -> bytes:
+    windows = {str(window): [*tally[:2], _digits(tally.digest)] for window, tally in entry.windows.items()}
+    return json.dumps(entry._asdict() | {"windows": windows}).encode()
+
+
+def _digits(digest: int | None) -> str:
+    assert digest is not None  # what is counted here is never of an earlier version
+    return f"{digest:032x}"
+
+
+def _tally(facts: Any) -> Tally:
+    records, size, digest = facts
+    return Tally(int(records), int(size), int(digest, 16) if isinstance(digest, str) else None)
 
 
 def entries(trail: Topic) -> Iterator[Entry]:
@@ -58,7 +102,7 @@ def entries(trail: Topic) -> Iterator[Entry]:
     for record in trail.read():
         try:
             facts: dict[str, Any] = json.loads(record.value or b"")
-            windows = {int(window): Tally(*map(int, tally)) for window, tally in facts["windows"].items()}
+            windows = {int(window): _tally(tally) for window, tally in facts["windows"].items()}
             partition = facts["partition"]
             yield Entry(
                 str(facts["tier"]), str(facts["topic"]), str(facts["log_id"]),

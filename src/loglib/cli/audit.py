@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..audit import TRAIL, Balance, balance
+from ..audit import TRAIL, Balance, Tally, balance
 from .arguments import DIRECTORY, DURATION, as_json
 from .output import note, print_json, print_table, when
 
@@ -63,5 +63,10 @@ def _row(each: Balance) -> tuple[object, ...]:
 
 def _facts(each: Balance) -> dict[str, Any]:
     offsets = [{"partition": number, "offsets": [found.start, found.stop]} for number, found in each.offsets]
-    tallies = {"expected": each.expected._asdict(), "found": each.found._asdict()}
+    tallies = {"expected": _counts(each.expected), "found": _counts(each.found)}
     return each._asdict() | tallies | {"offsets": offsets, "missing": each.missing, "state": _state(each)}
+
+
+def _counts(tally: Tally) -> dict[str, Any]:
+    """The digest as text: many readers of JSON would round so large a number."""
+    return tally._asdict() | {"digest": None if tally.digest is None else f"{tally.digest:032x}"}

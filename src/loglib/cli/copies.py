@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import shlex
 import socket
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,12 +17,14 @@ from typing import Any, Literal
 
 import click
 
+from ..copies.credentials import CopyCredentials, SourceCredentials
 from ..copies.mirror import Mirror, Mirrored
 from ..copies.mirror_server import MirrorServer
 from ..copies.promote import promote as make_leader
 from ..copies.remote_source import TIMEOUT_S
 from ..copies.snapshot import snapshot as take_snapshot
-from ..errors import BrokenStreamError, LogError
+from ..errors import BrokenStreamError, LogError, UntrustedPeerError
+from ..system.not_copyable import NotCopyable
 from .arguments import DIRECTORY, DURATION, TOPIC, as_json
 from .output import note, print_json, sized
 
@@ -114,40 +118,140 @@ class _Address(click.ParamType[tuple[str, int]]):
         return host.strip("[]"), int(port)
 
 
+_FILE = click.Path(dir_okay=False)
+_shared_key = click.option("--shared-key", type=_FILE, help="The file with the key that both ends have.")
+_open = click.option("--open", "is_open", is_flag=True, help="Without TLS and key, also beyond this host.")
+
+
+def _resolved(address: tuple[str, int], *, passive: bool = False) -> list[tuple[socket.AddressFamily, Any]]:
+    """The addresses of a host, those of IPv4 first: each with its family, as a socket takes it."""
+    flags = socket.AI_PASSIVE if passive else 0
+    try:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=flags)
+    except OSError as error:  # no such name: later there may be one
+        raise ConnectionError(f"{address[0]}:{address[1]}: {error}") from error
+    return sorted(((each[0], each[4]) for each in found), key=lambda each: each[0] != socket.AF_INET)
+
+
+def _is_loopback(place: Any) -> bool:
+    """Whether only this host can reach the address."""
+    found = ipaddress.ip_address(str(place[0]).partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def _check_options(where: str, address: object, files: dict[str, str | None], *, is_open: bool) -> None:
+    """Refuse options that contradict each other: the files are given together, or not at all."""
+    given = [name for name, path in files.items() if path is not None]
+    if address is None and (given or is_open):
+        raise click.UsageError(f"{given[0] if given else '--open'} is for {where}; ssh knows who is at the other end")
+    if is_open and given:
+        raise click.UsageError(f"--open and {given[0]} contradict each other")
+    missing = [name for name, path in files.items() if path is None]
+    if given and missing:
+        raise click.UsageError(f"{given[0]} without {missing[0]}; both ends prove themselves, or none")
+
+
 @click.command()
 @click.argument("topic", type=TOPIC)
-@click.option("--listen", type=_Address(), help="Serve all who connect there. They may read all of the topic.")
+@click.option("--listen", type=_Address(), help="Serve those who connect there, by TCP.")
+@click.option("--certificate", type=_FILE, help="A PEM file with the certificate of this host.")
+@click.option("--private-key", type=_FILE, help="A PEM file with its private key.  [default: in --certificate]")
+@_shared_key
+@_open
 @click.option("--mirrors", type=click.IntRange(1), default=32, show_default=True,
               help="With --listen: serve at most so many at the same time. Others are turned away, and may come again.")
 @_silence
-def serve(topic: str, listen: tuple[str, int] | None, mirrors: int, timeout: timedelta) -> None:
+def serve(
+    topic: str, listen: tuple[str, int] | None, certificate: str | None, private_key: str | None,
+    shared_key: str | None, is_open: bool, mirrors: int, timeout: timedelta,
+) -> None:  # fmt: skip
     """Let mirrors on other hosts copy a topic: the other end of `loglib receive`.
 
     Without --listen one mirror is served over standard input and output, until it leaves:
     `loglib receive copies/orders --through "ssh HOST loglib serve data/orders"` on the other host.
+
+    With --listen those are served who prove that they have the shared key, by TLS. Without --certificate and
+    --shared-key all who connect may read all of the topic: only on this host (127.0.0.1), or with --open.
     """
     seconds = timeout.total_seconds()
+    files = {"--certificate": certificate, "--shared-key": shared_key}
+    _check_options("--listen", listen, files, is_open=is_open)
+    if private_key is not None and certificate is None:
+        raise click.UsageError("--private-key without --certificate")
     if listen is None:
         with MirrorServer(topic, _STANDARD, timeout=seconds) as server:
             server.serve()
         return
-    family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
-    with socket.create_server(listen, family=family) as listener:
+    credentials = None
+    if certificate is not None and shared_key is not None:
+        credentials = SourceCredentials(certificate=certificate, private_key=private_key, shared_key=shared_key)
+    family, place = _resolved(listen, passive=True)[0]
+    if credentials is None and not is_open and not _is_loopback(place):
+        raise click.UsageError(
+            f"all who can connect to {place[0]} would read all of {topic}: give --certificate and --shared-key, or let "
+            'ssh carry the stream (loglib receive --through "ssh ..."), or say --open'
+        )
+    with socket.create_server(place, family=family) as listener:
         note(f"serving {topic} on port {listener.getsockname()[1]}")
-        serve_all(listener, topic, most=mirrors, timeout_s=seconds)
+        serve_all(listener, topic, most=mirrors, timeout_s=seconds, credentials=credentials)
 
 
 _HELLO_S = 10.0  # a mirror speaks as soon as it is connected
 _FULL_S = 0.2  # until a connection is accepted again, when there are no descriptors
+_MOST_STRANGERS = 64  # who have not yet proved that they have the key
+_MOST_STRANGERS_OF_ONE = 8  # from one address, so that one host does not take the place of all others
 _LISTENER_ENDS = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
 
 
-def serve_all(listener: socket.socket, topic: str, *, most: int, timeout_s: float) -> None:
+class _Room(NotCopyable):
+    """How many are being served, and how many strangers are waiting to be known.
+
+    Threads: safe for all.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._lock = threading.Lock()
+        self._most = most
+        self._served = 0
+        self._strangers: Counter[str] = Counter()  # by address
+
+    def admit_stranger(self, who: str) -> bool:
+        """Whether there is a place for one more who is not known yet."""
+        with self._lock:
+            if self._strangers.total() >= _MOST_STRANGERS or self._strangers[who] >= _MOST_STRANGERS_OF_ONE:
+                return False
+            self._strangers[who] += 1
+            return True
+
+    def dismiss_stranger(self, who: str) -> None:
+        """He is known, or has left."""
+        with self._lock:
+            self._strangers[who] -= 1
+            self._strangers += Counter()  # without those that are 0
+
+    def admit(self) -> bool:
+        """Whether there is a place for one more mirror."""
+        with self._lock:
+            has_room = self._served < self._most
+            self._served += has_room
+            return has_room
+
+    def dismiss(self) -> None:
+        """A mirror has left."""
+        with self._lock:
+            self._served -= 1
+
+
+def serve_all(
+    listener: socket.socket, topic: str, *, most: int, timeout_s: float, credentials: SourceCredentials | None = None
+) -> None:
     """Serve all who connect, at most so many at the same time, until the listener is closed.
 
-    A connection that cannot be accepted, because there are no more descriptors, waits until one is free.
+    With `credentials` only those who prove that they have the key; the others do not count among the served. A
+    connection that cannot be accepted, because there are no more descriptors, waits until one is free.
     """
-    room, is_told = threading.BoundedSemaphore(most), False
+    room, is_told = _Room(most), False
     while True:
         try:
             connection, address = listener.accept()
@@ -159,38 +263,80 @@ def serve_all(listener: socket.socket, topic: str, *, most: int, timeout_s: floa
             is_told = True
             time.sleep(_FULL_S)
             continue
-        if room.acquire(blocking=False):
-            is_told = False
-            serving = (topic, connection, address[0], timeout_s, room)
-            threading.Thread(target=_serve, args=serving, daemon=True).start()
-            continue
+        who = str(address[0])
+        busy = f"{most} are being served (see --mirrors)" if credentials is None else "too many are not known yet"
+        if room.admit() if credentials is None else room.admit_stranger(who):
+            serving = (topic, connection, who, timeout_s, room, credentials)
+            try:
+                threading.Thread(target=_serve, args=serving, daemon=True).start()
+                is_told = False
+                continue
+            except RuntimeError as error:  # the system has no more threads for now
+                busy = str(error)
+                if credentials is None:
+                    room.dismiss()
+                else:
+                    room.dismiss_stranger(who)
         connection.close()
         if not is_told:
-            note(f"{address[0]} and all who come now are turned away: {most} are being served (see --mirrors)")
+            note(f"{who} and all who come now are turned away: {busy}")
         is_told = True
 
 
 def _serve(
-    topic: str, connection: socket.socket, who: str, timeout_s: float, room: threading.BoundedSemaphore
-) -> None:
+    topic: str, connection: socket.socket, who: str, timeout_s: float, room: _Room,
+    credentials: SourceCredentials | None,
+) -> None:  # fmt: skip
     """Serve one mirror. Its error ends its connection, and no other."""
     try:
         with connection:
-            connection.settimeout(min(_HELLO_S, timeout_s))
-            connection.recv(1, socket.MSG_PEEK)  # who says nothing costs no more than this descriptor
-            connection.settimeout(None)
-            with MirrorServer(topic, connection, timeout=timeout_s) as server:
-                server.serve()
+            if credentials is None:
+                _serve_open(topic, connection, timeout_s, room)
+            else:
+                _serve_known(topic, connection, who, timeout_s, room, credentials)
+    except UntrustedPeerError as error:
+        note(f"{who}: {error} ({credentials.refused_keys if credentials else 0} wrong keys so far)")
     except (LogError, OSError) as error:
         note(f"{who}: {error}")
+
+
+def _serve_open(topic: str, connection: socket.socket, timeout_s: float, room: _Room) -> None:
+    try:
+        connection.settimeout(min(_HELLO_S, timeout_s))
+        connection.recv(1, socket.MSG_PEEK)  # who says nothing costs no more than this descriptor
+        connection.settimeout(None)
+        with MirrorServer(topic, connection, timeout=timeout_s) as server:
+            server.serve()
     finally:
-        room.release()
+        room.dismiss()
+
+
+def _serve_known(
+    topic: str, connection: socket.socket, who: str, timeout_s: float, room: _Room, credentials: SourceCredentials
+) -> None:
+    try:
+        stream = credentials.accept(connection, timeout=min(_HELLO_S, timeout_s))
+    finally:
+        room.dismiss_stranger(who)
+    if not room.admit():
+        stream.close()
+        note(f"{who} is turned away: as many as --mirrors says are being served")
+        return
+    try:
+        with MirrorServer(topic, stream, timeout=timeout_s) as server:
+            server.serve()
+    finally:
+        room.dismiss()
 
 
 @click.command()
 @click.argument("to", type=DIRECTORY)
 @click.option("--through", metavar="COMMAND", help='What runs the other end, such as "ssh HOST loglib serve TOPIC".')
 @click.option("--connect", type=_Address(), help="Where `loglib serve --listen` runs.")
+@_shared_key
+@click.option("--authority", type=_FILE,
+              help="A PEM file with the certificates that are trusted.  [default: those of the system]")
+@_open
 @click.option("--follow", is_flag=True, help="Go on until Ctrl-C. If the stream breaks, open another one.")
 @click.option("--restart", is_flag=True, help="Begin anew if retention has dropped what the copy does not have yet.")
 @click.option("--demote", is_flag=True, help="Let a topic that a forced promotion has split from this one follow it.")
@@ -198,20 +344,25 @@ def _serve(
 @_silence
 @as_json
 def receive(
-    to: str, through: str | None, connect: tuple[str, int] | None, follow: bool, timeout: timedelta, as_json: bool,
-    **options: Any,
+    to: str, through: str | None, connect: tuple[str, int] | None, shared_key: str | None, authority: str | None,
+    is_open: bool, follow: bool, timeout: timedelta, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Copy a topic from another host, or bring an earlier copy up to it: `loglib mirror` over a stream.
 
-    Without --through and --connect the stream is standard input and output.
+    Without --through and --connect the stream is standard input and output. With --connect the source must prove who
+    it is: give --shared-key. Without it, only a source on this host (127.0.0.1) is believed, or any with --open.
     """
+    _check_options("--connect", connect, {"--shared-key": shared_key}, is_open=is_open)
+    if authority is not None and shared_key is None:
+        raise click.UsageError("--authority without --shared-key; both ends prove themselves, or none")
     if through is not None and connect is not None:
         raise click.UsageError("give --through or --connect, not both")
+    credentials = None if shared_key is None else CopyCredentials(shared_key=shared_key, authority=authority)
     pause_s = _FIRST_PAUSE_S
     while True:
         began = time.monotonic()
         try:
-            with _stream(through, connect, timeout.total_seconds()) as stream:
+            with _stream(through, connect, timeout.total_seconds(), credentials, is_open=is_open) as stream:
                 report = _receive(to, stream, follow=follow, timeout=timeout, **options)
             break
         except (BrokenStreamError, ConnectionError) as error:
@@ -246,15 +397,17 @@ def _receive(
 
 
 @contextmanager
-def _stream(through: str | None, connect: tuple[str, int] | None, timeout_s: float) -> Iterator[Any]:
+def _stream(
+    through: str | None, connect: tuple[str, int] | None, timeout_s: float, credentials: CopyCredentials | None,
+    *, is_open: bool,
+) -> Iterator[Any]:  # fmt: skip
     """The stream to the source."""
     if connect is not None:
-        try:
-            connection = socket.create_connection(connect, timeout=timeout_s)
-        except OSError as error:  # no route, no such name: later there may be one
-            raise ConnectionError(f"{connect[0]}:{connect[1]}: {error}") from error
-        with connection:
-            yield connection
+        with _connection(connect, timeout_s, anywhere=is_open or credentials is not None) as connection:
+            if credentials is None:
+                yield connection
+            else:
+                yield credentials.connect(connection, connect[0], timeout=timeout_s)
     elif through is not None:
         with subprocess.Popen(shlex.split(through), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             try:
@@ -263,3 +416,28 @@ def _stream(through: str | None, connect: tuple[str, int] | None, timeout_s: flo
                 other.terminate()
     else:
         yield _STANDARD
+
+
+def _connection(address: tuple[str, int], timeout_s: float, *, anywhere: bool) -> socket.socket:
+    """A connection to the source: anywhere, or on this host only."""
+    places = _resolved(address)
+    elsewhere = [place[0] for _, place in places if not _is_loopback(place)]
+    if elsewhere and not anywhere:
+        raise click.UsageError(
+            f"nobody knows who answers at {elsewhere[0]}: give --shared-key (and --authority), or let ssh carry the "
+            'stream (--through "ssh ..."), or say --open'
+        )
+    for number, (family, place) in enumerate(places, 1):
+        connection = socket.socket(family)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(place)
+            return connection
+        except OSError as error:  # no route: later there may be one
+            connection.close()
+            if number == len(places):
+                raise ConnectionError(f"{address[0]}:{address[1]}: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+    raise AssertionError("a name without addresses is an error before")

@@ -15,6 +15,8 @@ Each frame begins with the header of a transfer frame (append/transfer.py). The 
     6 ACK      copy    none: the log is durable in the copy up to base_offset   of the log        the end
     7 BEAT     copy    none: a sign of life                                     0                 0
     8 STOP     copy    none: end the present READ                               0                 0
+    9 NONCE    both    random bytes, to be answered by a PROOF                  0                 0
+    10 PROOF   both    that this end has the shared key (credentials.py)        0                 0
 
 docs/mirror-stream.md has the requests and answers. `salt` is that of the log, so a frame of another log is refused.
 
@@ -37,12 +39,15 @@ from ..system.stream import Stream
 from .log_source import BLOCK_BYTES, MOST_BESIDE_BYTES
 
 __all__ = [
-    "ACK", "ANSWER", "BATCHES", "BEAT", "ERROR", "GAP", "PROTOCOL", "REQUEST", "SEGMENT", "STOP", "Frame", "Link",
+    "ACK", "ANSWER", "BATCHES", "BEAT", "ERROR", "GAP", "NONCE", "PROOF", "PROTOCOL", "REQUEST", "SEGMENT",
+    "SHORT_BYTES", "STOP", "Frame", "Link",
 ]  # fmt: skip
 
 PROTOCOL = 1
-REQUEST, ANSWER, ERROR, SEGMENT, GAP, ACK, BEAT, STOP = range(1, 9)
+REQUEST, ANSWER, ERROR, SEGMENT, GAP, ACK, BEAT, STOP, NONCE, PROOF = range(1, 11)
+SHORT_BYTES = 32  # of a nonce and of a proof
 _CRC_BYTES = 4
+_TLS = b"\x16\x03"  # how a TLS handshake begins
 _COALESCED_BYTES = 1 << 16  # so small a body is written together with its header
 _MOST_BYTES = {  # behind the header of a frame
     BATCHES: MAX_BATCH_BYTES,
@@ -54,9 +59,12 @@ _MOST_BYTES = {  # behind the header of a frame
     ACK: 0,
     BEAT: 0,
     STOP: 0,
+    NONCE: SHORT_BYTES + _CRC_BYTES,
+    PROOF: SHORT_BYTES + _CRC_BYTES,
 }
 _FROM_SOURCE = (BATCHES, ANSWER, ERROR, SEGMENT, GAP)
 _FROM_COPY = (REQUEST, ACK, BEAT, STOP)
+_OF_PROOF = (NONCE, PROOF)  # before all others, if the stream has credentials
 
 
 class Frame(NamedTuple):
@@ -74,12 +82,18 @@ class Frame(NamedTuple):
 
 
 class Link(NotCopyable):
-    """One end of a stream of frames: the source's, or the copy's."""
+    """One end of a stream of frames: the source's, or the copy's. With `proving` only proofs are exchanged."""
 
-    def __init__(self, stream: Any, *, timeout_s: float, doing: str, at_source: bool) -> None:
-        self._awaited = _FROM_COPY if at_source else _FROM_SOURCE
+    def __init__(self, stream: Any, *, timeout_s: float, doing: str, at_source: bool, proving: bool = False) -> None:
+        self._awaited: tuple[int, ...] = _FROM_COPY if at_source else _FROM_SOURCE
+        if proving:
+            self._awaited = _OF_PROOF if at_source else (*_OF_PROOF, ERROR)
         self._failure: BrokenStreamError | UnsupportedFormatError | None = None
-        self._stream = Stream(stream, timeout_s=timeout_s, doing=doing)
+        if isinstance(stream, Stream):  # from credentials
+            self._stream = stream
+            stream.timeout_s, stream.doing = timeout_s, doing
+        else:
+            self._stream = Stream(stream, timeout_s=timeout_s, doing=doing)
         self.timeout_s = timeout_s
 
     def close(self) -> None:
@@ -97,6 +111,11 @@ class Link(NotCopyable):
     def now_doing(self, doing: str) -> None:
         """What completes the sentence "the stream broke while ..." from now on."""
         self._stream.doing = doing
+
+    @property
+    def doing(self) -> str:
+        """What completes the sentence "the stream broke while ..."."""
+        return self._stream.doing
 
     @property
     def failed(self) -> bool:
@@ -149,7 +168,8 @@ class Link(NotCopyable):
         try:
             kind, partition, salt, base_offset, size = FrameHeader.decode(raw)
         except CorruptLogError as error:
-            raise self.broken(f"{error.found} came, and not {error.expected}") from error
+            hint = "; a TLS handshake: this end does not encrypt" if raw.startswith(_TLS) else ""
+            raise self.broken(f"{error.found} came, and not {error.expected}{hint}") from error
         if kind not in _MOST_BYTES:
             raise UnsupportedFormatError("the stream", "frame kind", kind, max(_MOST_BYTES))
         if kind not in self._awaited or size > _MOST_BYTES[kind]:

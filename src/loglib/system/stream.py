@@ -1,7 +1,8 @@
 """Stream: bytes both ways between two processes, over a socket or a pair of pipes. No wait is without an end.
 
 Invariant: a peer that neither sends nor takes a byte for the time-out is given up, with `BrokenStreamError`. While one
-end waits to write, it takes in what the other one sends; so two ends that write at once do not block each other.
+end waits to write, it takes in what the other one sends; so two ends that write at once do not block each other. A
+peer that has a limit is given up when its time or its bytes are used up, however busy it is.
 
 The descriptors are set to not block, and get their setting back with `close`. They stay the caller's.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,9 +24,9 @@ from .files import REAL, Buffer
 from .not_copyable import NotCopyable
 from .notify import Observer
 
-__all__ = ["Stream"]
+__all__ = ["PIECE_BYTES", "Stream"]
 
-_PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
 _MOST_WAITING_BYTES = 1 << 20  # taken in while this end writes; the peer's requests are far smaller
 
 
@@ -44,6 +46,8 @@ class Stream(NotCopyable):
         self.doing = doing
         self._arrived = bytearray()  # while this end wrote
         self._ended = False  # the end has arrived, too
+        self._until: float | None = None  # by the monotonic clock: when the peer's time is used up
+        self._left_bytes: int | None = None  # how much more the peer may send
         self._waker = Observer(use_inotify=False)
         self._woken = False
         _send_small_pieces_at_once(writer)
@@ -68,6 +72,15 @@ class Stream(NotCopyable):
         """The error that says why this stream is of no more use."""
         return BrokenStreamError(self.doing, str(why))
 
+    def limit(self, seconds: float, most_bytes: int) -> None:
+        """Give the peer up after so many seconds from now, or if it sends more bytes, until `unlimit`."""
+        self._until, self._left_bytes = time.monotonic() + seconds, most_bytes
+        self._seconds = seconds
+
+    def unlimit(self) -> None:
+        """End the limit."""
+        self._until = self._left_bytes = None
+
     # --- bytes -----------------------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
@@ -86,7 +99,7 @@ class Stream(NotCopyable):
         parts: list[bytes] = []
         missing = size
         while missing:
-            piece = self._piece(min(missing, _PIECE_BYTES))
+            piece = self._piece(min(missing, PIECE_BYTES))
             if not piece:
                 if may_end and missing == size:
                     return b""
@@ -119,14 +132,21 @@ class Stream(NotCopyable):
         return b""
 
     def _read_now(self, size: int) -> bytes:
+        if self._left_bytes is not None:
+            if not self._left_bytes:
+                raise self.broken("the other end sent more than it may before it is known")
+            size = min(size, self._left_bytes)  # what comes behind may be read without a limit
         try:
-            return REAL.read(self._in, size)
+            piece = REAL.read(self._in, size)
         except ConnectionResetError:  # the end, with something that this end has sent and nobody has read
             return b""
         except BlockingIOError:
             raise
         except OSError as error:
             raise self.broken(error) from error
+        if self._left_bytes is not None:
+            self._left_bytes -= len(piece)
+        return piece
 
     def _wait_to_write(self) -> None:
         events = {self._out: select.POLLOUT}
@@ -137,15 +157,21 @@ class Stream(NotCopyable):
             raise self._silence()
         if ready.get(self._in, 0) & ~select.POLLOUT:
             with suppress(BlockingIOError):
-                piece = self._read_now(_PIECE_BYTES)
+                piece = self._read_now(PIECE_BYTES)
                 self._arrived += piece
                 self._ended = not piece
 
     def _silence(self) -> BrokenStreamError:
+        if self._until is not None and time.monotonic() >= self._until:
+            return self.broken(f"the other end was not known after {self._seconds:g} seconds")
         return self.broken(f"the other end was silent for {self.timeout_s:g} seconds")
 
     def _poll(self, timeout_s: float, events: dict[int, int], others: Sequence[int] = ()) -> dict[int, int]:
         """What has happened, by descriptor; nothing if the time is over."""
+        if self._until is not None:
+            timeout_s = min(timeout_s, self._until - time.monotonic())
+            if timeout_s <= 0:
+                raise self._silence()
         poll = select.poll()
         for fd, wanted in {**dict.fromkeys((*self._waker.descriptors(), *others), select.POLLIN), **events}.items():
             poll.register(fd, wanted)
@@ -161,7 +187,10 @@ def _descriptor(end: Any) -> int:
         return end
     ssl = sys.modules.get("ssl")
     if ssl is not None and isinstance(end, ssl.SSLSocket):
-        raise TypeError("an SSL socket encrypts above its descriptor; let ssh, socat or stunnel carry the stream")
+        raise TypeError(
+            "an SSL socket encrypts above its descriptor; give the plain socket to CopyCredentials.connect or "
+            "SourceCredentials.accept, or let ssh carry the stream"
+        )
     if not hasattr(end, "fileno"):
         raise TypeError(f"a stream is a connected socket, or two files or descriptors, not {end!r}")
     if hasattr(end, "flush"):
