@@ -128,20 +128,6 @@ def test_a_tally_sees_each_change(change: str) -> None:
     assert counts(before) == counts(before[::-1]) != counts(CHANGES[change])
 
 
-def test_a_digest_of_an_earlier_version_is_compared_with_none(place: Path) -> None:
-    write(place, 30)
-    count_log(place)
-    with Topic.open(place / audit.TRAIL) as trail:
-        for each in [each for each in entries(trail) if each.partition is not None]:
-            for tier, more in (("same", 0), ("more", 1)):
-                windows = {window: [tally.records + more, tally.bytes, 99] for window, tally in each.windows.items()}
-                facts = each._asdict() | {"tier": tier, "windows": windows}
-                trail.append(json.dumps(facts).encode(), timestamp=LATER)
-    found = balance(place).balances
-    assert {(each.tier, each.adds_up) for each in found} == {("same", True), ("more", False)}
-    assert [where.partition for each in found for where in each.offsets] == [0, 1]
-
-
 def test_counts_of_several_runs_are_those_of_the_log(place: Path) -> None:
     for first in range(0, 300, 100):
         write(place, 100, first=first)
@@ -339,6 +325,54 @@ def test_a_trail_that_was_copied_speaks_for_logs_elsewhere(place: Path, tmp_path
     assert difference.missing == -1
 
 
+def set_back_and_written_otherwise(place: Path, *, before: int, lost: int, after: int) -> None:
+    """A log of `before` records, a backup, `lost` records that are counted, then the backup and `after` other ones."""
+    write(place, before)
+    count_log(place)
+    count_as(place, "billing")
+    shutil.copytree(place / "orders", place.parent / "backup")
+    write(place, lost, first=before)
+    count_log(place)
+    count_as(place, "billing")
+    shutil.rmtree(place / "orders")
+    shutil.move(place.parent / "backup", place / "orders")
+    write(place, after, first=500)
+
+
+def count_as(place: Path, tier: str) -> None:
+    """An application counts all records of the log, some of them again."""
+    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL) as trail:
+        counter = audit.Counter(trail, tier, window=MINUTE, clock=lambda: LATER)
+        for batch in topic.batches():
+            counter.add(topic, batch)
+        counter.publish()
+
+
+@pytest.mark.parametrize("after", [20, 40, 90])
+@pytest.mark.parametrize("counted_again", [False, True])
+def test_what_follows_in_a_log_that_was_set_back_is_counted(place: Path, after: int, counted_again: bool) -> None:
+    set_back_and_written_otherwise(place, before=30, lost=40, after=after)
+    count_as(place, "billing")
+    if counted_again:
+        count_log(place)
+    with Topic.open(place / "orders", mode="r") as topic:
+        there = len(list(topic.read()))
+    assert there == 30 + after
+    report = balance(place)
+    now = [each for each in report.balances if not each.superseded]
+    assert sum(each.found.records for each in now if each.tier == "billing") == there
+    assert sum(each.expected.records for each in now if each.tier == "billing") == there
+    assert all(each.adds_up for each in now)
+
+
+def test_what_was_counted_before_a_log_was_set_back_is_named(place: Path) -> None:
+    set_back_and_written_otherwise(place, before=30, lost=40, after=20)
+    gone = [each for each in balance(place).differences if each.superseded]
+    assert {each.tier for each in gone} == {"log", "billing"}
+    assert all(each.found.records == 0 and each.offsets for each in gone)
+    assert sum(each.missing for each in gone if each.tier == "billing") == 40
+
+
 def test_windows_of_two_sizes_are_refused(place: Path) -> None:
     write(place, 5)
     count_log(place)
@@ -362,7 +396,7 @@ def test_a_record_that_is_no_entry_is_refused(place: Path) -> None:
 def test_what_a_killed_process_has_left_is_counted_once(sizes: list[int], data: st.DataObject) -> None:
     def entry(start: int, end: int) -> Entry:
         tallies = {0: audit.Tally(end - start, 0, sum(range(start, end)))}
-        return Entry("log", "orders", "id", 0, start, end, US, tallies, 0)
+        return Entry("log", "orders", "id", 0, start, end, 0, 0, US, tallies, 0)
 
     chain, at = [], 0
     for size in sizes:

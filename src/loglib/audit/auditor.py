@@ -46,11 +46,12 @@ class Balance(NamedTuple):
     found: Tally
     closed: bool  # False: more may come
     offsets: tuple[OffsetRange, ...] = ()  # if they differ: where to look, in the log of this place
+    superseded: bool = False  # True: `tier` counted this in a history that the log does not have any more
 
     @property
     def adds_up(self) -> bool:
         """Whether the same records were counted."""
-        return self.expected.is_same(self.found)
+        return self.expected == self.found
 
     @property
     def missing(self) -> int:
@@ -93,14 +94,14 @@ def balance(
     now = SYSTEM() if now_us is None else now_us
     with ExitStack() as opened:
         places = [_Place(os.fspath(path), trail, window_us, now, opened) for path in sources]
-        found = [row for place in places for row in _tiers(place, grace_us)]
+        found = [row for place in places for row in (*_superseded(place), *_tiers(place, grace_us))]
         if destination is None:
             for place in places:
                 for name, elsewhere in place.elsewhere.items():
                     found += _logs(name, [elsewhere], place, grace_us)
         else:
             target = _Place(os.fspath(destination), trail, window_us, now, opened)
-            found += _tiers(target, grace_us)
+            found += (*_superseded(target), *_tiers(target, grace_us))
             having: dict[str, list[_Counts]] = defaultdict(list)
             for place in places:
                 for name, counts in place.logs.items():
@@ -133,6 +134,7 @@ class _Place:
         self.tiers: dict[tuple[str, str], _Counts] = {}  # by topic and tier
         self.elsewhere: dict[str, _Counts] = {}  # by topic: logs that are not in this place
         self.topics: dict[str, Topic] = {}
+        self.superseded: list[tuple[str, Entry]] = []  # by topic: counts of a history that its log does not have now
         self._recounted: dict[tuple[str, int, int], Windows] = {}
         names = catalog.names(REAL, os.path.abspath(path))
         if not names:
@@ -140,7 +142,7 @@ class _Place:
         found: list[Entry] = []
         if trail in names:
             with Topic.open(os.path.join(path, trail), mode="r") as topic:
-                found = once(entries(topic))
+                found = list(entries(topic))
         for entry in found:
             if entry.window_us != window_us:
                 raise ValueError(
@@ -152,6 +154,9 @@ class _Place:
                 self.topics[name] = opened.enter_context(Topic.open(os.path.join(path, name), mode="r"))
         for name, topic in self.topics.items():
             of_topic = [each for each in found if self._is_of(each, topic)]
+            superseded = [each for each in of_topic if each.is_superseded(topic)]
+            self.superseded += [(name, each) for each in once(superseded)]
+            of_topic = once([each for each in of_topic if each not in superseded])
             self.logs[name] = self._log(topic, [each for each in of_topic if each.tier == LOG], now)
             for tier in sorted({each.tier for each in of_topic} - {LOG}):
                 ranges = tuple(each for each in of_topic if each.tier == tier)
@@ -160,7 +165,7 @@ class _Place:
         local = {topic.log_id.hex() for topic in self.topics.values()}
         others = [each for each in found if each.tier == LOG and each.log_id not in local]
         for name in sorted({each.topic for each in others} & self.topics.keys()):
-            self.elsewhere[name] = _of_logs([each for each in others if each.topic == name])
+            self.elsewhere[name] = _of_logs(once([each for each in others if each.topic == name]))
 
     def _is_of(self, entry: Entry, topic: Topic) -> bool:
         """Whether the entry counts this topic, perhaps before the topic was moved. A copy beside it has its own."""
@@ -185,7 +190,7 @@ class _Place:
             place = LOG, topic.name, topic.log_id.hex(), partition.id
             for start, end in _holes(done, partition.log_start_offset, partition.high_watermark):
                 windows = self.recount(partition, start, end)
-                ranges.append(Entry(*place, start, end, self.window_us, windows, now))
+                ranges.append(Entry(*place, start, end, 0, 0, self.window_us, windows, now))
         return _Counts(merged(each.windows for each in ranges), tuple(ranges), now, complete_from)
 
     def recount(self, partition: Partition, start: int, end: int) -> Windows:
@@ -232,8 +237,20 @@ def _tiers(place: _Place, grace_us: int) -> Iterator[Balance]:
         for window in sorted({*log.windows, *counts.windows}):
             expected, found = log.windows.get(window, NOTHING), counts.windows.get(window, NOTHING)
             closed = log.is_closed(window, window + place.window_us + grace_us)  # a tier that is behind is told
-            offsets = () if expected.is_same(found) else tuple(_uncounted(place, name, window, counts))
+            offsets = () if expected == found else tuple(_uncounted(place, name, window, counts))
             yield Balance(name, window, place.path, tier, expected, found, closed, offsets)
+
+
+def _superseded(place: _Place) -> Iterator[Balance]:
+    """What was counted of a history that a log does not have any more: the log was set back, and went on otherwise."""
+    having: defaultdict[tuple[str, str, int], list[Entry]] = defaultdict(list)
+    for name, entry in place.superseded:
+        for window in entry.windows:
+            having[name, entry.tier, window].append(entry)
+    for (name, tier, window), counted in sorted(having.items()):
+        expected = merged({window: each.windows[window]} for each in counted)[window]
+        offsets = tuple(OffsetRange(each.partition or 0, range(each.start, each.end)) for each in counted)
+        yield Balance(name, window, place.path, tier, expected, NOTHING, True, offsets, superseded=True)
 
 
 def _uncounted(place: _Place, name: str, window: int, counts: _Counts) -> Iterator[OffsetRange]:
@@ -255,7 +272,7 @@ def _differing(place: _Place, name: str, window: int, ranges: Iterable[Entry]) -
         log = topic.partition(each.partition)
         if log.log_start_offset <= each.start:
             found = place.recount(log, each.start, min(each.end, log.high_watermark))
-            if not found.get(window, NOTHING).is_same(each.windows[window]):
+            if found.get(window, NOTHING) != each.windows[window]:
                 yield OffsetRange(log.id, range(each.start, each.end))
 
 
@@ -268,7 +285,7 @@ def _logs(name: str, sources: Sequence[_Counts], target: _Place, grace_us: int) 
         over = window + target.window_us + grace_us
         closed = all(each.is_closed(window, over) for each in (*sources, found))
         offsets: tuple[OffsetRange, ...] = ()
-        if not one.is_same(other) and name in target.topics:
+        if one != other and name in target.topics:
             log_id = target.topics[name].log_id.hex()
             same = [each for source in sources for each in source.ranges if each.log_id == log_id]
             offsets = tuple(_differing(target, name, window, same))

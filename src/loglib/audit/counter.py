@@ -20,12 +20,13 @@ from typing import NamedTuple
 from ..config.arguments import check_timeout
 from ..config.policies import microseconds
 from ..errors import LockedError
-from ..format.batch import Batch
+from ..format.batch import Batch, stored_header
+from ..log.history import HistoryPoint, compare_history
 from ..system.clock import SYSTEM
 from ..system.not_copyable import NotCopyable
 from ..topic import Topic
 from .tally import Windows, merged, tallies
-from .trail import LOG, Entry, entries, publish
+from .trail import LOG, SET_BACK, Entry, entries, log_of, publish
 
 __all__ = ["WINDOW", "Auditor", "Counter"]
 
@@ -39,6 +40,8 @@ class _Range(NamedTuple):
 
     start: int
     end: int
+    chain: int
+    epoch: int
     windows: Windows
 
 
@@ -60,16 +63,20 @@ class Counter(NotCopyable):
         self._tier = tier
         self._clock = clock
         self._counted: dict[tuple[str, int], int] = {}  # by log id and partition: the end of what is counted
+        self._published: dict[tuple[str, int], list[HistoryPoint]] = {}  # the same: the ends that the trail has
         self._new: dict[tuple[str, str, int], list[_Range]] = {}  # by topic, log id and partition
         self.on_assign()
 
     def on_assign(self, partitions: object = None) -> None:
         """Read in the trail what was counted, perhaps by another process. For the group to call."""
         del partitions  # all are looked up
+        published: dict[tuple[str, int], list[HistoryPoint]] = {}
         for entry in entries(self._trail):
             if entry.tier == self._tier and entry.partition is not None:
-                key = entry.log_id, entry.partition
-                self._counted[key] = max(entry.end, self._counted.get(key, 0))
+                published.setdefault((entry.log_id, entry.partition), []).append(entry.point)
+        unpublished = {key[1:] for key in self._new}
+        self._counted = {key: end for key, end in self._counted.items() if key in unpublished}
+        self._published = published
 
     def on_revoke(self, partitions: object = None) -> None:
         """Publish what was counted, before another member reads on. For the group to call."""
@@ -79,7 +86,7 @@ class Counter(NotCopyable):
     def add(self, topic: Topic, batch: Batch) -> None:
         """Count the records of a batch that were not counted before."""
         log_id, partition = topic.log_id.hex(), batch.partition
-        counted = self._counted.get((log_id, partition), -1)
+        counted = self._counted_to(topic, partition)
         if batch.next_offset <= counted:
             return
         if batch.offsets.start < counted:
@@ -91,13 +98,25 @@ class Counter(NotCopyable):
             before = ranges.pop()
             start = before.start
             windows = merged([before.windows, windows])
-        ranges.append(_Range(start, batch.next_offset, windows))
+        header = stored_header(batch)
+        ranges.append(_Range(start, batch.next_offset, header.header_crc, header.writer_epoch, windows))
         self._counted[log_id, partition] = batch.next_offset
 
     @property
     def has_new(self) -> bool:
         """Whether something was counted that is not published yet."""
         return bool(self._new)
+
+    def _counted_to(self, topic: Topic, partition: int) -> int:
+        """The end of what is counted of the history that the log has now; -1 if nothing is."""
+        key = topic.log_id.hex(), partition
+        if key not in self._counted:
+            points = sorted(self._published.get(key, ()), key=lambda each: each.offset)
+            self._counted[key] = -1
+            if points:
+                found = compare_history(points, log_of(topic, partition))
+                self._counted[key] = found.common if found.relation in SET_BACK else points[-1].offset
+        return self._counted[key]
 
     def publish(self, caught_up: tuple[Topic, int] | None = None) -> int:
         """Publish what was counted since the last time, and flush it. Returns the number of records.
@@ -110,13 +129,13 @@ class Counter(NotCopyable):
         """
         now = self._clock()
         found = [
-            Entry(self._tier, name, log_id, partition, start, end, self.window_us, windows, now)
+            Entry(self._tier, name, log_id, partition, *each[:-1], self.window_us, each.windows, now)
             for (name, log_id, partition), counted in self._new.items()
-            for start, end, windows in counted
+            for each in counted
         ]
         if caught_up is not None:
             topic, time = caught_up
-            found.append(Entry(self._tier, topic.name, topic.log_id.hex(), None, 0, 0, self.window_us, {}, time))
+            found.append(Entry(self._tier, topic.name, topic.log_id.hex(), None, 0, 0, 0, 0, self.window_us, {}, time))
         publish(self._trail, found)
         self._new.clear()
         return sum(tally.records for entry in found for tally in entry.windows.values())

@@ -35,19 +35,13 @@ class Tally(NamedTuple):
 
     records: int
     bytes: int  # of keys and values
-    digest: int | None  # None: a part was counted by a version that made another digest
+    digest: int
 
     def __add__(self, other: tuple[object, ...]) -> Tally:
         """The tally of the records of both."""
         records, size, digest = other
-        assert isinstance(records, int) and isinstance(size, int) and isinstance(digest, int | None)
-        both = None if self.digest is None or digest is None else (self.digest + digest) % _MODULUS
-        return Tally(self.records + records, self.bytes + size, both)
-
-    def is_same(self, other: Tally) -> bool:
-        """Whether the same records were counted, as far as both tallies tell."""
-        is_digest_known = self.digest is not None and other.digest is not None
-        return self[:2] == other[:2] and (not is_digest_known or self.digest == other.digest)
+        assert isinstance(records, int) and isinstance(size, int) and isinstance(digest, int)
+        return Tally(self.records + records, self.bytes + size, (self.digest + digest) % _MODULUS)
 
 
 NOTHING = Tally(0, 0, 0)

@@ -12,12 +12,14 @@ moment of a publication.
 An entry is a record whose value is JSON:
 
     {"tier": "log", "topic": "orders", "log_id": "<32 digits>", "partition": 0, "start": 0, "end": 4096,
-     "window_us": 600000000, "windows": {"1764000000000000": [12, 3456, "<32 digits>"]}, "time": 1764000300000000}
+     "chain": 2868113408, "epoch": 1, "window_us": 600000000,
+     "windows": {"1764000000000000": [12, 3456, "<32 digits>"]}, "time": 1764000300000000}
 
 `tier` says where the records were counted: "log" in the log itself, another name in an application. `windows` has for
-each window the number of records, their bytes and their digest (tally.py; a number instead of digits is a digest that
-earlier versions made, and is compared with none). An entry with the partition null says that
-by its `time` everything that was flushed in the topic had been counted.
+each window the number of records, their bytes and their digest (tally.py). `chain` and `epoch` are those of the log at
+`end` (log/history.py). If the log was set back, and was then written otherwise, they tell that the entry counts records
+which the log does not have any more. An entry with the partition null says that by its `time` everything that was
+flushed in the topic had been counted.
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..errors import CorruptLogError, LockedError
+from ..log.history import AHEAD, BESIDE, HistoryPoint, compare_history
+from ..log.log import Log
 from ..topic import Topic, open_topic
 from .tally import Tally, Windows
 
-__all__ = ["LOG", "Entry", "entries", "once", "publish"]
+__all__ = ["LOG", "SET_BACK", "Entry", "entries", "log_of", "once", "publish"]
 
 LOG = "log"  # the tier of what is in the log itself
+SET_BACK = (BESIDE, AHEAD)  # how a trail stands to a log that was set back; what is counted was flushed
 _PATIENCE_S = 10.0  # a publication by another process takes milliseconds
 _NAP_S = 0.005
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
@@ -50,9 +55,27 @@ class Entry(NamedTuple):
     partition: int | None  # None: the range is empty, and all that was flushed before `time` is counted
     start: int
     end: int
+    chain: int  # of the log at `end`, and the epoch of its writer there; 0: not known
+    epoch: int
     window_us: int
     windows: Windows
     time: int  # microseconds UTC
+
+    @property
+    def point(self) -> HistoryPoint:
+        """Where the range ends, and what proves the history up to there."""
+        return HistoryPoint(bytes.fromhex(self.log_id), self.end, self.chain, self.epoch)
+
+    def is_superseded(self, topic: Topic) -> bool:
+        """Whether the topic's log was set back, and so has not all that was counted."""
+        if self.partition is None or self.partition >= len(topic.partitions):
+            return False
+        return compare_history([self.point], log_of(topic, self.partition)).relation in SET_BACK
+
+
+def log_of(topic: Topic, partition: int) -> Log:
+    """The log of a partition."""
+    return topic._accesses[partition].log  # noqa: SLF001
 
 
 def publish(trail: Topic, found: Iterable[Entry]) -> None:
@@ -83,18 +106,13 @@ def publish(trail: Topic, found: Iterable[Entry]) -> None:
 
 
 def _encoded(entry: Entry) -> bytes:
-    windows = {str(window): [*tally[:2], _digits(tally.digest)] for window, tally in entry.windows.items()}
+    windows = {str(window): [*tally[:2], f"{tally.digest:032x}"] for window, tally in entry.windows.items()}
     return json.dumps(entry._asdict() | {"windows": windows}).encode()
-
-
-def _digits(digest: int | None) -> str:
-    assert digest is not None  # what is counted here is never of an earlier version
-    return f"{digest:032x}"
 
 
 def _tally(facts: Any) -> Tally:
     records, size, digest = facts
-    return Tally(int(records), int(size), int(digest, 16) if isinstance(digest, str) else None)
+    return Tally(int(records), int(size), int(digest, 16))
 
 
 def entries(trail: Topic) -> Iterator[Entry]:
@@ -107,7 +125,7 @@ def entries(trail: Topic) -> Iterator[Entry]:
             yield Entry(
                 str(facts["tier"]), str(facts["topic"]), str(facts["log_id"]),
                 None if partition is None else int(partition), int(facts["start"]), int(facts["end"]),
-                int(facts["window_us"]), windows, int(facts["time"]),
+                int(facts["chain"]), int(facts["epoch"]), int(facts["window_us"]), windows, int(facts["time"]),
             )  # fmt: skip
         except _ERRORS as error:
             found = f"no valid counts in partition {record.partition}, offset {record.offset} ({error!r})"

@@ -50,6 +50,8 @@ def audit(
 
 
 def _state(balance: Balance) -> str:
+    if balance.superseded:
+        return "set back"
     return "open" if not balance.closed else "adds up" if balance.adds_up else "differs"
 
 
