@@ -171,5 +171,5 @@ async def _readable(descriptors: Sequence[int], timeout: float) -> None:
             async with asyncio.timeout(timeout):
                 await event.wait()
     finally:
-        for fd in watched:
+        for fd in [] if loop.is_closed() else watched:  # it may have ended in the middle of the wait
             loop.remove_reader(fd)

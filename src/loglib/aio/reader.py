@@ -115,7 +115,9 @@ class AsyncReader(NotCopyable):
                 return True
             if reader.closed or not reader._follow:
                 return False
-            if self._watch is None:
+            if self._watch is None or not self._watch.fits(reader._logs.values()):
+                if self._watch is not None:
+                    self._watch.close()
                 self._watch = watch(reader._logs.values())
                 continue  # records from before the watch are not reported
             remaining = None if deadline is None else deadline - time.monotonic()
