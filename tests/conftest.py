@@ -287,8 +287,7 @@ def open_files() -> list[str]:
 
 
 def _descriptors_of_inboxes() -> set[int]:
-    postman = notifications._postmen.get(os.getpid())
-    observer = None if postman is None else postman._observer
+    observer = notifications._postman._observer
     descriptors = None if observer is None else observer._open
     return set() if descriptors is None else {descriptors.inotify, descriptors.wake_in, descriptors.wake_out}
 
