@@ -18,6 +18,7 @@ from conftest import open_files, start_python, values_of
 from loglib import LockedError, Topic, transaction
 from loglib.system.files import REAL
 from loglib.system.notify import Observer
+from loglib.system.process import PerProcess
 from loglib.transactions import notifications
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -356,8 +357,12 @@ def test_writer_stays_reachable_when_a_reader_of_the_same_topic_is_closed(path: 
         assert values_of(writer) == [b"x"]
 
 
-def inbox_threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "loglib-inbox"]
+@pytest.fixture
+def postman(monkeypatch: pytest.MonkeyPatch) -> notifications._NotificationThread:
+    """A thread for the topics of one test."""
+    made = PerProcess(notifications._NotificationThread, notifications._NotificationThread.abandon)
+    monkeypatch.setattr(notifications, "_postman", made)
+    return made()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -369,18 +374,19 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("watching", [True, False], ids=["it watches", "it has not begun to watch"])
 def test_thread_of_the_inboxes_ends_with_the_last_topic_and_begins_anew(
-    path: Path, watching: bool, monkeypatch: pytest.MonkeyPatch
+    path: Path, watching: bool, postman: notifications._NotificationThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait_until(lambda: inbox_threads() == [])
     monkeypatch.setattr(notifications, "_QUIET_S", 0.0 if watching else 60.0)
     for number in range(3):
         before = open_files()
         with Topic.open(path) as topic, Topic.open(path.parent / "other"):
-            assert len(inbox_threads()) == 1
-            wait_until(lambda: not watching or notifications._postman._observer is not None)
+            thread = postman._thread
+            assert thread is not None
+            wait_until(lambda: not watching or postman._observer is not None)
             topic.append(b"%d" % number)
-        wait_until(lambda: inbox_threads() == [])
-        assert notifications._postman._observer is None
+        thread.join(30)
+        assert not thread.is_alive()
+        assert (postman._thread, postman._observer) == (None, None)
         assert open_files() == before
 
 
@@ -412,22 +418,22 @@ def test_topic_that_is_opened_while_the_thread_ends_is_attended(path: Path, monk
 
 
 def test_forked_child_has_neither_thread_nor_files_of_its_parents_inboxes(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, postman: notifications._NotificationThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "_QUIET_S", 0.0)
     with Topic.open(path):
-        wait_until(lambda: notifications._postman._observer is not None)
-        observer = notifications._postman._observer
+        wait_until(lambda: postman._observer is not None)
+        observer = postman._observer
         assert observer is not None
         descriptors = [(fd, os.fstat(fd)) for fd in observer.descriptors()]
         del observer
 
         def look() -> None:
-            assert (notifications._postman._thread, notifications._postman._served) == (None, {})
+            assert notifications._postman() is not postman
             for fd, facts in descriptors:
                 with suppress(OSError):
                     assert not os.path.samestat(os.fstat(fd), facts)
             with Topic.open(path.parent / "of-the-child"):
-                assert notifications._postman._thread is not None
+                assert notifications._postman()._thread is not None
 
         assert in_child(look) == 0

@@ -25,10 +25,11 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from ..system.clock import monotonic
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
-from ..system.process import in_child
+from ..system.process import PerProcess
 
 __all__ = ["INBOX", "answer", "leave", "listen", "notify", "request_ack"]
 
@@ -42,8 +43,6 @@ _LOOK_S = 0.2  # where the system reports no changes
 _LOOK_AGAIN_S = 1.0  # while a transaction is held: the process that applies it may have died
 
 T = TypeVar("T")
-
-_in_child = in_child()
 
 
 def notify(files: Files, topic_path: str) -> None:
@@ -70,11 +69,11 @@ def request_ack(
     for path in waiting.values():
         files.close(files.create(path, 0o600))
     silent = list(waiting)
-    now = time.monotonic()
+    now = monotonic()
     deadline, look_at = now + patience_s, now + _FREE_S
     while silent:
         silent = [each for each in silent if files.exists(waiting[each])]
-        now = time.monotonic()
+        now = monotonic()
         if now > min(look_at, deadline):
             silent = [each for each in silent if not is_free(each)]
             look_at = now + _FREE_S
@@ -116,14 +115,12 @@ class _NotificationThread(NotCopyable):
         self._thread: threading.Thread | None = None
         self._observer: Observer | None = None
         self._last_left: SimpleQueue[None] = SimpleQueue()  # ends the quiet time of the thread
-        _in_child.add(self._abandon_in_child)
 
-    def _abandon_in_child(self, parent_pid: int) -> None:
-        """After a fork: the thread, its open files and the topics are the parent's."""
-        del parent_pid
-        if self._observer is not None:
-            self._observer.abandon()
-        self.__init__()  # type: ignore[misc]
+    def abandon(self) -> None:
+        """Close the open files in a forked child: the thread and the topics are the parent's."""
+        observer = self._observer
+        if observer is not None:
+            observer.abandon()
 
     def listen(self, path: str, topic: T, serve: Callable[[T], bool]) -> None:
         real = os.path.realpath(path)  # the system knows a directory once, whatever its names
@@ -218,7 +215,7 @@ class _NotificationThread(NotCopyable):
         return again
 
 
-_postman = _NotificationThread()
+_postman = PerProcess(_NotificationThread, _NotificationThread.abandon)
 
 
 def listen(path: str, topic: T, serve: Callable[[T], bool]) -> None:
@@ -226,9 +223,9 @@ def listen(path: str, topic: T, serve: Callable[[T], bool]) -> None:
 
     While it returns True (a transaction is held), it is called again each second. The topic is not kept alive.
     """
-    _postman.listen(path, topic, serve)
+    _postman().listen(path, topic, serve)
 
 
 def leave(topic: object) -> None:
     """Stop that. Other topics at the same path are still attended."""
-    _postman.leave(topic)
+    _postman().leave(topic)
