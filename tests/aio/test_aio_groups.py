@@ -104,7 +104,7 @@ def test_an_end_by_time_commits_what_is_due_also_if_a_look_takes_long(path: Path
                         time.sleep(0.12)  # past the deadline, and the look came before the commit was due
                     return found
 
-                group.joined._next = slow  # type: ignore[method-assign]
+                group.joined._next = slow  # type: ignore[method-assign,assignment]
                 assert [each.value async for each in group.follow(0.1)] == [b"0", b"1", b"2"]
                 assert [lag.bytes for lag in (await group.lag()).values()] == [0]
 

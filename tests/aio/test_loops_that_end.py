@@ -171,7 +171,7 @@ def test_reader_of_a_loop_that_ended_reads_on_in_the_next(path: Path) -> None:
 
         async def main() -> list[bytes | None]:
             task = asyncio.create_task(first(reader, 1))
-            await eventually(lambda: reader._watch is not None and reader._watch.fits(reader._reader._logs.values()))
+            await eventually(lambda: reader._watch is not None and reader._watch.fits(reader._reader))
             await asyncio.to_thread(written.append, b"x", sync=True)
             async with asyncio.timeout(30):
                 return [each.value for each in await task]

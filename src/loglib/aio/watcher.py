@@ -14,11 +14,11 @@ Threads: belongs to the loop's thread. Writers ring bells from any thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
 from contextlib import suppress
 from weakref import WeakKeyDictionary, ref
 
 from ..log.log import LOOK_S, LiveWriter, Log
+from ..log.reader import Reader
 from ..system.not_copyable import NotCopyable
 from ..system.notify import REPLACED, Observer
 
@@ -30,33 +30,37 @@ _NAP_S = 0.01
 _watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[_Watcher]] = WeakKeyDictionary()
 
 
-def watch(logs: Iterable[Log]) -> Watch:
-    """Watch these logs in the running loop. Earlier writes are not reported: look once more after this call."""
+def watch(reader: Reader) -> Watch:
+    """Watch the files of a reader in the running loop. Earlier writes are not reported: look once more."""
     loop = asyncio.get_running_loop()
     known = _watchers.get(loop)
     watcher = None if known is None else known()
     if watcher is None:
         watcher = _Watcher(loop)
         _watchers[loop] = ref(watcher)
-    return Watch(watcher, list(logs))
+    return Watch(watcher, reader)
 
 
 class Watch(NotCopyable):
     """What one reader waits for."""
 
-    def __init__(self, watcher: _Watcher, logs: list[Log]) -> None:
+    def __init__(self, watcher: _Watcher, reader: Reader) -> None:
         self.replaced = False  # whether a file was moved, removed or replaced since the reader last looked
         self._changed = False
         self._waiting: ref[asyncio.Future[None]] | None = None
         self._watcher = ref(watcher)
-        self._logs = logs
-        for log in logs:
-            watcher.add(log, self)
+        self._logs = list(reader._logs.values())
+        self._files = reader.files
+        for path in self._files:
+            watcher.add(path, self)
+        self.clear()
 
-    def fits(self, logs: Collection[Log]) -> bool:
-        """Whether it watches so many logs, in the running loop."""
+    def fits(self, reader: Reader) -> bool:
+        """Whether it watches what the reader reads now, in the running loop."""
         watcher = self._watcher()
-        return len(logs) == len(self._logs) and watcher is not None and watcher.loop() is asyncio.get_running_loop()
+        if watcher is None or watcher.loop() is not asyncio.get_running_loop():
+            return False
+        return len(self._logs) == len(reader._logs)  # they only become more
 
     def clear(self) -> None:
         """Forget earlier changes; the reader looks after this call."""
@@ -99,9 +103,9 @@ class Watch(NotCopyable):
     def close(self) -> None:
         """Wait for nothing any more."""
         if (watcher := self._watcher()) is not None:
-            for log in self._logs:
-                watcher.remove(log, self)
-        self._logs = []
+            for path in self._files:
+                watcher.remove(path, self)
+        self._logs, self._files = [], []
         self.set()
 
 
@@ -109,7 +113,7 @@ class _Watcher(NotCopyable):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = ref(loop)
         self._observer = Observer()
-        self._watches: dict[str, set[Watch]] = {}  # by the path of a watermark
+        self._watches: dict[str, set[Watch]] = {}  # by the path of a file
         self._heard: dict[str, LiveWriter] = {}  # the writers in this process that ring
         self._descriptors: list[int] = []
         self._attend()
@@ -118,14 +122,12 @@ class _Watcher(NotCopyable):
     def reports(self) -> bool:
         return self._observer.reports
 
-    def add(self, log: Log, watch: Watch) -> None:
-        path = log.watermark_path
+    def add(self, path: str, watch: Watch) -> None:
         if path not in self._watches:
             self._watches[path] = set()
             self._observer.observe_file(path, path)
             self._attend()  # the system may have no watch left
         self._watches[path].add(watch)
-        self.listen(log)
 
     def listen(self, log: Log) -> None:
         """Let a writer in this process ring when it has published: the system's report comes too early."""
@@ -134,8 +136,7 @@ class _Watcher(NotCopyable):
             writer.listen(self._observer.bell(path))
             self._heard[path] = writer
 
-    def remove(self, log: Log, watch: Watch) -> None:
-        path = log.watermark_path
+    def remove(self, path: str, watch: Watch) -> None:
         others = self._watches.get(path, set())
         others.discard(watch)
         if path in self._watches and not others:

@@ -29,7 +29,7 @@ from ..log import copy_role
 from ..log.log import Log
 from ..log.store_pointer import lost_store, read_pointer, settle
 from ..open_topic import OpenTopic
-from ..system.clock import SYSTEM
+from ..system.clock import SYSTEM, monotonic
 from ..system.files import REAL, Buffer, Files
 from ..system.lock import is_free, try_acquire
 from ..system.not_copyable import NotCopyable
@@ -301,8 +301,8 @@ class Transaction(NotCopyable):
     def _held_for_long(self, directories: dict[tuple[str, int], str]) -> dict[tuple[str, int], str]:
         """Those that are held by more than a process that applies another transaction."""
         assert self._store is not None
-        deadline = time.monotonic() + self._timeout
-        while (applying := try_acquire(self._files, self._store.path)) is None and time.monotonic() < deadline:
+        deadline = monotonic() + self._timeout
+        while (applying := try_acquire(self._files, self._store.path)) is None and monotonic() < deadline:
             time.sleep(_NAP_S)
         try:
             return self._held(directories)
