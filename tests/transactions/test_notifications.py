@@ -437,3 +437,4 @@ def test_forked_child_has_neither_thread_nor_files_of_its_parents_inboxes(
                 assert notifications._postman()._thread is not None
 
         assert in_child(look) == 0
+    notifications._NotificationThread().abandon()  # one that has never watched
