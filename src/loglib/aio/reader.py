@@ -110,7 +110,7 @@ class AsyncReader(NotCopyable):
                 self._watch.clear()
                 if self._watch.replaced:
                     self._watch.replaced = False
-                    await self._calls(reader.check_moved)
+                    await self._calls(reader._check_moved)
             if await self._calls(reader._first_batch if batches else reader._have_records, 0.0):
                 return True
             if reader.closed or not reader._follow:

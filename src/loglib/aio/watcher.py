@@ -50,7 +50,7 @@ class Watch(NotCopyable):
         self._waiting: ref[asyncio.Future[None]] | None = None
         self._watcher = ref(watcher)
         self._logs = list(reader._logs.values())
-        self._files = reader.files
+        self._files = reader._watched_files()
         for path in self._files:
             watcher.add(path, self)
         self.clear()

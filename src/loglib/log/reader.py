@@ -373,13 +373,12 @@ class Reader(Shown, NotCopyable):
                 if isinstance(start, int):
                     raise
 
-    @property
-    def files(self) -> list[str]:
+    def _watched_files(self) -> list[str]:
         """The files whose change may bring records: the logs' watermarks, and the description of a topic that grows."""
         watermarks = [log.watermark_path for log in self._logs.values()]
         return watermarks if self._logs_now is None else [*watermarks, description_of(self._logs.values())]
 
-    def check_moved(self) -> None:
+    def _check_moved(self) -> None:
         """Act on a report that a file was moved, removed or replaced. `LogMovedError` if a log is gone."""
         self._added_at = 0.0
         for log in self._logs.values():
@@ -574,7 +573,7 @@ class Reader(Shown, NotCopyable):
             self._waiter, self._watching = watch(self._logs.values(), description), watching
             return  # the caller looks once more: records from before the watch are not reported
         if self._waiter.wait(LOOK_S if timeout is None else min(timeout, LOOK_S)):
-            self.check_moved()
+            self._check_moved()
             self._watching = (0, 0, 0)  # what was replaced must be watched anew
 
     def _release(self) -> None:
