@@ -299,7 +299,8 @@ class Topic(Shown, Columnar, TopicWithGroups):
 
         Topics that are open for reading, their readers that follow, and members of groups take the new partitions in
         within a second, and read them from their begin. With `shared=True` only reading goes on: an append raises
-        `LogMovedError` until the topic is opened again, because its keys would go to other partitions.
+        `LogMovedError` until the topic is opened again, because its keys would go to other partitions. So does the end
+        of a transaction in which keys chose among the former partitions.
 
         Raises `ValueError` if the topic has that many or more, `FileNotFoundError` if there is no topic, `LockedError`
         if a writer has it, and `GroupBusyError` if a group that is stored with it has members.

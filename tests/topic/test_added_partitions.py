@@ -13,7 +13,7 @@ from consumers import rebalance
 
 import loglib
 from conftest import MANUAL, start_python, values_of, wait_until_waiting
-from loglib import CorruptLogError, LogMovedError, Reader, Topic, TopicPartition
+from loglib import CorruptLogError, LogMovedError, Reader, Topic, TopicPartition, transaction
 from loglib.groups.group import AnyGroup
 from loglib.log import reader as reader_module
 from loglib.log import topic_file
@@ -169,6 +169,23 @@ def test_shared_topic_reads_added_partitions_and_refuses_to_write(path: Path, gr
                 topic.append(b"x", key=b"k", partition=partition)
         with pytest.raises(LogMovedError, match="has other than the 1 partitions"):
             topic.partition(3).append(b"x")
+
+
+def test_transaction_whose_keys_chose_among_the_former_partitions_is_not_committed(
+    path: Path, grown: Callable[[], None]
+) -> None:
+    with Topic.open(path, mode="r") as topic:
+        with transaction("app") as tx:
+            tx.append(topic, b"before", key=b"k")
+        grown()
+        with pytest.raises(LogMovedError, match="has other than the 1 partitions"), transaction("app") as tx:
+            tx.append(topic, b"never", key=b"k")
+        with transaction("app") as tx:
+            tx.append(topic, b"in a partition that is named", key=b"k", partition=3)
+            tx.append(topic, b"without a key")
+        assert sorted(set(values_of(topic)) - set(EXPECTED)) == [
+            b"before", b"in a partition that is named", b"without a key",
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("left", ["a crash", "another topic"])
