@@ -96,8 +96,8 @@ class Clock:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _watching(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The thread that watches inboxes opens its files before a test counts the open files."""
+def _watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The thread that watches inboxes opens its files before a test counts the open files, and keeps them."""
     watched = threading.Event()
     (place := tmp_path_factory.mktemp("watched") / "inbox").mkdir()
 
@@ -107,6 +107,7 @@ def _watching(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     notifications.listen(str(place.parent), watched, serve)
     assert watched.wait(30)
+    yield
     notifications.leave(watched)
 
 
@@ -287,8 +288,7 @@ def open_files() -> list[str]:
 
 
 def _descriptors_of_inboxes() -> set[int]:
-    postman = notifications._postmen.get(os.getpid())
-    observer = None if postman is None else postman._observer
+    observer = notifications._postman()._observer
     descriptors = None if observer is None else observer._open
     return set() if descriptors is None else {descriptors.inotify, descriptors.wake_in, descriptors.wake_out}
 

@@ -482,6 +482,8 @@ class ConfigConflictError(LogError, ValueError):
         self.given = given
         self.stored = stored
         way_out = "copy the records to a new topic" if fixed else 'open it with mode="a" to change it'
+        if name == "partitions":
+            way_out += ", or add some with Topic.add_partitions: keys move then, and the number can only rise"
         super().__init__(
             f"{self.path} was created with {name}={stored!r}, not {given!r}; leave the argument out, or {way_out}"
         )

@@ -9,7 +9,7 @@ Threads: as topic.py.
 from __future__ import annotations
 
 import os
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -30,16 +30,24 @@ class OpenTopic(ABC):
     name: str
     log_id: bytes
     config: TopicConfig
-    partitions: tuple[Partition, ...]
-    _accesses: tuple[Access, ...]  # of the partitions
     _files: Files
     _clock: Callable[[], int]  # microseconds UTC
     _handles: Handles
     _placement: Placement
 
+    @property
+    @abstractmethod
+    def partitions(self) -> tuple[Partition, ...]:
+        """The partitions as they are now, by number."""
+
+    @property
+    @abstractmethod
+    def _accesses(self) -> tuple[Access, ...]:
+        """The access to each of the partitions as they are now."""
+
+    @abstractmethod
     def partition(self, number: int) -> Partition:
         """The partition with this number; `ValueError` if there is none."""
-        return self.partitions[self._placement.number(number)]
 
 
 _OpenPath = Callable[[str | os.PathLike[str]], AbstractContextManager[OpenTopic]]

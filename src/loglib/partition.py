@@ -17,7 +17,7 @@ from .append.batching import Load, append_loads, append_numbered, weigh
 from .append.record_arguments import HeadersLike, gather_columns, record_columns
 from .append.transfer import read_frame, send
 from .config.arguments import check_count
-from .config.times import to_datetime
+from .config.times import to_text
 from .errors import OffsetOutOfRangeError, report_not_appended
 from .format.batch import Batch
 from .format.display import Shown, sized
@@ -53,7 +53,7 @@ class Partition(Shown, Columnar, NotCopyable):
             yield "offsets", f"{self.log_start_offset} to {self.high_watermark}"
             yield "holding", sized(self.high_watermark - self.log_start_offset)
             yield "segments", len(segments)
-            yield "since", to_datetime(segments[0].created).isoformat()
+            yield "since", to_text(segments[0].created)
 
     # --- facts -----------------------------------------------------------------------------------
 

@@ -26,8 +26,9 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache, partial
+from itertools import chain
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
 
 from .append.access import Access
 from .append.batching import Load, append_loads, append_numbered, weigh
@@ -39,7 +40,7 @@ from .append.record_arguments import HeadersLike, gather_columns, record_columns
 from .append.retention_pass import RetentionRunner
 from .append.stats import TopicStats, stats_of_partition
 from .append.writer import WRITER_DESCRIPTORS, Writer
-from .config.arguments import Start, check_names, donor_paths, topic_path
+from .config.arguments import Start, check_names, donor_paths, partition_number, topic_path
 from .config.policies import FIXED, Durability, FlushPolicy, Policies, Retention, TopicConfig
 from .config.uri import is_remote
 from .errors import (
@@ -98,6 +99,13 @@ _HOUSEKEEPING_S = 60.0  # once a minute is often enough, because retention and r
 _in_child = in_child()
 
 
+class _Part(NamedTuple):
+    """A partition as the topic has it, and as the caller has it."""
+
+    access: Access
+    partition: Partition
+
+
 class Topic(Shown, Columnar, TopicWithGroups):
     """A named, partitioned log. Open one with `Topic.open`."""
 
@@ -116,7 +124,9 @@ class Topic(Shown, Columnar, TopicWithGroups):
         opened_by: tuple[str, str | None] | None = None,
         make_log: Callable[[Files, str, Identity], Log] = Log,
         replicas: ReplicaSet | None = None,
+        grows: bool = False,
     ) -> None:
+        """`grows`: whether partitions may be added while it is open."""
         self.path = path
         self.name = os.path.basename(path)
         self.log_id = log_id
@@ -139,24 +149,21 @@ class Topic(Shown, Columnar, TopicWithGroups):
             files, path, config, clock_of(clock),
             shared=self.shared, committed=partial(_committed_of, weakref.ref(self)), archives=_floors_of,
         )  # fmt: skip
-        self._accesses = tuple(
-            Access(
-                files, topic_file.partition_directory(path, number), Identity.of(log_id, number), config,
-                writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
-                check=partial(_check_still, files, path, config.partitions) if shared else None,
-                on_hold=self._serving.apply if shared else None,
-                make_log=make_log, replicated=replicas,
-            )
-            for number in range(config.partitions)
+        self._make_access = partial(
+            _access, path, log_id, donors, files=files, config=config,
+            writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
+            check=partial(_check_still, files, path, config.partitions) if shared else None,
+            on_hold=self._serving.apply if shared else None,
+            make_log=make_log, replicated=replicas,
         )  # fmt: skip
+        self._grows = grows
+        self._parts_made: dict[int, _Part] = {}  # by number; two threads that add one at once keep the same one
+        self._make_parts(config.partitions)
         self._placement = Placement(
             path, self._accesses, self._handles, partitioner, named=config.partitioner, writable=mode == "a"
         )
-        self.partitions = tuple(Partition(each, _with_tail) for each in self._accesses)
         self._read_archive = _with_tail
         self._donors = donors
-        for number, access in enumerate(self._accesses):
-            access.log.donors = tuple([topic_file.partition_directory(each, number) for each in donors])
         if mode == "a":
             self._start_writing()
 
@@ -287,8 +294,12 @@ class Topic(Shown, Columnar, TopicWithGroups):
         """Add empty partitions to a topic, up to a total of `partitions`.
 
         **Keys move.** From then on a key may belong to another partition. So older and newer records of one key can
-        be in two partitions, and no order holds between them. A warning is logged. Open readers do not see the new
-        partitions; open the topic again.
+        be in two partitions, and no order holds between them. A warning is logged.
+
+        Topics that are open for reading, their readers that follow, and members of groups take the new partitions in
+        within a second, and read them from their begin. With `shared=True` only reading goes on: an append raises
+        `LogMovedError` until the topic is opened again, because its keys would go to other partitions. So does the end
+        of a transaction in which keys chose among the former partitions.
 
         Raises `ValueError` if the topic has that many or more, `FileNotFoundError` if there is no topic, `LockedError`
         if a writer has it, and `GroupBusyError` if a group that is stored with it has members.
@@ -302,7 +313,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "partitions") and self.mode == "a" and not self.closed:
+        if hasattr(self, "_placement") and self.mode == "a" and not self.closed:
             warnings.warn(f"topic {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
             threads = [each for each in (self._flusher, self._replicas) if each is not None]
             if any(each.is_here() for each in threads):
@@ -361,6 +372,47 @@ class Topic(Shown, Columnar, TopicWithGroups):
         for name, value in policies.items():
             logger.info("%s: %s is %r now, and was %r", self.path, name, value, getattr(before, name))
         self._use(config)
+
+    # --- partitions ------------------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """The partitions, by number. A topic that is open for reading has those that were added since, too."""
+        self._take_in_added()
+        return tuple([each.partition for each in list(self._parts_made.values())])
+
+    @property
+    def _accesses(self) -> tuple[Access, ...]:
+        self._take_in_added()
+        return tuple([each.access for each in list(self._parts_made.values())])
+
+    def partition(self, number: int) -> Partition:
+        """The partition with this number; `ValueError` if there is none."""
+        given = partition_number(number)
+        if given not in self._parts_made:
+            self._take_in_added()
+        if given not in self._parts_made:
+            raise ValueError(f"{self.path} has partitions 0 to {len(self._parts_made) - 1}, not {given}")
+        return self._parts_made[given].partition
+
+    def _take_in_added(self) -> None:
+        """Take in the partitions that were added. Without any this costs a look whether the next directory is there."""
+        files, path = self._files, self.path
+        following = topic_file.partition_directory(path, len(self._parts_made))
+        if not self._grows or self.closed or not files.exists(following):
+            return
+        described = topic_file.read(files, path)
+        if described is not None and described[0] == self.log_id:  # otherwise the readers say that it was moved
+            self._make_parts(described[1].partitions)
+            self.config = replace(self.config, partitions=len(self._parts_made))
+
+    def _make_parts(self, count: int) -> None:
+        for number in range(len(self._parts_made), count):
+            access = self._make_access(number)
+            self._parts_made.setdefault(number, _Part(access, Partition(access, _with_tail)))
+
+    def _logs(self) -> list[Log]:
+        return [each.log for each in self._accesses]
 
     # --- append ----------------------------------------------------------------------------------
 
@@ -452,7 +504,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         if partition is None:
             writer: Writer | None = self._placement.choose(1, size) if self._handles.writers else None
         else:
-            writer = self._accesses[self.partition(partition).id].open_writer
+            writer = self._parts_made[self.partition(partition).id].access.open_writer
         offset = None if writer is None else writer.append_at_once(columns, size)
         return None if writer is None or offset is None else Position(writer.partition, offset)
 
@@ -579,8 +631,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         the next whole batch, and `Reader.gaps` has the skipped offsets.
         """
         self._handles.check_open()
-        logs = [each.log for each in self._accesses]
-        return Reader(logs, start, end=end, on_gap=on_gap, clock=self._clock, track=self._handles.track)
+        return Reader(self._logs(), start, end=end, on_gap=on_gap, clock=self._clock, track=self._handles.track)
 
     def _parts(self) -> tuple[Access, ...]:
         return self._accesses
@@ -599,12 +650,13 @@ class Topic(Shown, Columnar, TopicWithGroups):
         process then comes in about half the time. The price: a whole core while it looks, and other Python threads of
         this process hardly run. Where no core is free, records come later than without. A partition that this process
         writes is never waited for so.
+
+        Partitions that are added meanwhile are read from their begin, within a second.
         """
         self._handles.check_open()
-        logs = [each.log for each in self._accesses]
         return Reader(
-            logs, start, follow=True, timeout=timeout, spin=spin, on_gap=on_gap, clock=self._clock,
-            track=self._handles.track,
+            self._logs(), start, follow=True, timeout=timeout, spin=spin, on_gap=on_gap, clock=self._clock,
+            track=self._handles.track, logs_now=self._logs if self._grows else None,
         )  # fmt: skip
 
     def batches(
@@ -763,7 +815,8 @@ class Topic(Shown, Columnar, TopicWithGroups):
         """
         if self._released or isinstance(self._handles.closed, ForkedHandleError):
             return
-        if is_interrupting([self, *self.partitions, *self._accesses, *self._handles.writers]):
+        parts = list(self._parts_made.values())
+        if is_interrupting([self, *chain.from_iterable(parts), *self._handles.writers]):
             threading.Thread(target=self.close, name="loglib-close").start()
             return
         with self._handles.opening:
@@ -776,7 +829,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         if self._flusher is not None:
             self._flusher.stop()
         self._unended += self._handles.end_readers()
-        try_each(self._accesses, Access.close, self._failed)
+        try_each([each.access for each in parts], Access.close, self._failed)
         if self._replicas is not None:
             self._replicas.close()
         unforeseen = [each for each in self._failed if not isinstance(each[1], LogError | OSError)]
@@ -799,16 +852,13 @@ class Topic(Shown, Columnar, TopicWithGroups):
         check_names(name)
         self._handles.check_open()
         check_logs_differ({each.name: each.log_id for each in topics})
-        logs = {
-            TopicPartition(each.name, access.id): access.log
-            for each in topics or [self]
-            for access in each._accesses  # noqa: SLF001
-        }
+        find_logs = partial(_logs_of, topics or [self])
         durability, permissions = self.config.durability, self.config.permissions
         from .transactions.group_commits import StoreFence
 
         return GroupDirectory(
-            self._files, self.path, self.log_id, name, logs, durability, permissions, self._clock, StoreFence(),
+            self._files, self.path, self.log_id, name, find_logs(), durability, permissions, self._clock, StoreFence(),
+            find_logs=find_logs,
             track=tuple(each._handles.track for each in topics or [self]),  # noqa: SLF001
             other_paths=tuple(each.path for each in topics if each is not self),
         )  # fmt: skip
@@ -890,9 +940,10 @@ opens_paths(partial(Topic.open, mode="r"))
 
 
 def topics(directory: str | os.PathLike[str]) -> list[catalog.TopicInfo]:
-    """The topics in a directory, sorted by name. The list is empty without topics, or without the directory.
+    """The topics in a directory, sorted by name. The list is empty if there are none.
 
-    A damaged topic is listed with its error. `ValueError` for a URI: what is in an object store is not listed.
+    A damaged topic is listed with its error. Raises `FileNotFoundError` if there is no such directory, and
+    `NotADirectoryError` if it is a file. `ValueError` for a URI: what is in an object store is not listed.
     """
     if is_remote(os.fsdecode(directory)):
         raise ValueError("topics are listed in directories, and this is a URI; open each topic by a URI of its own")
@@ -989,7 +1040,7 @@ def open_topic(
             absolute, log_id, config,
             mode=mode, shared=shared, partitioner=function, files=files, clock=clock, donors=copies,
             opened_by=(absolute if place is None else place.given, None if tier is None else os.fsdecode(tier)),
-            make_log=make_log, replicas=assembled,
+            make_log=make_log, replicas=assembled, grows=place is None and (shared or mode == "r"),
         )  # fmt: skip
     except BaseException:
         if assembled is not None:
@@ -1024,6 +1075,19 @@ def _floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, be
     from .offload.safe_offset import floors_of
 
     return floors_of(files, topic_path, archive, log_id, before_us=before_us)
+
+
+def _access(path: str, log_id: bytes, donors: Iterable[str], number: int, **common: Any) -> Access:
+    """The access to a partition. It refers to no topic, which would keep itself open."""
+    directory, identity = topic_file.partition_directory(path, number), Identity.of(log_id, number)
+    access = Access(directory=directory, identity=identity, **common)
+    access.log.donors = tuple([topic_file.partition_directory(each, number) for each in donors])
+    return access
+
+
+def _logs_of(topics: Sequence[OpenTopic]) -> dict[TopicPartition, Log]:
+    """The logs of these topics as they are now."""
+    return {TopicPartition(each.name, access.id): access.log for each in topics for access in each._accesses}  # noqa: SLF001
 
 
 def _check_still(files: Files, path: str, partitions: int) -> None:

@@ -192,3 +192,39 @@ def test_record_wakes_a_member(path: Path, reports: bool, monkeypatch: pytest.Mo
             assert [int(each.value) for each in await task] == list(range(5))
 
     run(main())
+
+
+def test_poll_hands_out_what_is_there_and_counts_it_as_handled_at_the_next_call(path: Path) -> None:
+    async def main() -> None:
+        async with aio.open(path) as topic:
+            await topic.append_many([b"%d" % number for number in range(5)])
+            await topic.flush()
+            async with topic.group("g", commit="manual") as group:
+                assert [each.value for each in await group.poll(max_records=2)] == [b"0", b"1"]
+                assert [each.value for each in await group.poll(max_records=2)] == [b"2", b"3"]
+                with pytest.raises(ValueError, match="max_records"):
+                    await group.poll(max_records=0)
+            async with topic.group("h") as group:
+                assert len(await group.poll()) == 5
+                assert await group.poll(timeout=0.01) == []
+                assert [each.bytes for each in (await group.lag()).values()] == [0]
+                waiting = asyncio.create_task(group.poll(timeout=30.0))
+                await asyncio.sleep(0)
+                await topic.append(b"later", sync=True)
+                assert [each.value for each in await waiting] == [b"later"]
+            with pytest.raises(LogClosedError):
+                await group.poll()
+
+    run(main())
+
+
+def test_cancelled_poll_has_handed_out_nothing(path: Path) -> None:
+    async def main() -> None:
+        async with aio.open(path) as topic:
+            await topic.append_many([b"%d" % number for number in range(5)])
+            await topic.flush()
+            async with topic.group("g") as group:
+                await begun_and_cancelled(group.poll(), after=0.0)
+                assert len(await group.poll()) == 5
+
+    run(main())

@@ -15,18 +15,14 @@ from pathlib import Path
 import pytest
 from loops import begun_and_cancelled, eventually, first, run
 
-from conftest import MANUAL
+from conftest import MANUAL, open_files
 from loglib import Topic, aio
 from loglib.aio import watcher
 from loglib.system import notify
 
 
 def inotify_instances() -> int:
-    if sys.platform != "linux":
-        return 0
-    names = os.listdir("/proc/self/fd")
-    links = [os.readlink(f"/proc/self/fd/{name}") for name in names if os.path.lexists(f"/proc/self/fd/{name}")]
-    return sum("inotify" in each for each in links)
+    return sum("inotify" in each for each in open_files())
 
 
 def test_follower_sees_what_this_process_and_another_one_write(path: Path) -> None:

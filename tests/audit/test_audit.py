@@ -620,3 +620,16 @@ def test_run_ends_when_the_auditor_is_closed(place: Path) -> None:
         Timer(0.2, auditor.close).start()
         auditor.run(every=0.01)
         assert len(list(trail.read())) >= 1
+
+
+def test_balance_that_would_compare_nothing_is_refused(place: Path) -> None:
+    """Its report without a difference would read as a proof."""
+    write(place, 10)
+    assert count_log(place) == 10
+    other = copy_of(place, place.with_name("b"))
+    with pytest.raises(ValueError, match="2 sources and no destination"):
+        balance(place, other)
+    with pytest.raises(ValueError, match="0 sources and no destination"):
+        balance()
+    with pytest.raises(ValueError, match="nothing to compare: no application has counted the topics of"):
+        balance(place)

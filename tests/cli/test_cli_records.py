@@ -8,7 +8,7 @@ import commands
 import pytest
 from commands import Cli, started
 
-from conftest import NOW, SECOND, interrupted
+from conftest import MANUAL, NOW, SECOND, interrupted
 from loglib import Topic
 from loglib.cli.output import when
 
@@ -128,3 +128,18 @@ def test_tail_gives_the_last_records_and_follows(cli: Cli, clicks: Path) -> None
     assert interrupted(following) == (b"", b"")
     assert following.returncode == 130
     assert cli("tail", clicks, "-f", "-n", 0, "--timeout", 0.01) == (0, "", "")
+
+
+def test_tail_follows_into_added_partitions(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    with Topic.open(path) as topic:
+        topic.append(b"first")
+    following = started("tail", path, "-f")
+    assert following.stdout is not None
+    assert following.stdout.readline() == b"first\n"
+    Topic.add_partitions(path, 4)
+    with Topic.open(path, flush=MANUAL) as topic:
+        for number in range(40):
+            topic.append(b"%d" % number, partition=number % 4)
+    assert sorted(int(following.stdout.readline()) for _ in range(40)) == list(range(40))
+    interrupted(following)

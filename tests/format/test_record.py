@@ -138,5 +138,8 @@ def test_time_without_a_zone_is_refused() -> None:
 def test_time_beyond_the_calendar_overflows_only_when_asked_for() -> None:
     found = batch_of(encoded(Columns([b"x"], timestamps=[1 << 62])))
     assert found.timestamps == [1 << 62]
-    with pytest.raises(OverflowError):
+    with pytest.raises(OverflowError, match="timestamp 4611686018427387904 us is outside of the years 1 to 9999"):
         _ = found.records()[0].time
+    with pytest.raises(ValueError, match="use the number"):
+        _ = found.records()[0].time
+    assert "from 4611686018427387904 us" in repr(found)

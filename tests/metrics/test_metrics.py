@@ -133,3 +133,21 @@ def test_export_takes_the_figures_once(path: Path, monkeypatch: pytest.MonkeyPat
         assert len(exported(reader)) >= 4
         assert taken == 1
     provider.shutdown()
+
+
+def test_figures_have_the_partitions_that_were_added(path: Path) -> None:
+    registry = CollectorRegistry()
+    Topic.open(path).close()
+    with Topic.open(path, mode="r") as topic:
+        with topic.group("etl") as member:
+            assert member.poll() == []
+        registry.register(TopicCollector([topic]))
+        reader = InMemoryMetricReader()
+        instrument([topic], meter_provider=MeterProvider([reader]))
+        Topic.add_partitions(path, 2)
+        with Topic.open(path) as writer:
+            writer.append(b"x", partition=1)
+        labels = {"topic": "topic", "partition": "1"}
+        assert registry.get_sample_value("loglib_size_bytes", labels)
+        assert registry.get_sample_value("loglib_group_lag_bytes", labels | {"group": "etl"})
+        assert ("topic", "1") in exported(reader)["loglib.size"]

@@ -99,9 +99,9 @@ class OneByte:
 def test_forked_child_reads_in_threads_of_its_own() -> None:
     # The first object that this process reads may be read in a thread of Arrow, where coverage sees nothing: so the
     # threads are made here once more.
-    _pool.cache_clear()
+    _pool.forget()
     all_threads = threading.Barrier(_THREADS, timeout=10)
-    list(_pool(os.getpid()).map(lambda _: all_threads.wait(), range(_THREADS)))
+    list(_pool().map(lambda _: all_threads.wait(), range(_THREADS)))
     pid = os.fork()
     if pid == 0:
         signal.alarm(20)  # the parent's threads are not here: to wait for them would never end

@@ -368,3 +368,16 @@ def test_report_that_somebody_else_has_taken_is_waited_for_no_more(monkeypatch: 
         patched.setattr(os, "read", read)
         assert waiter.wait(60.0) is False
     waiter.close()
+
+
+def test_observer_that_a_forked_child_abandons_has_no_open_files(tmp_path: Path) -> None:
+    """Also if a frame refers to them for ever: that of a thread which the child does not have."""
+    before = open_files()
+    observer = Observer()
+    waiting = observer._open
+    observer.observe_directory("key", str(tmp_path))
+    observer.abandon()
+    observer.abandon()
+    assert open_files() == before
+    assert observer.descriptors() == []
+    del waiting

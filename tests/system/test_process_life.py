@@ -14,7 +14,7 @@ from processes import end_with
 from conftest import run_python
 from loglib import LogError
 from loglib.system import process
-from loglib.system.process import Listeners, finish, is_interrupting, try_each
+from loglib.system.process import Listeners, PerProcess, finish, is_interrupting, try_each
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -250,3 +250,22 @@ def test_call_that_closes_what_it_is_made_on_interrupts_nothing() -> None:
     closing = Ours()
     code = compile("is_interrupting([self])", "inside", "eval")
     assert eval(code, {"__package__": "loglib", "is_interrupting": is_interrupting}, {"self": closing}) is False
+
+
+def test_value_of_a_process_is_made_once_and_anew_in_a_forked_child() -> None:
+    abandoned: list[object] = []
+    value = PerProcess(object, abandoned.append)
+    unused = PerProcess(object, abandoned.append)
+    made = value()
+    assert value() is made
+
+    def look() -> None:
+        assert value() is not made
+        assert abandoned == [made]
+
+    assert in_child(look) == 0
+    assert value() is made
+    for each in (value, unused):  # as in the child
+        each.forget()
+    assert abandoned == [made]
+    assert value() is not made

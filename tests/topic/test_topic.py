@@ -68,6 +68,7 @@ def test_argument_that_disagrees_is_an_error_and_never_wins(name: str, value: An
         assert raised.value.name == name
         wanted = "copy the records to a new topic" if fixed else 'open it with mode="a" to change it'
         assert wanted in str(raised.value)
+        assert ("Topic.add_partitions" in str(raised.value)) == (name == "partitions")
     Topic.open(path).close()
     assert (path / "topic.json").read_bytes() == stored
 

@@ -7,16 +7,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from forked import in_child
 
 import loglib
-from conftest import start_python, values_of
+from conftest import open_files, start_python, values_of
 from loglib import LockedError, Topic, transaction
 from loglib.system.files import REAL
 from loglib.system.notify import Observer
+from loglib.system.process import PerProcess
 from loglib.transactions import notifications
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -266,6 +268,7 @@ def test_inboxes_are_looked_at_where_the_system_reports_nothing(path: Path, monk
     for _ in range(3):
         assert served.acquire(timeout=30)
     postman.leave(served)
+    postman.leave(gone)
 
 
 @contextmanager
@@ -352,3 +355,86 @@ def test_writer_stays_reachable_when_a_reader_of_the_same_topic_is_closed(path: 
         with transaction("etl", timeout=30.0) as tx:
             tx.append(reader, b"x")
         assert values_of(writer) == [b"x"]
+
+
+@pytest.fixture
+def postman(monkeypatch: pytest.MonkeyPatch) -> notifications._NotificationThread:
+    """A thread for the topics of one test."""
+    made = PerProcess(notifications._NotificationThread, notifications._NotificationThread.abandon)
+    monkeypatch.setattr(notifications, "_postman", made)
+    return made()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("watching", [True, False], ids=["it watches", "it has not begun to watch"])
+def test_thread_of_the_inboxes_ends_with_the_last_topic_and_begins_anew(
+    path: Path, watching: bool, postman: notifications._NotificationThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "_QUIET_S", 0.0 if watching else 60.0)
+    for number in range(3):
+        before = open_files()
+        with Topic.open(path) as topic, Topic.open(path.parent / "other"):
+            thread = postman._thread
+            assert thread is not None
+            wait_until(lambda: not watching or postman._observer is not None)
+            topic.append(b"%d" % number)
+        thread.join(30)
+        assert not thread.is_alive()
+        assert (postman._thread, postman._observer) == (None, None)
+        assert open_files() == before
+
+
+def test_topic_that_is_opened_while_the_thread_ends_is_attended(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifications, "_QUIET_S", 0.0)
+    first, second, served = threading.Event(), threading.Event(), threading.Event()
+    (path / "inbox").mkdir(parents=True)
+
+    def serve(event: threading.Event) -> bool:
+        served.set()
+        return False
+
+    postman = notifications._NotificationThread()
+    is_over = notifications._NotificationThread._is_over
+    opened: list[threading.Event] = []
+
+    def open_another(self: notifications._NotificationThread) -> bool:
+        if not self._served and not opened:
+            opened.append(second)
+            postman.listen(str(path), second, serve)
+        return is_over(self)
+
+    monkeypatch.setattr(notifications._NotificationThread, "_is_over", open_another)
+    postman.listen(str(path), first, lambda _: False)
+    wait_until(lambda: postman._observer is not None)
+    postman.leave(first)
+    assert served.wait(30)
+    postman.leave(second)
+
+
+def test_forked_child_has_neither_thread_nor_files_of_its_parents_inboxes(
+    path: Path, postman: notifications._NotificationThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "_QUIET_S", 0.0)
+    with Topic.open(path):
+        wait_until(lambda: postman._observer is not None)
+        observer = postman._observer
+        assert observer is not None
+        descriptors = [(fd, os.fstat(fd)) for fd in observer.descriptors()]
+        del observer
+
+        def look() -> None:
+            assert notifications._postman() is not postman
+            for fd, facts in descriptors:
+                with suppress(OSError):
+                    assert not os.path.samestat(os.fstat(fd), facts)
+            with Topic.open(path.parent / "of-the-child"):
+                assert notifications._postman()._thread is not None
+
+        assert in_child(look) == 0
+    notifications._NotificationThread().abandon()  # one that has never watched

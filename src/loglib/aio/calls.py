@@ -2,6 +2,9 @@
 
 Invariant: a call that has begun ends, also if the task that awaits it is cancelled: a thread cannot be stopped. The
 next call of the same object waits for it. So an object that belongs to one thread is never used by two.
+
+An object may live longer than its loop. So it refers weakly to a running call, which refers to the loop. The thread of
+the call, and who awaits it, keep the call alive as long as it runs.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
+from weakref import ref
 
 __all__ = ["Calls", "settled"]
 
@@ -20,16 +24,21 @@ class Calls:
     """The calls on one object. It uses the loop's own pool of threads, and makes no thread."""
 
     def __init__(self) -> None:
-        self._running: asyncio.Future[Any] | None = None
+        self._running: ref[asyncio.Future[Any]] | None = None
 
     async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function in a thread and return its result. A cancelled task leaves the call running."""
-        while self._running is not None:
-            await asyncio.wait([self._running])
+        while (before := self._present()) is not None:
+            await asyncio.wait([before])
         running = asyncio.get_running_loop().run_in_executor(None, lambda: function(*args, **kwargs))
-        self._running = running
+        self._running = ref(running)
         running.add_done_callback(self._ended)
         return await asyncio.shield(running)
+
+    def _present(self) -> asyncio.Future[Any] | None:
+        """The call that runs; none if its loop is closed, where nobody would hear of its end."""
+        running = None if self._running is None else self._running()
+        return None if running is None or running.done() or running.get_loop().is_closed() else running
 
     def _ended(self, call: asyncio.Future[Any]) -> None:
         self._running = None

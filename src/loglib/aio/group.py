@@ -13,17 +13,17 @@ A member belongs to one task at a time.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
-from ..config.arguments import Start, check_timeout
+from ..config.arguments import Start, check_count, check_timeout
 from ..errors import LogClosedError
 from ..groups import Commit
 from ..groups.delivery import Run, Way
-from ..groups.group import AnyGroup
+from ..groups.group import POLLED_RECORDS, AnyGroup
 from ..log.lag import Lag
+from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
 from .calls import Calls, settled
 
@@ -83,6 +83,23 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
             yield group._shown_batch(run.partition, run.batch)
             group._progress.leave(run, came_back=True)
 
+    async def poll(self, *, max_records: int = POLLED_RECORDS, timeout: float | None = 0.0) -> list[Handed]:
+        """Return up to `max_records` records of one partition; an empty list if none comes in `timeout` seconds.
+
+        See `Group.poll`. The records count as handled at the next call of `poll`, `follow` or `batches`, or when
+        committed. A cancelled call has handed out nothing: its records come again.
+        """
+        check_count("max_records", max_records)
+        check_timeout(timeout)
+        group = self._member
+        group._check_open()
+        run = await self._take("polled", timeout, max_records)
+        if run is None:
+            return []
+        shown = list(group._shown(run.partition, iter(run.batch.records())))
+        run.all_out = True
+        return shown
+
     async def commit(self, what: Handed | Mapping[Any, int] | None = None, *, meta: str = "") -> None:
         """Commit handled records now, or what is given; see `Group.commit`."""
         await settled(asyncio.ensure_future(self._calls(self._member.commit, what, meta=meta)))
@@ -140,13 +157,13 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
             raise LogClosedError("the group is joined with `async with`")
         return self._joined
 
-    async def _take(self, way: Way, timeout: float | None) -> Run | None:
+    async def _take(self, way: Way, timeout: float | None, most: int | None = None) -> Run | None:
         """The next records; None at the end, or after `timeout` seconds without a record."""
         group = self._member
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else monotonic() + timeout
         while True:
-            asked = time.monotonic()  # the last call begins after the deadline, so it commits what is due by then
-            run = await self._calls(group._next, 0.0, way)
+            asked = monotonic()  # the last call begins after the deadline, so it commits what is due by then
+            run = await self._calls(group._next, 0.0, way, most)
             if run is not None or group.closed:
                 return run
             if deadline is not None and asked >= deadline:
@@ -171,5 +188,5 @@ async def _readable(descriptors: Sequence[int], timeout: float) -> None:
             async with asyncio.timeout(timeout):
                 await event.wait()
     finally:
-        for fd in watched:
+        for fd in [] if loop.is_closed() else watched:  # it may have ended in the middle of the wait
             loop.remove_reader(fd)

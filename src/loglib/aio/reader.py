@@ -11,7 +11,6 @@ A reader belongs to one task at a time.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Self
 
@@ -19,6 +18,7 @@ from ..config.arguments import check_timeout
 from ..format.batch import Batch
 from ..format.record import Damage, Record
 from ..log.reader import Reader, StartLike
+from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
 from .calls import Calls
 from .watcher import Watch, watch
@@ -104,28 +104,26 @@ class AsyncReader(NotCopyable):
     async def _wait_for(self, *, batches: bool) -> bool:
         """Wait until there is something to take; False at the end, or after the timeout without a record."""
         reader = self._reader
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        deadline = None if self._timeout is None else monotonic() + self._timeout
         while True:
             if self._watch is not None:
                 self._watch.clear()
                 if self._watch.replaced:
                     self._watch.replaced = False
-                    await self._calls(self._check_moved)
+                    await self._calls(reader._check_moved)
             if await self._calls(reader._first_batch if batches else reader._have_records, 0.0):
                 return True
             if reader.closed or not reader._follow:
                 return False
-            if self._watch is None:
-                self._watch = watch(reader._logs.values())
+            if self._watch is None or not self._watch.fits(reader):
+                if self._watch is not None:
+                    self._watch.close()
+                self._watch = watch(reader)
                 continue  # records from before the watch are not reported
-            remaining = None if deadline is None else deadline - time.monotonic()
+            remaining = None if deadline is None else deadline - monotonic()
             if remaining is not None and remaining <= 0:
                 return False
             await self._watch.wait(remaining)
-
-    def _check_moved(self) -> None:
-        for log in self._reader._logs.values():
-            log.check_moved()
 
     def _end(self) -> None:
         if self._watch is not None:

@@ -4,17 +4,21 @@ Invariant: a write after `watch` sets the reader's event, or the event is set al
 share one watch of the system, because the system gives one for each file. Without reports of the system the readers
 look again every few milliseconds.
 
+The watcher belongs to the loop: only the loop's selector refers to it. A loop that is closed, in whatever way, drops
+its selector, and with it the watcher and its descriptors. Readers, which may live longer, refer to no loop: neither to
+the watcher nor to the future of a wait, but weakly.
+
 Threads: belongs to the loop's thread. Writers ring bells from any thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from ..log.log import LOOK_S, LiveWriter, Log
+from ..log.reader import Reader
 from ..system.not_copyable import NotCopyable
 from ..system.notify import REPLACED, Observer
 
@@ -22,66 +26,94 @@ __all__ = ["Watch", "watch"]
 
 _NAP_S = 0.01
 
-_watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watcher] = WeakKeyDictionary()
+# The values are weak, too: a watcher that is kept here would keep what it waits for, and with it the loop.
+_watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[_Watcher]] = WeakKeyDictionary()
 
 
-def watch(logs: Iterable[Log]) -> Watch:
-    """Watch these logs in the running loop. Earlier writes are not reported: look once more after this call."""
+def watch(reader: Reader) -> Watch:
+    """Watch the files of a reader in the running loop. Earlier writes are not reported: look once more."""
     loop = asyncio.get_running_loop()
-    watcher = _watchers.get(loop)
+    known = _watchers.get(loop)
+    watcher = None if known is None else known()
     if watcher is None:
-        watcher = _watchers[loop] = _Watcher(loop)
-    return Watch(watcher, list(logs))
+        watcher = _Watcher(loop)
+        _watchers[loop] = ref(watcher)
+    return Watch(watcher, reader)
 
 
 class Watch(NotCopyable):
     """What one reader waits for."""
 
-    def __init__(self, watcher: _Watcher, logs: list[Log]) -> None:
+    def __init__(self, watcher: _Watcher, reader: Reader) -> None:
         self.replaced = False  # whether a file was moved, removed or replaced since the reader last looked
-        self._changed = asyncio.Event()
-        self._watcher = watcher
-        self._logs = logs
-        for log in logs:
-            watcher.add(log, self)
+        self._changed = False
+        self._waiting: ref[asyncio.Future[None]] | None = None
+        self._watcher = ref(watcher)
+        self._logs = list(reader._logs.values())
+        self._files = reader._watched_files()
+        for path in self._files:
+            watcher.add(path, self)
+        self.clear()
+
+    def fits(self, reader: Reader) -> bool:
+        """Whether it watches what the reader reads now, in the running loop."""
+        watcher = self._watcher()
+        if watcher is None or watcher.loop() is not asyncio.get_running_loop():
+            return False
+        return len(self._logs) == len(reader._logs)  # they only become more
 
     def clear(self) -> None:
         """Forget earlier changes; the reader looks after this call."""
-        self._changed.clear()
-        for log in self._logs:
-            self._watcher.listen(log)
+        self._changed = False
+        if (watcher := self._watcher()) is not None:
+            for log in self._logs:
+                watcher.listen(log)
 
     def set(self) -> None:
         """End the wait."""
-        self._changed.set()
+        self._changed = True
+        waiting = None if self._waiting is None else self._waiting()
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
     async def wait(self, timeout: float | None) -> None:
         """Return when something may have changed since `clear`, or after `timeout` seconds."""
-        longest = LOOK_S if self._watcher.reports else _NAP_S
-        try:
+        if self._changed:
+            return
+        longest = LOOK_S if self._is_told() else _NAP_S  # the watcher is in no frame: an error may keep that for long
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting = ref(waiting)
+        with suppress(TimeoutError):
             async with asyncio.timeout(longest if timeout is None else min(timeout, longest)):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+                await waiting
+
+    def _is_told(self) -> bool:
+        """Whether the system reports every change."""
+        watcher = self._watcher()
+        return watcher is not None and watcher.reports
 
     def close_soon(self) -> None:
         """`close`, from any thread."""
-        with suppress(RuntimeError):  # the loop is closed, and with it the watcher
-            self._watcher.loop.call_soon_threadsafe(self.close)
+        watcher = self._watcher()
+        loop = None if watcher is None else watcher.loop()
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop is closed, and with it the watcher
+                loop.call_soon_threadsafe(self.close)
 
     def close(self) -> None:
         """Wait for nothing any more."""
-        for log in self._logs:
-            self._watcher.remove(log, self)
-        self._logs = []
-        self._changed.set()
+        if (watcher := self._watcher()) is not None:
+            for path in self._files:
+                watcher.remove(path, self)
+        self._logs, self._files = [], []
+        self.set()
 
 
 class _Watcher(NotCopyable):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+        self.loop = ref(loop)
         self._observer = Observer()
-        self._watches: dict[str, set[Watch]] = {}  # by the path of a watermark
+        self._watches: dict[str, set[Watch]] = {}  # by the path of a file
         self._heard: dict[str, LiveWriter] = {}  # the writers in this process that ring
         self._descriptors: list[int] = []
         self._attend()
@@ -90,14 +122,12 @@ class _Watcher(NotCopyable):
     def reports(self) -> bool:
         return self._observer.reports
 
-    def add(self, log: Log, watch: Watch) -> None:
-        path = log.watermark_path
+    def add(self, path: str, watch: Watch) -> None:
         if path not in self._watches:
             self._watches[path] = set()
             self._observer.observe_file(path, path)
             self._attend()  # the system may have no watch left
         self._watches[path].add(watch)
-        self.listen(log)
 
     def listen(self, log: Log) -> None:
         """Let a writer in this process ring when it has published: the system's report comes too early."""
@@ -106,26 +136,29 @@ class _Watcher(NotCopyable):
             writer.listen(self._observer.bell(path))
             self._heard[path] = writer
 
-    def remove(self, log: Log, watch: Watch) -> None:
-        path = log.watermark_path
+    def remove(self, path: str, watch: Watch) -> None:
         others = self._watches.get(path, set())
         others.discard(watch)
         if path in self._watches and not others:
             del self._watches[path]
             self._heard.pop(path, None)
             self._observer.forget(path)
-        if not self._watches and _watchers.get(self.loop) is self:  # the last reader of the loop
-            del _watchers[self.loop]
+        loop = self.loop()
+        if not self._watches and loop is not None and _watchers.get(loop) == ref(self):  # the last reader of the loop
+            del _watchers[loop]
             self._attend(stop=True)
             self._observer.close()
 
     def _attend(self, *, stop: bool = False) -> None:
         """Let the loop call `_ring` for the observer's descriptors as they are now."""
+        loop = self.loop()
+        if loop is None or loop.is_closed():
+            return
         for fd in self._descriptors:
-            self.loop.remove_reader(fd)
+            loop.remove_reader(fd)
         self._descriptors = [] if stop else self._observer.descriptors()
         for fd in self._descriptors:
-            self.loop.add_reader(fd, self._ring)
+            loop.add_reader(fd, self._ring)  # the loop keeps the watcher by this
 
     def _ring(self) -> None:
         self._observer.wait(0.0)

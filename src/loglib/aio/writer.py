@@ -5,6 +5,9 @@ for all who asked for a flush: a thousand tasks that want their record on the di
 cancelled before its turn appends nothing. One that is cancelled later goes on with the cancellation when its records
 are appended, so nothing happens behind its back.
 
+A topic may live longer than its loop. So the queue refers weakly to futures, which refer to the loop: the tasks that
+await them keep them.
+
 Threads: `ask` belongs to the loop's thread. The results come back by the loop.
 """
 
@@ -13,7 +16,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
+from weakref import ref
 
 from ..errors import LogError
 from .calls import settled
@@ -26,7 +31,7 @@ T = TypeVar("T")
 class _Asked(NamedTuple):
     call: Callable[[], Any]
     flush: bool
-    future: asyncio.Future[Any]
+    future: ref[asyncio.Future[Any]]
 
 
 class Writing:
@@ -35,39 +40,46 @@ class Writing:
     def __init__(self, flush: Callable[[], object]) -> None:
         self._flush = flush
         self._asked: deque[_Asked] = deque()
-        self._working: asyncio.Future[None] | None = None
+        self._working: ref[asyncio.Future[None]] | None = None
 
     @property
     def idle(self) -> bool:
         """Whether nothing waits and nothing runs, so that a call may overtake nothing."""
-        return self._working is None
+        return self._present() is None
 
     async def ask(self, call: Callable[[], T], *, flush: bool) -> T:
         """Make the call in its turn, in a thread, with a flush after it; returns its result."""
         loop = asyncio.get_running_loop()
-        asked = _Asked(call, flush, loop.create_future())
+        future: asyncio.Future[T] = loop.create_future()
+        asked = _Asked(call, flush, ref(future))
         self._asked.append(asked)
-        if self._working is None:
+        if self.idle:
             self._work(loop)
         try:
-            return await asyncio.shield(asked.future)
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
             if asked in self._asked:
                 self._asked.remove(asked)
             else:
-                await settled(asked.future)
+                await settled(future)
             raise
 
     async def done(self) -> None:
         """Wait until nothing waits and nothing runs."""
-        while self._working is not None:
-            await asyncio.wait([self._working])
+        while (working := self._present()) is not None:
+            await asyncio.wait([working])
+
+    def _present(self) -> asyncio.Future[None] | None:
+        """The round that runs; none if its loop is closed, where nobody would hear of its end."""
+        working = None if self._working is None else self._working()
+        return None if working is None or working.get_loop().is_closed() else working
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        round_ = list(self._asked)
+        round_ = [each for each in self._asked if each.future() is not None]  # its task is gone with another loop
         self._asked.clear()
-        self._working = loop.run_in_executor(None, self._do, loop, round_)
-        self._working.add_done_callback(lambda _: self._next(loop))
+        working = loop.run_in_executor(None, self._do, loop, round_)
+        self._working = ref(working)
+        working.add_done_callback(lambda _: self._next(loop))
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         self._working = None
@@ -81,12 +93,12 @@ class Writing:
             try:
                 result = each.call()
             except BaseException as error:  # noqa: BLE001  The task that asked raises it.
-                loop.call_soon_threadsafe(_fail, each.future, error)
+                _tell(loop, _fail, each, error)
                 continue
             if each.flush:
                 waiting.append((each, result))
             else:
-                loop.call_soon_threadsafe(_succeed, each.future, result)
+                _tell(loop, _succeed, each, result)
         if not waiting:
             return
         try:
@@ -94,18 +106,25 @@ class Writing:
         except BaseException as error:  # noqa: BLE001  The tasks that asked for the flush raise it.
             for number, (each, _) in enumerate(waiting):  # what was lost is named once
                 again = error.again() if number and isinstance(error, LogError) else error
-                loop.call_soon_threadsafe(_fail, each.future, again)
+                _tell(loop, _fail, each, again)
             return
         for each, result in waiting:
-            loop.call_soon_threadsafe(_succeed, each.future, result)
+            _tell(loop, _succeed, each, result)
 
 
-def _succeed(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
+def _tell(loop: asyncio.AbstractEventLoop, how: Callable[[_Asked, Any], None], asked: _Asked, what: Any) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(how, asked, what)
+
+
+def _succeed(asked: _Asked, result: Any) -> None:
+    future = asked.future()
+    if future is not None and not future.done():
         future.set_result(result)
 
 
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
+def _fail(asked: _Asked, error: BaseException) -> None:
+    future = asked.future()
+    if future is not None and not future.done():
         future.set_exception(error)
         future.exception()  # the task may be gone

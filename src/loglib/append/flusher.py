@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..errors import LogClosedError, LogError, StorageIOError
+from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
 from .writer import Writer
 
@@ -62,7 +63,7 @@ class Flusher(NotCopyable):
         self._changed = threading.Condition(self._lock)
         self._flush_at = math.inf  # monotonic seconds
         self._pause = _FIRST_PAUSE_S  # the pause before a failed flush is tried again
-        self._housekeeping_at = time.monotonic() + self._every
+        self._housekeeping_at = monotonic() + self._every
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="loglib-flusher", daemon=True)
         self._thread.start()
@@ -76,7 +77,7 @@ class Flusher(NotCopyable):
     def touch(self) -> None:
         """There are records to flush within the interval."""
         if self._flush_at == math.inf:
-            self._advance(time.monotonic() + self._interval)
+            self._advance(monotonic() + self._interval)
 
     def kick(self) -> None:
         """A flush is due now."""
@@ -106,13 +107,13 @@ class Flusher(NotCopyable):
                 self._work()
             except BaseException:  # noqa: BLE001  For example no memory to wait: records still need a flush.
                 with self._lock:
-                    self._flush_at = min(self._flush_at, time.monotonic() + self._pause)
+                    self._flush_at = min(self._flush_at, monotonic() + self._pause)
                 time.sleep(_FIRST_PAUSE_S)
 
     def _work(self) -> None:
         """Wait until something is due, and do it."""
         with self._lock:
-            while not self._stopped and (now := time.monotonic()) < min(self._flush_at, self._housekeeping_at):
+            while not self._stopped and (now := monotonic()) < min(self._flush_at, self._housekeeping_at):
                 pause = min(self._flush_at, self._housekeeping_at) - now
                 self._changed.wait(min(pause, threading.TIMEOUT_MAX))
             if self._stopped:
@@ -141,7 +142,7 @@ class Flusher(NotCopyable):
                 failed = True
                 writer.raise_soon(from_background(error, writer.directory, "flushing"))
         if failed and any(writer.unflushed() for writer in list(self._writers)):
-            self._advance(time.monotonic() + self._pause)
+            self._advance(monotonic() + self._pause)
             self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
         elif not failed:
             self._pause = _FIRST_PAUSE_S

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import product
 
 from ..config.arguments import partition_number
-from ..errors import LockedError, ReadOnlyError
+from ..errors import LockedError, LogMovedError, ReadOnlyError
 from ..format.columns import Columns
 from ..format.header import NO_PRODUCER, Producer
 from .access import Access
@@ -52,6 +52,12 @@ class Placement:
             self._handles.check_open()
         if not self._writable:
             raise ReadOnlyError(self._path)
+
+    def check_still(self, partitions: int) -> None:
+        """`LogMovedError` if the topic has another number of partitions now: keys would go to other ones."""
+        count = len(self._accesses)
+        if partitions != count:
+            raise LogMovedError(self._path, f"has other than the {count} partitions that it was opened with")
 
     def number(self, given: int) -> int:
         """The number of a partition of this topic; `ValueError` if there is none."""

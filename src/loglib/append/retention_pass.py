@@ -95,12 +95,12 @@ class RetentionRunner(NotCopyable):
         """Use these policies from now on."""
         with self._lock:
             self._config = config
-            for kept in self._kept.values():
+            for kept in list(self._kept.values()):
                 kept.use(config)
             self._limit_segments()
 
     def add(self, log: Log) -> None:
-        """Add a partition of the topic."""
+        """Add a partition of the topic, at any time."""
         self._kept[log.partition] = PartitionRetention(self._files, log, self._config, self._clock)
 
     def own(self, partition: int, writer: Writer) -> None:
@@ -155,15 +155,15 @@ class RetentionRunner(NotCopyable):
     def explain(self, partitions: Sequence[int]) -> list[SegmentDecision]:
         """The decisions that a pass would make, also for partitions that other processes own."""
         if not self._shared and not self._owned():  # a reader takes no lock, so a fork cannot find it taken
-            return self._explain({each.log.partition: each.copy() for each in self._kept.values()}, partitions)
+            return self._explain({each.log.partition: each.copy() for each in list(self._kept.values())}, partitions)
         with self._lock:
             return self._explain(self._kept, partitions)
 
     def _owned(self) -> list[int]:
-        return [number for number, kept in self._kept.items() if kept.writer is not None]
+        return [number for number, kept in list(self._kept.items()) if kept.writer is not None]
 
     def _others(self) -> list[int]:
-        return [number for number, kept in self._kept.items() if kept.writer is None]
+        return [number for number, kept in list(self._kept.items()) if kept.writer is None]
 
     def _abandoned(self) -> list[int]:
         """The partitions that no process holds, if this process may run their passes now."""
@@ -219,7 +219,7 @@ class RetentionRunner(NotCopyable):
 
     def _give_back(self) -> None:
         """Let go what a pass has left locked that an interrupt ended."""
-        for number, kept in self._kept.items():
+        for number, kept in list(self._kept.items()):
             with self._telling_once(number):
                 kept.give_back()
 

@@ -86,17 +86,30 @@ def balance(
     the second is compared, and the log with what a trail says of logs elsewhere, if entries of other hosts were copied
     into it. A topic of a source that the destination does not have is missing there in all its windows.
 
+    A report of nothing would read as a proof. So `ValueError` is raised for several sources without a destination,
+    which are not compared with each other, and for a source without a destination whose trail has no counts.
+
     `window` must be that of the trails. `grace` is how long records may come late; one window by default. Reads all
     records that no trail has counted. Raises `ValueError` if a trail has other windows, and the errors of `Topic.open`.
     """
     window_us = microseconds(window)
     grace_us = window_us if grace is None else microseconds(grace)
     now = SYSTEM() if now_us is None else now_us
+    if destination is None and len(sources) != 1:
+        raise ValueError(
+            f"{len(sources)} sources and no destination: nothing says what should be the same. Give the directory that "
+            "should have the records of all of them as the destination, or compare each source with its own trail alone"
+        )
     with ExitStack() as opened:
         places = [_Place(os.fspath(path), trail, window_us, now, opened) for path in sources]
         found = [row for place in places for row in (*_superseded(place), *_tiers(place, grace_us))]
         if destination is None:
             for place in places:
+                if not place.tiers and not place.elsewhere:
+                    raise ValueError(
+                        f"nothing to compare: no application has counted the topics of {place.path} in {trail}; give "
+                        "a destination, or let the applications count"
+                    )
                 for name, elsewhere in place.elsewhere.items():
                     found += _logs(name, [elsewhere], place, grace_us)
         else:

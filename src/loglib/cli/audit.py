@@ -71,4 +71,4 @@ def _facts(each: Balance) -> dict[str, Any]:
 
 def _counts(tally: Tally) -> dict[str, Any]:
     """The digest as text: many readers of JSON would round so large a number."""
-    return tally._asdict() | {"digest": None if tally.digest is None else f"{tally.digest:032x}"}
+    return tally._asdict() | {"digest": f"{tally.digest:032x}"}

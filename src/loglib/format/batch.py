@@ -15,7 +15,7 @@ from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..config.times import to_datetime
+from ..config.times import to_text
 from ..errors import CorruptLogError
 from ..system.malloc import keep_arenas
 from .columns import (
@@ -116,8 +116,8 @@ class Batch(Shown):
         yield "of partition", self.partition
         yield "offsets", f"{self.offsets.start} to {self.next_offset}"
         yield "records", f"{len(self):,}"
-        yield "from", to_datetime(min(self.timestamps)).isoformat()
-        yield "to", to_datetime(max(self.timestamps)).isoformat()
+        yield "from", to_text(min(self.timestamps))
+        yield "to", to_text(max(self.timestamps))
 
     def between(self, start_offset: int, end_offset: int) -> Batch:
         """The part of the batch with offsets in [start_offset, end_offset), over the same memory."""

@@ -69,5 +69,8 @@ class Record(NamedTuple):
 
     @property
     def time(self) -> datetime:
-        """The timestamp as an aware UTC datetime."""
+        """The timestamp as an aware UTC datetime.
+
+        `OverflowError`, which is also a `ValueError`, outside of the years 1 to 9999: no datetime has these.
+        """
         return to_datetime(self.timestamp)

@@ -95,7 +95,10 @@ def lag(place: GroupDirectory) -> dict[TopicPartition, Lag]:
 
 
 def _lag(place: GroupDirectory, entries: Entries, *, count_records: bool) -> dict[TopicPartition, Lag]:
-    return lag_of_group(place, entries, first=lambda log: log.mark().log_start_offset, count_records=count_records)
+    def first(partition: TopicPartition) -> int:
+        return place.logs[partition].mark().log_start_offset
+
+    return lag_of_group(place, entries, first=first, count_records=count_records)
 
 
 def _names(place: GroupDirectory, entries: Entries) -> dict[LogPartition, TopicPartition]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from operator import length_hint
@@ -30,6 +29,7 @@ from ..format.record import Record
 from ..log.cursor import BorrowedRange, Cursor
 from ..log.history import history_at
 from ..log.log import LiveWriter
+from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
 from ..system.notify import REPLACED, Observer
 from .assignment import TopicPartition
@@ -56,7 +56,7 @@ class Run:
         self.batch = batch
         self.way = way
         self.all_out = False  # all records are handed out; an attribute, because an interrupt cannot split its setting
-        self._began = time.monotonic()
+        self._began = monotonic()
         self._at_once = max(1, min(len(batch) // _LOOKS, _MOST_AT_ONCE))
         self._few: Iterator[Record] = iter(())  # the records that are being handed out, by a loop in C
         self._taken = batch.offsets.start  # the offset after `_few`
@@ -83,7 +83,7 @@ class Run:
 
     def seconds(self) -> float:
         """Seconds since the run began."""
-        return time.monotonic() - self._began
+        return monotonic() - self._began
 
     def handled_to(self, *, came_back: bool) -> int:
         """The offset up to which records are handled. `came_back`: the receiver asked for more."""

@@ -31,6 +31,7 @@ from ..errors import CorruptLogError, GroupElsewhereError, GroupNotFoundError, L
 from ..log import catalog, copy_role
 from ..log.log import Log
 from ..log.lookup import resolve
+from ..log.topic_file import NAME as DESCRIPTION
 from ..log.topic_file import partition_directory, put_in_place, read
 from ..system.files import Files
 from .assignment import TopicPartition
@@ -97,12 +98,13 @@ class GroupDirectory(NamedTuple):
     topic_path: str  # of the topic that contains the group's directory
     log_id: bytes  # of that topic
     name: str
-    logs: Mapping[TopicPartition, Log]
+    logs: dict[TopicPartition, Log]  # of all partitions; it grows
     durability: Durability
     permissions: int
     clock: Callable[[], int]  # microseconds UTC
     transactions: GenerationFence
     track: tuple[Callable[[Callable[[str], None]], object], ...]  # ends a member with a topic; returns it
+    find_logs: Callable[[], Mapping[TopicPartition, Log]] = dict  # with those of partitions that were added
     other_paths: tuple[str, ...] = ()  # of the other topics
 
     @property
@@ -125,9 +127,20 @@ class GroupDirectory(NamedTuple):
         """The partitions of the group as they are called now."""
         return {LogPartition(log.identity.log_id, each.partition): each for each, log in self.logs.items()}
 
+    def take_in_added(self) -> list[TopicPartition]:
+        """Take in the partitions that were added to the topics, and return them."""
+        added = {each: log for each, log in self.find_logs().items() if each not in self.logs}
+        self.logs.update(added)
+        return list(added)
+
+    @property
+    def descriptions(self) -> list[str]:
+        """The files that say how many partitions the topics have."""
+        return [os.path.join(path, DESCRIPTION) for path in (self.topic_path, *self.other_paths)]
+
     @property
     def topics(self) -> list[str]:
-        return sorted({partition.topic for partition in self.logs})
+        return sorted({partition.topic for partition in list(self.logs)})  # exporters ask in threads of their own
 
     def resolve(
         self, start: Start | Mapping[TopicPartition, Start], partitions: Iterable[TopicPartition] = ()

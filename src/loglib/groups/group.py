@@ -9,6 +9,9 @@ Every member does the same on its own: it lists the members (members.py), comput
 as soon as they are free. A member does this while it asks for records. A member that is busy with a
 record keeps its partitions until it asks again, however long that takes.
 
+A member takes in the partitions that are added to its topics, as soon as the system reports that a topic's
+description was replaced, and at each look.
+
 A member looks when the system reports that the file of a member or an owner was created, removed or
 closed. The system closes the files of a process that dies. A lock is released a moment after its file is
 closed, so a member looks several times after a report. Without a report it looks rarely.
@@ -23,7 +26,6 @@ from __future__ import annotations
 import errno
 import math
 import threading
-import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,6 +48,7 @@ from ..format.batch import Batch
 from ..format.display import Shown
 from ..format.record import Record
 from ..log.lag import Lag
+from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 from ..system.process import in_child
@@ -59,7 +62,7 @@ from .owners import Ownership, read_owner
 from .prepared_commit import PreparedCommit
 from .start_position import StartPosition
 
-__all__ = ["AnyGroup", "CommitPolicy", "Group", "OnChange", "TopicsGroup"]
+__all__ = ["POLLED_RECORDS", "AnyGroup", "CommitPolicy", "Group", "OnChange", "TopicsGroup"]
 
 CommitPolicy = str | float | timedelta  # "after", "manual", or an interval
 OnChange = Callable[[list[Any]], object]
@@ -79,7 +82,7 @@ _ASK_S = 0.01
 # With commit="after": how often handled records are committed, while the member asks for records or waits for them.
 _COMMIT_AFTER_S = 0.1
 # The most records of one poll, by default.
-_POLLED_RECORDS = 512
+POLLED_RECORDS = 512
 _MEMBERS, _OWNERS = "members", "owners"  # the observer's names for these directories
 
 
@@ -144,6 +147,8 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             made.callback(self._observer.close)
             self._observer.observe_directory(_MEMBERS, place.members)
             self._observer.observe_directory(_OWNERS, place.owners)
+            for path in place.descriptions:
+                self._observer.observe_file(path, path)
             self._membership = Membership(
                 place.files, place.members, self.member, place.topics, place.permissions, strategy=strategy
             )
@@ -210,7 +215,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
                 progress.leave(run, came_back=came_back)
             del run, few  # so that the next records reuse memory that is in the processor's cache
 
-    def poll(self, *, max_records: int = _POLLED_RECORDS, timeout: float | None = 0.0) -> list[Handed]:
+    def poll(self, *, max_records: int = POLLED_RECORDS, timeout: float | None = 0.0) -> list[Handed]:
         """Return up to `max_records` records of one partition; an empty list if none comes in `timeout` seconds.
 
         The records count as handled at the next call of `poll`, `follow` or `batches`, or when committed.
@@ -248,7 +253,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
     def _next(self, timeout: float | None, way: Way, most: int | None = None) -> Run | None:
         """Wait for the next records and return them; None after `timeout` seconds without a record."""
         check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else monotonic() + timeout
         found = None
         try:
             with self._use(asking=True):
@@ -267,7 +272,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
     def _find(self, deadline: float | None, way: Way, most: int | None) -> Run | None:
         asked = False  # since the last wait
         while self._closed is None:
-            now = time.monotonic()
+            now = monotonic()
             if now >= self._ask_at:
                 self._ask(now)
                 asked = True
@@ -301,7 +306,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             until.append(deadline)
         if self._progress.handled and self._commit_every is not None:
             until.append(self._commit_at)
-        return max(0.0, min(until) - time.monotonic())
+        return max(0.0, min(until) - monotonic())
 
     def _ask(self, now: float) -> None:
         """Act on the system's reports."""
@@ -312,7 +317,17 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
                 self._apply_owner_changes(now, changes[_OWNERS])
             if _MEMBERS in changes and self._observer.reports:
                 self._check_members_soon(now)
+            if not changes.keys().isdisjoint(self._place.descriptions):
+                self._take_in_added()
         self._ask_at = now + _ASK_S
+
+    def _take_in_added(self) -> None:
+        """Take in the partitions that were added to the topics, and share them soon."""
+        added = self._place.take_in_added()
+        if added:
+            self._beginning.added.update(added)
+            self._offsets.use_names(self._place.names())
+            self._look_at = self._arrange_at = 0.0
 
     def _apply_owner_changes(self, now: float, names: set[str]) -> None:
         if not self._observer.reports:
@@ -329,7 +344,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     def _start_again(self, partitions: list[TopicPartition]) -> None:
         """Go to the start of a group without a commit."""
-        starts = {each: self._beginning.first(self._place.logs[each]) for each in partitions}
+        starts = {each: self._beginning.first(each, {}) for each in partitions}
         self._commit(starts)
         self._progress.add(starts)
 
@@ -344,7 +359,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         with self._use():
             self._check_open()
             if not self._looked:  # before the first request for records the member owns nothing
-                self._check_members(time.monotonic())
+                self._check_members(monotonic())
                 self._tell_assigned()
             named = {self._partition(key): each for key, each in start.items()} if isinstance(start, Mapping) else None
             for partition in named or ():
@@ -412,8 +427,12 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
         `count_records=True` also counts the records. This reads the header of each batch in that range.
         """
-        lag = lag_of_group(self._place, self._entries(), first=self._beginning.first, count_records=count_records)
-        return self._by_key(lag)
+        entries = self._entries()
+
+        def first(partition: TopicPartition) -> int:
+            return self._beginning.first(partition, entries)
+
+        return self._by_key(lag_of_group(self._place, entries, first=first, count_records=count_records))
 
     @property
     def assignment(self) -> list[Key]:
@@ -471,12 +490,13 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
     def _entries(self) -> dict[TopicPartition, Entry]:
         with self._use():
             self._check_open()
+            self._take_in_added()
             return self._offsets.entries()
 
     def _commit_if_due(self, now: float) -> None:
         if self._commit_every is not None and self._progress.handled and now >= self._commit_at:
             self._commit(dict(self._progress.handled))
-            self._commit_at = time.monotonic() + self._commit_every
+            self._commit_at = monotonic() + self._commit_every
 
     def _commit(self, offsets: Mapping[TopicPartition, int], meta: str = "") -> None:
         if offsets:
@@ -521,6 +541,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
                 self._lose(lost, str(lost[0]))
             self._check_at = now + _LOOKS_A_CHECK * _LOOK_S
         self._lost = None
+        self._take_in_added()
         live = self._membership.live()
         if live != self._live or self._waiting or self._unsettled or now >= self._arrange_at:
             self._rebalance(live)
@@ -592,7 +613,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             entries = merged([self._offsets.entries(), pending])  # including the last commit of the previous owner
             beginnings = {}
             for each, generation in generations.items():
-                beginnings[each] = self._beginning.after(entries.get(each), each, generation=generation)
+                beginnings[each] = self._beginning.after(entries, each, generation=generation)
                 self._place.logs[each].release_files()  # so that few of a thousand logs have open files
             # Commit in the new generation: a later write of the previous owner (a stopped process) does not count.
             self._write({each: entry for each, (_, entry) in beginnings.items()})

@@ -178,6 +178,10 @@ class Offsets(NotCopyable):
         self._count = 0  # number of commits: it tells which is later if a failed log left one member with two logs
         self._names()
 
+    def use_names(self, names: Mapping[LogPartition, TopicPartition]) -> None:
+        """Use these names of the group's partitions from now on."""
+        self._names_now = names
+
     def close(self) -> None:
         """Close the files. Another member may then take the own log."""
         own, self._own = self._own, None

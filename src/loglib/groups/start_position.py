@@ -1,7 +1,9 @@
 """Start position: where a member reads on in a partition that it has just claimed, and what it commits for that.
 
 Invariant: the offset of a commit is used only in the log that the commit names, and only if the log still has the
-history of the commit. A start that depends on the time is committed, so that the next owner does not start later.
+history of the commit. A start that depends on the time is committed, so that the next owner does not start later. A
+partition that was added to a topic of the group is read from its begin, whatever the start: the group was there before
+the first of its records.
 
 Threads: facts that do not change.
 """
@@ -15,9 +17,11 @@ from ..log.log import Log
 from ..log.lookup import resolve
 from .assignment import TopicPartition
 from .directory import GroupDirectory
-from .offsets import Entry
+from .offsets import Entries, Entry
 
 __all__ = ["StartPosition"]
+
+_NEVER = 1 << 63
 
 
 class StartPosition:
@@ -28,18 +32,28 @@ class StartPosition:
             raise ValueError(f"a group cannot start at offset {start} in every partition; seek() after the start")
         parse_start(start, now_us=place.clock())
         self.restart = restart  # at the start, if the log no longer has the committed offset
+        self.added: set[TopicPartition] = set()  # since this member joined
         self._place = place
         self._start = start
         self._member = member
 
-    def first(self, log: Log) -> int:
-        """The first offset of a group without a commit."""
+    def first(self, partition: TopicPartition, entries: Entries) -> int:
+        """The first offset of a partition without a commit; `entries` has the commits of the others."""
+        log = self._place.logs[partition]
+        if self._start != "begin" and self._came_later(partition, log, entries):
+            return log.mark().log_start_offset
         return resolve(log, parse_start(self._start, now_us=self._place.clock()))
 
-    def after(self, entry: Entry | None, partition: TopicPartition, *, generation: int) -> tuple[int, Entry]:
+    def _came_later(self, partition: TopicPartition, log: Log, entries: Entries) -> bool:
+        """Whether the partition was added when the group was there: this member knows, or an older commit tells."""
+        log_id = log.identity.log_id
+        times = [entry.timestamp for each, entry in entries.items() if entry.log_id == log_id and each != partition]
+        return partition in self.added or min(times, default=_NEVER) < log.segments()[0].created
+
+    def after(self, entries: Entries, partition: TopicPartition, *, generation: int) -> tuple[int, Entry]:
         """The offset to read on from after the last commit, and the entry to commit in this generation."""
-        log = self._place.logs[partition]
-        offset = self._offset(entry, partition)
+        log, entry = self._place.logs[partition], entries.get(partition)
+        offset = self._offset(entries, partition)
         if entry is not None and entry.offset == offset and entry.log_id == log.identity.log_id:
             return offset, entry._replace(generation=generation)
         history, committed = 0, None
@@ -48,17 +62,17 @@ class StartPosition:
         log_id, now = log.identity.log_id, self._place.clock()
         return offset, Entry(committed, generation, log_id, history, "", self._member, now)
 
-    def _offset(self, entry: Entry | None, partition: TopicPartition) -> int:
-        log = self._place.logs[partition]
+    def _offset(self, entries: Entries, partition: TopicPartition) -> int:
+        entry = entries.get(partition)
         if entry is None or entry.offset is None:
-            return self.first(log)
+            return self.first(partition, entries)
         try:
             self._check(entry, entry.offset, partition)
             return entry.offset
         except (OffsetOutOfRangeError, LogReplacedError):
             if not self.restart:
                 raise
-            return self.first(log)
+            return self.first(partition, entries)
 
     def _check(self, entry: Entry, offset: int, partition: TopicPartition) -> None:
         """`LogReplacedError` if the commit was made in another log, or in another history of this log."""

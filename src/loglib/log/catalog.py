@@ -43,21 +43,28 @@ class TopicInfo(NamedTuple):
 
 
 def names(files: Files, directory: str) -> list[str]:
-    """The names of the topics in a directory, sorted."""
+    """The names of the topics in a directory, sorted; none without the directory."""
     try:
-        found = files.listdir(directory)
+        return _names(files, directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _names(files: Files, directory: str) -> list[str]:
     return sorted(
-        name for name in found
+        name for name in files.listdir(directory)
         if not name.startswith(".") and files.exists(os.path.join(directory, name, topic_file.NAME))
     )  # fmt: skip
 
 
 def describe_all(files: Files, directory: str | os.PathLike[str], *, groups_of: GroupsOf) -> list[TopicInfo]:
-    """The topics in a directory, sorted by name. `groups_of` lists the groups in a topic's directory."""
+    """The topics in a directory, sorted by name. `groups_of` lists the groups in a topic's directory.
+
+    `FileNotFoundError` or `NotADirectoryError` if there is no such directory: a path that is mistyped, or not mounted,
+    is not one without topics.
+    """
     absolute = os.path.abspath(os.fsdecode(directory))
-    return [_describe(files, name, os.path.join(absolute, name), groups_of) for name in names(files, absolute)]
+    return [_describe(files, name, os.path.join(absolute, name), groups_of) for name in _names(files, absolute)]
 
 
 def _describe(files: Files, name: str, path: str, groups_of: GroupsOf) -> TopicInfo:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Protocol
@@ -49,6 +48,7 @@ from ..segment import (
     read_segment_header,
     segment_name,
 )
+from ..system.clock import monotonic
 from ..system.files import Files
 from ..system.malloc import keep_blocks
 from ..system.not_copyable import NotCopyable
@@ -182,7 +182,7 @@ class Log(NotCopyable):
         self._watermark: WatermarkReader | None = None
         self.donors: tuple[str, ...] = ()  # directories of other copies, for readers that meet damage here
         self.restored = 0  # how often the log was found replaced by an older or newer state of itself
-        self._look_at = time.monotonic() + LOOK_S
+        self._look_at = monotonic() + LOOK_S
         self._missing = False  # whether the files were missing at the last look
         self._warned = False
         self._closed = False
@@ -247,7 +247,7 @@ class Log(NotCopyable):
     def _note_hold(self, mark: Mark) -> None:
         """Warn once if a transaction is held for long: its process has died, or its store is out of reach."""
         held, since = self._held_since
-        now = time.monotonic()
+        now = monotonic()
         if held != mark.held_txn:
             self._held_since = mark.held_txn, now
         elif now - since > _LONG_HOLD_S:
@@ -259,7 +259,7 @@ class Log(NotCopyable):
 
     def published(self) -> Mark:
         """The ends that the writer has published: with a transaction that is not done."""
-        if time.monotonic() >= self._look_at:
+        if monotonic() >= self._look_at:
             self.check_moved()
         if self.writer is not None:
             return self.writer.mark()
@@ -315,7 +315,7 @@ class Log(NotCopyable):
 
     def next_mark(self) -> Mark | None:
         """The ends after the next publication, for a follower at the end of the log; None if only `mark` can tell."""
-        if time.monotonic() >= self._look_at:
+        if monotonic() >= self._look_at:
             return None
         if self.writer is not None:
             mark = self.writer.mark()
@@ -334,7 +334,7 @@ class Log(NotCopyable):
 
         If `patient`, the log may be missing at one look, because its files may be just being replaced.
         """
-        self._look_at = time.monotonic() + LOOK_S
+        self._look_at = monotonic() + LOOK_S
         watermark = self._watermark
         if self.writer is not None:
             if self.writer.is_moved():
@@ -356,7 +356,7 @@ class Log(NotCopyable):
             if self._missing or not patient:
                 raise LogMovedError(self.directory, _GONE)
             self._missing = True
-            self._look_at = time.monotonic() + _SWAP_S
+            self._look_at = monotonic() + _SWAP_S
         # Otherwise only the watermark is gone. The open watermark says more than any other source.
 
     def _is_here(self) -> bool:

@@ -11,6 +11,10 @@ A reader refers to its topic, because a topic that nothing refers to closes itse
 iteration. If the topic is closed, an iteration that would have ended by itself raises `LogClosedError`;
 otherwise it would look complete. An iteration that follows for ever just ends.
 
+A reader that follows a topic takes in the partitions that are added, and reads them from their begin: what they have is
+newer than the reader. The system reports that the topic's description was replaced. Without a report the reader looks
+twice a second.
+
 Threads: a reader belongs to one thread. `close` may be called from any thread, and ends the iteration.
 """
 
@@ -20,7 +24,6 @@ import logging
 import math
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,12 +38,14 @@ from ..errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRange
 from ..format.batch import Batch
 from ..format.display import Shown, sized
 from ..format.record import Damage, Record
+from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Waiter
 from .bundle_reader import Bundle
 from .cursor import BLOCK_BYTES, BorrowedRange, Cursor, Piece
 from .log import LOOK_S, FixedMark, Log, marks_at_once
 from .lookup import resolve
+from .topic_file import NAME as DESCRIPTION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +57,7 @@ logger = logging.getLogger("loglib")
 StartLike = Start | Mapping[int, Start]
 OnGap = Literal["raise", "skip"]
 _FOR_EVER = 1 << 63
+_ADDED_S = 0.5  # how often to look for added partitions without a report, which costs a call of the system
 _RECORDS_AT_ONCE = 512  # made into objects at once; more do not fit the processor's cache and cost 50 % more each
 
 
@@ -82,7 +88,9 @@ class Reader(Shown, NotCopyable):
         spin: timedelta | None = None,
         on_gap: OnGap = "raise",
         track: Callable[[Callable[[str], None]], object],
+        logs_now: Callable[[], Sequence[Log]] | None = None,
     ) -> None:
+        """`logs_now` gives the logs of a topic that may get more partitions."""
         if on_gap not in ("raise", "skip"):
             raise ValueError(f'on_gap must be "raise" or "skip", not {on_gap!r}')
         check_timeout(timeout)
@@ -90,6 +98,8 @@ class Reader(Shown, NotCopyable):
         self.healed: list[BorrowedRange] = []  # what other copies have given for damaged bytes so far, in reading order
         self._skip = on_gap == "skip"
         self._logs = {log.partition: log for log in logs}
+        self._logs_now = logs_now
+        self._added_at = monotonic() + _ADDED_S  # when to look whether partitions were added
         self._clock = clock
         self._follow = follow
         still = [log for log in logs if isinstance(log.writer, FixedMark)]
@@ -100,7 +110,8 @@ class Reader(Shown, NotCopyable):
         self._reading = threading.Lock()  # held while files are in use, so that close() can see it
         self._waiter: Waiter | None = None
         self._has_waited = False  # since the last look: then most often there is one small batch to read
-        self._watching = (0, 0)  # the waiter's process id, and the logs' number of restores when it was made
+        # The waiter's process id, and the logs' number and restores when it was made.
+        self._watching = (0, 0, 0)
         self._ready: deque[Piece] = deque()  # read ahead, oldest first; the first may be handed out in part
         self._piece: Piece | None = None  # the piece whose records are being made, if it is the first of `_ready`
         self._made = 0  # how many records of `_piece` are made, or handed out as a whole
@@ -276,6 +287,7 @@ class Reader(Shown, NotCopyable):
         invalid start raises the same errors as `Topic.read`, and moves nothing.
         """
         self._check_open()
+        self._take_in_added()
         cursors = {partition: self._cursor(partition, each) for partition, each in self._starts(start).items()}
         for partition, cursor in cursors.items():  # all or none: an invalid start has already raised
             self._cursors[partition].close()
@@ -284,6 +296,7 @@ class Reader(Shown, NotCopyable):
 
     def lag_bytes(self) -> dict[int, int]:
         """Bytes of log between the position and the flushed end, for each partition."""
+        self._take_in_added()
         ends = {partition: log.mark().flushed_end for partition, log in self._logs.items()}
         return {partition: max(0, ends[partition] - offset) for partition, offset in self.tell().items()}
 
@@ -360,6 +373,29 @@ class Reader(Shown, NotCopyable):
                 if isinstance(start, int):
                     raise
 
+    def _watched_files(self) -> list[str]:
+        """The files whose change may bring records: the logs' watermarks, and the description of a topic that grows."""
+        watermarks = [log.watermark_path for log in self._logs.values()]
+        return watermarks if self._logs_now is None else [*watermarks, description_of(self._logs.values())]
+
+    def _check_moved(self) -> None:
+        """Act on a report that a file was moved, removed or replaced. `LogMovedError` if a log is gone."""
+        self._added_at = 0.0
+        for log in self._logs.values():
+            log.check_moved()
+
+    def _take_in_added(self) -> None:
+        """Take in the partitions that were added to the topic. Each fact is replaced: other threads may look at it."""
+        if self._logs_now is None or self._closed:
+            return
+        self._added_at = monotonic() + _ADDED_S
+        for log in self._logs_now():
+            number = log.partition
+            if number not in self._turns:
+                self._logs, self._ends = self._logs | {number: log}, self._ends | {number: _FOR_EVER}
+                self._cursors = self._cursors | {number: self._cursor(number, "begin")}
+                self._turns.append(number)  # last: after an interrupt it is taken in again
+
     # --- records ---------------------------------------------------------------------------------
 
     def _forget(self, partition: int) -> None:
@@ -431,7 +467,7 @@ class Reader(Shown, NotCopyable):
                     self._release()
 
     def _read_or_wait(self, timeout: float | None) -> Piece | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else monotonic() + timeout
         spin_until: float | None = None
         while not self._closed:
             if self._ready:
@@ -440,15 +476,17 @@ class Reader(Shown, NotCopyable):
                 self._ready.popleft()
                 self._piece = None  # the last reference, so that the next block reuses memory in the processor's cache
                 continue
+            if self._logs_now is not None and monotonic() >= self._added_at:
+                self._take_in_added()
             if self._read_news() or self._read_ahead():
                 if self._waiter is not None:
                     self._waiter.progressed()
                 continue
-            remaining = None if deadline is None else deadline - time.monotonic()
+            remaining = None if deadline is None else deadline - monotonic()
             if not self._follow or (remaining is not None and remaining <= 0):
                 return None
             if self._spin_s and spin_until is None:
-                spin_until = time.monotonic() + self._spin_s
+                spin_until = monotonic() + self._spin_s
             if spin_until is None or not self._spin(spin_until, deadline):
                 self._wait(remaining)
         return None
@@ -514,13 +552,13 @@ class Reader(Shown, NotCopyable):
 
         A log that this process writes is not spun on: its writer needs the interpreter, and wakes the reader.
         """
-        now = time.monotonic()
+        now = monotonic()
         watermarks = [log.watermark_of_another() for log in self._logs.values()]
         if now >= until or None in watermarks:
             return False
         until = min(until, now + LOOK_S, math.inf if deadline is None else deadline)
         self._has_waited = True
-        while not self._closed and time.monotonic() < until:
+        while not self._closed and monotonic() < until:
             for watermark in watermarks:
                 if watermark is None or watermark.has_next_mark():
                     return True
@@ -528,14 +566,15 @@ class Reader(Shown, NotCopyable):
 
     def _wait(self, timeout: float | None) -> None:
         # A forked child needs its own waiter. Replaced files need a new one.
-        watching = os.getpid(), sum([log.restored for log in self._logs.values()])
+        watching = os.getpid(), len(self._logs), sum([log.restored for log in self._logs.values()])
         self._has_waited = True
         if self._waiter is None or self._watching != watching:
-            self._waiter, self._watching = watch(self._logs.values()), watching
+            description = None if self._logs_now is None else description_of(self._logs.values())
+            self._waiter, self._watching = watch(self._logs.values(), description), watching
             return  # the caller looks once more: records from before the watch are not reported
         if self._waiter.wait(LOOK_S if timeout is None else min(timeout, LOOK_S)):
-            for log in self._logs.values():
-                log.check_moved()
+            self._check_moved()
+            self._watching = (0, 0, 0)  # what was replaced must be watched anew
 
     def _release(self) -> None:
         for cursor in self._cursors.values():
@@ -545,12 +584,21 @@ class Reader(Shown, NotCopyable):
             self._waiter = None
 
 
-def watch(logs: Iterable[Log]) -> Waiter:
-    """A waiter for new records in any of the logs. It does not report earlier records: look once more."""
+def description_of(logs: Iterable[Log]) -> str:
+    """The file that says how many partitions the topic of these logs has."""
+    return os.path.join(os.path.dirname(next(iter(logs)).directory), DESCRIPTION)
+
+
+def watch(logs: Iterable[Log], description: str | None = None) -> Waiter:
+    """A waiter for new records in any of the logs, and for a change of the topic's description, if it is given.
+
+    It does not report earlier changes: look once more.
+    """
     logs = list(logs)
     watched = [log for log in logs if log.writer is None]
+    paths = [log.watermark_path for log in watched] + ([] if description is None else [description])
     # The system cannot watch files that exist only in a test's memory.
-    waiter = Waiter((log.watermark_path for log in watched), use_inotify=all(log.files.real for log in watched))
+    waiter = Waiter(paths, use_inotify=all(log.files.real for log in watched))
     for log in logs:
         if log.writer is not None:
             log.writer.listen(waiter)

@@ -13,12 +13,12 @@ Threads: one reader at a time; the windows are read in threads of a pool.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from typing import NamedTuple, Protocol
+
+from ..system.process import PerProcess
 
 __all__ = ["Ahead", "RangedFile"]
 
@@ -113,7 +113,7 @@ class Ahead:
         """Ask for the next window."""
         wanted = 0 if self._until is None else min(self._window_bytes, self._until - self._next, self._room())
         start, stop = self._next, min(self._next + max(at_least, wanted), self.size_bytes)
-        self._windows.append(_Window(start, stop, _pool(os.getpid()).submit(self._file.read_at, stop - start, start)))
+        self._windows.append(_Window(start, stop, _pool().submit(self._file.read_at, stop - start, start)))
         self._next, self._window_bytes = stop, min(2 * self._window_bytes, _LARGEST_WINDOW)
 
     def _of_blocks(self, position: int, end: int) -> bytes:
@@ -130,7 +130,5 @@ class Ahead:
         return block
 
 
-@cache
-def _pool(_pid: int) -> ThreadPoolExecutor:
-    """The threads of this process; a forked child has none of its parent's."""
-    return ThreadPoolExecutor(_THREADS, "loglib-objects")
+# The threads of this process; a forked child has none of its parent's.
+_pool = PerProcess(lambda: ThreadPoolExecutor(_THREADS, "loglib-objects"))

@@ -19,16 +19,14 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import LogError
 from ..log.copy_role import MANIFESTS
-from ..system.process import fork_lock
+from ..system.process import PerProcess, fork_lock
 from .manifest_log import OpenSlots
 from .object_files import connect
 from .storage import Storage
@@ -251,15 +249,16 @@ def _client(uri: str, connections: int) -> Any:
         s3={"addressing_style": "auto" if endpoint is None else "path"},
     )  # fmt: skip
     with _making:
-        return _session(os.getpid()).client(
+        return _session().client(
             "s3", region_name=given.get("region"), endpoint_url=endpoint, aws_access_key_id=user,
             aws_secret_access_key=secret, verify=given.get("tls_ca_file_path"), config=config,
         )  # fmt: skip
 
 
-@cache
-def _session(_pid: int) -> Any:
-    """What this process knows of AWS. To read it takes 100 ms; a client more takes 3."""
+def _new_session() -> Any:
     import boto3
 
     return boto3.session.Session()
+
+
+_session = PerProcess(_new_session)  # what this process knows of AWS: to read it takes 100 ms; a client more takes 3

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ..errors import LogError
 from .files import REAL, Files
 
-__all__ = ["SYSTEM", "TIME_ITSELF", "Clock", "Moment", "PlainClock", "clock_of"]
+__all__ = ["SYSTEM", "TIME_ITSELF", "Clock", "Moment", "PlainClock", "clock_of", "monotonic"]
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _BOOT_ID_BYTES = 16
@@ -29,6 +29,11 @@ _READ_WITHIN_NS = 50_000_000
 _TRIES = 8
 TIME_ITSELF = b"a plain function"  # the boot id of clocks whose wall time is always true
 assert len(TIME_ITSELF) == _BOOT_ID_BYTES
+
+
+# Seconds, for time limits. Libraries that freeze the time in a program's tests replace `time.monotonic`, also where a
+# module has imported it: a limit would never come.
+monotonic: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 
 
 class Moment(NamedTuple):

@@ -16,6 +16,7 @@ import os
 import time
 
 from ..errors import LockedError
+from .clock import monotonic
 from .files import Files
 from .not_copyable import NotCopyable
 
@@ -63,9 +64,9 @@ class Directory(NotCopyable):
 
         `LockedError` if another process holds it for 30 s. Its message has `holder` (the possible holder) and `advice`.
         """
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        deadline = monotonic() + _LOCK_TIMEOUT_S
         while not self.files.try_lock(self.fd, shared=shared):
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise LockedError(self.path, holder, advice=advice)
             time.sleep(_NAP_S)
         self._locked = True

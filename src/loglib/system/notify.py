@@ -62,7 +62,12 @@ class _Descriptors(NotCopyable):
         os.set_blocking(self.wake_in, False)
 
     def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close them now: in a forked child, where the frames of the parent's threads keep references for ever."""
         fds = [fd for fd in (self.wake_out, self.wake_in, self.inotify) if fd >= 0]
+        self.wake_out = self.wake_in = self.inotify = -1
         finish(iter([(os.close, fd) for fd in fds]))
 
 
@@ -176,6 +181,12 @@ class Observer(NotCopyable):
     def reports(self) -> bool:
         """Whether the system reports every change."""
         return self._libc is not None
+
+    def abandon(self) -> None:
+        """Close the files in a forked child, where no thread uses them."""
+        descriptors, self._open = self._open, None
+        if descriptors is not None:
+            descriptors.close()
 
     def descriptors(self) -> list[int]:
         """The descriptors that become readable when `wait` would return: for an event loop. None when closed."""

@@ -5,6 +5,7 @@ parent's files nor unlocks them. A process that ends normally has closed its top
 
     fork_lock         a lock that a fork waits for
     in_child          methods that a forked child calls, one kind of handle after the other
+    PerProcess        a value that each process makes for itself: a pool of threads, a session
     at_exit           methods that are called at the end of the process
     finish            makes each call exactly once, even after an error or an interrupt
     try_each          makes one call for each item, even after an error
@@ -30,11 +31,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import starmap
 from operator import call, length_hint
 from types import FrameType, ModuleType
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from ..errors import together
 
-__all__ = ["Listeners", "at_exit", "finish", "fork_lock", "in_child", "is_interrupting", "try_each"]
+__all__ = ["Listeners", "PerProcess", "at_exit", "finish", "fork_lock", "in_child", "is_interrupting", "try_each"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -123,6 +124,34 @@ def in_child() -> Listeners[[int]]:
     return _kinds[-1]
 
 
+class PerProcess(Generic[T]):
+    """A value that a process makes when it first asks for it. A forked child forgets its parent's, and makes its own.
+
+    The number of a process does not tell them apart: the system gives it again when the process has ended. Make it at
+    a module's level, because it is never freed.
+    """
+
+    def __init__(self, make: Callable[[], T], abandon: Callable[[T], object] = lambda _: None) -> None:
+        """`abandon` is called with the parent's value in a forked child."""
+        self._make = make
+        self._abandon = abandon
+        self._made: dict[str, T] = {}  # one value at most; two threads that make it at once keep the same one
+        _per_process.append(self)
+
+    def __call__(self) -> T:
+        found = self._made.get("value")
+        return self._made.setdefault("value", self._make()) if found is None else found
+
+    def forget(self) -> None:
+        """Forget the value: it belongs to the parent."""
+        made, self._made = self._made, {}
+        for each in made.values():
+            self._abandon(each)
+
+
+_per_process: list[PerProcess[Any]] = []
+
+
 def _abandon() -> None:
     global _pid
     parent_pid, _pid = _pid, os.getpid()
@@ -130,6 +159,7 @@ def _abandon() -> None:
     failures: list[Exception] = []
     for kind in _kinds:
         failures += kind.call_once(parent_pid)
+    failures += [error for _, error in try_each(_per_process, PerProcess.forget)]
     if failures:
         raise together(failures)  # the interpreter prints it
 

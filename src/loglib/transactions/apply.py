@@ -43,7 +43,7 @@ from ..log.log import unfinishable
 from ..log.recovery import Extent, list_segments
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment import Identity
-from ..system.clock import SYSTEM
+from ..system.clock import SYSTEM, monotonic
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.lock import Lock, try_acquire
@@ -127,7 +127,7 @@ class Applier(NotCopyable):
 
         The errors of other numbers are logged: whoever committed them has got them.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = monotonic() + timeout_s
         lock = self._lock(deadline, wanted)
         if lock is None:
             return
@@ -156,7 +156,7 @@ class Applier(NotCopyable):
                 return lock
             if wanted and self._store.is_done(wanted):
                 return None
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise CommitPendingError(wanted, "another process, which applies transactions")
             time.sleep(_NAP_S)
 
@@ -178,7 +178,7 @@ class Applier(NotCopyable):
                     del waiting[target]
             if not waiting:
                 break
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 names = ", ".join(f"{each.topic_path} partition {each.partition}" for each in waiting)
                 raise CommitPendingError(manifest.number, f"the writer of {names}")
             time.sleep(nap)
@@ -217,8 +217,8 @@ class Applier(NotCopyable):
         if writer is None:
             if self._is_applied(manifest, target, identity):
                 return True
-            if time.monotonic() >= self._rung.get(target.topic_path, 0.0) + _RING_S:
-                self._rung[target.topic_path] = time.monotonic()
+            if monotonic() >= self._rung.get(target.topic_path, 0.0) + _RING_S:
+                self._rung[target.topic_path] = monotonic()
                 notify(self._files, target.topic_path)
             return False
         self._end_hold(writer, manifest)

@@ -7,7 +7,8 @@ store, and every writer looks there when it opens a partition.
     request_ack   a file <partition>-<random>; the writer of the partition removes it: it answers notifications
 
 A process has one thread for all its topics. It sleeps until the system reports a change in an inbox (inotify). It
-begins 0.2 s after the first topic was opened, so that a short program never pays for it.
+begins to watch 0.2 s after the first topic was opened, so that a short program never pays for it, and ends with the
+last topic. A forked child has no such thread, and forgets that of its parent.
 
 Threads: any thread may call these functions. `listen` and `leave` wait for no other thread.
 """
@@ -21,11 +22,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from ..system.clock import monotonic
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
+from ..system.process import PerProcess
 
 __all__ = ["INBOX", "answer", "leave", "listen", "notify", "request_ack"]
 
@@ -65,11 +69,11 @@ def request_ack(
     for path in waiting.values():
         files.close(files.create(path, 0o600))
     silent = list(waiting)
-    now = time.monotonic()
+    now = monotonic()
     deadline, look_at = now + patience_s, now + _FREE_S
     while silent:
         silent = [each for each in silent if files.exists(waiting[each])]
-        now = time.monotonic()
+        now = monotonic()
         if now > min(look_at, deadline):
             silent = [each for each in silent if not is_free(each)]
             look_at = now + _FREE_S
@@ -105,24 +109,35 @@ class _NotificationThread(NotCopyable):
     """The thread that watches the inboxes of this process's topics."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a topic may be collected, which leaves, in the middle of a call here
         # By the topic's identity: its path, the topic, and its method without the topic. One path may have several.
         self._served: dict[int, tuple[str, weakref.ref[Any], Callable[[Any], bool]]] = {}
         self._thread: threading.Thread | None = None
         self._observer: Observer | None = None
+        self._last_left: SimpleQueue[None] = SimpleQueue()  # ends the quiet time of the thread
+
+    def abandon(self) -> None:
+        """Close the open files in a forked child: the thread and the topics are the parent's."""
+        observer = self._observer
+        if observer is not None:
+            observer.abandon()
 
     def listen(self, path: str, topic: T, serve: Callable[[T], bool]) -> None:
         real = os.path.realpath(path)  # the system knows a directory once, whatever its names
         with self._lock:
             self._served[id(topic)] = real, weakref.ref(topic), serve
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="loglib-inbox", daemon=True)
-                self._thread.start()
+                self._last_left = SimpleQueue()
+                thread = threading.Thread(target=self._run, args=[self._last_left], name="loglib-inbox", daemon=True)
+                thread.start()  # first: if there is no thread left, the next call tries again
+                self._thread = thread
         self._wake()
 
     def leave(self, topic: object) -> None:
         with self._lock:
             left = self._served.pop(id(topic), None)
+            if not self._served:
+                self._last_left.put(None)
         if left is not None:
             self._wake()
 
@@ -131,22 +146,36 @@ class _NotificationThread(NotCopyable):
         if observer is not None:
             observer.wake()
 
-    def _run(self) -> None:
-        time.sleep(_QUIET_S)
-        while True:
+    def _run(self, last_left: SimpleQueue[None]) -> None:
+        with suppress(Empty):
+            last_left.get(timeout=_QUIET_S)
+        while not self._is_over():
             try:
                 self._watch()
             except BaseException:  # for example no memory
                 logger.exception("the inboxes of this process's topics are watched again in a second")
                 time.sleep(_LOOK_AGAIN_S)
 
+    def _is_over(self) -> bool:
+        """Whether no topic is left. Then the thread ends, and the next topic begins another one."""
+        with self._lock:
+            if not self._served:
+                self._thread = None
+            return not self._served
+
     def _watch(self) -> None:
-        """Watch until the system no longer reports changes."""
+        """Watch until no topic is left, or the system no longer reports changes."""
         observer = self._observer = Observer()
+        try:
+            self._watch_by(observer)
+        finally:
+            observer.close()
+            self._observer = None
+
+    def _watch_by(self, observer: Observer) -> None:
         watched: dict[str, bool] = {}  # by path of the topic: whether its inbox is watched, and not only its directory
         held: set[str] = set()
-        while True:
-            served = {path for path, _, _ in list(self._served.values())}
+        while served := {path for path, _, _ in list(self._served.values())}:
             for path in watched.keys() - served:
                 observer.forget(path)
                 del watched[path]
@@ -186,11 +215,7 @@ class _NotificationThread(NotCopyable):
         return again
 
 
-_postmen: dict[int, _NotificationThread] = {}  # by process id: after a fork the child has no such thread
-
-
-def _postman() -> _NotificationThread:
-    return _postmen.get(os.getpid()) or _postmen.setdefault(os.getpid(), _NotificationThread())
+_postman = PerProcess(_NotificationThread, _NotificationThread.abandon)
 
 
 def listen(path: str, topic: T, serve: Callable[[T], bool]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from ..append.handles import Handles
 from ..append.writer import Writer
 from ..errors import CommitPendingError, LogClosedError, LogError, LogMovedError
 from ..log.store_pointer import StorePointer, read_pointer
+from ..system.clock import monotonic
 from ..system.files import Files
 from . import notifications
 
@@ -100,8 +100,8 @@ class Participant:
             if not held:
                 self._held_since = None
             elif self._held_since is None:
-                self._held_since = time.monotonic()
-            elif time.monotonic() - self._held_since >= _PATIENCE_S:
+                self._held_since = monotonic()
+            elif monotonic() - self._held_since >= _PATIENCE_S:
                 applier.run(_PATIENCE_S)
         except LogClosedError:
             return False

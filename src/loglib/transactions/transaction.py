@@ -29,7 +29,7 @@ from ..log import copy_role
 from ..log.log import Log
 from ..log.store_pointer import lost_store, read_pointer, settle
 from ..open_topic import OpenTopic
-from ..system.clock import SYSTEM
+from ..system.clock import SYSTEM, monotonic
 from ..system.files import REAL, Buffer, Files
 from ..system.lock import is_free, try_acquire
 from ..system.not_copyable import NotCopyable
@@ -79,6 +79,7 @@ class Transaction(NotCopyable):
         self._paths: dict[tuple[int, int], str] = {}  # by the identity of the directory
         self._groups: list[PreparedCommit] = []
         self._keyless: dict[OpenTopic, int] = {}
+        self._by_key: set[OpenTopic] = set()  # topics of records whose keys have chosen the partition
         self._over = False
 
     def __enter__(self) -> Transaction:
@@ -145,6 +146,8 @@ class Transaction(NotCopyable):
             topic._handles.store = self._store  # noqa: SLF001
         if partition is None and columns.keys is None:
             partition = self._keyless_partition(topic)
+        if partition is None:
+            self._by_key.add(topic)
         spread = topic._placement.spread(  # noqa: SLF001
             columns, partition, cache(lambda: self._keyless_partition(topic))
         )
@@ -267,6 +270,8 @@ class Transaction(NotCopyable):
         assert self._store is not None
         for path in {each.topic_path for each in sections}:
             copy_role.check(self._files, path, copy_role.TRANSACT)
+        for topic in self._by_key:
+            topic._placement.check_still(len(topic.partitions))  # noqa: SLF001
         for each in sections:
             _log(self._topics[each.topic_path], each.identity.partition).check_moved(patient=False)
         places = [Place(each.topic_path, each.identity) for each in sections]
@@ -301,8 +306,8 @@ class Transaction(NotCopyable):
     def _held_for_long(self, directories: dict[tuple[str, int], str]) -> dict[tuple[str, int], str]:
         """Those that are held by more than a process that applies another transaction."""
         assert self._store is not None
-        deadline = time.monotonic() + self._timeout
-        while (applying := try_acquire(self._files, self._store.path)) is None and time.monotonic() < deadline:
+        deadline = monotonic() + self._timeout
+        while (applying := try_acquire(self._files, self._store.path)) is None and monotonic() < deadline:
             time.sleep(_NAP_S)
         try:
             return self._held(directories)

@@ -1,0 +1,179 @@
+"""Event loops that end, in whatever way: nothing of loglib keeps them, and they leave no open files."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loops import eventually, first
+
+from conftest import MANUAL
+from loglib import Topic, aio
+from loglib.aio.topic import AsyncTopic
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts the open files in /proc")
+
+LOOPS = 5  # each left three open files
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def topic(path: Path) -> Iterator[AsyncTopic]:
+    """A topic that lives longer than the loops. No thread of it begins to watch an inbox meanwhile."""
+    with Topic.open(path, partitions=2, flush=MANUAL) as made, Topic.open(path, mode="r") as opened:
+        made.append(b"x", sync=True)
+        yield AsyncTopic(opened)
+
+
+async def wait_for_more(reader: aio.AsyncReader) -> None:
+    async with asyncio.timeout(0.01):
+        async for _ in reader:
+            pass
+
+
+async def wait_for_batches(reader: aio.AsyncReader) -> None:
+    async with asyncio.timeout(0.01):
+        async for _ in reader.batches():
+            pass
+
+
+async def wait_and_fail(reader: aio.AsyncReader) -> None:
+    with suppress(TimeoutError):
+        await wait_for_more(reader)
+    raise ValueError("an error of the application")
+
+
+def run_and_close(main: Coroutine[Any, Any, None]) -> weakref.ref[asyncio.AbstractEventLoop]:
+    """As `asyncio.run`, which cancels what runs before it closes the loop."""
+    with asyncio.Runner() as runner:
+        found = weakref.ref(runner.get_loop())
+        with suppress(TimeoutError, ValueError):
+            runner.run(main)
+    return found
+
+
+def close_at_once(main: Coroutine[Any, Any, None]) -> weakref.ref[asyncio.AbstractEventLoop]:
+    """Close the loop in the middle of the wait: no task is cancelled."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(main)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.call_later(0.005, loop.stop)
+    loop.run_forever()
+    loop.close()
+    return weakref.ref(loop)
+
+
+def close_after_an_error(main: Coroutine[Any, Any, None]) -> weakref.ref[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    with suppress(TimeoutError, ValueError):
+        loop.run_until_complete(main)
+    loop.close()
+    return weakref.ref(loop)
+
+
+@pytest.mark.parametrize("end", [run_and_close, close_at_once, close_after_an_error])
+@pytest.mark.parametrize("main", [wait_for_more, wait_for_batches, wait_and_fail])
+@pytest.mark.parametrize("kept", [True, False], ids=["the reader lives on", "the reader is dropped"])
+def test_loop_that_ends_leaves_no_open_files_and_is_freed(
+    topic: AsyncTopic,
+    end: Callable[[Coroutine[Any, Any, None]], weakref.ref[asyncio.AbstractEventLoop]],
+    main: Callable[[aio.AsyncReader], Coroutine[Any, Any, None]],
+    kept: bool,
+) -> None:
+    readers: list[aio.AsyncReader] = []
+    loops = []
+
+    def once() -> None:
+        reader = topic.follow()
+        loops.append(end(main(reader)))
+        if kept:
+            readers.append(reader)
+
+    once()
+    gc.collect()
+    before = open_files()
+    gc.disable()  # the files are closed with the loop, and not when garbage is collected by chance
+    try:
+        for _ in range(LOOPS):
+            once()
+        assert open_files() <= before + 2 * len(readers)  # the files that a reader reads
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [each() for each in loops] == [None] * len(loops)
+
+
+def test_documented_use_runs_in_any_number_of_loops(path: Path) -> None:
+    Topic.open(path).close()
+
+    async def main() -> None:
+        async with aio.open(path, mode="r") as topic:
+            await wait_for_more(topic.follow("end"))
+
+    def once() -> None:
+        with pytest.raises(TimeoutError):
+            asyncio.run(main())
+
+    once()
+    gc.collect()
+    before = open_files()
+    gc.disable()
+    try:
+        for _ in range(LOOPS):
+            once()
+        assert open_files() <= before
+    finally:
+        gc.enable()
+
+
+def test_topic_outlives_a_loop_that_was_closed_amid_its_appends(path: Path) -> None:
+    let_go = threading.Event()
+    with Topic.open(path, flush=MANUAL) as opened:
+        topic, loop = AsyncTopic(opened), asyncio.new_event_loop()
+        tasks: list[asyncio.Task[Any]] = [loop.create_task(topic._writing.ask(let_go.wait, flush=True))]
+        tasks += [loop.create_task(topic.append(b"never asked for in time", sync=True)) for _ in range(3)]
+        for each in tasks:
+            each._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.call_later(0.005, loop.stop)
+        loop.run_forever()
+        loop.close()
+        let_go.set()
+
+        async def more() -> int:
+            return (await topic.append(b"of the next loop", sync=True)).partition
+
+        closed = weakref.ref(loop)
+        del tasks, each, loop
+        gc.collect()
+        assert asyncio.run(more()) == 0
+        gc.collect()
+        assert closed() is None
+        assert [each.value for each in opened.read()] == [b"of the next loop"]
+
+
+def test_reader_of_a_loop_that_ended_reads_on_in_the_next(path: Path) -> None:
+    with Topic.open(path, flush=MANUAL) as written, Topic.open(path, mode="r") as read:
+        reader = AsyncTopic(read).follow("end")
+        with pytest.raises(TimeoutError):
+            asyncio.run(wait_for_more(reader))
+
+        async def main() -> list[bytes | None]:
+            task = asyncio.create_task(first(reader, 1))
+            await eventually(lambda: reader._watch is not None and reader._watch.fits(reader._reader))
+            await asyncio.to_thread(written.append, b"x", sync=True)
+            async with asyncio.timeout(30):
+                return [each.value for each in await task]
+
+        assert asyncio.run(main()) == [b"x"]
