@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..errors import CorruptLogError
+from ..errors import CorruptLogError, LogError
 
 __all__ = ["REAL", "SYSTEM_CALLS", "Buffer", "Files"]
 
@@ -84,6 +84,16 @@ else:
 # Here files are numbers. The functions of the system also take objects; other implementations need not.
 _fsync: Callable[[int], None] = os.fsync
 _flock: Callable[[int, int], None] = fcntl.flock
+
+
+def _check_name(path: str, error: OSError) -> None:
+    """`LogError` if the file system does not take so long a name: some take fewer letters than a topic may have."""
+    if error.errno == errno.ENAMETOOLONG:
+        longest = max(map(len, path.split(os.sep)))
+        raise LogError(
+            f"{path}: this file system takes no name of {longest} letters, or no path of {len(path)}: choose a "
+            "shorter one, or another directory"
+        ) from error
 
 
 class Files:
@@ -173,6 +183,7 @@ class Files:
                 fd = self.open(os.path.basename(path), flags | _SAFE, permissions, dir_fd=dir_fd)
         except OSError as error:
             error.filename = path
+            _check_name(path, error)
             # Links above the file may form a loop: that error has the same number, but is not the file's.
             if error.errno not in _NOT_REGULAR or not self.exists(path, dir_fd=dir_fd):
                 raise
@@ -199,7 +210,11 @@ class Files:
 
     def facts(self, path: str, *, dir_fd: int | None = None) -> os.stat_result:
         """The system's facts about the name itself, without following a link: type, size, inode, number of names."""
-        return self.lstat(path) if dir_fd is None else self.lstat(os.path.basename(path), dir_fd=dir_fd)
+        try:
+            return self.lstat(path) if dir_fd is None else self.lstat(os.path.basename(path), dir_fd=dir_fd)
+        except OSError as error:
+            _check_name(path, error)
+            raise
 
     def write_all(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
         """Write the parts one after the other at `position`; returns the bytes written. Handed to the system.
@@ -331,7 +346,11 @@ class Files:
 
     def make_directory(self, path: str, permissions: int) -> None:
         """Create one directory. Its search bits follow the read bits of `permissions`."""
-        self.mkdir(path, 0o700)
+        try:
+            self.mkdir(path, 0o700)
+        except OSError as error:
+            _check_name(path, error)
+            raise
         self.chmod(path, permissions | (permissions & 0o444) >> 2)
 
     def make_directories(self, path: str, permissions: int = 0o600) -> None:
