@@ -1,4 +1,4 @@
-"""What others put into the directories of a topic and its groups: it stops nothing, and none of it counts as a group."""
+"""What others put into the directories of a topic and its groups stops nothing, and none of it counts as a group."""
 
 import errno
 import os

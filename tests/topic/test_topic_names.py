@@ -1,4 +1,4 @@
-"""Names: what the check of names accepts can be made, grown, copied and deleted, and a system that takes less says so."""
+"""Names: what the check accepts can be made, grown, copied and deleted; a system that takes less says so."""
 
 import errno
 import os
