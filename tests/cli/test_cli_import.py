@@ -257,6 +257,7 @@ def test_keys_are_resumed_after_each_cut(
         code = cli("append", path, log, "--resume", "--key-regex", r"^k\d+").code
         if rounds == 4 and partitions > 1:
             Topic.add_partitions(path, partitions + 2)
+    left[0] = 1_000
     found = values(path)
     assert rounds > 5 and sorted(found) == sorted(wanted)
     for key in (b"none", b"k1 ", b"k2 "):  # each is in one partition, in order

@@ -116,11 +116,11 @@ def _code_of(error: BaseException) -> int:
             return _NO_READER
         case CorruptLogError():
             return _failed(error, _DAMAGED)
+        case LogError() | ValueError():
+            return _failed(error, _FAILED)
         case OSError():
             error = named(error)
             return _failed(f"{error.filename}: {error.strerror}" if error.filename else error, _FAILED)
-        case LogError() | ValueError():
-            return _failed(error, _FAILED)
     return _failed("there is not enough memory", _FAILED)
 
 
