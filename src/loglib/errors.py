@@ -242,21 +242,24 @@ _GONE = "; the appended records may be lost with it"
 
 
 class TooManyFilesError(LogError, OSError):
-    """The topic needs more open files for writing than this process may have. Raise `ulimit -n`.
+    """The process may have no more open files. Raise `ulimit -n`.
 
-    Nothing stays open or locked. Attributes: `path`; `needed`, the number of descriptors that the topic needs;
-    `limit`, the number that the process may have in total.
+    If a topic could not be opened for writing, nothing stays open or locked. Attributes: `path`; `needed`, the number
+    of descriptors that the topic needs for writing, or None if it is not opened for writing; `limit`, the number that
+    the process may have in total.
     """
 
-    def __init__(self, path: str | os.PathLike[str], error: OSError, needed: int, limit: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], error: OSError, needed: int | None, limit: int) -> None:
         self.path = os.fspath(path)
         self.needed = needed
         self.limit = limit
-        super().__init__(
-            error.errno or _errno.EMFILE,
-            f"{self.path}: {error.strerror}; writing to it needs {needed} descriptors besides those in use, and "
-            f"`ulimit -n` is {limit}: raise it, or open with shared=True, which opens only what is written to",
-        )
+        why, way = "all of them are in use", ""
+        if needed is not None:
+            why = f"writing to it needs {needed} descriptors besides those in use"
+            way = ", or open with shared=True, which opens only what is written to"
+        number = error.errno or _errno.EMFILE
+        text = f"{self.path}: {os.strerror(number)}; {why}, and `ulimit -n` is {limit}: raise it{way}"
+        super().__init__(number, text)
 
 
 class StaleGenerationError(LogError):

@@ -53,9 +53,10 @@ FILE_CALLS = {
     "dup2", "memfd_create", "lockf",
 }  # fmt: skip
 MAY_CALL = {"system/files": FILE_CALLS, "system/notify": {"close", "read", "write"}, "spark/session": {"access"},
-    # These two are the ends of a process: what it reads and writes are its own standard streams, and files that its
+    # These are the ends of a process: what it reads and writes are its own standard streams, and files that its
     # user names.
-    "cli/program": {"open", "dup2"}, "cli/write": {"open", "read", "close"},
+    "cli/lines": {"open", "close", "read", "pread", "fstat"}, "cli/signals": {"close"},
+    "cli/streams": {"open", "close", "dup2", "fstat", "fdopen"},
 }  # fmt: skip
 # Modules by which files could be reached all the same, and who may have them: for constants only, but for `files`.
 FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinput", "subprocess"}

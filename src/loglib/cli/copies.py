@@ -84,8 +84,8 @@ def show(report: Mirrored, *, as_json: bool, to_stderr: bool = False) -> None:
     if as_json and not to_stderr:
         print_json(report._asdict())
         return
-    click.echo(f"{report.path}: {sized(sum(report.ends))} in {len(report.ends)} partitions, "
-               f"{sized(report.copied_bytes)} copied", err=to_stderr)  # fmt: skip
+    sizes = f"{sized(sum(report.ends))} in {len(report.ends)} partitions, {sized(report.copied_bytes)} copied"
+    (note if to_stderr else click.echo)(f"{report.path}: {sizes}")
     for each in report.set_aside:
         note(f"the topic does not have what is now in {each}")
 

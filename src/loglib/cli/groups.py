@@ -110,7 +110,6 @@ def _lags(found: _Found) -> Iterator[dict[str, Any]]:
 def _print_lags(rows: list[dict[str, Any]], *, count: bool) -> None:
     if not rows:
         note("no groups")
-        return
     names = ["topic", "group", ">partition", ">committed", ">end", ">behind", ">behind", *[">records"] * count, "owner"]
     table = [
         (each["topic"], each["group"], each["partition"], "-" if each["committed"] is None else each["committed"],

@@ -20,6 +20,7 @@ import click
 from ..config.times import to_datetime
 from ..format.display import sized
 from ..format.record import Record
+from .streams import say
 
 __all__ = [
     "age",
@@ -90,7 +91,7 @@ def age(duration_us: float | None) -> str:
 
 def note(text: str) -> None:
     """Tell a person something that is not data."""
-    click.echo(text, err=True)
+    say(text)
 
 
 def json_line(facts: Mapping[str, Any]) -> str:

@@ -7,19 +7,24 @@ of the system reaches a person as a traceback.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 import click
 
 from ..errors import CorruptLogError, LogError
+from .signals import Ended
+from .streams import named, say
 
 __all__ = ["run"]
 
-_DAMAGED, _FAILED = 1, 3
+_DAMAGED, _WRONG, _FAILED = 1, 2, 3
+_NO_READER = 128 + signal.SIGPIPE
+_CLICK = (click.ClickException, click.exceptions.Exit, click.Abort)
 _COMPLETE = "_LOGLIB_COMPLETE"
-_INTERRUPTED, _NO_READER = 130, 141  # 128 and the number of the signal, as a shell says it
 
 _VERBS = {
     "alter": "topics",
@@ -73,7 +78,8 @@ def _loglib() -> None:
 
     Data goes to standard output, everything else to standard error. With --json each line is a JSON object.
 
-    Exit codes: 0 all is well, 1 damage or a gap was found, 2 the command was wrong, 3 it failed.
+    Exit codes: 0 all is well, 1 damage or a gap was found, 2 the command was wrong, 3 it failed. A signal gives 128 and
+    its number: 130 for Ctrl-C.
     """
 
 
@@ -87,25 +93,39 @@ def run(arguments: Sequence[str]) -> int:
             code = _loglib.invoke(context)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return _INTERRUPTED
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except BrokenPipeError:
-        # The interpreter would try to write the rest at its end, and report the error once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _NO_READER
-    except CorruptLogError as error:
-        return _failed(error, _DAMAGED)
-    except OSError as error:
-        return _failed(f"{error.filename}: {error.strerror}" if error.filename else error, _FAILED)
-    except (LogError, ValueError) as error:
-        return _failed(error, _FAILED)
+    except (*_CLICK, KeyboardInterrupt, SystemExit, OSError, LogError, ValueError, MemoryError) as error:
+        return _code_of(error)
+
+
+def _code_of(error: BaseException) -> int:
+    """The exit code of a command that an error has ended. The error is told in one line."""
+    match error:
+        case click.exceptions.Exit():
+            return error.exit_code
+        case Ended():
+            return 128 + error.number  # as a shell says it
+        case click.Abort() | KeyboardInterrupt():
+            return 128 + signal.SIGINT
+        case SystemExit():  # of the completion
+            return _WRONG if error.code else 0
+        case click.ClickException():
+            with suppress(OSError):  # nobody can be told
+                error.show()
+            return _WRONG if isinstance(error, click.UsageError) else _FAILED
+        case BrokenPipeError():
+            return _NO_READER
+        case CorruptLogError():
+            return _failed(error, _DAMAGED)
+        case LogError() | ValueError():
+            return _failed(error, _FAILED)
+        case OSError():
+            error = named(error)
+            return _failed(f"{error.filename}: {error.strerror}" if error.filename else error, _FAILED)
+    return _failed("there is not enough memory", _FAILED)
 
 
 def _failed(error: object, code: int) -> int:
-    click.echo(f"loglib: {error}", err=True)
+    with suppress(OSError):  # what was printed before comes first
+        sys.stdout.flush()
+    say(f"loglib: {error}")
     return code

@@ -1,25 +1,47 @@
 """Start: the command line's entry point.
 
 Invariant: nothing of Click is imported before it is known to be installed, so that a missing extra is named in words.
+The three standard streams are open, so no file of the library gets their descriptors. Exit code 1 means damage or a
+gap, and nothing else: not even a fault of the program itself.
 
-Exit codes: 0 all is well, 1 damage or a gap was found, 2 the command was wrong, 3 it failed, 130 it was interrupted
-(Ctrl-C), 141 nobody reads its output any more.
+Exit codes: 0 all is well, 1 damage or a gap was found, 2 the command was wrong, 3 it failed, 129, 130 and 143 a signal
+ended it (SIGHUP, Ctrl-C, SIGTERM), 141 nobody reads its output any more.
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
+
+from .signals import Ended, listen
+from .streams import end_output, prepare, say
 
 __all__ = ["main"]
+
+_FAILED = 3
 
 
 def main() -> None:
     """Run the command that `sys.argv` has, and exit."""
+    code = _FAILED
+    try:
+        listen()
+        prepare()
+        code = _run()
+    except Ended as ended:  # while the modules were imported, or at the last moment
+        code = 128 + ended.number
+    except Exception:  # noqa: BLE001  A fault of this program: the interpreter would end with 1, which means damage.
+        say(traceback.format_exc().rstrip())
+    end_output()
+    sys.exit(code)
+
+
+def _run() -> int:
     try:
         from .program import run
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        sys.stderr.write(f"loglib: the command line needs {error.name}: pip install 'loglib-segments[cli]'\n")
-        sys.exit(3)
-    sys.exit(run(sys.argv[1:]))
+        say(f"loglib: the command line needs {error.name}: pip install 'loglib-segments[cli]'")
+        return _FAILED
+    return run(sys.argv[1:])

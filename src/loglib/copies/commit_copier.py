@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from typing import Protocol
 
-from ..groups.directory import ALL, GROUPS, MIRRORED
+from ..groups.directory import ALL, GROUPS, MIRRORED, stored_groups
 from ..groups.lock_file import readable_by_all
-from ..groups.offsets import offsets_identity
+from ..groups.offsets import log_names, offsets_identity
+from ..log.topic_file import new_aside
 from ..system.files import Files
 from .follower_log import FollowerLog
 from .log_copier import LogCopier, Source
@@ -52,12 +53,6 @@ class CopiedCommits:
         """Where the commits of each group end now. To be called before the data's ends are noted."""
         return self._source.groups()
 
-    def _names(self, directory: str) -> list[str]:
-        try:
-            return sorted(name for name in self._files.listdir(directory) if not name.startswith("."))
-        except FileNotFoundError:
-            return []
-
     def copy(self, noted: Mapping[str, GroupSnapshot]) -> None:
         """Copy the commits up to what was noted. To be called after the data was published."""
         for group, found in noted.items():
@@ -66,7 +61,7 @@ class CopiedCommits:
             with suppress(*FOLDED):  # folded since then: the next pass finds another list
                 self._copy(group, found)
                 self._copied[group] = found
-        for group in self._names(self._to):
+        for group in stored_groups(self._files, self._to):
             if group not in noted and self._is_mirrored(group) and not self._source.has_group(group):
                 self._remove(group)
 
@@ -75,7 +70,7 @@ class CopiedCommits:
 
     def adopt(self) -> None:
         """From now on all groups of the copy are those of the source: the copy was a topic of its own before."""
-        for group in self._names(self._to):
+        for group in stored_groups(self._files, self._to):
             path = os.path.join(self._to, group)
             if self._files.is_directory(path) and not self._is_mirrored(group):
                 self._mark_mirrored(path)
@@ -105,7 +100,7 @@ class CopiedCommits:
             else:
                 logger.warning("%s: the copy has a group of its own of this name: its commits are not copied", to)
             return
-        aside = os.path.join(self._to, f".{group[:200]}.tmp")
+        aside = os.path.join(self._to, f".{group[:40]}.tmp")
         if files.exists(aside):  # left by a crash
             files.remove_tree(aside)
         files.make_directory(aside, self._permissions)
@@ -128,7 +123,7 @@ class CopiedCommits:
                     pair.advance(mark, lambda _: None, restart=True)
                     pair.publish(mark)
                     pair.retire(mark)
-        for name in self._names(offsets):
+        for name in log_names(files, offsets):
             if name not in noted.marks:
                 files.remove_tree(os.path.join(offsets, name))
         files.sync_directory(offsets)
@@ -142,8 +137,9 @@ class CopiedCommits:
         """The group was deleted at the source."""
         files = self._files
         self._copied.pop(group, None)
-        aside = os.path.join(self._to, f".{group[:200]}.{files.random_bytes(8).hex()}.tmp")
-        files.rename(os.path.join(self._to, group), aside)
+        path = os.path.join(self._to, group)
+        aside = new_aside(files, path)
+        files.rename(path, aside)
         files.sync_directory(self._to)
         files.remove_tree(aside)
 
@@ -153,11 +149,10 @@ def settle_commits(files: Files, to: str, log_id: bytes, permissions: int) -> No
     groups = os.path.join(to, GROUPS)
     if not files.exists(groups):
         return
-    for group in files.listdir(groups):
+    for group in stored_groups(files, groups):
         offsets = os.path.join(groups, group, "offsets")
-        if not group.startswith(".") and files.is_directory(os.path.join(groups, group)):
-            for name in files.listdir(offsets):
-                if not name.startswith("."):
-                    identity = offsets_identity(log_id, group, name)
-                    place = os.path.join(offsets, name)
-                    FollowerLog(files, place, identity, readable_by_all(permissions)).close()
+        if files.is_directory(os.path.join(groups, group)):
+            for name in log_names(files, offsets):
+                identity = offsets_identity(log_id, group, name)
+                place = os.path.join(offsets, name)
+                FollowerLog(files, place, identity, readable_by_all(permissions)).close()

@@ -248,9 +248,9 @@ class Mirror(NotCopyable):
     def _make(self) -> None:
         """Make the copy's directory, without partitions. Synced, with its name."""
         files, permissions = self._files, self._config.permissions
-        parent, name = os.path.split(self.path)
+        parent = os.path.dirname(self.path)
         files.make_directories(parent, permissions)
-        aside = os.path.join(parent, f".{name[:200]}.{files.random_bytes(8).hex()}.tmp")
+        aside = topic_file.new_aside(files, self.path)
 
         def build() -> None:
             files.make_directory(aside, permissions)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ..append.writer import Writer
 from ..config.policies import TopicConfig
 from ..errors import LogError, TooFewCopiesError
-from ..groups.directory import ALL, GROUPS, MIRRORED
+from ..groups.directory import ALL, GROUPS, MIRRORED, stored_groups
 from ..log import copy_role, topic_file
 from ..system import lock
 from ..system.directory import Directory
@@ -161,7 +161,7 @@ class ReplicaSet(NotCopyable):
         """The groups of the own directory are joined from now on, and those of the others are copies."""
         files, path = self._files, self._own.path
         with suppress(FileNotFoundError):
-            groups = [os.path.join(path, GROUPS, name) for name in files.listdir(os.path.join(path, GROUPS))]
+            groups = [os.path.join(path, GROUPS, name) for name in stored_groups(files, os.path.join(path, GROUPS))]
             mirrored = [each for each in groups if files.exists(os.path.join(each, MIRRORED))]
             if mirrored:
                 settle_commits(files, path, self._members.log_id, self._config.permissions)

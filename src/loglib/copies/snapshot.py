@@ -28,9 +28,9 @@ from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LogMovedError, OffsetOutOfRangeError
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, encode_new
-from ..groups.directory import GROUPS, MIRRORED
+from ..groups.directory import GROUPS, MIRRORED, stored_groups
 from ..groups.lock_file import readable_by_all
-from ..groups.offsets import offsets_identity
+from ..groups.offsets import log_names, offsets_identity
 from ..log import copy_role, gaps, start_header, store_pointer, topic_file
 from ..log.log import Log, marks_at_once
 from ..log.recovery import list_segments
@@ -84,9 +84,9 @@ def take_snapshot(files: Files, topic: str, to: str, *, links: bool, now: int) -
     if files.exists(to):
         raise FileExistsError(errno.EEXIST, "a snapshot is made in a new directory", to)
     log_id, config = described
-    parent, name = os.path.split(to)
+    parent = os.path.dirname(to)
     files.make_directories(parent, config.permissions)
-    aside = os.path.join(parent, f".{name[:200]}.{files.random_bytes(8).hex()}.tmp")
+    aside = topic_file.new_aside(files, to)
     copy = _Snapshot(files, topic, aside, log_id, config, links=links)
     made: list[Snapshot] = []
     try:
@@ -242,9 +242,8 @@ class _Snapshot:
     def _copy_groups(self) -> tuple[str, ...]:
         """Copy the commits of all groups. Each log ends where it was flushed before the marks of the data are read."""
         files, source = self._files, os.path.join(self._source, GROUPS)
-        try:
-            names = sorted(name for name in files.listdir(source) if not name.startswith("."))
-        except FileNotFoundError:
+        names = stored_groups(files, source)
+        if not files.exists(source):
             return ()
         to = os.path.join(self._to, GROUPS)
         files.make_directory(to, self._config.permissions)
@@ -283,7 +282,7 @@ class _Snapshot:
 
     def _copy_offsets(self, group: str, source: str, to: str) -> None:
         files = self._files
-        names = sorted(name for name in files.listdir(source) if not name.startswith("."))
+        names = log_names(files, source)
         for name in names:
             identity = offsets_identity(self._log_id, group, name)
             log = Log(files, os.path.join(source, name), identity)

@@ -22,8 +22,8 @@ from typing import NamedTuple
 from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LogMovedError, OffsetOutOfRangeError
 from ..format.watermark import Mark
-from ..groups.directory import GROUPS
-from ..groups.offsets import offsets_identity
+from ..groups.directory import GROUPS, stored_groups
+from ..groups.offsets import log_names, offsets_identity
 from ..log import store_pointer, topic_file
 from ..log.log import Log, marks_at_once
 from ..segment import Identity
@@ -104,17 +104,12 @@ class LocalTopicSource(NotCopyable):
 
     def groups(self) -> dict[str, GroupSnapshot]:
         """Where the commits of each group end now."""
-        return {name: noted for name in self._names(self._groups) if (noted := self._note(name)) is not None}
+        names = stored_groups(self._files, self._groups)
+        return {name: noted for name in names if (noted := self._note(name)) is not None}
 
     def has_group(self, name: str) -> bool:
         """Whether there is a group of this name. Without the directory of all groups nobody knows."""
         return not self._files.exists(self._groups) or self._files.exists(os.path.join(self._groups, name))
-
-    def _names(self, directory: str) -> list[str]:
-        try:
-            return sorted(name for name in self._files.listdir(directory) if not name.startswith("."))
-        except FileNotFoundError:
-            return []
 
     def _note(self, group: str) -> GroupSnapshot | None:
         files, path = self._files, os.path.join(self._groups, group)
@@ -123,8 +118,9 @@ class LocalTopicSource(NotCopyable):
                 if not files.is_directory(path):
                     return GroupSnapshot({}, files.read_whole(path, _MOST_BYTES))
                 offsets = os.path.join(path, "offsets")
-                marks = {name: self._mark(group, name, os.path.join(offsets, name)) for name in self._names(offsets)}
-                if list(marks) == self._names(offsets):
+                names = log_names(files, offsets)
+                marks = {name: self._mark(group, name, os.path.join(offsets, name)) for name in names}
+                if names == log_names(files, offsets):
                     return GroupSnapshot(marks, None)
             except FOLDED:
                 if not files.exists(path):

@@ -32,19 +32,24 @@ from ..log import catalog, copy_role
 from ..log.log import Log
 from ..log.lookup import resolve
 from ..log.topic_file import NAME as DESCRIPTION
-from ..log.topic_file import partition_directory, put_in_place, read
+from ..log.topic_file import new_aside, partition_directory, put_in_place, read
 from ..system.files import Files
 from .assignment import TopicPartition
 from .lock_file import readable_by_all
 from .offsets import Entries, LogPartition, Offsets, make_offsets
 
-__all__ = ["ALL", "GROUPS", "MIRRORED", "GenerationFence", "GroupDirectory", "check_logs_differ", "group_names"]
+__all__ = [
+    "ALL", "GROUPS", "MIRRORED", "GenerationFence", "GroupDirectory", "check_logs_differ", "group_names",
+    "stored_groups",
+]  # fmt: skip
 
 logger = logging.getLogger("loglib")
 
 _MOST_BYTES = 4096  # of a file that names a group's topic
 GROUPS = "groups"  # the subdirectory in a topic's directory
 MIRRORED = "mirrored"  # an empty file in the directory of a group that was copied
+_PARTS = ("members", "owners", "offsets")  # the directories in a group's directory
+_DIRECTORY, _POINTER = "directory", "pointer"
 ALL = ".mirrored"  # an empty file beside the groups, if all of them are copies: in a replica that is not the first
 
 
@@ -56,12 +61,38 @@ def group_names(files: Files, topic_path: str) -> list[str]:
     except FileNotFoundError:  # no group was ever made
         _check_here(files, topic_path)
         return []
-    found = []
-    for name in names:
-        with suppress(FileNotFoundError):  # the group has just been deleted
-            if not name.startswith(".") and files.is_directory(os.path.join(parent, name)):
-                found.append(name)
-    return sorted(found)
+    return sorted(name for name in names if _kind(files, parent, name) == _DIRECTORY)
+
+
+def stored_groups(files: Files, parent: str) -> list[str]:
+    """The names in a topic's directory of groups that stand for a group, sorted: its directory, or a pointer to it.
+
+    What others have put there is passed over. The list is empty without the directory.
+    """
+    try:
+        return sorted(name for name in files.listdir(parent) if _kind(files, parent, name) is not None)
+    except FileNotFoundError:
+        return []
+
+
+def _kind(files: Files, parent: str, name: str) -> str | None:
+    """What a name in a directory of groups stands for; None if no group has put it there."""
+    path = os.path.join(parent, name)
+    if not NAME.fullmatch(name) or name.startswith("."):
+        return None
+    with suppress(FileNotFoundError, PermissionError, CorruptLogError):  # just deleted, or a file of another kind
+        if not files.is_directory(path):
+            return _POINTER if _read_pointer(files, path) != _NO_POINTER else None
+        return _DIRECTORY if _holds_a_group(files, path) else None
+    return None
+
+
+def _holds_a_group(files: Files, path: str) -> bool:
+    """Whether the directory is that of a group, perhaps a damaged one. What may not be entered counts as a group."""
+    try:
+        return any(files.exists(os.path.join(path, each)) for each in _PARTS)
+    except PermissionError:
+        return True
 
 
 def check_logs_differ(logs: Mapping[str, bytes]) -> None:
@@ -161,11 +192,11 @@ class GroupDirectory(NamedTuple):
         check_names(self.name)
         if not self.files.exists(self.path):
             return False
-        if not self.files.is_directory(self.path):
-            pointer = _read_pointer(self.files, self.path)
-            keeper = self._keeper(pointer)
-            raise GroupElsewhereError(self.path, self.name, os.path.basename(keeper) if keeper else pointer.topic)
-        return True
+        if self.files.is_directory(self.path):
+            return _holds_a_group(self.files, self.path)
+        pointer = _read_pointer(self.files, self.path)
+        keeper = self._keeper(pointer)
+        raise GroupElsewhereError(self.path, self.name, os.path.basename(keeper) if keeper else pointer.topic)
 
     def require(self) -> None:
         """`GroupNotFoundError` if the group does not exist."""
@@ -202,8 +233,8 @@ class GroupDirectory(NamedTuple):
         if not self.exists():
             self._make_parent(parent)
             aside = self._aside(parent)
-            if not put_in_place(files, aside, self.path, lambda: self._build(aside)):
-                self.exists()  # the directory entry that came first may not be a group
+            if not put_in_place(files, aside, self.path, lambda: self._build(aside)) and not self.exists():
+                raise LogError(f"{self.path} is a directory of something else; move it away, or choose another name")
         files.sync_directory(self.topic_path)
         files.sync_directory(parent)
         for path in self.other_paths:
@@ -216,12 +247,12 @@ class GroupDirectory(NamedTuple):
                 self.files.make_directory(parent, self.permissions)
 
     def _aside(self, parent: str) -> str:
-        return os.path.join(parent, f".{self.name[:200]}.{os.urandom(8).hex()}.tmp")
+        return new_aside(self.files, os.path.join(parent, self.name))
 
     def _build(self, aside: str) -> None:
         files = self.files
         files.make_directory(aside, self.permissions)
-        for name in ("members", "owners", "offsets"):
+        for name in _PARTS:
             files.make_directory(os.path.join(aside, name), self.permissions)
         make_offsets(
             files, os.path.join(aside, "offsets"), self.log_id, self.name,
@@ -326,11 +357,14 @@ class _Pointer(NamedTuple):
     of: str  # the name of the topic with this file
 
 
+_NO_POINTER = _Pointer("another", "", "")  # what a file says that names no topic
+
+
 def _read_pointer(files: Files, path: str) -> _Pointer:
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         facts = json.loads(files.read_whole(path, _MOST_BYTES))
         return _Pointer(str(facts["topic"]), str(facts["log_id"]), str(facts["of"]))
-    return _Pointer("another", "", "")
+    return _NO_POINTER
 
 
 def _log_id_at(files: Files, path: str) -> str | None:

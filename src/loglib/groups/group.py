@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import threading
 import warnings
 from abc import abstractmethod
@@ -624,7 +625,8 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             self._release_partitions(partitions)
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 doing = f"claiming {len(partitions)} partitions, each with an open file; raise the limit (ulimit -n)"
-                raise StorageIOError(self._place.path, error, doing) from error
+                plain = OSError(error.errno, os.strerror(error.errno))
+                raise StorageIOError(self._place.path, plain, doing) from error
             raise
 
     def _tell_assigned(self) -> None:

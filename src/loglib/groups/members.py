@@ -26,7 +26,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..config.arguments import check_names
-from ..errors import GroupMismatchError, LockedError
+from ..config.policies import NAME
+from ..errors import CorruptLogError, GroupMismatchError, LockedError
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .lock_file import LockFile, read_if_held
@@ -114,7 +115,7 @@ def live_members(
     With `remove` the files of dead members are removed.
     """
     found: dict[str, Member] = {}
-    for name in sorted(files.listdir(directory)):
+    for name in sorted(filter(NAME.fullmatch, files.listdir(directory))):
         if name == known:
             found[name] = Member()
             continue
@@ -124,6 +125,8 @@ def live_members(
         except PermissionError:
             _warn_once(path)
             text = ""
+        except CorruptLogError:  # a directory, or another thing that no member has made
+            continue
         if text is not None:
             found[name] = _parse(text)
     return found

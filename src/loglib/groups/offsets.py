@@ -26,6 +26,7 @@ import errno
 import json
 import logging
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -59,13 +60,16 @@ from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
 from .lock_file import readable_by_all
 
-__all__ = ["Commit", "Entries", "Entry", "LogPartition", "Offsets", "make_offsets", "merged", "offsets_identity"]
+__all__ = [
+    "Commit", "Entries", "Entry", "LogPartition", "Offsets", "log_names", "make_offsets", "merged", "offsets_identity",
+]  # fmt: skip
 
 logger = logging.getLogger("loglib")
 
 _COMPACT_BYTES = 1 << 20  # about 10,000 commits: a new owner reads them in about 50 ms
 _MOST_COMMIT_BYTES = 8 << 20  # 10,000 partitions with half a kilobyte of `meta` each
 _OPEN_TRIES = 100  # another member may take or remove a log before this member opens it
+_LOG_NAME = re.compile("[0-9a-f]{16}")
 _FOLDED = ".folded"  # the rest of a log whose removal was interrupted
 
 
@@ -117,6 +121,11 @@ _Key = TypeVar("_Key", bound=Hashable)
 def offsets_identity(log_id: bytes, group: str, name: str) -> Identity:
     """The identity of one of a group's logs. Its number is a hash of the names, and no partition has it."""
     return Identity.of(log_id, 0x8000_0000 | crc32c(f"{group}/{name}".encode()) & 0x7FFF_FFFF)
+
+
+def log_names(files: Files, directory: str) -> list[str]:
+    """The names of a group's logs in the directory, sorted. What others have put there is passed over."""
+    return sorted(filter(_LOG_NAME.fullmatch, files.listdir(directory)))
 
 
 def make_offsets(files: Files, directory: str, log_id: bytes, group: str, *, now: int, permissions: int) -> str:
@@ -237,10 +246,9 @@ class Offsets(NotCopyable):
     def _names(self) -> list[str]:
         """The names of the logs. A group has at least one from its creation on."""
         try:
-            names = self._files.listdir(self._directory)
+            names = log_names(self._files, self._directory)
         except FileNotFoundError as error:
             raise CorruptLogError(self._directory, 0, "no directory", "the directory of a group's offsets") from error
-        names = sorted(name for name in names if not name.startswith("."))
         if not names:
             raise CorruptLogError(self._directory, 0, "no log of committed offsets", "at least one")
         return names

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from ..config.arguments import check_count, topic_path
-from ..config.policies import TopicConfig
+from ..config.policies import NAME, TopicConfig
 from ..errors import LogError
 from ..system import lock
 from ..system.clock import SYSTEM
@@ -53,7 +53,8 @@ def names(files: Files, directory: str) -> list[str]:
 def _names(files: Files, directory: str) -> list[str]:
     return sorted(
         name for name in files.listdir(directory)
-        if not name.startswith(".") and files.exists(os.path.join(directory, name, topic_file.NAME))
+        if NAME.fullmatch(name) and not name.startswith(".")  # a volume has a lost+found that nobody may enter
+        and files.exists(os.path.join(directory, name, topic_file.NAME))
     )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def delete(path: str | os.PathLike[str], *, check_unused: CheckUnused, files: Fi
     absolute = _existing_topic(files, path)
     check_unused(files, absolute)
     parent, name = os.path.split(absolute)
-    aside = os.path.join(parent, f".{name}.{files.random_bytes(8).hex()}.tmp")
+    aside = topic_file.new_aside(files, absolute)
     with _locked(files, absolute):
         files.rename(absolute, aside)
         files.sync_directory(parent)

@@ -109,15 +109,17 @@ class Cursor(NotCopyable):
         return max(self.position, self._skip_before)
 
     def close(self) -> None:
-        self._leave()
+        self.leave()
         if self._donors is not None:
             self._donors.close()
 
-    def _leave(self) -> None:
-        """Close the segment."""
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
+    def leave(self) -> bool:
+        """Close the segment until the next block is read; False if none is open."""
+        if self._segment is None:
+            return False
+        self._segment.close()
+        self._segment = None
+        return True
 
     def read(self, limit: int) -> list[Batch]:
         """The next batches below `limit` (usually the flushed end): those in one block of the file.
@@ -205,7 +207,7 @@ class Cursor(NotCopyable):
                 segment = self._segment = self._open()
             end = self.log.index.after(segment.base_offset)
             if end is not None and self.position >= end:
-                self._leave()
+                self.leave()
                 continue
             stop = limit if end is None else min(limit, end)
             if pieces := read(segment, stop, limit):

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Protocol
@@ -49,7 +50,7 @@ from ..segment import (
     segment_name,
 )
 from ..system.clock import monotonic
-from ..system.files import Files
+from ..system.files import Files, spare_files
 from ..system.malloc import keep_blocks
 from ..system.not_copyable import NotCopyable
 from .gaps import Gap, read_gaps
@@ -169,6 +170,20 @@ def unfinishable(directory: str, mark: Mark) -> CorruptLogError:
     return CorruptLogError(directory, 0, found, expected)
 
 
+# Logs that have opened their watermark. If there are no more descriptors, those of all are closed until their next use.
+_with_files: set[weakref.ref[Log]] = set()
+
+
+def _release_all() -> None:
+    for reference in list(_with_files):  # a copy made in C: other threads may add logs
+        if (log := reference()) is not None:
+            log.release_files()
+        _with_files.discard(reference)
+
+
+spare_files.append(_release_all)
+
+
 class Log(NotCopyable):
     """The readable range of one partition directory."""
 
@@ -269,6 +284,7 @@ class Log(NotCopyable):
                 raise LogClosedError(f"{self.directory} is closed; open the topic again")
             try:
                 self._watermark = watermark = WatermarkReader(self.files, self.watermark_path, self.identity.salt)
+                _with_files.add(weakref.ref(self, _with_files.discard))
             except FileNotFoundError:
                 return self._proven_mark()
         return watermark.read() or self._proven_mark()

@@ -34,11 +34,12 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Literal
 
 from ..config.arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers, spin_seconds
-from ..errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError
+from ..errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError, TooManyFilesError
 from ..format.batch import Batch
 from ..format.display import Shown, sized
 from ..format.record import Damage, Record
 from ..system.clock import monotonic
+from ..system.files import with_a_free_descriptor
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Waiter
 from .bundle_reader import Bundle
@@ -514,6 +515,15 @@ class Reader(Shown, NotCopyable):
                 return True
         return False
 
+    def _read_block(self, partition: int, cursor: Cursor) -> list[Piece]:
+        """The next block of a partition. If there are no more descriptors, the other cursors close their segments."""
+        while True:
+            try:
+                return cursor.read_pieces(self._logs[partition].mark().flushed_end)
+            except TooManyFilesError:
+                if sum(map(Cursor.leave, self._cursors.values())) == 0:
+                    raise
+
     def _read_ahead(self) -> bool:
         """Read one block of the next partition that has more; False if no partition has."""
         for _ in self._cursors:
@@ -524,7 +534,7 @@ class Reader(Shown, NotCopyable):
                 continue
             place = cursor.place
             try:
-                pieces = cursor.read_pieces(self._logs[partition].mark().flushed_end)
+                pieces = self._read_block(partition, cursor)
                 if self._skip:
                     pieces = list(filter(self._is_sound, pieces))
                 if pieces and pieces[-1].next_offset > end:  # the end lies inside a batch or a block
@@ -569,12 +579,19 @@ class Reader(Shown, NotCopyable):
         watching = os.getpid(), len(self._logs), sum([log.restored for log in self._logs.values()])
         self._has_waited = True
         if self._waiter is None or self._watching != watching:
-            description = None if self._logs_now is None else description_of(self._logs.values())
-            self._waiter, self._watching = watch(self._logs.values(), description), watching
+            self._waiter, self._watching = self._watch(), watching
             return  # the caller looks once more: records from before the watch are not reported
         if self._waiter.wait(LOOK_S if timeout is None else min(timeout, LOOK_S)):
             self._check_moved()
             self._watching = (0, 0, 0)  # what was replaced must be watched anew
+
+    def _watch(self) -> Waiter:
+        """A waiter for all partitions. Its descriptors are more important than segments, which are opened again."""
+        for each in self._cursors.values():
+            each.leave()
+        first = next(iter(self._logs.values())).directory
+        description = None if self._logs_now is None else description_of(self._logs.values())
+        return with_a_free_descriptor(first, lambda: watch(self._logs.values(), description))
 
     def _release(self) -> None:
         for cursor in self._cursors.values():

@@ -31,13 +31,14 @@ from ..system.directory import Directory
 from ..system.files import Files
 
 __all__ = [
-    "FORMAT", "MOST_BYTES", "NAME", "add_partitions", "create", "make_missing", "make_partition", "parse",
+    "FORMAT", "MOST_BYTES", "NAME", "add_partitions", "create", "make_missing", "make_partition", "new_aside", "parse",
     "partition_directory", "put_in_place", "read", "write",
 ]  # fmt: skip
 
 FORMAT = 3
 NAME = "topic.json"
 MOST_BYTES = 1 << 20
+_ASIDE_LETTERS = 40  # of the name: enough for a person to know whose directory it was
 
 
 def partition_directory(path: str, number: int) -> str:
@@ -135,12 +136,21 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
         raise LogError(f"{path} holds files but no {NAME}; a topic is made in a new or an empty directory")
     codec_id(config.compression)
     _check_stored(config)
-    parent, name = os.path.split(path)
+    parent = os.path.dirname(path)
     files.make_directories(parent, config.permissions)
     log_id = uuid.uuid4().bytes
-    aside = os.path.join(parent, f".{name}.{log_id.hex()}.tmp")
+    aside = new_aside(files, path)
     if put_in_place(files, aside, path, lambda: _build(files, aside, log_id, config, now=now)):
         files.sync_directory(parent)
+
+
+def new_aside(files: Files, path: str) -> str:
+    """A new name beside the path, for a directory that is built or removed there. It is no name of a topic or a group.
+
+    It is short, because some file systems take fewer letters than a name may have.
+    """
+    parent, name = os.path.split(path)
+    return os.path.join(parent, f".{name[:_ASIDE_LETTERS].lstrip('.')}.{files.random_bytes(8).hex()}.tmp")
 
 
 def put_in_place(files: Files, aside: str, path: str, build: Callable[[], object]) -> bool:
@@ -151,10 +161,10 @@ def put_in_place(files: Files, aside: str, path: str, build: Callable[[], object
     try:
         build()
         files.rename(aside, path)
-    except OSError as error:
+    except (OSError, LogError) as error:
         if files.exists(aside):  # if it does not exist, the error of removing it would hide this one
             files.remove_tree(aside)
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        if isinstance(error, LogError) or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         return False
     return True

@@ -16,17 +16,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import select
 import stat
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from ..errors import CorruptLogError
+from ..errors import CorruptLogError, LogError, TooManyFilesError
 
-__all__ = ["REAL", "SYSTEM_CALLS", "Buffer", "Files"]
+__all__ = ["REAL", "SYSTEM_CALLS", "Buffer", "Files", "spare_files", "with_a_free_descriptor"]
 
+T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
 # O_NOFOLLOW: a symlink planted in a log directory must not redirect a write. O_NONBLOCK: opening a
@@ -84,6 +86,36 @@ else:
 # Here files are numbers. The functions of the system also take objects; other implementations need not.
 _fsync: Callable[[int], None] = os.fsync
 _flock: Callable[[int, int], None] = fcntl.flock
+
+
+def with_a_free_descriptor(path: str, call: Callable[[], T]) -> T:
+    """Make a call that needs a descriptor. If there is none, files that are open and not in use are closed first."""
+    try:
+        return call()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        for release in spare_files:
+            release()
+    try:
+        return call()
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise TooManyFilesError(path, error, None, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) from error
+        raise
+
+
+spare_files: list[Callable[[], object]] = []  # each closes files that would be opened again at their next use
+
+
+def _check_name(path: str, error: OSError) -> None:
+    """`LogError` if the file system does not take so long a name: some take fewer letters than a topic may have."""
+    if error.errno == errno.ENAMETOOLONG:
+        longest = max(map(len, path.split(os.sep)))
+        raise LogError(
+            f"{path}: this file system takes no name of {longest} letters, or no path of {len(path)}: choose a "
+            "shorter one, or another directory"
+        ) from error
 
 
 class Files:
@@ -166,13 +198,15 @@ class Files:
 
     def _open_regular(self, path: str, flags: int, permissions: int = 0o600, *, dir_fd: int | None = None) -> int:
         expected = "a regular file, and no link, pipe or device"
+        place = {} if dir_fd is None else {"dir_fd": dir_fd}
+        name = path if dir_fd is None else os.path.basename(path)
         try:
-            if dir_fd is None:
-                fd = self.open(path, flags | _SAFE, permissions)
-            else:
-                fd = self.open(os.path.basename(path), flags | _SAFE, permissions, dir_fd=dir_fd)
+            fd = with_a_free_descriptor(path, lambda: self.open(name, flags | _SAFE, permissions, **place))
+        except TooManyFilesError:
+            raise
         except OSError as error:
             error.filename = path
+            _check_name(path, error)
             # Links above the file may form a loop: that error has the same number, but is not the file's.
             if error.errno not in _NOT_REGULAR or not self.exists(path, dir_fd=dir_fd):
                 raise
@@ -199,7 +233,11 @@ class Files:
 
     def facts(self, path: str, *, dir_fd: int | None = None) -> os.stat_result:
         """The system's facts about the name itself, without following a link: type, size, inode, number of names."""
-        return self.lstat(path) if dir_fd is None else self.lstat(os.path.basename(path), dir_fd=dir_fd)
+        try:
+            return self.lstat(path) if dir_fd is None else self.lstat(os.path.basename(path), dir_fd=dir_fd)
+        except OSError as error:
+            _check_name(path, error)
+            raise
 
     def write_all(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
         """Write the parts one after the other at `position`; returns the bytes written. Handed to the system.
@@ -310,7 +348,8 @@ class Files:
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
         """Name and size in bytes of everything in the directory (in `dir_fd`, if given), in no order."""
         found = {}
-        for name in self.listdir(directory if dir_fd is None else dir_fd):
+        place = directory if dir_fd is None else dir_fd
+        for name in with_a_free_descriptor(directory, lambda: self.listdir(place)):
             try:
                 found[name] = self.facts(os.path.join(directory, name), dir_fd=dir_fd).st_size
             except FileNotFoundError:  # retention removed it between the two calls
@@ -319,7 +358,7 @@ class Files:
 
     def open_directory(self, path: str) -> int:
         """Open a directory, to lock or to sync it."""
-        return self.open(path, _DIRECTORY)
+        return with_a_free_descriptor(path, lambda: self.open(path, _DIRECTORY))
 
     def sync_directory(self, path: str) -> None:
         """Make creations, renames and removals in the directory durable. Synced."""
@@ -331,7 +370,11 @@ class Files:
 
     def make_directory(self, path: str, permissions: int) -> None:
         """Create one directory. Its search bits follow the read bits of `permissions`."""
-        self.mkdir(path, 0o700)
+        try:
+            self.mkdir(path, 0o700)
+        except OSError as error:
+            _check_name(path, error)
+            raise
         self.chmod(path, permissions | (permissions & 0o444) >> 2)
 
     def make_directories(self, path: str, permissions: int = 0o600) -> None:

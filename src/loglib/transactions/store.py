@@ -34,7 +34,7 @@ from weakref import WeakValueDictionary
 
 from ..errors import CorruptLogError, ForkedHandleError, LogClosedError, LogError, LogMovedError, StorageIOError
 from ..log.store_pointer import STORE_FILE as NAME
-from ..log.topic_file import put_in_place
+from ..log.topic_file import new_aside, put_in_place
 from ..log.transaction_numbers import CHECKPOINT, DONE, MOST_BYTES, name_of, newest_checkpoint, numbers
 from ..system.directory import Directory
 from ..system.files import Files
@@ -74,11 +74,10 @@ class Committed(NamedTuple):
 
 def make_store(files: Files, path: str, permissions: int) -> None:
     """Make a store if there is none at the path. Synced, including its name; one of several processes wins."""
-    parent, name = os.path.split(path)
-    aside = os.path.join(parent, f".{name.lstrip('.')}.{os.urandom(8).hex()}{_TEMPORARY}")
+    aside = new_aside(files, path)
     if not files.exists(path):
         put_in_place(files, aside, path, lambda: _build(files, aside, permissions))
-    files.sync_directory(parent)
+    files.sync_directory(os.path.dirname(path))
 
 
 def _build(files: Files, aside: str, permissions: int) -> None:

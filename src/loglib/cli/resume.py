@@ -1,0 +1,137 @@
+"""Resume: how far a file is in a topic, so that its import goes on there and appends no line twice.
+
+The file's producer, which is named for its path, has the answer in the log itself. The number of each append is
+
+    bits 14 to 63   the place in the file behind the last line of the append
+    bits  0 to 13   among how many partitions the keys choose: those of the topic when the import began, also if it has
+                    more by now; 0 if all lines go to one
+
+Invariant: a line is in the topic exactly if the number of its partition is at or behind the line's end. That holds
+after a power cut, too, when each partition may have lost another part of what was not yet flushed: all that ends before
+a border of `_WINDOW_BYTES` is flushed before anything behind it is appended, so only the last window is looked at.
+
+A file that was cut, rotated or replaced does not have what was appended last, at the place where it ended: then it is
+another file of this path, with a producer of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ..append.partitioner import BUILT_IN
+from ..errors import LogError, OffsetOutOfRangeError
+from ..log.producers import producer_id
+from ..topic import Topic
+from .lines import STEP_BYTES, LineSource, Portion
+
+__all__ = ["Resume"]
+
+_COUNT_BITS = 14
+_WINDOW_BYTES = 64 * STEP_BYTES
+_MOST_FILES = 1000  # of one path, one after the other
+
+
+class Resume:
+    """The import of one file."""
+
+    def __init__(self, topic: Topic, source: LineSource, *, partition: int | None, has_keys: bool) -> None:
+        """Find how far the file is. A usage error for keys if its import began without, or the reverse."""
+        self._topic = topic
+        self._path = os.path.realpath(source.name)
+        self._topic_count = len(topic.partitions)
+        self._count = self._topic_count if has_keys and partition is None else 0
+        self._constant = partition
+        self.is_other_file = False
+        for number in range(1, _MOST_FILES):
+            self._name = f"file {self._path}" + (f" ({number})" if number > 1 else "")
+            self._ends = self._known()
+            if not self._ends or self._is_same(source):
+                break
+            self.is_other_file = True
+        self._end, before = max(self._ends.values(), default=(0, self._count))
+        if before and not self._count:
+            raise click.UsageError(f"{source.name} was appended with keys; give the same --key or --key-regex")
+        if self._count and not before:
+            raise click.UsageError(f"{source.name} was appended without keys, or with --partition; do the same")
+        self.has_fewer = before < self._count  # partitions than the topic has now
+        self._count = before
+        # One step before the last window, so that the time of the line before the first new one is known.
+        window = max(0, self._end - 1 - STEP_BYTES) // _WINDOW_BYTES
+        self.start = source.line_start(window * _WINDOW_BYTES)
+        self._flushed = window * _WINDOW_BYTES
+
+    @property
+    def end(self) -> int:
+        """The place behind the last line that is in."""
+        return self._end
+
+    def _known(self) -> dict[int, tuple[int, int]]:
+        """By partition: where the last append ended, and among how many partitions its keys chose."""
+        found = {each.id: each.last_sequence(self._name) for each in self._topic.partitions}
+        return {
+            number: (sequence >> _COUNT_BITS, sequence & (1 << _COUNT_BITS) - 1)
+            for number, sequence in found.items() if sequence is not None
+        }  # fmt: skip
+
+    def _is_same(self, source: LineSource) -> bool:
+        """Whether the file has, where the last append ended, what was appended."""
+        number, (end, count) = max(self._ends.items(), key=lambda each: each[1])
+        if source.size_bytes < end:
+            return False
+        partition = self._topic.partition(number)
+        self._topic.flush()
+        # A repetition: it appends nothing, and says where the records of the first time are.
+        (found,) = partition.append_many([b""], producer=(self._name, end << _COUNT_BITS | count))
+        try:
+            with partition.read(found.offsets.stop - 1) as reader:
+                last = next(iter(reader))
+        except OffsetOutOfRangeError:  # retention has dropped it
+            return True
+        value = last.value or b""
+        return value in source.bytes_before(end, len(value) + STEP_BYTES)
+
+    # --- lines -------------------------------------------------------------------------------------------
+
+    def is_in(self, end: int, key: bytes | None) -> bool:
+        """Whether the line that ends at this place is in the topic."""
+        if end > self._end or not self._count:
+            return end <= self._end
+        return end <= self._ends.get(self._partition(key), (0, 0))[0]
+
+    def append(self, portion: Portion, columns: dict[str, Any]) -> list[bytes]:
+        """Append those lines of the portion that are not yet in; returns them."""
+        keys: Sequence[bytes | None] = columns.get("keys") or [None] * len(portion.lines)
+        border = (portion.ends[-1] - 1) // _WINDOW_BYTES * _WINDOW_BYTES
+        if border > self._flushed:
+            self._topic.flush()
+            self._flushed = border
+        missing: dict[int, list[int]] = defaultdict(list)
+        for at, (end, key) in enumerate(zip(portion.ends, keys, strict=True)):
+            if not self.is_in(end, key):
+                missing[self._partition(key)].append(at)
+        number = portion.ends[-1] << _COUNT_BITS | self._count
+        appended: list[bytes] = []
+        for partition, places in sorted(missing.items()):
+            some = {name: [column[at] for at in places] for name, column in columns.items()}
+            lines = [portion.lines[at] for at in places]
+            self._topic.append_many(lines, partition=partition, producer=(self._name, number), **some)
+            appended += lines
+        return appended
+
+    def _partition(self, key: bytes | None) -> int:
+        """The partition of a line; all lines without a key go to one, so that they keep their order."""
+        if self._constant is not None:
+            return self._constant
+        if not self._count:
+            return max(self._ends, key=self._ends.__getitem__, default=producer_id(self._name) % self._topic_count)
+        if key is None:
+            return producer_id(self._name) % self._count
+        name = self._topic.config.partitioner
+        if name not in BUILT_IN:
+            raise LogError(f"{self._topic.path} spreads keys by {name}, a function of an application; give --partition")
+        return BUILT_IN[name](key, self._count)

@@ -1,0 +1,82 @@
+"""Streams: the standard input, output and error of a command, also if they are closed, full or stuck.
+
+Invariant: descriptors 0, 1 and 2 are open after `prepare`, so no file of a log gets one of them. A stream that was
+closed fails when it is used, and only then.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from contextlib import suppress
+
+__all__ = ["INPUT", "end_output", "named", "prepare", "say", "why"]
+
+INPUT = "standard input"
+# The other way round than they are used, so that each use fails with EBADF.
+_UNUSABLE = {0: os.O_WRONLY, 1: os.O_RDONLY, 2: os.O_RDONLY}
+
+
+def prepare() -> None:
+    """Open the standard streams that are closed."""
+    for fd, flags in _UNUSABLE.items():
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, flags)  # the lowest free number, which is this one
+            os.set_inheritable(fd, True)
+    os.set_blocking(1, True)  # another program that has the pipe may have changed it; then output would be lost
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # there is nobody to tell
+    before = sys.stdout or sys.stderr
+    # With a buffer, also where PYTHONUNBUFFERED is set: a record at a time is slow, and its errors could not be told
+    # from those of a log.
+    sys.stdout = os.fdopen(
+        1, "w", buffering=1 if os.isatty(1) else -1, encoding=before.encoding, errors=before.errors, closefd=False
+    )  # fmt: skip
+
+
+def named(error: OSError) -> OSError:
+    """The error of a command, with the name of standard output if that has failed."""
+    if error.filename is None and _output_fails():
+        return OSError(error.errno, why(error), "standard output")
+    return error
+
+
+def why(error: OSError) -> str:
+    """What an error of a stream means."""
+    return "it is closed" if error.errno == errno.EBADF else str(error.strerror)
+
+
+def _output_fails() -> bool:
+    """Whether standard output has bytes that it cannot write: the buffer keeps what was not taken."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def end_output() -> None:
+    """Write what is left if it is taken at once, and drop the rest: the command ends, also if nobody reads."""
+    try:
+        os.set_blocking(1, False)
+        try:
+            sys.stdout.flush()
+        finally:
+            os.set_blocking(1, True)
+    except (OSError, ValueError):
+        # The interpreter would try to write the rest at its end, and report the error once more.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
+
+
+def say(text: str) -> None:
+    """Tell a person something, on standard error. If nobody can be told, that is no reason to fail."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
