@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import sys
 
+from ..system.descriptors import fill_standard
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command that `sys.argv` has, and exit."""
+    fill_standard()  # else a socket or a pipe may get the number of standard error
     try:
         from .program import run
     except ModuleNotFoundError as error:

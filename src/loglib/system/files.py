@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import CorruptLogError
+from .descriptors import above_standard
 
 __all__ = ["REAL", "SYSTEM_CALLS", "Buffer", "Files"]
 
@@ -42,6 +43,10 @@ SYSTEM_CALLS = (
     "mkdir", "rmdir", "chmod", "fchmod", "fstat", "stat", "lstat", "listdir", "flock", "statvfs", "sendfile", "read",
     "write", "poll", "copy_file_range",
 )  # fmt: skip
+
+
+def _open(path: str, flags: int, permissions: int = 0o777, *, dir_fd: int | None = None) -> int:
+    return above_standard(os.open(path, flags, permissions, dir_fd=dir_fd))
 
 
 def _poll(file: Any, event: int, timeout_s: float | None = None) -> bool:
@@ -97,7 +102,7 @@ class Files:
     # The calls with a path also take `dir_fd=`, like the functions of `os`: then the path is looked up in that open
     # directory, even if it has been moved. `rename` and `link` take `src_dir_fd=` and
     # `dst_dir_fd=`.
-    open = staticmethod(os.open)  # (path, flags, permissions)
+    open = staticmethod(_open)  # (path, flags, permissions); a number above those of the standard streams
     close = staticmethod(os.close)
     pread = staticmethod(os.pread)
     pwritev = staticmethod(_pwritev)  # may write fewer bytes than given

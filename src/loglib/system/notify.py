@@ -24,6 +24,7 @@ from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from .descriptors import above_standard
 from .not_copyable import NotCopyable
 from .process import finish
 
@@ -58,6 +59,8 @@ class _Descriptors(NotCopyable):
 
     def __init__(self) -> None:
         self.wake_out, self.wake_in = os.pipe()
+        self.wake_out = above_standard(self.wake_out)
+        self.wake_in = above_standard(self.wake_in)
         os.set_blocking(self.wake_out, False)
         os.set_blocking(self.wake_in, False)
 
@@ -290,18 +293,25 @@ class Observer(NotCopyable):
 
 def _inotify(descriptors: _Descriptors) -> Any:
     """The C library, with an inotify instance in `descriptors`; None if the system has no instance left."""
-    import ctypes  # imported here: it takes 10 ms, and only a follower needs it
+    try:
+        import ctypes  # imported here: it takes 10 ms, and only a follower needs it
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptors.inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    return libc if descriptors.inotify >= 0 else None
+        libc = ctypes.CDLL(None, use_errno=True)
+    except (ImportError, OSError):  # an interpreter that was built without libffi, or without a shared C library
+        return None
+    fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        return None
+    descriptors.inotify = above_standard(fd)
+    return libc
 
 
 def _watch(paths: list[str], descriptors: _Descriptors) -> bool:
     """Let an inotify instance report writes to the files; False if the system has no instance left."""
     libc = _inotify(descriptors)
     fd = descriptors.inotify
-    if fd >= 0 and any(libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY | _IN_REPLACED) < 0 for path in paths):
+    mask = _IN_MODIFY | _IN_REPLACED
+    if libc is not None and any(libc.inotify_add_watch(fd, os.fsencode(path), mask) < 0 for path in paths):
         descriptors.inotify = -1
         os.close(fd)
     return descriptors.inotify >= 0
