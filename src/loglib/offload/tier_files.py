@@ -204,7 +204,7 @@ class TierOverlayFiles(_Overlay):
                 f"{place.tiered.log_id.hex()}) than {path} (id {log_id.hex()}); name the place of this topic"
             )
 
-    def open(self, path: str, flags: int, *permissions: int, dir_fd: int | None = None) -> int:  # type: ignore[override]
+    def open(self, path: str, flags: int, *permissions: int, dir_fd: int | None = None) -> int:
         places = {} if dir_fd is None else {"dir_fd": dir_fd}
         try:
             return self._files.open(path, flags, *permissions, **places)

@@ -45,8 +45,8 @@ SYSTEM_CALLS = (
 )  # fmt: skip
 
 
-def _open(path: str, flags: int, permissions: int = 0o777, *, dir_fd: int | None = None) -> int:
-    return above_standard(os.open(path, flags, permissions, dir_fd=dir_fd))
+def _open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    return above_standard(os.open(path, flags, mode, dir_fd=dir_fd))
 
 
 def _poll(file: Any, event: int, timeout_s: float | None = None) -> bool:
