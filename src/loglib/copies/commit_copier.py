@@ -143,7 +143,7 @@ class CopiedCommits:
         files = self._files
         self._copied.pop(group, None)
         aside = os.path.join(self._to, f".{group[:200]}.{files.random_bytes(8).hex()}.tmp")
-        files.rename(os.path.join(self._to, group), aside)
+        files.move_directory(os.path.join(self._to, group), aside)
         files.sync_directory(self._to)
         files.remove_tree(aside)
 

@@ -45,7 +45,7 @@ class LockFile(NotCopyable):
 
     def try_lock(self) -> bool:
         """Take the lock if it is free. True if this process has it and the file still has its name."""
-        return self._files.try_lock(self._fd) and self.is_named()
+        return self._files.try_lock(self._fd, self._path) and self.is_named()
 
     def is_named(self) -> bool:
         """Whether the file is open and still has its name: `evict` replaces it with another file."""
@@ -88,9 +88,9 @@ def read_if_held(files: Files, path: str, *, remove: bool = False, within: Direc
     except FileNotFoundError:
         return None
     try:
-        if not files.try_lock(fd, shared=True):
+        if not files.try_lock(fd, path, shared=True):
             return files.read_at(fd, MOST_BYTES, 0).decode(errors="replace").strip()
-        if remove and files.try_lock(fd) and files.same_file(fd, path):
+        if remove and files.try_lock(fd, path) and files.same_file(fd, path):
             with suppress(FileNotFoundError, PermissionError):  # a file that stays does no harm
                 files.unlink(path)
         return None

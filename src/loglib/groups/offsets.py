@@ -368,7 +368,7 @@ class Offsets(NotCopyable):
             yield None
             return
         with directory:
-            yield directory if self._files.try_lock(directory.fd) and directory.is_named() else None
+            yield directory if self._files.try_lock(directory.fd, directory.path) and directory.is_named() else None
 
     def _fold(self, held: Directory, own: _MemberLog) -> None:
         name = os.path.basename(held.path)

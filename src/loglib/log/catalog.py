@@ -82,7 +82,7 @@ def delete(path: str | os.PathLike[str], *, check_unused: CheckUnused, files: Fi
     parent, name = os.path.split(absolute)
     aside = os.path.join(parent, f".{name}.{files.random_bytes(8).hex()}.tmp")
     with _locked(files, absolute):
-        files.rename(absolute, aside)
+        files.move_directory(absolute, aside, first=topic_file.NAME)
         files.sync_directory(parent)
     files.remove_tree(aside)
     if files.exists(aside):

@@ -64,7 +64,7 @@ class Directory(NotCopyable):
         `LockedError` if another process holds it for 30 s. Its message has `holder` (the possible holder) and `advice`.
         """
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        while not self.files.try_lock(self.fd, shared=shared):
+        while not self.files.try_lock(self.fd, self.path, shared=shared):
             if time.monotonic() > deadline:
                 raise LockedError(self.path, holder, advice=advice)
             time.sleep(_NAP_S)
@@ -161,13 +161,9 @@ class Directory(NotCopyable):
             raise
 
     def link(self, name: str, target: str) -> None:
-        """Give a file a second name; `FileExistsError` if something has that name. Handed to the system."""
-        try:
-            self.files.link(name, target, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-        except OSError as error:
-            error.filename, error.filename2 = self.path_of(name), self.path_of(target)
-            raise
+        """Give a file a second name, as `Files.link_name` does: `FileExistsError` if something has it."""
+        self.files.link_name(self.path_of(name), self.path_of(target), dir_fd=self.fd)
 
     def sync(self) -> None:
         """Make creations, renames, links and removals durable. Synced."""
-        self.files.fsync(self.fd)
+        self.files.sync_names(self.fd, self.path)

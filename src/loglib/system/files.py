@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import select
 import stat
@@ -23,8 +24,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..errors import CorruptLogError
+from ..errors import CorruptLogError, StorageIOError
 from .descriptors import above_standard
+from .poll import new_poll
 
 __all__ = ["REAL", "SYSTEM_CALLS", "Buffer", "Files"]
 
@@ -37,6 +39,13 @@ _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP, errno.ENXIO)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _COPY_BYTES = 1 << 20
+# The system's errors for a call that a file system does not have. What each of these calls then does is said there.
+_LACKS = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_NO_LOCKS = (*_LACKS, errno.ENOLCK, errno.EBADF)  # the last two: NFS without a lock daemon; it locks no directory
+_NO_LINKS = (*_LACKS, errno.EPERM)
+_NO_PERMISSIONS = (*_LACKS, errno.EPERM)
+
+logger = logging.getLogger("loglib")
 
 SYSTEM_CALLS = (
     "open", "close", "pread", "pwritev", "ftruncate", "datasync", "drop_cached", "fsync", "rename", "link", "unlink",
@@ -50,9 +59,13 @@ def _open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
 
 
 def _poll(file: Any, event: int, timeout_s: float | None = None) -> bool:
-    poll = select.poll()
+    poll = new_poll()
     poll.register(file, event)
     return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def _lacking(*_: int) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 def _listdir(place: str | int) -> list[str]:
@@ -78,13 +91,21 @@ if sys.platform == "darwin":  # no pwritev, no fdatasync, and sendfile to socket
 
 else:
     _pwritev = os.pwritev
-    _datasync: Callable[[int], None] = os.fdatasync
+
+    def _datasync(fd: int) -> None:
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            if error.errno not in _LACKS:
+                raise
+            os.fsync(fd)
 
     def _drop_cached(fd: int, start: int, size_bytes: int) -> None:
         os.posix_fadvise(fd, start, size_bytes, os.POSIX_FADV_DONTNEED)
 
     _sendfile: Callable[[int, int, int, int], int] = os.sendfile
-    _copy_file_range: Callable[[int, int, int, int, int], int] = os.copy_file_range
+    # An interpreter that was built for an older system has no such call.
+    _copy_file_range: Callable[[int, int, int, int, int], int] = getattr(os, "copy_file_range", _lacking)
 
 # Here files are numbers. The functions of the system also take objects; other implementations need not.
 _fsync: Callable[[int], None] = os.fsync
@@ -163,7 +184,8 @@ class Files:
                 if exclusive:
                     raise
         try:
-            self.fchmod(fd, permissions)  # the umask may have removed bits that the owner of the topic asked for
+            # The umask may have removed bits that the owner of the topic asked for.
+            self._permit(path, permissions, lambda: self.fchmod(fd, permissions), lambda: self.fstat(fd))
         except BaseException:
             self.close(fd)
             raise
@@ -282,8 +304,10 @@ class Files:
                 at += count
         self.copy_range(source, target, start=start, end=end, at=at)
 
-    def try_lock(self, fd: int, *, shared: bool = False) -> bool:
-        """Take the exclusive flock of the open file if it is free; never waits.
+    def try_lock(self, fd: int, path: str = "the file", *, shared: bool = False) -> bool:
+        """Take the exclusive flock of the open file if it is free; never waits. The path is for the error.
+
+        `StorageIOError` if the file system has no such locks: without them two writers would share a log.
 
         With `shared` it takes a shared flock. A process that only checks whether a file is locked uses it, so that
         two such processes do not block each other. In both cases it is enough that the file is open for reading.
@@ -292,11 +316,44 @@ class Files:
             self.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            doing = (
+                "locking it: this file system has no flock, and nothing else keeps a second writer out; mount it with "
+                "locks (Lustre: -o flock; NFS: a lock daemon), or use a directory on a local disk"
+            )
+            raise StorageIOError(path, error, doing) from error
         return True
+
+    def link_name(self, path: str, target: str, *, dir_fd: int | None = None) -> None:
+        """Give a file a second name; `FileExistsError` if something has that name. Handed to the system.
+
+        With `dir_fd`, the last parts of both paths are names in that open directory. `StorageIOError` if the file
+        system has no hard links: only with them the first of several processes gets a name, with a whole file.
+        """
+        try:
+            if dir_fd is None:
+                self.link(path, target)
+            else:
+                self.link(os.path.basename(path), os.path.basename(target), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                doing = (
+                    f"making the second name {target}: this file system has no hard links, or forbids them here; "
+                    "transactions, archives and tiers need them, so use a directory on another file system"
+                )
+                raise StorageIOError(path, error, doing) from error
+            error.filename, error.filename2 = path, target
+            raise
 
     def unlock(self, fd: int) -> None:
         """Release the flock of the open file, also for processes that share it by a fork."""
-        self.flock(fd, fcntl.LOCK_UN)
+        try:
+            self.flock(fd, fcntl.LOCK_UN)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:  # else it could not be locked either
+                raise
 
     def same_file(self, fd: int, path: str) -> bool:
         """Whether the path still leads to the open file."""
@@ -330,14 +387,40 @@ class Files:
         """Make creations, renames and removals in the directory durable. Synced."""
         fd = self.open_directory(path)
         try:
-            self.fsync(fd)
+            self.sync_names(fd, path)
         finally:
             self.close(fd)
+
+    def sync_names(self, fd: int, path: str) -> None:
+        """The same for an open directory. Some file systems (SMB, FUSE) cannot do it: that is logged once."""
+        try:
+            self.fsync(fd)
+        except OSError as error:
+            if error.errno not in _LACKS:
+                error.filename = path
+                raise
+            _tell_once(self.fstat(fd).st_dev, path, "cannot sync a directory: after a power cut new files may be gone")
+
+    def _permit(
+        self, path: str, permissions: int, change: Callable[[], None], look: Callable[[], os.stat_result]
+    ) -> None:
+        """Change permissions. Some file systems (SMB, FAT) have their own for all files: that is logged once."""
+        try:
+            change()
+        except OSError as error:
+            if error.errno not in _NO_PERMISSIONS:
+                raise
+            facts = look()
+            found = stat.S_IMODE(facts.st_mode)
+            if found != permissions:
+                what = f"does not take permissions: instead of {permissions:o} files and directories have {found:o}"
+                _tell_once(facts.st_dev, path, what)
 
     def make_directory(self, path: str, permissions: int) -> None:
         """Create one directory. Its search bits follow the read bits of `permissions`."""
         self.mkdir(path, 0o700)
-        self.chmod(path, permissions | (permissions & 0o444) >> 2)
+        wanted = permissions | (permissions & 0o444) >> 2
+        self._permit(path, wanted, lambda: self.chmod(path, wanted), lambda: self.stat(path))
 
     def make_directories(self, path: str, permissions: int = 0o600) -> None:
         """Create the directory and its missing parents, as `make_directory` does.
@@ -352,6 +435,26 @@ class Files:
             with suppress(FileExistsError):
                 self.make_directory(each, permissions)
             self.sync_directory(os.path.dirname(each))
+
+    def move_directory(self, path: str, target: str, *, first: str = "") -> None:
+        """Rename a directory to a name that nothing has. Handed to the system.
+
+        An overlay does not rename a directory of the image below it. Then the content is moved piece by piece, and
+        the file `first` before all others: without it the rest means nothing.
+        """
+        try:
+            self.rename(path, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self.make_directory(target, stat.S_IMODE(self.stat(path).st_mode))
+            for name in sorted(self.listdir(path), key=lambda name: (name != first, name)):
+                old, new = os.path.join(path, name), os.path.join(target, name)
+                if self.is_directory(old):
+                    self.move_directory(old, new)
+                else:
+                    self.rename(old, new)
+            self.rmdir(path)
 
     def _is_directory(self, path: str) -> bool:
         try:
@@ -413,7 +516,7 @@ class Files:
                 self.wait_writable(to, timeout_s)
                 continue
             except OSError as error:
-                if error.errno != errno.EINVAL:
+                if error.errno not in _LACKS:
                     raise
                 block = self.pread(source, min(_COPY_BYTES, end - start), start)  # `to` may be open for appending
                 self.write_stream(to, block, timeout_s=timeout_s)
@@ -421,6 +524,16 @@ class Files:
             if sent == 0:
                 raise OSError(errno.EIO, "the file ended early")
             start += sent
+
+
+_told: set[tuple[int, str]] = set()  # file systems, and what each lacks
+
+
+def _tell_once(device: int, path: str, what: str) -> None:
+    """Log what a file system lacks, once for each in this process."""
+    if (device, what) not in _told:
+        _told.add((device, what))
+        logger.warning("%s: this file system %s", path, what)
 
 
 REAL = Files()

@@ -26,6 +26,7 @@ from typing import Any
 
 from .descriptors import above_standard
 from .not_copyable import NotCopyable
+from .poll import new_poll
 from .process import finish
 
 __all__ = ["REPLACED", "Observer", "Waiter"]
@@ -75,7 +76,7 @@ class Waiter(NotCopyable):
     def __init__(self, paths: Iterable[str], *, use_inotify: bool = True) -> None:
         self._open: _Descriptors | None = None
         descriptors = _Descriptors()
-        self._poll = select.poll()
+        self._poll = new_poll()
         self._poll.register(descriptors.wake_out, select.POLLIN)
         self._nap = _FIRST_NAP_S
         paths = list(paths)
@@ -167,7 +168,7 @@ class Observer(NotCopyable):
         self._nap = _FIRST_NAP_S
         self._woken_at = time.monotonic()
         descriptors = _Descriptors()
-        self._poll = select.poll()
+        self._poll = new_poll()
         self._poll.register(descriptors.wake_out, select.POLLIN)
         if use_inotify and sys.platform == "linux":
             self._libc = _inotify(descriptors)
@@ -217,9 +218,8 @@ class Observer(NotCopyable):
             found[self._rung.popitem()[0]] = set()
         descriptors = self._open
         if descriptors is not None and self._libc is not None:
-            with suppress(BlockingIOError):
-                while self._libc is not None:
-                    self._parse(os.read(descriptors.inotify, _EVENTS_BYTES), found)
+            while self._libc is not None and self._has_events(descriptors):
+                self._parse(os.read(descriptors.inotify, _EVENTS_BYTES), found)
         if self._all or self._libc is None:
             self._all = False
             found |= {key: set() for key in self._watches}
@@ -265,6 +265,10 @@ class Observer(NotCopyable):
             else:  # the user's inotify watches are used up, or the file is gone
                 self._look_instead(descriptors)
         self._watches[key] = watch
+
+    def _has_events(self, descriptors: _Descriptors) -> bool:
+        """Whether a read returns at once. It is asked, because eventlet lets a read without an answer wait for ever."""
+        return any(fd == descriptors.inotify for fd, _ in self._poll.poll(0))
 
     def _look_instead(self, descriptors: _Descriptors) -> None:
         """Stop relying on reports."""

@@ -21,6 +21,7 @@ from ..errors import BrokenStreamError, LogClosedError
 from .files import REAL, Buffer
 from .not_copyable import NotCopyable
 from .notify import Observer
+from .poll import new_poll
 
 __all__ = ["Stream"]
 
@@ -146,7 +147,7 @@ class Stream(NotCopyable):
 
     def _poll(self, timeout_s: float, events: dict[int, int], others: Sequence[int] = ()) -> dict[int, int]:
         """What has happened, by descriptor; nothing if the time is over."""
-        poll = select.poll()
+        poll = new_poll()
         for fd, wanted in {**dict.fromkeys((*self._waker.descriptors(), *others), select.POLLIN), **events}.items():
             poll.register(fd, wanted)
         ready = dict(poll.poll(max(0.0, timeout_s) * 1000))
