@@ -40,7 +40,7 @@ class LockFile(NotCopyable):
         self._files = files
         self._path = path
         self._close: Iterator[tuple[Callable[[int], object], int]] = iter(())
-        self._fd = files.create(path, readable_by_all(permissions), exclusive=False)
+        self._fd = _open(files, path, readable_by_all(permissions))
         self._close = iter([(files.close, self._fd)])
 
     def try_lock(self) -> bool:
@@ -50,6 +50,10 @@ class LockFile(NotCopyable):
     def is_named(self) -> bool:
         """Whether the file is open and still has its name: `evict` replaces it with another file."""
         return length_hint(self._close) > 0 and self._files.same_file(self._fd, self._path)
+
+    def has_other_names(self) -> bool:
+        """Whether it is also a file of another group: of a copy that was made of hard links."""
+        return self._files.fstat(self._fd).st_nlink > 1
 
     def text(self) -> str:
         """The text in the file."""
@@ -73,6 +77,14 @@ class LockFile(NotCopyable):
     def __del__(self) -> None:
         with suppress(AttributeError):  # an interrupt may have come before the first line of __init__
             self.release()
+
+
+def _open(files: Files, path: str, permissions: int) -> int:
+    while True:
+        with suppress(FileNotFoundError):
+            return files.open_to_lock(path)
+        with suppress(FileExistsError):  # another process made it between the two calls
+            return files.create(path, permissions)
 
 
 def read_if_held(files: Files, path: str, *, remove: bool = False, within: Directory | None = None) -> str | None:

@@ -491,7 +491,7 @@ class _MemberLog(NotCopyable):
     def sync(self) -> None:
         """Make appended records durable, with any durability."""
         path = self._log.segments()[-1].path
-        fd = self._files.open_write(path)
+        fd = self._files.open_read(path)  # for writing, a file with more names would be copied
         try:
             self._files.datasync(fd)
         finally:

@@ -102,8 +102,12 @@ class Directory(NotCopyable):
         return self.files.open_read(self.path_of(name), dir_fd=self.fd)
 
     def open_write(self, name: str) -> int:
-        """Open an existing regular file for reading and writing."""
+        """Open an existing regular file for reading and writing, as a file of its own: see `Files.open_write`."""
         return self.files.open_write(self.path_of(name), dir_fd=self.fd)
+
+    def make_own(self, name: str) -> None:
+        """Let a file have no other name; see `Files.make_own`."""
+        self.files.make_own(self.path_of(name), dir_fd=self.fd)
 
     def create(self, name: str, permissions: int, *, exclusive: bool = True) -> int:
         """Create a file for reading and writing; `FileExistsError` if exclusive and present."""

@@ -165,13 +165,57 @@ class Files:
         return self._open_regular(path, os.O_RDONLY, dir_fd=dir_fd)
 
     def open_write(self, path: str, *, dir_fd: int | None = None) -> int:
-        """Open an existing regular file for reading and writing."""
-        return self._open_regular(path, os.O_RDWR, dir_fd=dir_fd)
+        """Open an existing regular file for reading and writing, as a file of its own.
+
+        If it has more than one name (`cp -al`, a backup of hard links, a snapshot), a copy takes its place first. What
+        is written then does not reach the other names, where another writer may be. Nobody may be writing by this name.
+        """
+        fd = self._open_regular(path, os.O_RDWR, dir_fd=dir_fd)
+        try:
+            facts = self.fstat(fd)
+            if facts.st_nlink <= 1:
+                return fd
+        except BaseException:
+            self.close(fd)
+            raise
+        return self._own_copy(fd, path, facts, dir_fd)
+
+    def _own_copy(self, shared: int, path: str, facts: os.stat_result, dir_fd: int | None) -> int:
+        """Put a copy in the place of an open file with more names; returns the copy, open. Synced."""
+        temporary = f"{path}.{self.random_bytes(4).hex()}.tmp"
+        try:
+            fd = self.create(temporary, stat.S_IMODE(facts.st_mode), dir_fd=dir_fd)
+            try:
+                self.share_range(shared, fd, start=0, end=facts.st_size, at=0)
+                self.datasync(fd)
+                if dir_fd is None:
+                    self.rename(temporary, path)
+                    self.sync_directory(os.path.dirname(path))
+                else:
+                    here, there = os.path.basename(temporary), os.path.basename(path)
+                    self.rename(here, there, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+                    self.sync_names(dir_fd, os.path.dirname(path))
+            except BaseException:
+                self.close(fd)
+                raise
+        finally:
+            self.close(shared)
+        return fd
+
+    def make_own(self, path: str, *, dir_fd: int | None = None) -> None:
+        """Let the file have no other name, as `open_write` does, if there is one at the path."""
+        with suppress(FileNotFoundError):
+            if self.facts(path, dir_fd=dir_fd).st_nlink > 1:
+                self.close(self.open_write(path, dir_fd=dir_fd))
+
+    def open_to_lock(self, path: str) -> int:
+        """Open an existing regular file for reading and writing as it is: others may have locked it."""
+        return self._open_regular(path, os.O_RDWR)
 
     def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
         """Create a file for reading and writing, with exactly these permissions.
 
-        If the file exists, it is opened unchanged, or with `exclusive` raises `FileExistsError`.
+        If the file exists, it is opened as `open_write` does, or with `exclusive` raises `FileExistsError`.
         """
         fd = -1
         while fd < 0:
