@@ -87,6 +87,7 @@ from .system.directory import Directory
 from .system.files import REAL, Files
 from .system.mounts import network_file_system
 from .system.process import at_exit, in_child, is_interrupting, try_each
+from .system.reentry import refuse
 from .transactions.group_commits import StoreFence
 from .transactions.participant import Participant
 
@@ -339,6 +340,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         change, because keys would move: `ValueError`. Each change is logged.
         """
         self._placement.check_writable()
+        self._refuse_inside()
         for name in FIXED:
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
@@ -390,6 +392,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         if (
             key is None and partition is None and timestamp is None and headers is None
             and not sync and producer is None and type(value) is bytes and writer is not None
+            and not writer.disk.in_publication and not writer.has_lock()  # else `Writer.append` looks, and may refuse
         ):  # fmt: skip
             with writer.lock:
                 batch = writer.batch
@@ -745,6 +748,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
             self._handles.check_open()
             return self._keeper.explain(range(len(self.partitions)))
         self._placement.check_writable()
+        self._refuse_inside()
         return self._keeper.retain()
 
     def close(self) -> None:
@@ -759,7 +763,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         """
         if self._released or isinstance(self._handles.closed, ForkedHandleError):
             return
-        if is_interrupting([self, *self.partitions, *self._accesses, *self._handles.writers]):
+        if self._is_interrupted():
             threading.Thread(target=self.close, name="loglib-close").start()
             return
         with self._handles.opening:
@@ -785,6 +789,15 @@ class Topic(Shown, Columnar, TopicWithGroups):
         failures = self._unended + [error for _, error in self._failed]
         if failures:
             raise together(failures)
+
+    def _is_interrupted(self) -> bool:
+        """Whether this thread is in the middle of another call on this topic."""
+        return is_interrupting([self, *self.partitions, *self._accesses, *self._handles.writers, self._keeper])
+
+    def _refuse_inside(self) -> None:
+        """`LogError` in the middle of another call of this thread: what the call holds may be waited for."""
+        if self._is_interrupted():
+            refuse(self.path)
 
     def _abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: only the parent may write and close the topic."""

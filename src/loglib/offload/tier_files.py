@@ -73,7 +73,7 @@ class Tier(NotCopyable):
         self._storage, path = storage_of(given)
         self.path = os.path.abspath(local_path(path)) if self._storage.is_local else path
         self._local = files
-        self._lock = threading.Lock()  # for one look at the manifests at a time
+        self._lock = threading.RLock()  # for one look at the manifests at a time
         self.tiered = self._load()
         self.files = self._files_of(self.tiered)
 

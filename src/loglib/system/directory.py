@@ -13,16 +13,21 @@ Threads: safe for all, except `names` and `sizes`: two calls at once would share
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 from ..errors import LockedError
 from .files import Files
 from .not_copyable import NotCopyable
+from .reentry import refuse
 
 __all__ = ["Directory"]
 
 _LOCK_TIMEOUT_S = 30.0  # the work under such a lock takes milliseconds
 _NAP_S = 0.001
+# The process and the thread that hold a directory for a moment, by its device and inode. A call that has interrupted
+# that thread is refused, since waiting would be in vain.
+_held: dict[tuple[int, int], tuple[int, int]] = {}
 
 
 class Directory(NotCopyable):
@@ -55,6 +60,7 @@ class Directory(NotCopyable):
     def close(self) -> None:
         """Release its lock and close it. Call it only once."""
         if self._locked:  # unlocked first: a child that was forked meanwhile has a copy that stays open
+            _held.pop(self._identity, None)
             self.files.unlock(self.fd)
         self.files.close(self.fd)
 
@@ -64,11 +70,15 @@ class Directory(NotCopyable):
         `LockedError` if another process holds it for 30 s. Its message has `holder` (the possible holder) and `advice`.
         """
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        me = os.getpid(), threading.get_ident()
         while not self.files.try_lock(self.fd, self.path, shared=shared):
+            if _held.get(self._identity) == me:
+                refuse(self.path)
             if time.monotonic() > deadline:
                 raise LockedError(self.path, holder, advice=advice)
             time.sleep(_NAP_S)
         self._locked = True
+        _held[self._identity] = me
 
     def __repr__(self) -> str:
         return f"<Directory {self.path!r} open as {self.fd}>"

@@ -105,7 +105,7 @@ class _NotificationThread(NotCopyable):
     """The thread that watches the inboxes of this process's topics."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may close a topic in the middle of it, which does no harm
         # By the topic's identity: its path, the topic, and its method without the topic. One path may have several.
         self._served: dict[int, tuple[str, weakref.ref[Any], Callable[[Any], bool]]] = {}
         self._thread: threading.Thread | None = None
