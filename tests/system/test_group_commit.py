@@ -282,7 +282,6 @@ def test_signals_at_any_moment_leave_the_turn_in_order() -> None:
     program = """
         import random, signal, sys, threading, time
         from loglib.system.group_commit import Turn
-from loglib.system.reentry import is_mine
 
         class Interrupted(BaseException):
             pass

@@ -23,7 +23,7 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from enum import Enum
 from itertools import chain
@@ -234,9 +234,10 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     """Make appending to the partition safe. The caller holds the writer lock of the directory."""
     files = directory.files
     _check_place(directory)
-    detach(directory)
+    directory.make_own(WATERMARK)
     mark = _read_mark(directory, identity)
     found = _segments_of(directory.sizes())
+    _detach_last(directory, found)
     log_start = 0 if mark is None else mark.log_start_offset
     segments = {base: size for base, size in found.items() if base >= log_start}
     if not segments:
@@ -348,7 +349,11 @@ def detach(directory: Directory) -> None:
     writes into one copies it first.
     """
     directory.make_own(WATERMARK)
-    if segments := _segments_of(directory.sizes()):
+    _detach_last(directory, _segments_of(directory.sizes()))
+
+
+def _detach_last(directory: Directory, segments: Collection[int]) -> None:
+    if segments:
         directory.make_own(segment_name(max(segments)))
 
 

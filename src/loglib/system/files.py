@@ -170,15 +170,7 @@ class Files:
         If it has more than one name (`cp -al`, a backup of hard links, a snapshot), a copy takes its place first. What
         is written then does not reach the other names, where another writer may be. Nobody may be writing by this name.
         """
-        fd = self._open_regular(path, os.O_RDWR, dir_fd=dir_fd)
-        try:
-            facts = self.fstat(fd)
-            if facts.st_nlink <= 1:
-                return fd
-        except BaseException:
-            self.close(fd)
-            raise
-        return self._own_copy(fd, path, facts, dir_fd)
+        return self._open_regular(path, os.O_RDWR, own=True, dir_fd=dir_fd)
 
     def _own_copy(self, shared: int, path: str, facts: os.stat_result, dir_fd: int | None) -> int:
         """Put a copy in the place of an open file with more names; returns the copy, open. Synced."""
@@ -235,7 +227,9 @@ class Files:
             raise
         return fd
 
-    def _open_regular(self, path: str, flags: int, permissions: int = 0o600, *, dir_fd: int | None = None) -> int:
+    def _open_regular(
+        self, path: str, flags: int, permissions: int = 0o600, *, own: bool = False, dir_fd: int | None = None
+    ) -> int:
         expected = "a regular file, and no link, pipe or device"
         try:
             if dir_fd is None:
@@ -249,12 +243,15 @@ class Files:
                 raise
             raise CorruptLogError(path, 0, error.strerror or "something else", expected) from error
         try:
-            if stat.S_ISREG(self.fstat(fd).st_mode):
-                return fd
-            raise CorruptLogError(path, 0, "something else", expected)
+            facts = self.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                raise CorruptLogError(path, 0, "something else", expected)
         except BaseException:
             self.close(fd)
             raise
+        if own and facts.st_nlink > 1:
+            return self._own_copy(fd, path, facts, dir_fd)
+        return fd
 
     def size(self, fd: int) -> int:
         """The size of the open file in bytes."""
