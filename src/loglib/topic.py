@@ -80,6 +80,7 @@ from .system.directory import Directory
 from .system.files import REAL, Files
 from .system.mounts import network_file_system
 from .system.process import at_exit, in_child, is_interrupting, try_each
+from .system.reentry import refuse
 from .transactions.participant import Participant
 
 if TYPE_CHECKING:  # loaded when a topic has copies, or segments elsewhere
@@ -354,6 +355,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         change, because keys would move: `ValueError`. Each change is logged.
         """
         self._placement.check_writable()
+        self._refuse_inside()
         for name in FIXED:
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
@@ -446,6 +448,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         if (
             key is None and partition is None and timestamp is None and headers is None
             and not sync and producer is None and type(value) is bytes and writer is not None
+            and not writer.disk.in_publication and not writer.has_lock()  # else `Writer.append` looks, and may refuse
         ):  # fmt: skip
             with writer.lock:
                 batch = writer.batch
@@ -801,6 +804,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
             self._handles.check_open()
             return self._keeper.explain(range(len(self.partitions)))
         self._placement.check_writable()
+        self._refuse_inside()
         return self._keeper.retain()
 
     def close(self) -> None:
@@ -815,8 +819,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         """
         if self._released or isinstance(self._handles.closed, ForkedHandleError):
             return
-        parts = list(self._parts_made.values())
-        if is_interrupting([self, *chain.from_iterable(parts), *self._handles.writers]):
+        if self._is_interrupted():
             threading.Thread(target=self.close, name="loglib-close").start()
             return
         with self._handles.opening:
@@ -829,7 +832,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         if self._flusher is not None:
             self._flusher.stop()
         self._unended += self._handles.end_readers()
-        try_each([each.access for each in parts], Access.close, self._failed)
+        try_each([each.access for each in list(self._parts_made.values())], Access.close, self._failed)
         if self._replicas is not None:
             self._replicas.close()
         unforeseen = [each for each in self._failed if not isinstance(each[1], LogError | OSError)]
@@ -842,6 +845,16 @@ class Topic(Shown, Columnar, TopicWithGroups):
         failures = self._unended + [error for _, error in self._failed]
         if failures:
             raise together(failures)
+
+    def _is_interrupted(self) -> bool:
+        """Whether this thread is in the middle of another call on this topic."""
+        parts = chain.from_iterable(list(self._parts_made.values()))
+        return is_interrupting([self, *parts, *self._handles.writers, self._keeper])
+
+    def _refuse_inside(self) -> None:
+        """`LogError` in the middle of another call of this thread: what the call holds may be waited for."""
+        if self._is_interrupted():
+            refuse(self.path)
 
     def _abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: only the parent may write and close the topic."""

@@ -125,6 +125,9 @@ def test_synced_append_that_meets_a_close_is_flushed_by_it(open_topic: Open, pat
     class Closing:
         """Lets a close go first."""
 
+        def check_outside(self, what: str) -> None:
+            """It is another thread that has the turn."""
+
         def take_at_once(self, action: Any) -> None:
             """Another thread has the turn."""
 

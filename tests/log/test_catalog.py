@@ -272,11 +272,11 @@ def test_partitions_that_are_added_while_a_writer_opens_are_noticed(path: Path) 
     class Overtaken(UnsyncedFiles):
         armed = True
 
-        def try_lock(self, fd: int, *, shared: bool = False) -> bool:
+        def try_lock(self, fd: int, name: str = "", *, shared: bool = False) -> bool:
             if self.armed:
                 self.armed = False
                 Topic.add_partitions(path, 3)
-            return super().try_lock(fd, shared=shared)
+            return super().try_lock(fd, name, shared=shared)
 
     with pytest.raises(LogMovedError, match="has other than the 2 partitions"):
         testing.open_topic(path, files=Overtaken())

@@ -53,6 +53,7 @@ FILE_CALLS = {
     "dup2", "memfd_create", "lockf",
 }  # fmt: skip
 MAY_CALL = {"system/files": FILE_CALLS, "system/notify": {"close", "read", "write"}, "spark/session": {"access"},
+    "system/descriptors": {"open", "close", "dup"},
     # These are the ends of a process: what it reads and writes are its own standard streams, and files that its
     # user names.
     "cli/lines": {"open", "close", "read", "pread", "fstat"}, "cli/signals": {"close"},
@@ -61,10 +62,11 @@ MAY_CALL = {"system/files": FILE_CALLS, "system/notify": {"close", "read", "writ
 # Modules by which files could be reached all the same, and who may have them: for constants only, but for `files`.
 FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinput", "subprocess"}
 MAY_IMPORT = {
-    "__init__": {"fcntl"}, "format/columns": {"io"}, "system/files": {"fcntl"}, "testing/memory": {"fcntl"},
+    "__init__": {"fcntl"}, "format/columns": {"io"}, "system/files": {"fcntl"},
+    "system/descriptors": {"fcntl", "tempfile"},  # a file that is compared before it is uploaded
+    "testing/memory": {"fcntl"},
     "cli/copies": {"subprocess"},  # its user names a command, such as ssh, that carries a stream
     "offload/parquet": {"io"},  # the base of what Arrow takes for a file; its calls go to `Files`
-    "offload/archive_objects": {"tempfile"},  # a file that is compared before it is uploaded
 }  # fmt: skip
 
 
@@ -144,6 +146,30 @@ def test_file_calls_stand_in_files_only(name: str) -> None:
             assert node.attr not in FILE_CALLS - allowed, f"{name}, line {node.lineno}: os.{node.attr}"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id != "open", f"{name}, line {node.lineno}: open()"
+
+
+# Calls that make a descriptor, and the module that may make each: there its number is seen to be above 2. The modules
+# of the command line need not see to it, because `cli/start` opens what is closed of the three.
+MAKES_DESCRIPTORS = {
+    "open", "dup", "pipe", "pipe2", "memfd_create", "eventfd", "timerfd_create", "pidfd_open", "openpty", "socket",
+    "socketpair", "create_connection", "create_server", "accept", "fromfd", "epoll", "kqueue", "Popen", "run",
+    "inotify_init", "inotify_init1", "TemporaryFile", "NamedTemporaryFile", "SpooledTemporaryFile", "mkstemp",
+}  # fmt: skip
+MAY_MAKE = {
+    "system/files": {"os.open"}, "system/descriptors": {"os.open", "os.dup"}, "system/notify": {"os.pipe"},
+    "cli/program": {"os.open"}, "cli/write": {"os.open"},
+    "cli/copies": {"socket.create_server", "listener.accept", "socket.create_connection", "subprocess.Popen"},
+}
+_MAKERS = {"os", "socket", "select", "subprocess", "tempfile", "listener", "ctypes"}
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_descriptors_are_made_where_their_numbers_are_seen_to(name: str) -> None:
+    for node in ast.walk(parsed(modules()[name])):
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in _MAKERS:
+            made = f"{called.value.id}.{called.attr}"
+            assert called.attr not in MAKES_DESCRIPTORS or made in MAY_MAKE.get(name, set()), f"{name}: {made}"
 
 
 @pytest.mark.parametrize("name", sorted(set(modules()) - {"system/process"}))

@@ -209,7 +209,7 @@ def commit_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def take_no_owner_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoLocks(Files):
-        def try_lock(self, fd: int, *, shared: bool = False) -> bool:
+        def try_lock(self, fd: int, path: str = "", *, shared: bool = False) -> bool:
             return True
 
     original = Ownership.__init__

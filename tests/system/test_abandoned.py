@@ -335,14 +335,14 @@ def test_files_that_somebody_has_put_in_place_meanwhile_are_not_cut_at_an_offset
     class Restored(UnsyncedFiles):
         armed = False
 
-        def try_lock(self, fd: int, *, shared: bool = False) -> bool:
+        def try_lock(self, fd: int, name: str = "", *, shared: bool = False) -> bool:
             if self.armed:
                 self.armed = False
                 crash_copy(tmp_path / "backup", path / "0000")
                 with open_shared() as other:
                     other.append(b"z" * 1000, partition=0, sync=True)
                     other.partition(0).roll()
-            return super().try_lock(fd, shared=shared)
+            return super().try_lock(fd, name, shared=shared)
 
     with open_shared(retention=NOTHING) as topic:
         topic.append(b"x", sync=True)
@@ -364,12 +364,12 @@ def test_segments_that_another_has_dropped_meanwhile_are_not_dropped_again(
     class Overtaken(UnsyncedFiles):
         armed = False
 
-        def try_lock(self, fd: int, *, shared: bool = False) -> bool:
+        def try_lock(self, fd: int, name: str = "", *, shared: bool = False) -> bool:
             if self.armed:
                 self.armed = False
                 with open_shared() as other:
                     assert dropped(other) == [0, 0]
-            return super().try_lock(fd, shared=shared)
+            return super().try_lock(fd, name, shared=shared)
 
     leave_segments(open_shared(retention=NOTHING), 0, 2)
     files = Overtaken()

@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
-from conftest import run_python
-from loglib import CorruptLogError
+from conftest import open_files, records_of, run_python
+from loglib import CorruptLogError, LogError, StorageIOError, testing
+from loglib.log import catalog
+from loglib.system import files as module
+from loglib.system.directory import Directory
 from loglib.system.files import REAL, Files
 from loglib.testing import Call, FaultyFiles, RecordingFiles, ShortWrites, WatchedFiles
 
@@ -427,3 +430,157 @@ def test_file_that_is_opened_if_it_is_there_has_its_mode_whatever_the_umask(tmp_
     (tmp_path / "file").chmod(0o600)
     REAL.close(REAL.create(str(tmp_path / "file"), 0o664, exclusive=False))
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600  # as it is
+
+
+# --- file systems that lack a call --------------------------------------------------------------------
+
+
+class LackingFiles(Files):
+    """A file system that answers some calls with an error."""
+
+    def __init__(self, name: str, number: int) -> None:
+        def refuse(*arguments: Any, **places: Any) -> Any:
+            raise OSError(number, os.strerror(number))
+
+        setattr(self, name, refuse)
+
+
+LACKS = [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP]
+
+
+@pytest.mark.parametrize("number", [*LACKS, errno.ENOLCK, errno.EBADF])
+def test_a_file_system_without_locks_is_told_in_words(number: int, tmp_path: Path) -> None:
+    files = LackingFiles("flock", number)
+    with pytest.raises(StorageIOError, match="0000: .* while locking it: this file system has no flock.* local disk"):
+        testing.open_topic(tmp_path / "t", files=files)
+    assert not [each for each in open_files() if str(tmp_path) in each]
+
+
+def test_another_error_of_a_lock_stays_as_it_is(file: Path) -> None:
+    files = LackingFiles("flock", errno.EIO)
+    fd = files.open_read(str(file))
+    with pytest.raises(OSError, match="Input/output") as caught:
+        files.try_lock(fd, str(file))
+    assert not isinstance(caught.value, LogError)
+    with pytest.raises(OSError, match="Input/output"):
+        files.unlock(fd)
+    files.close(fd)
+
+
+@pytest.mark.parametrize("number", [*LACKS, errno.EPERM])
+def test_a_file_system_without_hard_links_is_told_in_words(number: int, file: Path) -> None:
+    files = LackingFiles("link", number)
+    with pytest.raises(StorageIOError, match="has no hard links, or forbids them here"):
+        files.link_name(str(file), str(file) + ".other")
+    with Directory.open(files, str(file.parent)) as directory, pytest.raises(StorageIOError, match="no hard links"):
+        directory.link(file.name, "other")
+
+
+def test_a_second_name_that_is_taken_is_the_systems_error_with_both_paths(file: Path) -> None:
+    REAL.link_name(str(file), str(file) + ".other")
+    with pytest.raises(FileExistsError) as caught:
+        REAL.link_name(str(file), str(file) + ".other")
+    assert (caught.value.filename, caught.value.filename2) == (str(file), str(file) + ".other")
+
+
+@pytest.mark.parametrize("number", LACKS)
+def test_a_file_system_that_cannot_sync_a_directory_is_used_and_told_once(
+    number: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module._told.clear()
+    files = LackingFiles("fsync", number)
+    with testing.open_topic(tmp_path / "t", partitions=2, files=files) as topic:
+        topic.append(b"one", sync=True)
+    assert [each.value for each in records_of(tmp_path / "t")] == [b"one"]
+    assert [each.getMessage() for each in caplog.records if "cannot sync a directory" in each.getMessage()] != []
+    assert len(caplog.records) == 1
+
+
+def test_a_directory_whose_sync_fails_is_an_error_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Input/output") as caught:
+        LackingFiles("fsync", errno.EIO).sync_directory(str(tmp_path))
+    assert caught.value.filename == str(tmp_path)
+
+
+@pytest.mark.parametrize("number", [*LACKS, errno.EPERM])
+def test_a_file_system_with_permissions_of_its_own_is_used_and_told_once(
+    number: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module._told.clear()
+    files = LackingFiles("fchmod", number)
+    (tmp_path / "a").mkdir()
+    for name in ("one", "two"):
+        files.close(files.create(str(tmp_path / name), 0o666))
+    assert [each.getMessage().partition("this ")[2] for each in caplog.records] == [
+        "file system does not take permissions: instead of 666 files and directories have 644"
+    ]
+    LackingFiles("chmod", number).make_directory(str(tmp_path / "private"), 0o600)  # as it is by itself
+    assert len(caplog.records) == 1
+
+
+def test_another_error_of_permissions_stays_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Input/output"):
+        LackingFiles("chmod", errno.EIO).make_directory(str(tmp_path / "a"), 0o600)
+
+
+@pytest.mark.parametrize("number", LACKS)
+def test_a_file_that_cannot_be_synced_alone_is_synced_as_a_whole(
+    number: int, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", LackingFiles("fdatasync", number).fdatasync)  # type: ignore[attr-defined]
+    monkeypatch.setattr(os, "fsync", synced.append)
+    fd = REAL.open_write(str(file))
+    REAL.datasync(fd)
+    assert synced == [fd]
+    monkeypatch.setattr(os, "fdatasync", LackingFiles("fdatasync", errno.EIO).fdatasync)  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="Input/output"):
+        REAL.datasync(fd)
+    REAL.close(fd)
+
+
+def test_a_call_that_the_interpreter_lacks_is_one_that_the_system_lacks(file: Path, tmp_path: Path) -> None:
+    files = Files()
+    files.copy_file_range = module._lacking
+    source, target = files.open_read(str(file)), files.create(str(tmp_path / "target"), 0o600)
+    files.write_all(target, [b"before"], 0)
+    files.share_range(target, target, start=0, end=6, at=6)
+    assert files.read_at(target, 20, 0) == b"beforebefore"
+    files.close(source)
+    files.close(target)
+
+
+class Overlay(Files):
+    """An overlay renames no directory of the image below it."""
+
+    def rename(self, source: Any, target: Any, **places: Any) -> None:  # type: ignore[override]
+        if not places and os.path.isdir(source) and not os.path.basename(source).startswith("."):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        super().rename(source, target, **places)
+
+
+def test_a_topic_and_a_group_of_an_image_are_deleted_through_an_overlay(tmp_path: Path) -> None:
+    files, path = Overlay(), str(tmp_path / "t")
+    with testing.open_topic(path, partitions=2, files=files) as topic:
+        topic.append(b"one", sync=True)
+        with topic.group("g") as group:
+            assert group.poll()
+        topic.delete_group("g")
+        assert topic.groups() == []
+    catalog.delete(path, check_unused=lambda files, path: None, files=files)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_file_that_makes_a_topic_of_a_directory_is_moved_first(tmp_path: Path) -> None:
+    class Full(Overlay):
+        def rename(self, source: Any, target: Any, **places: Any) -> None:  # type: ignore[override]
+            if os.path.basename(source) == "a":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().rename(source, target, **places)
+
+    (tmp_path / "t").mkdir()
+    for name in ("a", "topic.json"):
+        (tmp_path / "t" / name).touch()
+    with pytest.raises(OSError, match="No space"):
+        Full().move_directory(str(tmp_path / "t"), str(tmp_path / "aside"), first="topic.json")
+    assert os.listdir(tmp_path / "t") == ["a"] and os.listdir(tmp_path / "aside") == ["topic.json"]

@@ -89,6 +89,8 @@ class Access(NotCopyable):
             return self._writer
         if not self._writable:
             raise ReadOnlyError(self.directory)
+        if self._check is not None:  # else all writers are made when the topic is opened
+            self.handles.check_outside()
         with self.handles.opening:
             self.handles.check_open()
             if self._writer is None:  # another thread may have made it before this one had the lock

@@ -59,7 +59,9 @@ class Flusher(NotCopyable):
         self._interval = _seconds(interval)
         self._housekeeping = housekeeping
         self._every = housekeeping_every
-        self._lock = threading.Lock()  # used directly: an interrupt while entering a condition would leave it locked
+        # Used directly: an interrupt while entering a condition would leave it locked. Reentrant, because a signal
+        # handler or a finalizer may append in the middle of `touch` or `kick`.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._flush_at = math.inf  # monotonic seconds
         self._pause = _FIRST_PAUSE_S  # the pause before a failed flush is tried again

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from ..errors import LogClosedError
 from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
+from ..system.reentry import enter
 from .writer import Timer, Writer
 
 __all__ = ["Handles"]
@@ -24,7 +25,7 @@ class Handles(NotCopyable):
     """The open readers and writers of one topic."""
 
     def __init__(self) -> None:
-        self.opening = threading.Lock()
+        self._opening = threading.RLock()
         self.topic: Callable[[], object] = lambda: None  # a weak reference to the topic
         self.closed: LogClosedError | None = None
         self.timer: Timer | None = None  # for future writers
@@ -32,6 +33,16 @@ class Handles(NotCopyable):
         self.writers: list[Writer] = []
         self.store: object = None  # of the topic's transactions: it stays open as long as the topic
         self._readers: Listeners[[str]] = Listeners()  # readers, and members of groups
+
+    @property
+    def opening(self) -> threading.RLock:
+        """The lock that is held while a writer is made; `LogError` if this thread is making one."""
+        return enter(self._opening, "the topic")
+
+    def check_outside(self) -> None:
+        """`LogError` in the middle of a call of this thread on one of the writers."""
+        for writer in self.writers:
+            writer.check_outside()
 
     def check_open(self) -> None:
         if self.closed is not None:
@@ -63,5 +74,5 @@ class Handles(NotCopyable):
 
     def abandon_in_child(self, why: LogClosedError) -> None:
         """After a fork: only the parent may use the handles."""
-        self.opening = threading.Lock()
+        self._opening = threading.RLock()
         self.closed = why

@@ -24,6 +24,7 @@ from ..errors import LogError
 from ..format.header import SECTION, SECTION_END, Header, Producer
 from ..log.recovery import Extent, is_part
 from ..system.files import Buffer
+from ..system.reentry import enter
 from .tail import NewBatch, Txn
 from .writer import Writer
 
@@ -47,7 +48,7 @@ def apply_section(writer: Writer, txn: Txn, pieces: Sequence[Piece]) -> None:
     No other transaction may be held. Raises the errors of `Writer.append_body`, and `LogError` if the log has another
     history, whose numbers go as far as this one; the call may be repeated.
     """
-    with writer.applying:
+    with enter(writer.applying, writer.directory):
         if not _is_applied(writer, txn):
             _apply(writer, txn, pieces)
 

@@ -53,6 +53,7 @@ from ..system.clock import Moment
 from ..system.directory import Directory
 from ..system.files import Buffer
 from ..system.not_copyable import NotCopyable
+from ..system.reentry import asker
 from .active import ActiveSegment
 
 __all__ = ["NO_HOLD", "Copies", "Hold", "NewBatch", "PendingAck", "TailWriter", "Txn"]
@@ -139,7 +140,9 @@ class TailWriter(NotCopyable):
         self._begun_segment = -1  # base offset of a segment whose making a roll has begun
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
         self._listeners: tuple[weakref.ref[Wakeable], ...] = ()
-        self._mark_lock = threading.Lock()
+        self._mark_lock = threading.RLock()  # reentrant, so that it knows its thread
+        self.publishes = asker(self._mark_lock)  # whether the calling thread is publishing
+        self.in_publication = False  # whether some thread may be: if not, `publishes` need not be called
         self.go_by(config)
         recovered = recover(place, identity, config.permissions)
         self.recovery: Recovery = recovered.report
@@ -451,6 +454,7 @@ class TailWriter(NotCopyable):
         if copies is not None and not copies.accepted:
             flushed = durable = None
         with self._mark_lock:
+            self.in_publication = True
             (
                 sequence, start, flushed_end, durable_end, _, _, flushed_tail, applied_txn, held_txn, held_from,
                 promised, durable_tail, held_tail, _, _, applied_id, held_id, store,
@@ -475,13 +479,16 @@ class TailWriter(NotCopyable):
                 self._poison(error)
             if copies is not None:
                 copies.publish(mark)
+            self.in_publication = False
         if self._listeners:
             self._wake()
 
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter after every publication, from the publishing thread, while the waiter exists."""
         with self._mark_lock:
+            self.in_publication = True
             self._listeners = (*(each for each in self._listeners if each() is not None), weakref.ref(waiter))
+            self.in_publication = False
 
     def _wake(self) -> None:
         for listener in self._listeners:
@@ -583,4 +590,5 @@ class TailWriter(NotCopyable):
 
     def abandon_in_child(self) -> None:
         """After a fork: make a new lock, because a thread of the parent may hold the old one."""
-        self._mark_lock = threading.Lock()
+        self._mark_lock = threading.RLock()
+        self.publishes = asker(self._mark_lock)

@@ -27,7 +27,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeVar
 
 from ..config.policies import MAX_BATCH_BYTES, TopicConfig
 from ..errors import (
@@ -58,6 +58,7 @@ from ..system.files import Buffer, Files
 from ..system.group_commit import Turn
 from ..system.not_copyable import NotCopyable
 from ..system.process import finish, in_child
+from ..system.reentry import asker, refuse
 from .active import ActiveSegment
 from .flush_times import FlushClock
 from .open_batch import OpenBatch
@@ -72,6 +73,8 @@ _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP)
 # How many times the flush policy's limit may be unflushed before appending threads flush themselves.
 # This is back-pressure, and it limits what a crash can lose.
 _LAG_ALLOWED = 4
+
+T = TypeVar("T")
 
 _in_child = in_child()
 
@@ -112,8 +115,9 @@ class Writer(NotCopyable):
         self.partition = identity.partition
         self.timer: Timer | None = None
         self.on_roll: Callable[[], object] | None = None
-        self.lock = threading.Lock()
-        self.applying = threading.Lock()  # of a section: before all other locks
+        self.lock = threading.RLock()  # reentrant, so that it knows its thread; no call takes it twice
+        self.has_lock = asker(self.lock)  # whether the calling thread has it
+        self.applying = threading.RLock()  # of a section: before all other locks
         self._turn = Turn()
         self.flush_clock = FlushClock()
         self._flushed_records = 0
@@ -167,8 +171,14 @@ class Writer(NotCopyable):
         """Whether this directory contains the partition's locked directory."""
         return self.disk.place.is_at(self.directory, dir_fd=directory.fd)
 
+    def check_outside(self) -> None:
+        """`LogError` in the middle of a call of this thread that has a lock which other threads may wait for."""
+        if self.has_lock() or self.disk.publishes():
+            refuse(self.directory)
+
     def last_sequence(self, producer_id: int) -> int | None:
         """The sequence of the last batch that a producer appended here; None if it is not known."""
+        self.check_outside()
         with self.lock:
             self._check_alive()
             self.disk.note_producers(self.batch.tail)
@@ -180,6 +190,7 @@ class Writer(NotCopyable):
 
     def use(self, config: TopicConfig) -> None:
         """Use these policies from now on. The records in the open batch are written by the old ones."""
+        self.check_outside()
         try:
             with self.lock:
                 self.check_usable()
@@ -209,6 +220,9 @@ class Writer(NotCopyable):
 
         If they were appended although the call raises an error, its `appended` has their offsets.
         """
+        self.check_outside()
+        if sync:
+            self._turn.check_outside(self.directory)
         offsets: range | None = None
         batch = self.batch
         try:
@@ -241,6 +255,7 @@ class Writer(NotCopyable):
         None, and nothing is appended, if `append` must do it: if other records wait, if an error is to be raised, or
         if the flush is not this call's. The record lies in the open batch until it is written, as any other.
         """
+        self.check_outside()
         config = self._config
         if not sync and (self.timer is not None or config.flush.records != 1):
             return None
@@ -288,6 +303,7 @@ class Writer(NotCopyable):
         None also if another thread has the lock, if the record makes a flush due, or if an error is owed: `append`
         then does the same and may wait. After None nothing is appended.
         """
+        self.check_outside()
         if not self.lock.acquire(blocking=False):
             return None
         try:
@@ -327,6 +343,7 @@ class Writer(NotCopyable):
         returns the offsets of the first time. `LogError` if the sequence is older than the producer's last one. If
         records were appended although the call raises an error, its `appended` has their offsets.
         """
+        self.check_outside()
         ranges: list[range] = []
         try:
             with self.lock:
@@ -371,6 +388,7 @@ class Writer(NotCopyable):
         log. The error's `appended` has the ranges of the appended batches. With `preserve_offsets` the base
         offset of the first batch must be this log's end, or `InvalidOffsetError` is raised.
         """
+        self.check_outside()
         ranges: list[range] = []
         try:
             with self.lock:
@@ -420,6 +438,7 @@ class Writer(NotCopyable):
 
     def begin_section(self, txn: Txn) -> None:
         """Hide from readers all that is appended from now on, until `release` of this transaction."""
+        self.check_outside()
         try:
             with self.lock:
                 self.check_usable()
@@ -432,6 +451,7 @@ class Writer(NotCopyable):
 
     def append_section(self, batches: Sequence[NewBatch]) -> None:
         """Append batches of a section, all of them or none. They must fit one segment, or be one batch."""
+        self.check_outside()
         try:
             with self.lock:
                 self.check_usable()
@@ -448,6 +468,7 @@ class Writer(NotCopyable):
         False, and nothing has changed, if they must be copied: the active segment has no batch yet, or the file is
         larger than a segment, or in another file system.
         """
+        self.check_outside()
         try:
             with self.lock:
                 self.check_usable()
@@ -476,6 +497,7 @@ class Writer(NotCopyable):
 
     def section_headers(self, start: int) -> Iterator[Header]:
         """The headers of all written batches from `start`, the place of a batch."""
+        self.check_outside()
         with self.lock:
             self._check_alive()
             end = self.batch.tail.end
@@ -484,7 +506,7 @@ class Writer(NotCopyable):
     def end_section(self) -> None:
         """Make the whole section durable, with any durability, and note that it is complete."""
         try:
-            self._turn.take(self._end_section)
+            self._take_turn(self._end_section)
         except LogError as error:
             self._report(error)
             raise
@@ -692,7 +714,7 @@ class Writer(NotCopyable):
     def roll(self, *, older_than_us: int | None = None) -> bool:
         """Begin a new segment if the active one has records and is at least that old. True if it did."""
         try:
-            return bool(self._turn.take(lambda: self._roll_if_due(older_than_us)))
+            return bool(self._take_turn(lambda: self._roll_if_due(older_than_us)))
         except LogError as error:
             self._report(error)
             raise
@@ -726,15 +748,21 @@ class Writer(NotCopyable):
         be synced. Without `background` it then also raises an owed error.
         """
         if background:
-            self._turn.take(self._flush_quietly)  # the caller handles its errors
+            self._take_turn(self._flush_quietly)  # the caller handles its errors
         else:
             try:
-                self._turn.take(self._flush_all)
+                self._take_turn(self._flush_all)
             except LogError as error:
                 self._report(error)
                 raise
         if self.disk.rolled:
             self._tell_rolled()
+
+    def _take_turn(self, action: Callable[[], T], *, unless: Callable[[], bool] | None = None) -> T | None:
+        """Run the action in this thread's turn; `LogError` in the middle of another call of this thread."""
+        self.check_outside()  # the thread that has the turn may wait for it
+        self._turn.check_outside(self.directory)
+        return self._turn.take(action, unless=unless)
 
     def _flush_record(self, offset: int, batch: OpenBatch | None = None) -> None:
         """Make the record at `offset`, appended to `batch`, durable. Another thread's flush may do it."""
@@ -742,7 +770,7 @@ class Writer(NotCopyable):
         def settled() -> bool:
             return offset < self.disk.mark.flushed_end or (batch is not None and batch.lost is not None)
 
-        self._turn.take(self._flush_quietly, unless=settled)  # `close` also takes a turn, and may settle it
+        self._take_turn(self._flush_quietly, unless=settled)  # `close` also takes a turn, and may settle it
         if batch is not None and batch.lost is not None:  # another record may have got the offset, and be flushed
             raise batch.lost.again() from batch.lost.__cause__
         if isinstance(self.disk.failure, LogMovedError):  # another thread's flush found it and raised it there
@@ -786,7 +814,7 @@ class Writer(NotCopyable):
     def check_place(self) -> None:
         """`LogMovedError` if the paths no longer lead to the writer's files. Then the writer refuses every call."""
         try:
-            self._turn.take(self._check_place)
+            self._take_turn(self._check_place)
         except LogError as error:
             self._report(error)
             raise
@@ -816,7 +844,7 @@ class Writer(NotCopyable):
     def drop_before(self, base_offset: int) -> list[str]:
         """Drop the sealed segments below `base_offset`, which must be a segment's; returns their paths."""
         try:
-            return self._turn.take(lambda: self._drop_before(base_offset)) or []
+            return self._take_turn(lambda: self._drop_before(base_offset)) or []
         except LogError as error:
             self._report(error)
             raise
@@ -836,11 +864,11 @@ class Writer(NotCopyable):
         one. The error names the appended records that could not be written.
         """
         closed = LogClosedError(f"{self.directory} is closed; open the topic again")
-        self._turn.take(lambda: self._settle(closed))
+        self._take_turn(lambda: self._settle(closed))
         try:
-            self._turn.take(lambda: self._release(closed))
+            self._take_turn(lambda: self._release(closed))
         except OSError as error:
-            self._turn.take(lambda: self._release(closed))
+            self._take_turn(lambda: self._release(closed))
             self.batch.owe(StorageIOError(self.directory, error, "closing"))
         owed, self.batch.owed = self.batch.owed, None
         if owed is not None:
@@ -892,7 +920,8 @@ class Writer(NotCopyable):
 
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: close the child's copies of the files. Only the parent writes the buffered records."""
-        self.lock, self.applying = threading.Lock(), threading.Lock()
+        self.lock, self.applying = threading.RLock(), threading.RLock()
+        self.has_lock = asker(self.lock)
         self._turn = Turn()
         self.disk.abandon_in_child()
         self.batch.owed = None

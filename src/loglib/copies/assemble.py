@@ -519,7 +519,7 @@ class _Assembly(NotCopyable):
         files, attempt = self._files, 0
         while files.exists(kept := f"{directory}.{_ROTTEN}-{attempt}"):
             attempt += 1
-        files.rename(directory, kept)
+        files.move_directory(directory, kept)
         files.sync_directory(seat.path)
         logger.warning("%s: set aside in %s, and copied anew from another directory: %s", directory, kept, error)
 

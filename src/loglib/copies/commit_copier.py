@@ -139,7 +139,7 @@ class CopiedCommits:
         self._copied.pop(group, None)
         path = os.path.join(self._to, group)
         aside = new_aside(files, path)
-        files.rename(path, aside)
+        files.move_directory(path, aside)
         files.sync_directory(self._to)
         files.remove_tree(aside)
 

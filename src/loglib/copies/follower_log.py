@@ -30,7 +30,7 @@ from ..format.header import Header
 from ..format.watermark import MOST_BYTES, Mark, WatermarkWriter, broken_slots, encode_new, newest
 from ..format.watermark import NAME as WATERMARK
 from ..log.pending_marks import is_held, settled
-from ..log.recovery import Sections, Tail, load_headers, rewrite, tail_at, valid_prefix
+from ..log.recovery import Sections, Tail, detach, load_headers, rewrite, tail_at, valid_prefix
 from ..segment import (
     HEADER_BYTES,
     Identity,
@@ -113,6 +113,7 @@ class FollowerLog(NotCopyable):
             raise
 
     def _open(self, promised: Mark | None) -> None:
+        detach(self.place)
         place, mark = self.place, read_mark(self.place, self.identity)
         if mark is None and promised is not None:
             self._write_anew(promised)
@@ -429,22 +430,11 @@ class FollowerLog(NotCopyable):
         return self.cut(End(start, last, header.previous_crc), mark)
 
     def _cut_file(self, name: str, size: int) -> int:
-        """Cut a file, and return it open for writing. A file that a snapshot shares is copied first. Synced."""
+        """Cut a file, and return it open for writing. Synced."""
         files = self._files
         fd = self.place.open_write(name)
         try:
-            if files.fstat(fd).st_nlink > 1:
-                temporary = name + ".tmp"
-                shared, fd = fd, self.place.create(temporary, self._permissions, exclusive=False)
-                try:
-                    files.ftruncate(fd, 0)  # an earlier try may have failed
-                    files.share_range(shared, fd, start=0, end=size, at=0)
-                finally:
-                    files.close(shared)
-                files.datasync(fd)
-                self.place.rename(temporary, name)
-                self.place.sync()
-            elif files.size(fd) > size:
+            if files.size(fd) > size:
                 files.ftruncate(fd, size)
                 files.datasync(fd)
         except BaseException:

@@ -38,7 +38,7 @@ from ..log.examine import Findings, examine
 from ..log.gaps import NAME as GAPS
 from ..log.gaps import write_gaps
 from ..log.log import Log, log_as_found
-from ..log.recovery import list_segments, rebuild_watermark
+from ..log.recovery import detach, list_segments, rebuild_watermark
 from ..log.repair_partition import copy_aside
 from ..segment import (
     HEADER_BYTES,
@@ -130,6 +130,7 @@ def heal_log(
             else:
                 opened.callback(taken.release)
                 held = taken.directory
+                detach(held)
                 findings = examine(files, path, identity, progress=progress)  # a writer may have mended it meanwhile
         elif held is None and not lock.is_free(files, path):
             holder = "another process"

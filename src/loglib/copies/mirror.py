@@ -33,6 +33,7 @@ from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
+from ..system.reentry import enter
 from .chain import check_no_circle, is_same
 from .commit_copier import CopiedCommits, Groups
 from .log_copier import LogCopier, Source
@@ -183,7 +184,7 @@ class Mirror(NotCopyable):
         self._copied_bytes = 0
         self._caught_up_at = time.monotonic()
         self._closing = threading.Event()
-        self._in_pass = threading.Lock()
+        self._in_pass = threading.RLock()
         self._described = b""
         with ExitStack() as opened:
             opened.callback(origin.close)
@@ -335,7 +336,7 @@ class Mirror(NotCopyable):
 
         Raises what `Mirror` says, and `LogMovedError` if the source was moved or removed, or the copy was.
         """
-        with self._in_pass:
+        with enter(self._in_pass, self.path):
             self._check_open()
             self._carry_description()
             self._carry_store_pointer()
@@ -426,7 +427,7 @@ class Mirror(NotCopyable):
                 if self._origin.watch():
                     full_at = 0.0  # look once more, since they are watched
                 elif numbers := self._origin.wait_for_changes(full_at - time.monotonic()):
-                    with self._in_pass:
+                    with enter(self._in_pass, self.path):
                         self._check_open()
                         self._copy([self._pairs[number] for number in numbers])
         except LogClosedError:  # by `close`, in mid-pass
@@ -450,7 +451,7 @@ class Mirror(NotCopyable):
         """End `follow`, and release the copy. Further calls do nothing."""
         self._closing.set()
         self._origin.wake()
-        with self._in_pass:
+        with enter(self._in_pass, self.path):
             pairs, self._pairs = self._pairs, []
             with ExitStack() as closing:
                 closing.callback(self._origin.close)

@@ -28,6 +28,7 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.process import try_each
+from ..system.reentry import enter
 from .commit_copier import CopiedCommits, settle_commits
 from .log_copier import LogCopier
 from .member_list import Members, needed
@@ -90,7 +91,7 @@ class ReplicaSet(NotCopyable):
         self._here = LocalTopicSource(files, self._own.path)  # whose groups are copied
         self._closing = threading.Event()
         self._carried: dict[Replica, tuple[CopiedCommits, bytes]] = {}
-        self._carrying = threading.Lock()
+        self._carrying = threading.RLock()
         self._carrier = threading.Thread(target=self._carry_on, name="loglib-carrier", daemon=True)
 
     @property
@@ -209,7 +210,7 @@ class ReplicaSet(NotCopyable):
 
     def carry(self) -> None:
         """Copy the groups' commits and the topic's policies to the directories that are in step."""
-        with self._carrying:
+        with enter(self._carrying, self._own.path):
             in_step = [each for each in self._replicas if each.fault is None]
             for replica, error in try_each(in_step, self._carry_to):
                 replica.last_error = str(error)

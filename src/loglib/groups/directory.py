@@ -331,7 +331,7 @@ class GroupDirectory(NamedTuple):
         """Remove the group's directory by one rename, and the files that point to it. Synced."""
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
         aside = self._aside(parent)
-        files.rename(self.path, aside)
+        files.move_directory(self.path, aside)
         files.sync_directory(parent)
         files.remove_tree(aside)
         for path in self.other_paths:

@@ -40,16 +40,20 @@ class LockFile(NotCopyable):
         self._files = files
         self._path = path
         self._close: Iterator[tuple[Callable[[int], object], int]] = iter(())
-        self._fd = files.create(path, readable_by_all(permissions), exclusive=False)
+        self._fd = _open(files, path, readable_by_all(permissions))
         self._close = iter([(files.close, self._fd)])
 
     def try_lock(self) -> bool:
         """Take the lock if it is free. True if this process has it and the file still has its name."""
-        return self._files.try_lock(self._fd) and self.is_named()
+        return self._files.try_lock(self._fd, self._path) and self.is_named()
 
     def is_named(self) -> bool:
         """Whether the file is open and still has its name: `evict` replaces it with another file."""
         return length_hint(self._close) > 0 and self._files.same_file(self._fd, self._path)
+
+    def has_other_names(self) -> bool:
+        """Whether it is also a file of another group: of a copy that was made of hard links."""
+        return self._files.fstat(self._fd).st_nlink > 1
 
     def text(self) -> str:
         """The text in the file."""
@@ -75,6 +79,14 @@ class LockFile(NotCopyable):
             self.release()
 
 
+def _open(files: Files, path: str, permissions: int) -> int:
+    while True:
+        with suppress(FileNotFoundError):
+            return files.open_to_lock(path)
+        with suppress(FileExistsError):  # another process made it between the two calls
+            return files.create(path, permissions)
+
+
 def read_if_held(files: Files, path: str, *, remove: bool = False, within: Directory | None = None) -> str | None:
     """The text of the file if a process holds it, else None. With `remove` a file that is not held is removed.
 
@@ -88,9 +100,9 @@ def read_if_held(files: Files, path: str, *, remove: bool = False, within: Direc
     except FileNotFoundError:
         return None
     try:
-        if not files.try_lock(fd, shared=True):
+        if not files.try_lock(fd, path, shared=True):
             return files.read_at(fd, MOST_BYTES, 0).decode(errors="replace").strip()
-        if remove and files.try_lock(fd) and files.same_file(fd, path):
+        if remove and files.try_lock(fd, path) and files.same_file(fd, path):
             with suppress(FileNotFoundError, PermissionError):  # a file that stays does no harm
                 files.unlink(path)
         return None

@@ -165,7 +165,11 @@ def _hold(files: Files, path: str, permissions: int) -> LockFile:
                 raise
         else:
             if file.try_lock():
-                return file
+                if not file.has_other_names():
+                    return file
+                files.unlink(path)  # else the group of the copy would take this member for one of its own
+                file.release()
+                continue
             holder = file.text()
             file.abandon()
         time.sleep(_JOIN_NAP_S)

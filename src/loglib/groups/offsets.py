@@ -380,7 +380,7 @@ class Offsets(NotCopyable):
             yield None
             return
         with directory:
-            yield directory if self._files.try_lock(directory.fd) and directory.is_named() else None
+            yield directory if self._files.try_lock(directory.fd, directory.path) and directory.is_named() else None
 
     def _fold(self, held: Directory, own: _MemberLog) -> None:
         name = os.path.basename(held.path)
@@ -503,7 +503,7 @@ class _MemberLog(NotCopyable):
     def sync(self) -> None:
         """Make appended records durable, with any durability."""
         path = self._log.segments()[-1].path
-        fd = self._files.open_write(path)
+        fd = self._files.open_read(path)  # for writing, a file with more names would be copied
         try:
             self._files.datasync(fd)
         finally:

@@ -87,6 +87,11 @@ class Ownership(NotCopyable):
             if not replace_owner(self._files, self._directory, name, self._permissions):
                 return False
             file = LockFile(self._files, path, self._permissions)
+        if file.has_other_names():
+            file.abandon()
+            if not replace_owner(self._files, self._directory, name, self._permissions):
+                return False
+            file = LockFile(self._files, path, self._permissions)
         if not file.try_lock():
             file.abandon()
             return False

@@ -90,7 +90,7 @@ def delete(path: str | os.PathLike[str], *, check_unused: CheckUnused, files: Fi
     parent, name = os.path.split(absolute)
     aside = topic_file.new_aside(files, absolute)
     with _locked(files, absolute):
-        files.rename(absolute, aside)
+        files.move_directory(absolute, aside, first=topic_file.NAME)
         files.sync_directory(parent)
     files.remove_tree(aside)
     if files.exists(aside):

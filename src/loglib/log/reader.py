@@ -42,6 +42,7 @@ from ..system.clock import monotonic
 from ..system.files import with_a_free_descriptor
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Waiter
+from ..system.reentry import enter, is_mine
 from .bundle_reader import Bundle
 from .cursor import BLOCK_BYTES, BorrowedRange, Cursor, Piece
 from .log import LOOK_S, FixedMark, Log, marks_at_once
@@ -108,7 +109,7 @@ class Reader(Shown, NotCopyable):
         self._spin_s = spin_seconds(spin)  # how long a wait reads the watermarks again and again before it sleeps
         self._closed = False
         self._why = ""  # why the reader is closed, if its topic was closed
-        self._reading = threading.Lock()  # held while files are in use, so that close() can see it
+        self._reading = threading.RLock()  # held while files are in use, so that close() can see it
         self._waiter: Waiter | None = None
         self._has_waited = False  # since the last look: then most often there is one small batch to read
         # The waiter's process id, and the logs' number and restores when it was made.
@@ -312,7 +313,8 @@ class Reader(Shown, NotCopyable):
         self._left.extend(self._rest)  # empties the iterator in one step in C, so that its loop ends
         if (waiter := self._waiter) is not None:
             waiter.wake()
-        if self._reading.acquire(blocking=False):  # otherwise the thread that is reading cleans up
+        # Otherwise the thread that is reading cleans up; a signal handler may have interrupted it to come here.
+        if not is_mine(self._reading) and self._reading.acquire(blocking=False):
             try:
                 self._release()
             finally:
@@ -453,7 +455,7 @@ class Reader(Shown, NotCopyable):
 
         If there is one, as many more are read as have the wanted bytes together, and are there now.
         """
-        with self._reading:
+        with enter(self._reading, "the reader"):
             try:
                 piece = self._read_or_wait(timeout)
                 if piece is not None and wanted_bytes:

@@ -23,7 +23,7 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from enum import Enum
 from itertools import chain
@@ -53,8 +53,8 @@ from ..system.files import Files
 from .search import jumps_at, likely_headers, proven_headers
 
 __all__ = [
-    "NO_SECTIONS", "Extent", "Recovered", "Recovery", "Sections", "Tail", "check_link", "is_part", "list_segments",
-    "load_headers", "measure", "proven_end", "rebuild_watermark", "recover", "tail_at",
+    "NO_SECTIONS", "Extent", "Recovered", "Recovery", "Sections", "Tail", "check_link", "detach", "is_part",
+    "list_segments", "load_headers", "measure", "proven_end", "rebuild_watermark", "recover", "tail_at",
 ]  # fmt: skip
 
 logger = logging.getLogger("loglib")
@@ -234,8 +234,10 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     """Make appending to the partition safe. The caller holds the writer lock of the directory."""
     files = directory.files
     _check_place(directory)
+    directory.make_own(WATERMARK)
     mark = _read_mark(directory, identity)
     found = _segments_of(directory.sizes())
+    _detach_last(directory, found)
     log_start = 0 if mark is None else mark.log_start_offset
     segments = {base: size for base, size in found.items() if base >= log_start}
     if not segments:
@@ -337,6 +339,22 @@ def _check_place(directory: Directory) -> None:
         if directory.files.exists(directory.path) and not directory.files.is_directory(directory.path):
             raise CorruptLogError(directory.path, 0, "something else", "a directory, and no link to one")
         raise LogMovedError(directory.path, "was moved or removed while it was being opened")
+
+
+def detach(directory: Directory) -> None:
+    """Let the watermark and the last segment be files of this directory alone.
+
+    In a copy made of hard links (`cp -al`) they are files of the original, too, and a writer may be there. The
+    watermark is copied first: then the copy of the segment has all that it promises. Sealed segments stay shared. What
+    writes into one copies it first.
+    """
+    directory.make_own(WATERMARK)
+    _detach_last(directory, _segments_of(directory.sizes()))
+
+
+def _detach_last(directory: Directory, segments: Collection[int]) -> None:
+    if segments:
+        directory.make_own(segment_name(max(segments)))
 
 
 def _read_mark(directory: Directory, identity: Identity) -> Mark | None:

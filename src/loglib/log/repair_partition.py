@@ -42,7 +42,7 @@ from .gaps import NAME as GAPS
 from .gaps import Gap, joined, write_gaps
 from .log import log_as_found
 from .producers import Producers
-from .recovery import Sections, rebuild_watermark, recover
+from .recovery import Sections, detach, rebuild_watermark, recover
 
 __all__ = ["PartitionRepair", "Repair", "copy_aside"]
 
@@ -89,6 +89,7 @@ class PartitionRepair:
                 )
                 opened.callback(lock.release)
                 directory = lock.directory
+                detach(directory)
             except LockedError as error:
                 held = error
                 directory = opened.enter_context(Directory.open(self._files, self._path))

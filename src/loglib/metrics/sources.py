@@ -29,7 +29,7 @@ class Sources(NotCopyable):
     def __init__(self, topics: Iterable[Topic], groups: Iterable[Group | TopicsGroup]) -> None:
         self._topics = [weakref.ref(each) for each in topics]
         self._groups: list[weakref.ref[Any]] = [weakref.ref(each) for each in groups]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may ask for stats in the middle, and gets the ones before
         self._stats: list[TopicStats] = []
         self._taken_at = -_FRESH_S
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from tempfile import TemporaryFile
 
 from ..errors import CorruptLogError, LogError
 from ..log.topic_file import NAME
+from ..system.descriptors import nameless_file
 from ..system.files import REAL
 from ..system.not_copyable import NotCopyable
 from . import manifest_log
@@ -55,9 +55,12 @@ class ObjectArchiveStore(NotCopyable):
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[NewFile]:
-        with TemporaryFile(buffering=0) as file:
-            yield NewFile(REAL, file.fileno(), self._store.path_of(name))
-            self._upload(name, file.fileno())
+        fd = nameless_file()
+        try:
+            yield NewFile(REAL, fd, self._store.path_of(name))
+            self._upload(name, fd)
+        finally:
+            REAL.close(fd)
 
     def _upload(self, name: str, fd: int) -> None:
         size_bytes, path = REAL.size(fd), self._store.path_of(name)

@@ -153,7 +153,7 @@ class DirectoryArchiveStore(NotCopyable):
 
     def _enter(self) -> None:
         """Hold the archive beside other processes. Whoever is alone sweeps first."""
-        if self._files.try_lock(self._root.fd):
+        if self._files.try_lock(self._root.fd, self._root.path):
             self._sweep()
         self._root.lock_for_a_moment("a process that sweeps it", advice="try again", shared=True)
 

@@ -79,7 +79,7 @@ class ObjectFiles(Files, NotCopyable):
         self._listings = {path: dict(listing) for path, listing in (listings or {}).items()}
         self._until_offset = until_offset
         self._eager = eager
-        self._lock = threading.Lock()  # for the next two; never held during a request
+        self._lock = threading.RLock()  # for the next two; never held during a request
         self._kept: dict[str, Ahead] = {}  # closed objects; the one used last stands last
         self._open: dict[int, tuple[str, Ahead]] = {}
 

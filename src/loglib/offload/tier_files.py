@@ -65,7 +65,7 @@ class Tier(NotCopyable):
         self._storage, path = storage_of(given)
         self.path = os.path.abspath(local_path(path)) if self._storage.is_local else path
         self._local = files
-        self._lock = threading.Lock()  # for one look at the manifests at a time
+        self._lock = threading.RLock()  # for one look at the manifests at a time
         self.tiered = self._load()
         self.files = self._files_of(self.tiered)
 
@@ -196,7 +196,7 @@ class TierOverlayFiles(_Overlay):
                 f"{place.tiered.log_id.hex()}) than {path} (id {log_id.hex()}); name the place of this topic"
             )
 
-    def open(self, path: str, flags: int, *permissions: int, dir_fd: int | None = None) -> int:  # type: ignore[override]
+    def open(self, path: str, flags: int, *permissions: int, dir_fd: int | None = None) -> int:
         places = {} if dir_fd is None else {"dir_fd": dir_fd}
         try:
             return self._files.open(path, flags, *permissions, **places)

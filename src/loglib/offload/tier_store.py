@@ -115,7 +115,7 @@ class DirectoryStore(NotCopyable):
 
     def _enter(self) -> None:
         """Hold the place beside other processes. Whoever is alone sweeps first."""
-        if self._files.try_lock(self._root.fd):
+        if self._files.try_lock(self._root.fd, self._root.path):
             for name in ("", MANIFESTS, *filter(_PARTITION.fullmatch, self._root.names())):
                 for each in filter(_TEMPORARY.fullmatch, self._files.listdir(os.path.join(self.path, name))):
                     self._files.unlink(os.path.join(self.path, name, each))

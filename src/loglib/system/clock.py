@@ -4,6 +4,11 @@ Invariant: the difference of the `boottime_us` of two moments in one boot is the
 includes suspends, and changes to the wall clock do not affect it. Wall times alone prove nothing, because
 people and machines set the wall clock.
 
+A time namespace of Linux has clocks of its own: a container that was restored, or `unshare -T --boottime`. So the time
+since the boot is the machine's, without what the namespace adds. A process may come to another namespace, and a
+checkpoint may be restored on another machine: then the two clocks differ by more or less than before, and this module
+looks again which boot it is.
+
 Only this module makes the system calls for both clocks. All other modules take a clock or a moment.
 
 Threads: a clock has no state, safe for all.
@@ -24,6 +29,10 @@ __all__ = ["SYSTEM", "TIME_ITSELF", "Clock", "Moment", "PlainClock", "clock_of",
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _BOOT_ID_BYTES = 16
+_OFFSETS = "/proc/self/timens_offsets"  # of the namespace of this process's children; see time_namespaces(7)
+_NAMESPACE, _NAMESPACE_OF_CHILDREN = "/proc/self/ns/time", "/proc/self/ns/time_for_children"
+# A step of the difference between both clocks: the wall clock was set, or it is another namespace or machine.
+_STEP_NS = 500_000_000
 # The two clocks are read one after the other. A process that is stopped in between reads them again.
 _READ_WITHIN_NS = 50_000_000
 _TRIES = 8
@@ -57,16 +66,13 @@ class Clock:
 
     def moment(self) -> Moment:
         """Both clocks, read within 50 ms of each other."""
-        boot_id, elapsed_ns = _boot()
-        nearest = None
-        for _ in range(_TRIES):
-            before, wall, after = elapsed_ns(), time.time_ns(), elapsed_ns()
-            if nearest is None or after - before < nearest[0]:
-                nearest = (after - before, wall, before)
-            if nearest[0] <= _READ_WITHIN_NS:
-                break
-        assert nearest is not None
-        return tuple.__new__(Moment, (nearest[1] // 1000, nearest[2] // 1000, boot_id))  # as format/record.py
+        boot = _boot()
+        wall, elapsed = _both(boot)
+        if abs(wall - elapsed - boot.lead_ns) > _STEP_NS:
+            _boot.cache_clear()
+            boot = _boot()
+            wall, elapsed = _both(boot)
+        return tuple.__new__(Moment, (wall // 1000, elapsed // 1000, boot.id))  # as format/record.py
 
 
 class PlainClock(Clock):
@@ -94,15 +100,66 @@ def clock_of(function: Callable[[], int]) -> Clock:
     return function if isinstance(function, Clock) else PlainClock(function)
 
 
+class _Boot(NamedTuple):
+    """The boot that this process is in, and its clock."""
+
+    id: bytes
+    elapsed_ns: Callable[[], int]  # since the boot, and what the time namespace adds
+    added_ns: int
+    lead_ns: int  # of the wall clock, when this was found
+
+
+def _both(boot: _Boot) -> tuple[int, int]:
+    """The wall clock and the time since the boot, in nanoseconds."""
+    elapsed_ns = boot.elapsed_ns
+    nearest = None
+    for _ in range(_TRIES):
+        before, wall, after = elapsed_ns(), time.time_ns(), elapsed_ns()
+        if nearest is None or after - before < nearest[0]:
+            nearest = (after - before, wall, before)
+        if nearest[0] <= _READ_WITHIN_NS:
+            break
+    assert nearest is not None
+    return nearest[1], nearest[2] - boot.added_ns
+
+
 @lru_cache(maxsize=1)
-def _boot() -> tuple[bytes, Callable[[], int]]:
-    """The boot's id, and a function that returns the nanoseconds since the boot."""
+def _boot() -> _Boot:
     number = getattr(time, "CLOCK_BOOTTIME", None)  # Linux has it
-    boot_id = _read_boot_id(REAL)
-    if number is None or boot_id is None:
-        began = time.monotonic_ns()
-        return os.urandom(_BOOT_ID_BYTES), lambda: time.monotonic_ns() - began
-    return boot_id, partial(time.clock_gettime_ns, number)
+    boot_id, added_ns = _read_boot_id(REAL), _read_added(REAL)
+    if number is None or boot_id is None or added_ns is None:
+        boot = _Boot(os.urandom(_BOOT_ID_BYTES), time.monotonic_ns, _began_ns(), 0)
+    else:
+        boot = _Boot(boot_id, partial(time.clock_gettime_ns, number), added_ns, 0)
+    wall, elapsed = _both(boot)
+    return boot._replace(lead_ns=wall - elapsed)
+
+
+@lru_cache(maxsize=1)
+def _began_ns() -> int:
+    """A moment in this process, by the clock that each system has."""
+    return time.monotonic_ns()
+
+
+def _read_added(
+    files: Files, path: str = _OFFSETS, namespaces: tuple[str, str] = (_NAMESPACE, _NAMESPACE_OF_CHILDREN)
+) -> int | None:
+    """What the time namespace adds to the time since the boot, in nanoseconds; None if it cannot be known."""
+    try:
+        if not files.exists(namespaces[0]):  # a system without such namespaces
+            return 0
+        own, of_children = [files.stat(each) for each in namespaces]
+        if not os.path.samestat(own, of_children):  # the offsets are those of the children
+            return None
+        fd = files.open_read(path)
+        try:
+            lines = files.read_at(fd, 1024, 0).decode().splitlines()
+        finally:
+            files.close(fd)
+        seconds, nanoseconds = next(line.split()[1:] for line in lines if line.startswith("boottime"))
+        return int(seconds) * 1_000_000_000 + int(nanoseconds)
+    except (OSError, LogError, ValueError, StopIteration):
+        return None
 
 
 def _read_boot_id(files: Files, path: str = _BOOT_ID) -> bytes | None:

@@ -13,17 +13,22 @@ Threads: safe for all, except `names` and `sizes`: two calls at once would share
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 from ..errors import LockedError
 from .clock import monotonic
 from .files import Files
 from .not_copyable import NotCopyable
+from .reentry import refuse
 
 __all__ = ["Directory"]
 
 _LOCK_TIMEOUT_S = 30.0  # the work under such a lock takes milliseconds
 _NAP_S = 0.001
+# The process and the thread that hold a directory for a moment, by its device and inode. A call that has interrupted
+# that thread is refused, since waiting would be in vain.
+_held: dict[tuple[int, int], tuple[int, int]] = {}
 
 
 class Directory(NotCopyable):
@@ -56,6 +61,7 @@ class Directory(NotCopyable):
     def close(self) -> None:
         """Release its lock and close it. Call it only once."""
         if self._locked:  # unlocked first: a child that was forked meanwhile has a copy that stays open
+            _held.pop(self._identity, None)
             self.files.unlock(self.fd)
         self.files.close(self.fd)
 
@@ -65,11 +71,15 @@ class Directory(NotCopyable):
         `LockedError` if another process holds it for 30 s. Its message has `holder` (the possible holder) and `advice`.
         """
         deadline = monotonic() + _LOCK_TIMEOUT_S
-        while not self.files.try_lock(self.fd, shared=shared):
+        me = os.getpid(), threading.get_ident()
+        while not self.files.try_lock(self.fd, self.path, shared=shared):
+            if _held.get(self._identity) == me:
+                refuse(self.path)
             if monotonic() > deadline:
                 raise LockedError(self.path, holder, advice=advice)
             time.sleep(_NAP_S)
         self._locked = True
+        _held[self._identity] = me
 
     def __repr__(self) -> str:
         return f"<Directory {self.path!r} open as {self.fd}>"
@@ -103,8 +113,12 @@ class Directory(NotCopyable):
         return self.files.open_read(self.path_of(name), dir_fd=self.fd)
 
     def open_write(self, name: str) -> int:
-        """Open an existing regular file for reading and writing."""
+        """Open an existing regular file for reading and writing, as a file of its own: see `Files.open_write`."""
         return self.files.open_write(self.path_of(name), dir_fd=self.fd)
+
+    def make_own(self, name: str) -> None:
+        """Let a file have no other name; see `Files.make_own`."""
+        self.files.make_own(self.path_of(name), dir_fd=self.fd)
 
     def create(self, name: str, permissions: int, *, exclusive: bool = True) -> int:
         """Create a file for reading and writing; `FileExistsError` if exclusive and present."""
@@ -162,13 +176,9 @@ class Directory(NotCopyable):
             raise
 
     def link(self, name: str, target: str) -> None:
-        """Give a file a second name; `FileExistsError` if something has that name. Handed to the system."""
-        try:
-            self.files.link(name, target, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-        except OSError as error:
-            error.filename, error.filename2 = self.path_of(name), self.path_of(target)
-            raise
+        """Give a file a second name, as `Files.link_name` does: `FileExistsError` if something has it."""
+        self.files.link_name(self.path_of(name), self.path_of(target), dir_fd=self.fd)
 
     def sync(self) -> None:
         """Make creations, renames, links and removals durable. Synced."""
-        self.files.fsync(self.fd)
+        self.files.sync_names(self.fd, self.path)

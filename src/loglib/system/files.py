@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import resource
 import select
@@ -24,7 +25,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ..errors import CorruptLogError, LogError, TooManyFilesError
+from ..errors import CorruptLogError, LogError, StorageIOError, TooManyFilesError
+from .descriptors import above_standard
+from .poll import new_poll
 
 __all__ = ["REAL", "SYSTEM_CALLS", "Buffer", "Files", "spare_files", "with_a_free_descriptor"]
 
@@ -38,6 +41,13 @@ _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP, errno.ENXIO)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _COPY_BYTES = 1 << 20
+# The system's errors for a call that a file system does not have. What each of these calls then does is said there.
+_LACKS = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_NO_LOCKS = (*_LACKS, errno.ENOLCK, errno.EBADF)  # the last two: NFS without a lock daemon; it locks no directory
+_NO_LINKS = (*_LACKS, errno.EPERM)
+_NO_PERMISSIONS = (*_LACKS, errno.EPERM)
+
+logger = logging.getLogger("loglib")
 
 SYSTEM_CALLS = (
     "open", "close", "pread", "pwritev", "ftruncate", "datasync", "drop_cached", "fsync", "rename", "link", "unlink",
@@ -46,10 +56,18 @@ SYSTEM_CALLS = (
 )  # fmt: skip
 
 
+def _open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    return above_standard(os.open(path, flags, mode, dir_fd=dir_fd))
+
+
 def _poll(file: Any, event: int, timeout_s: float | None = None) -> bool:
-    poll = select.poll()
+    poll = new_poll()
     poll.register(file, event)
     return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def _lacking(*_: int) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 def _listdir(place: str | int) -> list[str]:
@@ -75,13 +93,21 @@ if sys.platform == "darwin":  # no pwritev, no fdatasync, and sendfile to socket
 
 else:
     _pwritev = os.pwritev
-    _datasync: Callable[[int], None] = os.fdatasync
+
+    def _datasync(fd: int) -> None:
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            if error.errno not in _LACKS:
+                raise
+            os.fsync(fd)
 
     def _drop_cached(fd: int, start: int, size_bytes: int) -> None:
         os.posix_fadvise(fd, start, size_bytes, os.POSIX_FADV_DONTNEED)
 
     _sendfile: Callable[[int, int, int, int], int] = os.sendfile
-    _copy_file_range: Callable[[int, int, int, int, int], int] = os.copy_file_range
+    # An interpreter that was built for an older system has no such call.
+    _copy_file_range: Callable[[int, int, int, int, int], int] = getattr(os, "copy_file_range", _lacking)
 
 # Here files are numbers. The functions of the system also take objects; other implementations need not.
 _fsync: Callable[[int], None] = os.fsync
@@ -129,7 +155,7 @@ class Files:
     # The calls with a path also take `dir_fd=`, like the functions of `os`: then the path is looked up in that open
     # directory, even if it has been moved. `rename` and `link` take `src_dir_fd=` and
     # `dst_dir_fd=`.
-    open = staticmethod(os.open)  # (path, flags, permissions)
+    open = staticmethod(_open)  # (path, flags, permissions); a number above those of the standard streams
     close = staticmethod(os.close)
     pread = staticmethod(os.pread)
     pwritev = staticmethod(_pwritev)  # may write fewer bytes than given
@@ -171,13 +197,49 @@ class Files:
         return self._open_regular(path, os.O_RDONLY, dir_fd=dir_fd)
 
     def open_write(self, path: str, *, dir_fd: int | None = None) -> int:
-        """Open an existing regular file for reading and writing."""
-        return self._open_regular(path, os.O_RDWR, dir_fd=dir_fd)
+        """Open an existing regular file for reading and writing, as a file of its own.
+
+        If it has more than one name (`cp -al`, a backup of hard links, a snapshot), a copy takes its place first. What
+        is written then does not reach the other names, where another writer may be. Nobody may be writing by this name.
+        """
+        return self._open_regular(path, os.O_RDWR, own=True, dir_fd=dir_fd)
+
+    def _own_copy(self, shared: int, path: str, facts: os.stat_result, dir_fd: int | None) -> int:
+        """Put a copy in the place of an open file with more names; returns the copy, open. Synced."""
+        temporary = f"{path}.{self.random_bytes(4).hex()}.tmp"
+        try:
+            fd = self.create(temporary, stat.S_IMODE(facts.st_mode), dir_fd=dir_fd)
+            try:
+                self.share_range(shared, fd, start=0, end=facts.st_size, at=0)
+                self.datasync(fd)
+                if dir_fd is None:
+                    self.rename(temporary, path)
+                    self.sync_directory(os.path.dirname(path))
+                else:
+                    here, there = os.path.basename(temporary), os.path.basename(path)
+                    self.rename(here, there, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+                    self.sync_names(dir_fd, os.path.dirname(path))
+            except BaseException:
+                self.close(fd)
+                raise
+        finally:
+            self.close(shared)
+        return fd
+
+    def make_own(self, path: str, *, dir_fd: int | None = None) -> None:
+        """Let the file have no other name, as `open_write` does, if there is one at the path."""
+        with suppress(FileNotFoundError):
+            if self.facts(path, dir_fd=dir_fd).st_nlink > 1:
+                self.close(self.open_write(path, dir_fd=dir_fd))
+
+    def open_to_lock(self, path: str) -> int:
+        """Open an existing regular file for reading and writing as it is: others may have locked it."""
+        return self._open_regular(path, os.O_RDWR)
 
     def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
         """Create a file for reading and writing, with exactly these permissions.
 
-        If the file exists, it is opened unchanged, or with `exclusive` raises `FileExistsError`.
+        If the file exists, it is opened as `open_write` does, or with `exclusive` raises `FileExistsError`.
         """
         fd = -1
         while fd < 0:
@@ -190,13 +252,16 @@ class Files:
                 if exclusive:
                     raise
         try:
-            self.fchmod(fd, permissions)  # the umask may have removed bits that the owner of the topic asked for
+            # The umask may have removed bits that the owner of the topic asked for.
+            self._permit(path, permissions, lambda: self.fchmod(fd, permissions), lambda: self.fstat(fd))
         except BaseException:
             self.close(fd)
             raise
         return fd
 
-    def _open_regular(self, path: str, flags: int, permissions: int = 0o600, *, dir_fd: int | None = None) -> int:
+    def _open_regular(
+        self, path: str, flags: int, permissions: int = 0o600, *, own: bool = False, dir_fd: int | None = None
+    ) -> int:
         expected = "a regular file, and no link, pipe or device"
         place = {} if dir_fd is None else {"dir_fd": dir_fd}
         name = path if dir_fd is None else os.path.basename(path)
@@ -212,12 +277,15 @@ class Files:
                 raise
             raise CorruptLogError(path, 0, error.strerror or "something else", expected) from error
         try:
-            if stat.S_ISREG(self.fstat(fd).st_mode):
-                return fd
-            raise CorruptLogError(path, 0, "something else", expected)
+            facts = self.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                raise CorruptLogError(path, 0, "something else", expected)
         except BaseException:
             self.close(fd)
             raise
+        if own and facts.st_nlink > 1:
+            return self._own_copy(fd, path, facts, dir_fd)
+        return fd
 
     def size(self, fd: int) -> int:
         """The size of the open file in bytes."""
@@ -315,8 +383,10 @@ class Files:
                 at += count
         self.copy_range(source, target, start=start, end=end, at=at)
 
-    def try_lock(self, fd: int, *, shared: bool = False) -> bool:
-        """Take the exclusive flock of the open file if it is free; never waits.
+    def try_lock(self, fd: int, path: str = "the file", *, shared: bool = False) -> bool:
+        """Take the exclusive flock of the open file if it is free; never waits. The path is for the error.
+
+        `StorageIOError` if the file system has no such locks: without them two writers would share a log.
 
         With `shared` it takes a shared flock. A process that only checks whether a file is locked uses it, so that
         two such processes do not block each other. In both cases it is enough that the file is open for reading.
@@ -325,11 +395,44 @@ class Files:
             self.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            doing = (
+                "locking it: this file system has no flock, and nothing else keeps a second writer out; mount it with "
+                "locks (Lustre: -o flock; NFS: a lock daemon), or use a directory on a local disk"
+            )
+            raise StorageIOError(path, error, doing) from error
         return True
+
+    def link_name(self, path: str, target: str, *, dir_fd: int | None = None) -> None:
+        """Give a file a second name; `FileExistsError` if something has that name. Handed to the system.
+
+        With `dir_fd`, the last parts of both paths are names in that open directory. `StorageIOError` if the file
+        system has no hard links: only with them the first of several processes gets a name, with a whole file.
+        """
+        try:
+            if dir_fd is None:
+                self.link(path, target)
+            else:
+                self.link(os.path.basename(path), os.path.basename(target), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                doing = (
+                    f"making the second name {target}: this file system has no hard links, or forbids them here; "
+                    "transactions, archives and tiers need them, so use a directory on another file system"
+                )
+                raise StorageIOError(path, error, doing) from error
+            error.filename, error.filename2 = path, target
+            raise
 
     def unlock(self, fd: int) -> None:
         """Release the flock of the open file, also for processes that share it by a fork."""
-        self.flock(fd, fcntl.LOCK_UN)
+        try:
+            self.flock(fd, fcntl.LOCK_UN)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:  # else it could not be locked either
+                raise
 
     def same_file(self, fd: int, path: str) -> bool:
         """Whether the path still leads to the open file."""
@@ -364,9 +467,34 @@ class Files:
         """Make creations, renames and removals in the directory durable. Synced."""
         fd = self.open_directory(path)
         try:
-            self.fsync(fd)
+            self.sync_names(fd, path)
         finally:
             self.close(fd)
+
+    def sync_names(self, fd: int, path: str) -> None:
+        """The same for an open directory. Some file systems (SMB, FUSE) cannot do it: that is logged once."""
+        try:
+            self.fsync(fd)
+        except OSError as error:
+            if error.errno not in _LACKS:
+                error.filename = path
+                raise
+            _tell_once(self.fstat(fd).st_dev, path, "cannot sync a directory: after a power cut new files may be gone")
+
+    def _permit(
+        self, path: str, permissions: int, change: Callable[[], None], look: Callable[[], os.stat_result]
+    ) -> None:
+        """Change permissions. Some file systems (SMB, FAT) have their own for all files: that is logged once."""
+        try:
+            change()
+        except OSError as error:
+            if error.errno not in _NO_PERMISSIONS:
+                raise
+            facts = look()
+            found = stat.S_IMODE(facts.st_mode)
+            if found != permissions:
+                what = f"does not take permissions: instead of {permissions:o} files and directories have {found:o}"
+                _tell_once(facts.st_dev, path, what)
 
     def make_directory(self, path: str, permissions: int) -> None:
         """Create one directory. Its search bits follow the read bits of `permissions`."""
@@ -375,7 +503,8 @@ class Files:
         except OSError as error:
             _check_name(path, error)
             raise
-        self.chmod(path, permissions | (permissions & 0o444) >> 2)
+        wanted = permissions | (permissions & 0o444) >> 2
+        self._permit(path, wanted, lambda: self.chmod(path, wanted), lambda: self.stat(path))
 
     def make_directories(self, path: str, permissions: int = 0o600) -> None:
         """Create the directory and its missing parents, as `make_directory` does.
@@ -390,6 +519,26 @@ class Files:
             with suppress(FileExistsError):
                 self.make_directory(each, permissions)
             self.sync_directory(os.path.dirname(each))
+
+    def move_directory(self, path: str, target: str, *, first: str = "") -> None:
+        """Rename a directory to a name that nothing has. Handed to the system.
+
+        An overlay does not rename a directory of the image below it. Then the content is moved piece by piece, and
+        the file `first` before all others: without it the rest means nothing.
+        """
+        try:
+            self.rename(path, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self.make_directory(target, stat.S_IMODE(self.stat(path).st_mode))
+            for name in sorted(self.listdir(path), key=lambda name: (name != first, name)):
+                old, new = os.path.join(path, name), os.path.join(target, name)
+                if self.is_directory(old):
+                    self.move_directory(old, new)
+                else:
+                    self.rename(old, new)
+            self.rmdir(path)
 
     def _is_directory(self, path: str) -> bool:
         try:
@@ -451,7 +600,7 @@ class Files:
                 self.wait_writable(to, timeout_s)
                 continue
             except OSError as error:
-                if error.errno != errno.EINVAL:
+                if error.errno not in _LACKS:
                     raise
                 block = self.pread(source, min(_COPY_BYTES, end - start), start)  # `to` may be open for appending
                 self.write_stream(to, block, timeout_s=timeout_s)
@@ -459,6 +608,16 @@ class Files:
             if sent == 0:
                 raise OSError(errno.EIO, "the file ended early")
             start += sent
+
+
+_told: set[tuple[int, str]] = set()  # file systems, and what each lacks
+
+
+def _tell_once(device: int, path: str, what: str) -> None:
+    """Log what a file system lacks, once for each in this process."""
+    if (device, what) not in _told:
+        _told.add((device, what))
+        logger.warning("%s: this file system %s", path, what)
 
 
 REAL = Files()

@@ -14,7 +14,7 @@ turn opens. If an interrupt prevents that, the waiting thread looks again by its
 an interrupt may come while it acquires its lock again after a wait, and the thread would then release a lock
 that another thread holds.
 
-Threads: any thread may call `take`, but not from within an action.
+Threads: any thread may call `take`, but not from within an action: `check_outside` refuses that.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from operator import methodcaller
 from typing import TypeVar
 
 from .not_copyable import NotCopyable
+from .reentry import is_mine, refuse
 
 __all__ = ["Turn"]
 
@@ -40,9 +41,11 @@ class Turn(NotCopyable):
     """See the module's docstring."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
-        # Guards the attributes below. No call is made while it is held, so no signal handler can run meanwhile.
-        self._noting = threading.Lock()
+        self._turn = threading.RLock()  # reentrant, so that it knows its thread; no thread takes it twice
+        self._busy = threading.Lock()  # taken with the turn, and only there: it tells whether anybody has the turn
+        # Guards the attributes below. No call is made while it is held, so no signal handler can run meanwhile. A
+        # finalizer can, and is refused.
+        self._noting = threading.RLock()
         # The threads that have the turn or go to its lock. After some interrupts one of them may do neither.
         self._going: Set[int] = frozenset()
         self._arrived = 0  # threads that came since the last action began
@@ -50,6 +53,11 @@ class Turn(NotCopyable):
         self._gathering: threading.Lock | None = None  # the gate of the thread with the turn, until all have come
         self._waiting: list[threading.Lock] = []  # the gates of the threads that wait for the end of the turn
         self._last_s = 0.0
+
+    def check_outside(self, what: str) -> None:
+        """`LogError` in the middle of this thread's turn; `what` names its work."""
+        if is_mine(self._turn) or is_mine(self._noting):
+            refuse(what)
 
     def take(self, action: Callable[[], T], *, unless: Callable[[], bool] | None = None) -> T | None:
         """Run the action when it is this thread's turn, or return None as soon as `unless` is true."""
@@ -59,7 +67,7 @@ class Turn(NotCopyable):
             self._go(me)
         elif not self._claim(me) and not self._wait(me, unless):
             return None
-        with self._turn:
+        with self._turn, self._busy:
             try:
                 if unless is not None:
                     if unless():
@@ -73,11 +81,13 @@ class Turn(NotCopyable):
     def take_at_once(self, action: Callable[[], object]) -> None:
         """Run the action if nobody has the turn, wants it, or is expected. Otherwise do nothing."""
         me = threading.get_ident()
+        if is_mine(self._turn) or is_mine(self._noting):
+            return
         with self._noting:
             if self._going - {me} or self._arrived or self._expected > 1:
                 return
             self._going, self._arrived = {me}, 1
-        with self._turn:
+        with self._turn, self._busy:
             try:
                 self._run(action)
             finally:
@@ -122,7 +132,7 @@ class Turn(NotCopyable):
         pass it to each other while the others starve. `believed` is False for a thread whose gate was not opened in
         time: it does not trust `_going`. If it is wrong, two are at the lock until one of them has had its turn.
         """
-        gate, locked = _shut_gate(), self._turn.locked()
+        gate, locked = _shut_gate(), self._busy.locked()
         with self._noting:
             if not self._going - {me} or not (believed or locked):
                 self._going = {me}

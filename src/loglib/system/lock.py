@@ -68,7 +68,7 @@ def acquire(files: Files, path: str, permissions: int) -> Lock:
         lock = Lock(directory)
         name = os.path.basename(path)
         try:
-            if not files.try_lock(directory.fd):
+            if not files.try_lock(directory.fd, directory.path):
                 raise LockedError(path, _holder(directory, name))
             _sign(directory, name, permissions)
         except BaseException:
@@ -81,7 +81,7 @@ def try_acquire(files: Files, path: str) -> Lock | None:
     """Lock the directory `path` without naming a holder; None if it is locked."""
     with _changing:
         lock = Lock(Directory.open(files, path))
-        if files.try_lock(lock.directory.fd):
+        if files.try_lock(lock.directory.fd, path):
             return lock
         lock.release()
         return None

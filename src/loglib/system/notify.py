@@ -24,7 +24,9 @@ from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from .descriptors import above_standard
 from .not_copyable import NotCopyable
+from .poll import new_poll
 from .process import finish
 
 __all__ = ["REPLACED", "Observer", "Waiter"]
@@ -58,6 +60,8 @@ class _Descriptors(NotCopyable):
 
     def __init__(self) -> None:
         self.wake_out, self.wake_in = os.pipe()
+        self.wake_out = above_standard(self.wake_out)
+        self.wake_in = above_standard(self.wake_in)
         os.set_blocking(self.wake_out, False)
         os.set_blocking(self.wake_in, False)
 
@@ -77,7 +81,7 @@ class Waiter(NotCopyable):
     def __init__(self, paths: Iterable[str], *, use_inotify: bool = True) -> None:
         self._open: _Descriptors | None = None
         descriptors = _Descriptors()
-        self._poll = select.poll()
+        self._poll = new_poll()
         self._poll.register(descriptors.wake_out, select.POLLIN)
         self._nap = _FIRST_NAP_S
         paths = list(paths)
@@ -169,7 +173,7 @@ class Observer(NotCopyable):
         self._nap = _FIRST_NAP_S
         self._woken_at = time.monotonic()
         descriptors = _Descriptors()
-        self._poll = select.poll()
+        self._poll = new_poll()
         self._poll.register(descriptors.wake_out, select.POLLIN)
         if use_inotify and sys.platform == "linux":
             self._libc = _inotify(descriptors)
@@ -225,9 +229,8 @@ class Observer(NotCopyable):
             found[self._rung.popitem()[0]] = set()
         descriptors = self._open
         if descriptors is not None and self._libc is not None:
-            with suppress(BlockingIOError):
-                while self._libc is not None:
-                    self._parse(os.read(descriptors.inotify, _EVENTS_BYTES), found)
+            while self._libc is not None and self._has_events(descriptors):
+                self._parse(os.read(descriptors.inotify, _EVENTS_BYTES), found)
         if self._all or self._libc is None:
             self._all = False
             found |= {key: set() for key in self._watches}
@@ -274,6 +277,10 @@ class Observer(NotCopyable):
                 self._look_instead(descriptors)
         self._watches[key] = watch
 
+    def _has_events(self, descriptors: _Descriptors) -> bool:
+        """Whether a read returns at once. It is asked, because eventlet lets a read without an answer wait for ever."""
+        return any(fd == descriptors.inotify for fd, _ in self._poll.poll(0))
+
     def _look_instead(self, descriptors: _Descriptors) -> None:
         """Stop relying on reports."""
         self._poll.unregister(descriptors.inotify)
@@ -301,18 +308,25 @@ class Observer(NotCopyable):
 
 def _inotify(descriptors: _Descriptors) -> Any:
     """The C library, with an inotify instance in `descriptors`; None if the system has no instance left."""
-    import ctypes  # imported here: it takes 10 ms, and only a follower needs it
+    try:
+        import ctypes  # imported here: it takes 10 ms, and only a follower needs it
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptors.inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    return libc if descriptors.inotify >= 0 else None
+        libc = ctypes.CDLL(None, use_errno=True)
+    except (ImportError, OSError):  # an interpreter that was built without libffi, or without a shared C library
+        return None
+    fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        return None
+    descriptors.inotify = above_standard(fd)
+    return libc
 
 
 def _watch(paths: list[str], descriptors: _Descriptors) -> bool:
     """Let an inotify instance report writes to the files; False if the system has no instance left."""
     libc = _inotify(descriptors)
     fd = descriptors.inotify
-    if fd >= 0 and any(libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY | _IN_REPLACED) < 0 for path in paths):
+    mask = _IN_MODIFY | _IN_REPLACED
+    if libc is not None and any(libc.inotify_add_watch(fd, os.fsencode(path), mask) < 0 for path in paths):
         descriptors.inotify = -1
         os.close(fd)
     return descriptors.inotify >= 0

@@ -23,6 +23,7 @@ from ..errors import BrokenStreamError, LogClosedError
 from .files import REAL, Buffer
 from .not_copyable import NotCopyable
 from .notify import Observer
+from .poll import new_poll
 
 __all__ = ["PIECE_BYTES", "Stream"]
 
@@ -172,7 +173,7 @@ class Stream(NotCopyable):
             timeout_s = min(timeout_s, self._until - time.monotonic())
             if timeout_s <= 0:
                 raise self._silence()
-        poll = select.poll()
+        poll = new_poll()
         for fd, wanted in {**dict.fromkeys((*self._waker.descriptors(), *others), select.POLLIN), **events}.items():
             poll.register(fd, wanted)
         ready = dict(poll.poll(max(0.0, timeout_s) * 1000))

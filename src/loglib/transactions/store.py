@@ -39,6 +39,7 @@ from ..log.transaction_numbers import CHECKPOINT, DONE, MOST_BYTES, name_of, new
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
+from ..system.reentry import enter
 from .manifest import (
     AppState,
     Checkpoint,
@@ -112,7 +113,7 @@ class Store(NotCopyable):
         self.files = files
         self.path = path
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._expire_before: int | None = None
         self._stale = False  # what is known may be half changed
         self._synced = 0
@@ -305,7 +306,7 @@ class Store(NotCopyable):
     def _turn(self) -> Iterator[Directory]:
         if os.getpid() != self._pid:
             raise ForkedHandleError(self.path, self._pid)
-        with self._lock:
+        with enter(self._lock, self.path):
             directory = self._directory
             if directory is None:
                 raise LogClosedError(f"{self.path} is closed")
