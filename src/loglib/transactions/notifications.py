@@ -105,7 +105,7 @@ class _NotificationThread(NotCopyable):
     """The thread that watches the inboxes of this process's topics."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a topic may be collected, which leaves, in the middle of a call here
         # By the topic's identity: its path, the topic, and its method without the topic. One path may have several.
         self._served: dict[int, tuple[str, weakref.ref[Any], Callable[[Any], bool]]] = {}
         self._thread: threading.Thread | None = None
@@ -116,8 +116,9 @@ class _NotificationThread(NotCopyable):
         with self._lock:
             self._served[id(topic)] = real, weakref.ref(topic), serve
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="loglib-inbox", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="loglib-inbox", daemon=True)
+                thread.start()  # first: if there is no thread left, the next call tries again
+                self._thread = thread
         self._wake()
 
     def leave(self, topic: object) -> None:
