@@ -4,6 +4,7 @@ import _thread
 import json
 import logging
 import multiprocessing
+import os
 import shutil
 import sys
 import threading
@@ -18,8 +19,10 @@ import pytest
 
 from conftest import run_python
 from loglib import Topic
+from loglib import topic as topic_module
 from loglib.logging import LogHandler, spool
 from loglib.logging.spool import Spool
+from loglib.system import process
 from loglib.testing import Call, UnsyncedFiles, WatchedFiles
 
 BEGIN = """
@@ -398,6 +401,27 @@ def test_workers_of_a_copy_of_multiprocessing_lose_nothing(path: Path, tmp_path:
     run(path, BEGIN, program)
     assert messages(path) == Counter(["begin", *"0123"])
     assert [values(Path(f"{path}{number}")) for number in range(3)] == [[b"appended"]] * 3
+
+
+def test_child_that_knows_of_its_fork_already_leaves_nothing_twice(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happens between a fork and loglib's own callback, done here, where coverage sees it."""
+    left: list[int] = []
+    monkeypatch.setattr(process, "_abandon", lambda: left.append(1))
+    monkeypatch.setattr(process, "forking", [os.getpid()])
+    for module in (spool, topic_module):
+        monkeypatch.setattr(module, "forking", process.forking)
+    one = Spool(path, capacity_bytes=1000, patience_s=0, report=lambda drops: b"", partitions=1)
+    assert one.put(b"the parent's", 1) and one.flush(60) and not left
+    process.forking[:] = [0]
+    one.drop()
+    assert one.flush(60) and one.close(60) == 0 and left
+    opened = Topic.open(path)
+    opened.close()
+    left.clear()
+    opened.__del__()
+    assert left
 
 
 # --- greenlets ---------------------------------------------------------------------------------------
