@@ -4,7 +4,6 @@ import _thread
 import json
 import logging
 import multiprocessing
-import os
 import shutil
 import sys
 import threading
@@ -403,18 +402,22 @@ def test_workers_of_a_copy_of_multiprocessing_lose_nothing(path: Path, tmp_path:
     assert [values(Path(f"{path}{number}")) for number in range(3)] == [[b"appended"]] * 3
 
 
-def test_child_that_knows_of_its_fork_already_leaves_nothing_twice(
+def test_only_a_child_leaves_its_parents_handles_before_a_callback_uses_them(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happens between a fork and loglib's own callback, done here, where coverage sees it."""
     left: list[int] = []
     monkeypatch.setattr(process, "_abandon", lambda: left.append(1))
-    monkeypatch.setattr(process, "forking", [os.getpid()])
+    monkeypatch.setattr(process, "forking", [True])
     for module in (spool, topic_module):
         monkeypatch.setattr(module, "forking", process.forking)
     one = Spool(path, capacity_bytes=1000, patience_s=0, report=lambda drops: b"", partitions=1)
     assert one.put(b"the parent's", 1) and one.flush(60) and not left
-    process.forking[:] = [0]
+    process.forking.clear()  # another thread has forked, and its fork has ended in between
+    process.leave_parent()
+    assert not left
+    process.forking.append(True)
+    monkeypatch.setattr(process, "_pid", 0)
     one.drop()
     assert one.flush(60) and one.close(60) == 0 and left
     opened = Topic.open(path)

@@ -119,7 +119,7 @@ def fork_lock() -> threading.RLock:
     return lock
 
 
-forking: list[int] = []  # the present process, once for each fork that is under way in it
+forking: list[bool] = []  # not empty while a fork is under way, and in a child that has not left its parent
 _kinds: list[Listeners[[int]]] = []  # the kinds of handles; a kind comes before the kinds that build on it
 _pid = os.getpid()
 
@@ -136,7 +136,7 @@ def leave_parent() -> None:
     Another callback of the fork may come before this module's, and use or free a handle. Before that, call this if
     `forking` is not empty.
     """
-    if forking and os.getpid() not in forking:
+    if os.getpid() != _pid:  # `forking` may have changed since the caller has looked: other threads fork, too
         _abandon()
 
 
@@ -153,7 +153,7 @@ def _abandon() -> None:
 
 
 os.register_at_fork(
-    before=lambda: forking.append(os.getpid()), after_in_parent=forking.pop, after_in_child=leave_parent,
+    before=lambda: forking.append(True), after_in_parent=forking.pop, after_in_child=leave_parent,
 )  # fmt: skip
 
 
