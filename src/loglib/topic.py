@@ -79,7 +79,7 @@ from .system.clock import SYSTEM, clock_of
 from .system.directory import Directory
 from .system.files import REAL, Files
 from .system.mounts import network_file_system
-from .system.process import at_exit, in_child, is_interrupting, try_each
+from .system.process import at_exit, forking, in_child, is_interrupting, leave_parent, try_each
 from .system.reentry import refuse
 from .transactions.participant import Participant
 
@@ -126,9 +126,11 @@ class Topic(Shown, Columnar, TopicWithGroups):
         make_log: Callable[[Files, str, Identity], Log] = Log,
         replicas: ReplicaSet | None = None,
         grows: bool = False,
+        background: bool = True,
     ) -> None:
         """`grows`: whether partitions may be added while it is open."""
         self.path = path
+        self._background = background  # whether it may have a thread
         self.name = os.path.basename(path)
         self.log_id = log_id
         self.config = config
@@ -314,6 +316,8 @@ class Topic(Shown, Columnar, TopicWithGroups):
         self.close()
 
     def __del__(self) -> None:
+        if forking:
+            leave_parent()
         if hasattr(self, "_placement") and self.mode == "a" and not self.closed:
             warnings.warn(f"topic {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
             threads = [each for each in (self._flusher, self._replicas) if each is not None]
@@ -890,11 +894,11 @@ class Topic(Shown, Columnar, TopicWithGroups):
                     self._replicas.begin([each.writer() for each in self._accesses])
             self._serving.apply()
             self._go_by_the_clock()
+            if self._flusher is not None and self._files.real:
+                self._serving.listen()
         except BaseException:
             self.close()
             raise
-        if self._flusher is not None and self._files.real:
-            self._serving.listen()
         _in_child.add(self._abandon_in_child)
         at_exit.add(self.close)
 
@@ -945,6 +949,8 @@ class Topic(Shown, Columnar, TopicWithGroups):
     def _wants_thread(self) -> bool:
         # Python 3.12 and later warn when a process with threads forks, so a thread needs a reason.
         policy = self.config.retention
+        if not self._background:
+            return False
         clocked = (self.config.flush.interval, self.config.segment_age, policy.age, policy.bytes)
         return any(each is not None for each in clocked) or policy.keep_free > 0
 
@@ -979,12 +985,14 @@ def open_topic(
     acks: Acks | None = None,
     replica_timeout: float = 1.0,
     lose: Sequence[str | os.PathLike[str]] = (),
+    background: bool = True,
     **policies: Unpack[Policies],
 ) -> Topic:
     """`Topic.open` on simulated files, or by a simulated clock: for simulations and tests.
 
     `files` is a file system, such as those of `loglib.testing`. `clock` is a function that returns the time of
-    day in microseconds UTC, which is believed, or a `loglib.system.clock.Clock`. The rest is as in `Topic.open`.
+    day in microseconds UTC, which is believed, or a `loglib.system.clock.Clock`. Without `background` the topic has no
+    thread, and does nothing by the clock. The rest is as in `Topic.open`.
     """
     if mode not in ("a", "r"):
         raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
@@ -1054,6 +1062,7 @@ def open_topic(
             mode=mode, shared=shared, partitioner=function, files=files, clock=clock, donors=copies,
             opened_by=(absolute if place is None else place.given, None if tier is None else os.fsdecode(tier)),
             make_log=make_log, replicas=assembled, grows=place is None and (shared or mode == "r"),
+            background=background,
         )  # fmt: skip
     except BaseException:
         if assembled is not None:

@@ -143,13 +143,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for the w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--preload",)], ids=["plain", "preload"])
-def test_workers_that_are_killed_and_reloaded_lose_no_answered_line(tmp_path: Path, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("options", ["", "--preload", "--threads 3", "-k gevent", "-k gevent --preload"])
+def test_workers_that_are_killed_and_reloaded_lose_no_answered_line(tmp_path: Path, options: str) -> None:
     """Four workers share two partitions."""
+    if "gevent" in options:
+        pytest.importorskip("gevent")
     chance = random.Random(1)
     topic = tmp_path / "logs" / "app"
     topic.parent.mkdir()
-    with served(tmp_path, topic, *options) as server, Clients(server) as clients:
+    with served(tmp_path, topic, *options.split()) as server, Clients(server) as clients:
         for step in range(12):
             time.sleep(0.25)
             if step % 4 == 3:

@@ -165,9 +165,10 @@ def test_exit_function_is_registered_with_multiprocessing_once(
     open_topic: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(process.at_exit, "_told", False)
+    monkeypatch.setattr(process.at_exit, "_told", set())
     util = multiprocessing.util
     monkeypatch.setattr(util, "Finalize", lambda *what, exitpriority: told.append((*what, exitpriority)))
+    monkeypatch.setattr(process, "_POOLS", ("multiprocessing.util",))
     monkeypatch.setattr(util, "register_after_fork", lambda *_: None)  # whose registry outlives this test
     for name in ("a", "b"):
         open_topic(path / name)

@@ -228,6 +228,26 @@ def test_forked_child_has_an_inbox_of_its_own(path: Path) -> None:
     assert (process.returncode, out) == (0, "[b'x']\n"), sys.version
 
 
+def test_inbox_thread_that_could_not_be_started_is_started_by_the_next_topic(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic that could not start it is closed, and its partitions are free."""
+    monkeypatch.setattr(notifications._postman, "_made", {"value": notifications._NotificationThread()})
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "loglib-inbox":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start"):
+            Topic.open(path)
+    with Topic.open(path):
+        assert notifications._postman()._thread is not None
+
+
 def test_inboxes_are_watched_again_after_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [MemoryError("no memory for a watch")]
 

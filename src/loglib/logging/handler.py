@@ -7,9 +7,9 @@ In a configuration:
 
     {"class": "loglib.logging.LogHandler", "path": "data/app", "level": "INFO"}
 
-Threads: safe for all, and without the handler's lock: no thread waits because another one waits for room. A finalizer
-or a signal handler may log in the middle of any call here. A line that comes after the exit functions, from a finalizer
-at the end of the interpreter, is counted as dropped.
+Threads: safe for all, and without the handler's lock: no thread waits because another one waits for room. A finalizer,
+a signal handler, or an object that is being formatted may log in the middle of any call here. A line that comes after
+the exit functions, from a finalizer at the end of the interpreter, is counted as dropped.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import math
 import os
 import sys
 import time
+import weakref
+from _thread import get_ident
+from contextlib import suppress
 from typing import Any, Unpack
 
 from ..config.policies import Policies
-from ..system.process import at_exit, in_child
 from .spool import Drops, Spool
 
 __all__ = ["JsonFormatter", "LogHandler"]
@@ -43,9 +45,6 @@ def _encode(facts: dict[str, Any]) -> str:
     if not text.isascii():
         text.encode()
     return text
-
-
-_in_child = in_child()
 
 
 class _Replacing:
@@ -117,8 +116,8 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         extras = record.__dict__.keys() - _STANDARD
-        for name in sorted(extras):
-            facts[f"extra.{name}" if name in _NAMES else name] = record.__dict__[name]
+        for name in sorted(extras, key=str):
+            facts[f"extra.{name}" if name in _NAMES else str(name)] = record.__dict__[name]
         if record.exc_info and not record.exc_text:
             record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:
@@ -172,17 +171,20 @@ class LogHandler(logging.Handler):
         super().__init__(level)
         policies.setdefault("durability", "os")
         self._spool = Spool(
-            path, capacity_bytes=capacity, patience_s=patience, report=self._report, partitions=partitions, **policies
-        )
+            path, capacity_bytes=capacity, patience_s=patience, report=_Report(self), end_timeout_s=flush_timeout,
+            partitions=partitions, **policies,
+        )  # fmt: skip
         self._flush_timeout = flush_timeout
-        self._ending = False
+        self._telling: set[int] = set()  # threads that tell of a line that could not be made
         self.formatter = JsonFormatter()
-        at_exit.add(self._end)
-        _in_child.add(self._begin_in_child)
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Filter and write a record. Without the handler's lock, which a waiting thread would hold."""
-        found: Any = self.filter(record)
+        try:
+            found: Any = self.filter(record)
+        except BaseException as error:  # noqa: BLE001  See `_lose`.
+            self._lose(record, error)
+            return False
         if isinstance(found, logging.LogRecord):  # from Python 3.12 on a filter may replace the record
             record = found
         if found:
@@ -191,25 +193,48 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
-        name = record.name or ""
-        if name.startswith(_OWN) and name[len(_OWN) :][:1] in ("", "."):
-            return
         try:
+            name = record.name or ""
+            if name.startswith(_OWN) and name[len(_OWN) :][:1] in ("", "."):
+                return
             if sys.is_finalizing():  # no thread runs any more, and what writing needs is being taken apart
                 self._spool.dropped += 1
                 return
             line = self.format(record).encode("utf-8", "backslashreplace")
             timestamp_us = int(record.created * 1_000_000)
-        except Exception:  # noqa: BLE001  Whatever a formatter raises must not end the program that logs.
-            self._spool.drop()
-            self.handleError(record)
+            urgent = record.levelno >= logging.WARNING
+        except BaseException as error:  # noqa: BLE001  See `_lose`.
+            self._lose(record, error)
             return
         try:
-            self._spool.put(line, timestamp_us, urgent=record.levelno >= logging.WARNING)
-        except Exception:  # noqa: BLE001  Nor what goes wrong with it here.
-            self.handleError(record)
-        if self._ending:
-            self.flush()
+            self._spool.put(line, timestamp_us, urgent=urgent)
+        except Exception as error:  # noqa: BLE001  It was not accepted; an interrupt may come after that.
+            self._lose(record, error)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  The name is logging's.
+        """Tell of a line that could not be made, on stderr, as `logging` does. It raises nothing.
+
+        Where stderr leads back to a logger, what is told of a line is a line, and nothing is told of that one.
+        """
+        me = get_ident()
+        if me in self._telling:
+            return
+        self._telling.add(me)
+        try:
+            with suppress(Exception):  # stderr may be closed, or of any kind
+                super().handleError(record)
+        finally:
+            self._telling.discard(me)
+
+    def _lose(self, record: logging.LogRecord, error: BaseException) -> None:
+        """Count a record that could not be made: its filter, formatter or argument may raise anything.
+
+        What is no `Exception` is raised again, since it is an interrupt, or the end of the program.
+        """
+        self._spool.drop()
+        if not isinstance(error, Exception):
+            raise error
+        self.handleError(record)
 
     def flush(self) -> None:
         """Wait until the lines so far are written, for at most `flush_timeout` seconds."""
@@ -221,9 +246,7 @@ class LogHandler(logging.Handler):
 
     def close(self) -> None:
         """Write what is left, and give the partition back. A later line begins anew."""
-        at_exit.discard(self._end)
-        _in_child.discard(self._begin_in_child)
-        self._close_spool()
+        self._spool.close(self._flush_timeout)
         super().close()
 
     @property
@@ -231,24 +254,14 @@ class LogHandler(logging.Handler):
         """Lines that this process has dropped."""
         return self._spool.dropped
 
-    def _end(self) -> None:
-        """The process ends. Lines that come now, from other exit functions, are written one by one."""
-        self._ending = True
-        self._close_spool()
 
-    def _close_spool(self) -> None:
-        left = self._spool.close(self._flush_timeout)
-        if left:
-            logging.getLogger(_OWN).error("%s: %d lines were not written", self._spool.path, left)
+class _Report:
+    """Makes the line that tells of dropped lines, by the handler's formatter. The spool may outlive the handler."""
 
-    def _begin_in_child(self, parent_pid: int) -> None:
-        del parent_pid
-        self._ending = False
-        at_exit.add(self._end)
-        _in_child.add(self._begin_in_child)
+    def __init__(self, handler: LogHandler) -> None:
+        self._handler = weakref.ref(handler)
 
-    def _report(self, drops: Drops) -> bytes:
-        """The line that tells of dropped lines, by this handler's formatter."""
+    def __call__(self, drops: Drops) -> bytes:
         span = (drops.last_us - drops.first_us) / 1_000_000
         text = "%d lines were dropped within %.3f s, because nothing could be written"
         record = logging.LogRecord(
@@ -256,8 +269,8 @@ class LogHandler(logging.Handler):
         )  # fmt: skip
         record.created = drops.last_us / 1_000_000
         record.dropped = drops.records
-        try:
-            line = self.format(record)
-        except Exception:  # noqa: BLE001  A formatter may need extras that this record does not have.
-            line = JsonFormatter().format(record)
-        return line.encode("utf-8", "backslashreplace")
+        handler = self._handler()
+        with suppress(Exception, SystemExit):  # a formatter may need extras that this record does not have
+            if handler is not None:
+                return handler.format(record).encode("utf-8", "backslashreplace")
+        return JsonFormatter().format(record).encode()

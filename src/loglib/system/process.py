@@ -6,6 +6,7 @@ parent's files nor unlocks them. A process that ends normally has closed its top
     fork_lock         a lock that a fork waits for
     in_child          methods that a forked child calls, one kind of handle after the other
     PerProcess        a value that each process makes for itself: a pool of threads, a session
+    leave_parent      calls them at once, for a callback of the fork that comes before this module's
     at_exit           methods that are called at the end of the process
     finish            makes each call exactly once, even after an error or an interrupt
     try_each          makes one call for each item, even after an error
@@ -28,6 +29,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import starmap
 from operator import call, length_hint
 from types import FrameType, ModuleType
@@ -35,13 +37,17 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from ..errors import together
 
-__all__ = ["Listeners", "PerProcess", "at_exit", "finish", "fork_lock", "in_child", "is_interrupting", "try_each"]
+__all__ = [
+    "Listeners", "PerProcess", "at_exit", "finish", "fork_lock", "forking", "in_child", "is_interrupting",
+    "leave_parent", "try_each",
+]  # fmt: skip
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _PACKAGE = __name__.partition(".")[0]  # loglib, wherever this module stands in it
-_LAST = -100  # after the other exit functions of `multiprocessing` (down to -5), which may still append
+_POOLS = ("multiprocessing.util", "multiprocess.util")  # the second one: pathos, and others that pickle with dill
+_LAST = -100  # after the other exit functions of their workers (down to -5), which may still append
 
 
 class Listeners(Generic[P]):
@@ -114,6 +120,7 @@ def fork_lock() -> threading.RLock:
     return lock
 
 
+forking: list[bool] = []  # not empty while a fork is under way, and in a child that has not left its parent
 _kinds: list[Listeners[[int]]] = []  # the kinds of handles; a kind comes before the kinds that build on it
 _pid = os.getpid()
 
@@ -152,9 +159,20 @@ class PerProcess(Generic[T]):
 _per_process: list[PerProcess[Any]] = []
 
 
+def leave_parent() -> None:
+    """Abandon the parent's handles, if this is a child that has not yet done it.
+
+    Another callback of the fork may come before this module's, and use or free a handle. Before that, call this if
+    `forking` is not empty.
+    """
+    if os.getpid() != _pid:  # `forking` may have changed since the caller has looked: other threads fork, too
+        _abandon()
+
+
 def _abandon() -> None:
     global _pid
     parent_pid, _pid = _pid, os.getpid()
+    forking.clear()
     at_exit.clear()
     failures: list[Exception] = []
     for kind in _kinds:
@@ -164,38 +182,41 @@ def _abandon() -> None:
         raise together(failures)  # the interpreter prints it
 
 
-os.register_at_fork(after_in_child=_abandon)
+os.register_at_fork(
+    before=lambda: forking.append(True), after_in_parent=forking.pop, after_in_child=leave_parent,
+)  # fmt: skip
 
 
 # --- the end of the process --------------------------------------------------------------------------
 
 
 class _AtExit(Listeners[[]]):
-    """Called when the interpreter ends, and when a worker of `multiprocessing` ends.
+    """Called when the interpreter ends, and when a worker of `multiprocessing` or of its copy `multiprocess` ends.
 
-    Such a worker ends by `os._exit`, and calls only the exit functions of `multiprocessing`. This module does not
-    import `multiprocessing`: a worker has imported it, and in any other process `atexit` makes the calls.
+    Such a worker ends by `os._exit`, and calls only the exit functions of its package. This module does not import
+    the package: a worker has imported it, and in any other process `atexit` makes the calls.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = False  # whether multiprocessing has the exit function in this process
+        self._told: set[str] = set()  # the packages that have the exit function in this process
 
     def add(self, method: Callable[[], object]) -> None:
         super().add(method)
-        util = sys.modules.get("multiprocessing.util")
-        if util is not None and not self._told:
-            self._register(util)
-            # A worker that is not forked drops exit functions of modules that it imports first, so tell it again.
-            util.register_after_fork(self, lambda at_exit: at_exit._register(util))  # noqa: SLF001
+        for name in _POOLS:
+            util = sys.modules.get(name)
+            if util is not None and name not in self._told:
+                self._register(util)
+                # A worker that is not forked drops exit functions of modules that it imports first, so tell it again.
+                util.register_after_fork(self, partial(_AtExit._register, util=util))
 
     def _register(self, util: ModuleType) -> None:
         util.Finalize(None, self.end, exitpriority=_LAST)
-        self._told = True
+        self._told.add(util.__name__)
 
     def clear(self) -> None:
         super().clear()
-        self._told = False  # a worker forgets its parent's exit functions
+        self._told.clear()  # a worker forgets its parent's exit functions
 
     def end(self) -> None:
         """Call all methods, and raise one error for all that they raised."""
