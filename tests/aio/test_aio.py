@@ -6,9 +6,11 @@ import asyncio
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,26 @@ def test_appends_keep_their_order_whatever_way_they_take(path: Path) -> None:
     run(main())
 
 
+@contextmanager
+def held_elsewhere(lock: Any) -> Iterator[None]:
+    """Another thread holds the lock."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            done.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert taken.wait(60)
+    try:
+        yield
+    finally:
+        done.set()
+        holder.join()
+
+
 def test_append_at_once_waits_for_no_lock_and_survives_an_interrupt(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +107,7 @@ def test_append_at_once_waits_for_no_lock_and_survives_an_interrupt(
             return topic._append_at_once(value, None, timestamp=None, headers=None, partition=0)
 
         writer = topic._accesses[0].writer()
-        with writer.lock:
+        with held_elsewhere(writer.lock):
             assert at_once(b"locked") is None
             assert not writer.batch.values
         assert at_once(b"0") == (0, 0)

@@ -25,7 +25,7 @@ from loglib import (
     Position,
     RecordTooLargeError,
     StorageFullError,
-    StorageIOError,
+    TooManyFilesError,
     Topic,
     WriterFailedError,
     testing,
@@ -106,8 +106,8 @@ def test_roll_without_descriptors_names_what_it_loses(open_topic: Open) -> None:
         for number in range(400):
             try:
                 returned.append(topic.append(b"%03d" % number * 60))
-            except StorageIOError as error:
-                assert "Too many open files" in str(error)
+            except TooManyFilesError as error:
+                assert "raise it" in str(error)
                 gone = set(named(error))
                 assert gone
                 shortages += 1

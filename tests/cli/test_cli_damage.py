@@ -103,7 +103,8 @@ def test_audit_names_what_does_not_add_up(cli: Cli, clicks: Path, tmp_path: Path
     assert found.code == 1 and "differs" in found.output and "1 do not add up" in found.errors
     (row,) = cli("audit", clicks.parent, mirror, "--json").objects
     assert (row["topic"], row["missing"], row["state"]) == ("clicks", 1, "differs")
-    assert cli("audit", clicks.parent).code == 0
+    alone = cli("audit", clicks.parent)
+    assert alone.code == 2 and "give a destination" in alone.errors, "nothing was compared"
     assert cli("audit", tmp_path / "nothing").code == 2
 
 

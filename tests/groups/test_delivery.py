@@ -170,7 +170,7 @@ def test_files_of_few_partitions_are_open_at_a_time(
 def test_running_out_of_descriptors_closes_those_of_others_first(
     open_topic: Callable[..., Topic], topic: Topic, others_open: bool
 ) -> None:
-    files = FaultyFiles("open_read", error=24, armed=False)
+    files = FaultyFiles("open_read", error=24, armed=False, every=not others_open)
     reading = open_topic(mode="r", files=files)
     observer = Observer()
     progress = Delivery(reading._place("etl"), observer)
@@ -193,6 +193,7 @@ def test_running_out_of_descriptors_closes_those_of_others_first(
         else:
             with pytest.raises(StorageIOError, match="raise the limit"):
                 progress.take("batch")
+            files.armed = False
             assert progress.take("batch") is not None
     finally:
         progress.close()

@@ -462,7 +462,7 @@ def test_lines_of_greenlets_are_written(when: str, path: Path) -> None:
     handler = begin()
     log.info("begin")
     """
-    first = begin + "    handler.flush()\n" if when == "after the first line" else ""
+    first = begin + "handler.flush()\n" if when == "after the first line" else ""
     parts = {"before the import": [patch, begin], "after the import": ["\n    import loglib.logging\n", patch, begin]}
     run(path, BEGIN, *parts.get(when, [first, patch]), program)
     assert messages(path) == Counter(["begin", *(f"{name} {number}" for name in range(20) for number in range(20))])

@@ -149,7 +149,7 @@ def test_file_calls_stand_in_files_only(name: str) -> None:
 
 
 # Calls that make a descriptor, and the module that may make each: there its number is seen to be above 2. The modules
-# of the command line need not see to it, because `cli/start` opens what is closed of the three.
+# of the command line need not see to it, because `cli/streams` opens what is closed of the three.
 MAKES_DESCRIPTORS = {
     "open", "dup", "pipe", "pipe2", "memfd_create", "eventfd", "timerfd_create", "pidfd_open", "openpty", "socket",
     "socketpair", "create_connection", "create_server", "accept", "fromfd", "epoll", "kqueue", "Popen", "run",
@@ -157,8 +157,8 @@ MAKES_DESCRIPTORS = {
 }  # fmt: skip
 MAY_MAKE = {
     "system/files": {"os.open"}, "system/descriptors": {"os.open", "os.dup"}, "system/notify": {"os.pipe"},
-    "cli/program": {"os.open"}, "cli/write": {"os.open"},
-    "cli/copies": {"socket.create_server", "listener.accept", "socket.create_connection", "subprocess.Popen"},
+    "cli/lines": {"os.open"}, "cli/signals": {"os.pipe2"}, "cli/streams": {"os.open"},
+    "cli/copies": {"socket.create_server", "listener.accept", "socket.socket", "subprocess.Popen"},
 }
 _MAKERS = {"os", "socket", "select", "subprocess", "tempfile", "listener", "ctypes"}
 

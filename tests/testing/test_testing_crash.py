@@ -84,7 +84,9 @@ def test_half_of_two_renames_leaves_one_file_with_two_names() -> None:
     fs.rename("/d/b", "/d/c")
     assert left(fs) >= {(("/d/a", b"x"), ("/d/c", b"x")), (("/d/c", b"x"),), (("/d/b", b"x"),)}
     two = next(state for state in fs.crash_states() if len(state.image.tree()) == 2).files
-    write(two, "a", b"y")
+    fd = two.open_to_lock("/d/a")  # `open_write` would make it a file of its own
+    two.pwritev(fd, [b"y"], 0)
+    two.close(fd)
     assert two.tree() == {"/d/a": b"y", "/d/c": b"y"} and two.used == 1
 
 

@@ -41,7 +41,8 @@ class Calls:
         return None if running is None or running.done() or running.get_loop().is_closed() else running
 
     def _ended(self, call: asyncio.Future[Any]) -> None:
-        self._running = None
+        if self._running is not None and self._running() is call:  # the next call may have begun meanwhile
+            self._running = None
         if not call.cancelled():
             call.exception()  # nobody may have waited for it
 

@@ -150,7 +150,10 @@ def new_aside(files: Files, path: str) -> str:
     It is short, because some file systems take fewer letters than a name may have.
     """
     parent, name = os.path.split(path)
-    return os.path.join(parent, f".{name[:_ASIDE_LETTERS].lstrip('.')}.{files.random_bytes(8).hex()}.tmp")
+    while True:
+        aside = os.path.join(parent, f".{name[:_ASIDE_LETTERS].lstrip('.')}.{files.random_bytes(8).hex()}.tmp")
+        if not files.exists(aside):
+            return aside
 
 
 def put_in_place(files: Files, aside: str, path: str, build: Callable[[], object]) -> bool:
