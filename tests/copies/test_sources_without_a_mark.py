@@ -52,6 +52,26 @@ def mirroring(path: Path, to: Path, way: str, **options: Any) -> Iterator[Mirror
         yield made
 
 
+@pytest.mark.parametrize("slot", [0, 1])
+def test_slot_that_is_left_of_a_mirror_holds_back_no_transaction_that_was_shown(
+    path: Path, to: Path, tmp_path: Path, slot: int
+) -> None:
+    """A mark holds a transaction back until all partitions have it. The other slot kept that mark."""
+    with Topic.open(path, partitions=2) as topic:
+        fill(topic, 2)
+        mirror(path, to)
+        with transaction("shop") as tx:
+            for number in (0, 1):
+                tx.append(topic, b"shown", partition=number)
+        mirror(path, to)
+        expected = sorted(values_of(topic))
+    for number in (0, 1):
+        rot(slot)(to / f"{number:04d}" / "watermark")
+    snapshot(to, tmp_path / "backup" / "topic")
+    with Topic.open(tmp_path / "backup" / "topic", mode="r") as copy:
+        assert sorted(values_of(copy)) == expected
+
+
 @pytest.mark.parametrize("way", ["here", "stream"])
 @pytest.mark.parametrize("damage", MARKS.values(), ids=MARKS)
 @pytest.mark.parametrize("copied", [0, 1, 2])

@@ -260,9 +260,15 @@ class LogCopier(NotCopyable):
         self.copied.publish(held_together(self.copied.mark, target.flushed_end, target.flushed_tail))
         self.copied.sync_mark()
 
-    def publish(self, target: Mark) -> None:
-        """Let readers of the copy see up to the source's mark `target`, to which it was advanced."""
-        self.copied.publish(self.next_mark(target))
+    def publish(self, target: Mark, *, twice: bool = False) -> None:
+        """Let readers of the copy see up to the source's mark `target`, to which it was advanced.
+
+        `twice`: in both slots, synced. Then no slot holds back what was published, if the other one rots.
+        """
+        if twice:
+            self.copied.rest_at(self.next_mark(target))
+        else:
+            self.copied.publish(self.next_mark(target))
 
     def retire(self, target: Mark) -> None:
         """Drop the segments that the source has dropped."""

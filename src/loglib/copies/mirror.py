@@ -375,10 +375,8 @@ class Mirror(NotCopyable):
         self._copied_bytes += copied
         together = self._write_pending_marks(wanted)
         for pair, mark in wanted.items():
-            pair.publish(mark)
+            pair.publish(mark, twice=together)
         if together:
-            for pair in wanted:
-                pair.copied.sync_mark()
             forget_marks(self._files, self.path)
         for pair, mark in wanted.items():
             pair.retire(mark)
