@@ -1077,20 +1077,10 @@ def open_topic(
     return topic
 
 
-def _with_tail(
-    archive: str | os.PathLike[str],
-    read: Callable[[StartLike, StartLike], Reader],
-    logs: Sequence[Log],
-    start: StartLike,
-    end: StartLike | None,
-    *,
-    columns: Sequence[str] | None,
-    batch_bytes: int,
-    now_us: int,
-) -> pa.RecordBatchReader:
+def _with_tail(*given: Any, **named: Any) -> pa.RecordBatchReader:
     from .offload.archive_reader import with_tail
 
-    return with_tail(archive, read, logs, start, end, columns=columns, batch_bytes=batch_bytes, now_us=now_us)
+    return with_tail(*given, **named)
 
 
 def _floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> Floors | TierFloors:
