@@ -200,7 +200,10 @@ class Reference:
 
     def drop(self) -> None:
         partition, account = self.main.open().partition(1), self.main.accounts[1]
-        base = [segment.base_offset for segment in partition.segments][-2]
+        bases = [segment.base_offset for segment in partition.segments]
+        if len(bases) < 2:  # an error has ended the step that rolls
+            return
+        base = bases[-2]
         first = account.first + len(list(partition.read("begin", base)))
         account.drop(first, done=False)
         with self.main.telling():
