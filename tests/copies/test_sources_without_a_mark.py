@@ -52,6 +52,27 @@ def mirroring(path: Path, to: Path, way: str, **options: Any) -> Iterator[Mirror
         yield made
 
 
+@pytest.mark.parametrize("damage", [MARKS["lost"], MARKS["both"]], ids=["lost", "rotten"])
+def test_transaction_that_is_whole_in_a_log_without_a_mark_is_done(
+    path: Path, tmp_path: Path, damage: Damage
+) -> None:
+    """Its end stands in the log, so what is found there names it as applied."""
+    with Topic.open(path, partitions=1) as topic:
+        fill(topic, 1)
+        with transaction("shop") as tx:
+            for value in (b"one", b"two"):
+                tx.append(topic, value)
+        applied = topic._accesses[0].log.mark().applied_txn
+        expected = values_of(topic)
+    damage(path / "0000" / "watermark")
+    with Topic.open(path, mode="r") as reading:
+        found = reading._accesses[0].log.found()
+    assert found.applied_txn == applied > 0
+    snapshot(path, tmp_path / "backup" / "topic")
+    with Topic.open(tmp_path / "backup" / "topic", mode="r") as copy:
+        assert values_of(copy) == expected
+
+
 @pytest.mark.parametrize("slot", [0, 1])
 def test_slot_that_is_left_of_a_mirror_holds_back_no_transaction_that_was_shown(
     path: Path, to: Path, tmp_path: Path, slot: int

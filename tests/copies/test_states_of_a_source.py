@@ -168,6 +168,7 @@ def test_source_that_changes_between_any_two_looks_of_a_pass(meanwhile: str, cop
         watched = Between(files, at, changing(files, topic, meanwhile))
         with Mirror(SOURCE, COPY, files=watched, on_gap="restart" if may_lack else "error") as mirror:
             mirror.copy()
+            assert mirror.report().set_aside == (), (meanwhile, at)  # what retention drops is no other history
         looks = watched.looks
         bring_up(SOURCE, COPY, files, topic[0], at)
         assert_same(files, COPY, topic[0], at)
