@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 from disks import memory
+from logged import logging_to
 
 from conftest import run_python
 from loglib import Topic
@@ -28,11 +29,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(path: Path) -> Iterator[logging.Logger]:
     """A logger that writes to the topic at `path`."""
-    logger = logging.Logger("app.web", logging.DEBUG)
-    logger.addHandler(LogHandler(path))
-    yield logger
-    for handler in list(logger.handlers):
-        handler.close()
+    with logging_to(path) as logger:
+        yield logger
 
 
 def lines(path: Path) -> list[bytes]:

@@ -15,11 +15,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from logged import handler_of, logging_to
 
 from conftest import run_python
 from loglib import Topic
 from loglib import topic as topic_module
-from loglib.logging import LogHandler, spool
+from loglib.logging import spool
 from loglib.logging.spool import Spool
 from loglib.system import process
 from loglib.testing import Call, UnsyncedFiles, WatchedFiles
@@ -52,17 +53,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(path: Path) -> Iterator[logging.Logger]:
     """A logger that writes to the topic at `path`."""
-    logger = logging.Logger("app", logging.DEBUG)
-    logger.addHandler(LogHandler(path, partitions=1, flush_timeout=60))
-    yield logger
-    for handler in list(logger.handlers):
-        handler.close()
-
-
-def handler_of(log: logging.Logger) -> LogHandler:
-    (handler,) = log.handlers
-    assert isinstance(handler, LogHandler)
-    return handler
+    with logging_to(path, "app", partitions=1, flush_timeout=60) as logger:
+        yield logger
 
 
 def values(path: Path) -> list[bytes]:

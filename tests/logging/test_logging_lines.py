@@ -14,10 +14,11 @@ from unittest import mock
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from logged import handler_of, logging_to
 
 from conftest import run_python
 from loglib import Topic
-from loglib.logging import JsonFormatter, LogHandler, spool
+from loglib.logging import JsonFormatter, spool
 
 
 @pytest.fixture
@@ -28,17 +29,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(path: Path) -> Iterator[logging.Logger]:
     """A logger that writes to the topic at `path`, whose lines have at most 1,000 bytes."""
-    logger = logging.Logger("app.web", logging.DEBUG)
-    logger.addHandler(LogHandler(path, partitions=1, max_record_bytes=1000))
-    yield logger
-    for handler in list(logger.handlers):
-        handler.close()
-
-
-def handler_of(log: logging.Logger) -> LogHandler:
-    (handler,) = log.handlers
-    assert isinstance(handler, LogHandler)
-    return handler
+    with logging_to(path, partitions=1, max_record_bytes=1000) as logger:
+        yield logger
 
 
 def lines(log: logging.Logger, path: Path) -> list[str]:

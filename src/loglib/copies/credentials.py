@@ -24,6 +24,8 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -89,18 +91,12 @@ class SourceCredentials(NotCopyable):
         Raises `UntrustedPeerError` if the peer has another key, or does not trust the certificate; and
         `BrokenStreamError` if it leaves, is too slow, or sends something else.
         """
-        found: TlsStream = _tls().TlsStream(stream, timeout_s=timeout, doing="waiting for a copy to prove its key")
-        try:
-            found.limit(timeout, _STRANGER_BYTES)
+        with _stranger(stream, timeout, "waiting for a copy to prove its key") as found:
             if found.first_bytes().startswith(_FIRST_OF_A_FRAME):
                 self._answer_in_the_clear(stream)
                 raise found.broken("it came without TLS, and this source serves those with a shared key only")
             found.encrypt(self._context)
             self._check(found, Link(found, timeout_s=timeout, doing=found.doing, at_source=True, proving=True))
-            found.unlimit()
-        except BaseException:
-            found.close()
-            raise
         return found
 
     def _answer_in_the_clear(self, stream: Any) -> None:
@@ -161,15 +157,9 @@ class CopyCredentials(NotCopyable):
         Raises `UntrustedPeerError` if the certificate is not valid or for another host, if the source refuses the key,
         or does not have it; and `BrokenStreamError` if it leaves, is too slow, or sends something else.
         """
-        found: TlsStream = _tls().TlsStream(stream, timeout_s=timeout, doing=f"proving the shared key to {host}")
-        try:
-            found.limit(timeout, _STRANGER_BYTES)
+        with _stranger(stream, timeout, f"proving the shared key to {host}") as found:
             found.encrypt(self._context, host=host.partition("%")[0])
             self._check(found, Link(found, timeout_s=timeout, doing=found.doing, at_source=False, proving=True))
-            found.unlimit()
-        except BaseException:
-            found.close()
-            raise
         return found
 
     def _check(self, found: TlsStream, link: Link) -> None:
@@ -181,6 +171,19 @@ class CopyCredentials(NotCopyable):
         wanted = _proof(self._key, _OF_SOURCE, both, found.peer_certificate)
         if not _are_same(_received(link, PROOF), wanted):
             raise UntrustedPeerError(found.doing, "the source did not prove that it has the same shared key")
+
+
+@contextmanager
+def _stranger(stream: Any, timeout_s: float, doing: str) -> Iterator[TlsStream]:
+    """A stream to a peer that has not proved its key, with the limits of a stranger. An error closes it."""
+    found: TlsStream = _tls().TlsStream(stream, timeout_s=timeout_s, doing=doing)
+    try:
+        found.limit(timeout_s, _STRANGER_BYTES)
+        yield found
+        found.unlimit()
+    except BaseException:
+        found.close()
+        raise
 
 
 def _received(link: Link, kind: int) -> bytes:
