@@ -403,9 +403,10 @@ class Topic(Shown, Columnar, TopicWithGroups):
 
     def _take_in_added(self) -> None:
         """Take in the partitions that were added. Without any this costs a look whether the next directory is there."""
+        if not self._grows or self.closed:
+            return
         files, path = self._files, self.path
-        following = topic_file.partition_directory(path, len(self._parts_made))
-        if not self._grows or self.closed or not files.exists(following):
+        if not files.exists(topic_file.partition_directory(path, len(self._parts_made))):
             return
         described = topic_file.read(files, path)
         if described is not None and described[0] == self.log_id:  # otherwise the readers say that it was moved

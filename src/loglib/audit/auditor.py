@@ -27,7 +27,7 @@ from ..system.files import REAL
 from ..topic import Topic
 from .counter import WINDOW
 from .tally import NOTHING, Tally, Windows, merged, tallies
-from .trail import LOG, Entry, entries, once
+from .trail import LOG, Entry, entries, logs_of, once
 
 __all__ = ["TRAIL", "Balance", "BalanceReport", "balance"]
 
@@ -166,10 +166,12 @@ class _Place:
             if name != trail:
                 self.topics[name] = opened.enter_context(Topic.open(os.path.join(path, name), mode="r"))
         for name, topic in self.topics.items():
-            of_topic = [each for each in found if self._is_of(each, topic)]
-            superseded = [each for each in of_topic if each.is_superseded(topic)]
+            logs, present, superseded = logs_of(topic), list[Entry](), list[Entry]()
+            for each in found:
+                if self._is_of(each, topic):
+                    (superseded if each.is_superseded(logs) else present).append(each)
             self.superseded += [(name, each) for each in once(superseded)]
-            of_topic = once([each for each in of_topic if each not in superseded])
+            of_topic = once(present)
             self.logs[name] = self._log(topic, [each for each in of_topic if each.tier == LOG], now)
             for tier in sorted({each.tier for each in of_topic} - {LOG}):
                 ranges = tuple(each for each in of_topic if each.tier == tier)

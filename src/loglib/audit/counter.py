@@ -26,7 +26,7 @@ from ..system.clock import SYSTEM
 from ..system.not_copyable import NotCopyable
 from ..topic import Topic
 from .tally import Windows, merged, tallies
-from .trail import LOG, SET_BACK, Entry, entries, log_of, publish
+from .trail import LOG, SET_BACK, Entry, entries, logs_of, publish
 
 __all__ = ["WINDOW", "Auditor", "Counter"]
 
@@ -114,7 +114,7 @@ class Counter(NotCopyable):
             points = sorted(self._published.get(key, ()), key=lambda each: each.offset)
             self._counted[key] = -1
             if points:
-                found = compare_history(points, log_of(topic, partition))
+                found = compare_history(points, logs_of(topic)[partition])
                 self._counted[key] = found.common if found.relation in SET_BACK else points[-1].offset
         return self._counted[key]
 

@@ -28,7 +28,7 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import CorruptLogError, LockedError
@@ -37,7 +37,7 @@ from ..log.log import Log
 from ..topic import Topic, open_topic
 from .tally import Tally, Windows
 
-__all__ = ["LOG", "SET_BACK", "Entry", "entries", "log_of", "once", "publish"]
+__all__ = ["LOG", "SET_BACK", "Entry", "entries", "logs_of", "once", "publish"]
 
 LOG = "log"  # the tier of what is in the log itself
 SET_BACK = (BESIDE, AHEAD)  # how a trail stands to a log that was set back; what is counted was flushed
@@ -66,16 +66,16 @@ class Entry(NamedTuple):
         """Where the range ends, and what proves the history up to there."""
         return HistoryPoint(bytes.fromhex(self.log_id), self.end, self.chain, self.epoch)
 
-    def is_superseded(self, topic: Topic) -> bool:
-        """Whether the topic's log was set back, and so has not all that was counted."""
-        if self.partition is None or self.partition >= len(topic.partitions):
+    def is_superseded(self, logs: Sequence[Log]) -> bool:
+        """Whether the log, one of the topic's, was set back, and so has not all that was counted."""
+        if self.partition is None or self.partition >= len(logs):
             return False
-        return compare_history([self.point], log_of(topic, self.partition)).relation in SET_BACK
+        return compare_history([self.point], logs[self.partition]).relation in SET_BACK
 
 
-def log_of(topic: Topic, partition: int) -> Log:
-    """The log of a partition."""
-    return topic._accesses[partition].log  # noqa: SLF001
+def logs_of(topic: Topic) -> list[Log]:
+    """The logs of a topic, by partition."""
+    return topic._logs()  # noqa: SLF001
 
 
 def publish(trail: Topic, found: Iterable[Entry]) -> None:
