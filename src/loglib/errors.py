@@ -56,6 +56,7 @@ __all__ = [
     "UnsupportedFormatError",
     "UntrustedPeerError",
     "WriterFailedError",
+    "is_out_of_descriptors",
     "report_appended",
     "report_missing",
     "report_not_appended",
@@ -260,6 +261,11 @@ class TooManyFilesError(LogError, OSError):
         number = error.errno or _errno.EMFILE
         text = f"{self.path}: {os.strerror(number)}; {why}, and `ulimit -n` is {limit}: raise it{way}"
         super().__init__(number, text)
+
+
+def is_out_of_descriptors(error: BaseException) -> bool:
+    """Whether a call failed because the process, or the system, may have no more open files."""
+    return isinstance(error, OSError) and error.errno in (_errno.EMFILE, _errno.ENFILE)
 
 
 class StaleGenerationError(LogError):

@@ -51,6 +51,7 @@ from .errors import (
     LogError,
     LogMovedError,
     TooManyFilesError,
+    is_out_of_descriptors,
     report_not_appended,
     together,
 )
@@ -931,7 +932,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
             for access in self._accesses:
                 access.writer()
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if not is_out_of_descriptors(error):
                 raise
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             needed = len(self.partitions) * WRITER_DESCRIPTORS + 1  # a roll needs one more for a moment

@@ -15,14 +15,13 @@ for each record.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from operator import length_hint
 from typing import Literal
 
-from ..errors import StorageIOError
+from ..errors import StorageIOError, is_out_of_descriptors
 from ..format.batch import Batch, stored_header
 from ..format.header import Header
 from ..format.record import Record
@@ -338,7 +337,7 @@ class Delivery(NotCopyable):
                 self._cursors[partition] = cursor
             return cursor.read(end)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if not is_out_of_descriptors(error):
                 raise
             if not self._cursors:
                 raise StorageIOError(log.directory, error, "opening it to read; raise the limit (ulimit -n)") from error

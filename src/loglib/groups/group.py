@@ -23,7 +23,6 @@ and `on_revoke` may call the group, and they may not ask for records.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import threading
@@ -44,6 +43,7 @@ from ..errors import (
     OffsetOutOfRangeError,
     StaleGenerationError,
     StorageIOError,
+    is_out_of_descriptors,
 )
 from ..format.batch import Batch
 from ..format.display import Shown
@@ -623,9 +623,9 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
                 self._untold += claimed
         except BaseException as error:
             self._release_partitions(partitions)
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            if isinstance(error, OSError) and is_out_of_descriptors(error):
                 doing = f"claiming {len(partitions)} partitions, each with an open file; raise the limit (ulimit -n)"
-                plain = OSError(error.errno, os.strerror(error.errno))
+                plain = OSError(error.errno, os.strerror(error.errno or 0))
                 raise StorageIOError(self._place.path, plain, doing) from error
             raise
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ..errors import CorruptLogError, LogError, StorageIOError, TooManyFilesError
+from ..errors import CorruptLogError, LogError, StorageIOError, TooManyFilesError, is_out_of_descriptors
 from .descriptors import above_standard
 from .poll import new_poll
 
@@ -119,14 +119,14 @@ def with_a_free_descriptor(path: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+        if not is_out_of_descriptors(error):
             raise
         for release in spare_files:
             release()
     try:
         return call()
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
+        if is_out_of_descriptors(error):
             raise TooManyFilesError(path, error, None, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) from error
         raise
 
