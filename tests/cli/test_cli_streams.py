@@ -18,6 +18,7 @@ VERBS = ["ls T", "cat T", "info T --json", "lag T", "--help", "snapshot T S --js
 
 def in_shell(command: str, **keywords: object) -> "subprocess.CompletedProcess[str]":
     command = command.replace("loglib", f"{sys.executable} -m loglib", 1)
+    keywords.setdefault("env", {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"})
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, **keywords)  # type: ignore[call-overload,no-any-return]
 
 

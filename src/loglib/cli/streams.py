@@ -69,10 +69,18 @@ def end_output() -> None:
         finally:
             os.set_blocking(1, True)
     except (OSError, ValueError):
-        # The interpreter would try to write the rest at its end, and report the error once more.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.close(null)
+        _drop_rest(1)
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _drop_rest(2)
+
+
+def _drop_rest(fd: int) -> None:
+    """Let what a stream could not write go nowhere: the interpreter would try it at its end, and exit with 120."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, fd)
+    os.close(null)
 
 
 def say(text: str) -> None:
