@@ -269,11 +269,19 @@ def once_each(calls: list[tuple[str, str]], *names: str) -> list[tuple[str, str]
     return [call for call, before in zip(chosen, [("", ""), *chosen], strict=False) if call != before]
 
 
+_counting: list[str] = []  # the test that has counted last
+
+
 def open_files() -> list[str]:
     """The files that this process has open, by what they lead to; none where the system does not say.
 
-    Those of the thread that watches inboxes are left out: it closes and opens them at moments of its own.
+    Those of the thread that watches inboxes are left out: it closes and opens them at moments of its own. So is what
+    earlier tests have left to the collector, which would come at any moment: it is collected at a test's first call.
     """
+    this = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0] if "PYTEST_CURRENT_TEST" in os.environ else ""
+    if _counting != [this]:
+        _counting[:] = [this]
+        gc.collect()
     found: dict[int, str] = {}
     if not os.path.isdir("/proc/self/fd"):
         return []
