@@ -175,6 +175,30 @@ def test_source_that_changes_between_any_two_looks_of_a_pass(meanwhile: str, cop
         topic[0].close()
 
 
+@pytest.mark.parametrize("meanwhile", ["d", "s", "ad"])
+def test_source_that_began_where_the_copy_ends_and_drops_more_is_no_other_history(meanwhile: str) -> None:
+    """The batch before the copy's end is dropped, so the two can be compared only by the segment that begins there."""
+    at, looks = 0, 1
+    while at < looks:
+        at += 1
+        files = MemoryFiles()
+
+        def copy(number: int, _: Topic, files: MemoryFiles = files) -> None:
+            if number == 2:
+                with Mirror(SOURCE, COPY, files=files) as mirror:
+                    mirror.copy()
+
+        topic = [states(files, "ararcaro", copy)]
+        watched = Between(files, at, changing(files, topic, meanwhile))
+        with Mirror(SOURCE, COPY, files=watched, on_gap="restart") as mirror:
+            mirror.copy()
+            assert mirror.report().set_aside == (), at
+        looks = watched.looks
+        bring_up(SOURCE, COPY, files, topic[0], at)
+        assert_same(files, COPY, topic[0], at)
+        topic[0].close()
+
+
 @pytest.mark.parametrize("meanwhile", ["r", "d", "ad", "ard", "adad", "oa", "cd"])
 def test_source_that_changes_between_any_two_looks_of_a_snapshot(meanwhile: str) -> None:
     at, looks = 0, 1
