@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from typing import Protocol
 
 from ..groups.directory import ALL, GROUPS, MIRRORED, stored_groups
 from ..groups.lock_file import readable_by_all
@@ -21,28 +20,18 @@ from ..groups.offsets import log_names, offsets_identity
 from ..log.topic_file import new_aside
 from ..system.files import Files
 from .follower_log import FollowerLog
-from .log_copier import LogCopier, Source
-from .topic_source import FOLDED, GroupSnapshot
+from .log_copier import LogCopier
+from .sources import FOLDED, GroupSnapshot, GroupSource
 
-__all__ = ["CopiedCommits", "Groups", "settle_commits"]
+__all__ = ["CopiedCommits", "settle_commits"]
 
 logger = logging.getLogger("loglib")
-
-
-class Groups(Protocol):
-    """The groups of the source; see `topic_source.LocalTopicSource`."""
-
-    def groups(self) -> dict[str, GroupSnapshot]: ...
-
-    def has_group(self, name: str) -> bool: ...
-
-    def log_of_commits(self, group: str, name: str) -> Source: ...
 
 
 class CopiedCommits:
     """The groups of a topic, and their copies."""
 
-    def __init__(self, files: Files, source: Groups, to: str, log_id: bytes, permissions: int) -> None:
+    def __init__(self, files: Files, source: GroupSource, to: str, log_id: bytes, permissions: int) -> None:
         self._files = files
         self._source, self._to = source, os.path.join(to, GROUPS)
         self._log_id = log_id

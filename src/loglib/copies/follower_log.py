@@ -46,23 +46,12 @@ from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
+from .sources import End
 
-__all__ = ["End", "FollowerLog", "UnmarkedTail", "look_behind", "make_copied", "read_mark", "set_epoch_floor"]
+__all__ = ["FollowerLog", "UnmarkedTail", "look_behind", "make_copied", "read_mark", "set_epoch_floor"]
 
 _ASIDE = ".diverged-"
 _BLOCK_BYTES = 1 << 20
-
-
-class End(NamedTuple):
-    """Where a copy ends, and the batch before."""
-
-    end: int
-    last_batch: int  # base offset of the batch before; `end` if there is none
-    crc: int | None  # of that batch's header; None if it is not known, behind a gap
-
-    @classmethod
-    def of(cls, tail: Tail) -> End:
-        return cls(tail.end, tail.last_batch, tail.previous_crc)
 
 
 class UnmarkedTail(NamedTuple):

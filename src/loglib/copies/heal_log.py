@@ -52,7 +52,8 @@ from ..segment import (
 from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
-from .log_source import SegmentStart, SourceLog
+from .log_source import SourceLog
+from .sources import SegmentStart
 
 __all__ = ["Healed", "LogHealing", "Unhealed", "heal_log"]
 

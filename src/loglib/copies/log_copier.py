@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Protocol
 
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.watermark import NAME as WATERMARK
@@ -25,10 +24,11 @@ from ..segment import Identity
 from ..system.files import Files
 from ..system.lock import Lock
 from ..system.not_copyable import NotCopyable
-from .follower_log import End, FollowerLog, make_copied
-from .log_source import Block, SegmentStart, own_mark
+from .follower_log import FollowerLog, make_copied
+from .log_source import own_mark
+from .sources import End, LogSource, SegmentStart
 
-__all__ = ["SYNC_BYTES", "LogCopier", "Source"]
+__all__ = ["SYNC_BYTES", "LogCopier"]
 
 logger = logging.getLogger("loglib")
 
@@ -36,44 +36,11 @@ SYNC_BYTES = 32 << 20  # of the log: a long copy is synced and shown in such par
 _COMPARED_AT_ONCE = 1000  # ends of batches
 
 
-class Source(Protocol):
-    """What a pair asks the log for that it copies; see `source.SourceLog`."""
-
-    @property
-    def place(self) -> str:
-        """Where the log is, for messages."""
-
-    @property
-    def credit_bytes(self) -> int:
-        """The source hands out so many bytes that are not acknowledged, and then waits."""
-
-    @property
-    def published_end(self) -> int: ...
-
-    def first(self) -> SegmentStart: ...
-
-    def begun(self, base: int) -> SegmentStart: ...
-
-    def begins(self, end: int) -> bool: ...
-
-    def piece(self, at: End, base: int, limit: int) -> SegmentStart | Block: ...
-
-    def beside(self, name: str) -> bytes | None: ...
-
-    def same(self, ends: Sequence[End], mark: Mark) -> int: ...
-
-    def acknowledge(self, end: int) -> None: ...
-
-    def release_files(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class LogCopier(NotCopyable):
     """One log, and its copy in another directory. The copy is made if there is none."""
 
     def __init__(
-        self, files: Files, source: Source, to: str, identity: Identity, permissions: int,
+        self, files: Files, source: LogSource, to: str, identity: Identity, permissions: int,
         *, promised: Mark | None = None, held: Lock | None = None, shows: bool = True,
     ) -> None:  # fmt: skip
         self._files = files
@@ -124,7 +91,7 @@ class LogCopier(NotCopyable):
             return False
         return shown <= self.source.published_end or bool(self.source.same([self.copied.end], target))
 
-    def turn_to(self, source: Source) -> None:
+    def turn_to(self, source: LogSource) -> None:
         """Copy from another directory from now on."""
         before, self.source = self.source, source
         before.close()

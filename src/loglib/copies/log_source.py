@@ -1,11 +1,6 @@
-"""Log source: one log in a directory, as a copy reads it: whole checked batches as they are stored.
+"""Log source: a log in a directory of this host, read by a copier: whole checked batches as they are stored.
 
-Invariant: a block that is handed out holds whole batches that are checked and follow the batch before, or the bytes of
-a declared gap. Two logs are the same up to an end if both have the batch before it: its header's CRC covers that of
-the batch before, and so on to the beginning of the log.
-
-`log_copier.Source` says what a pair asks a source for; the other one is `remote_source.RemoteLog`, where the log is on
-another host.
+Invariant: see sources.py. Nothing is written, and no lock is taken.
 
 Threads: one.
 """
@@ -16,7 +11,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import NamedTuple
 
 from ..config.policies import MAX_OFFSET
 from ..errors import CorruptLogError, OffsetOutOfRangeError
@@ -29,41 +23,17 @@ from ..log.log import Log
 from ..segment import Identity, SegmentHeader, SegmentReader, producers_name, read_segment_header, segment_name
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
-from .follower_log import End
+from .sources import Block, End, SegmentStart
 
-__all__ = [
-    "BLOCK_BYTES",
-    "MOST_BESIDE_BYTES",
-    "SMALL_BATCH_BYTES",
-    "Block",
-    "SegmentStart",
-    "SourceLog",
-    "own_mark",
-    "whole_batches",
-]  # fmt: skip
+__all__ = ["BLOCK_BYTES", "MOST_BESIDE_BYTES", "SMALL_BATCH_BYTES", "SourceLog", "own_mark", "whole_batches"]
 
 BLOCK_BYTES = 1 << 20
-SMALL_BATCH_BYTES = BLOCK_BYTES // 64  # of so small ones a block is checked as columns
+SMALL_BATCH_BYTES = BLOCK_BYTES // 64  # a block of batches up to this size is checked as columns
 MOST_BESIDE_BYTES = 16 << 20  # of a small file beside the segments
 
 
-class SegmentStart(NamedTuple):
-    """A segment as it begins."""
-
-    header: SegmentHeader
-    more_producers: bytes | None  # the content of its file of producers, if it has one
-    clock: bytes | None  # that of the log's file `clock`, if it has one
-
-
-class Block(NamedTuple):
-    """The next batches, or a part of a declared gap: then the CRC of `end` is None."""
-
-    content: bytes
-    end: End
-
-
 class SourceLog(NotCopyable):
-    """A log that is copied."""
+    """A log in a directory; see `LogSource`."""
 
     credit_bytes = 1 << 62  # nobody waits for an acknowledgement
 
@@ -79,7 +49,6 @@ class SourceLog(NotCopyable):
         self.log.close()
 
     def release_files(self) -> None:
-        """Close the files until the next use."""
         if self._segment is not None:
             self._segment.close()
             self._segment = None
@@ -87,14 +56,12 @@ class SourceLog(NotCopyable):
 
     @property
     def published_end(self) -> int:
-        """The end that the writer has published, also behind a transaction that is not done."""
         return self.log.found().flushed_end
 
     def acknowledge(self, end: int) -> None:
-        """The copy is durable up to this end. A directory need not know."""
+        """Do nothing: a directory keeps nothing about its copies."""
 
     def beside(self, name: str) -> bytes | None:
-        """The content of a small file beside the segments; None if there is none."""
         with suppress(FileNotFoundError):
             return self._files.read_whole(os.path.join(self.place, name), MOST_BESIDE_BYTES)
         return None
@@ -102,13 +69,11 @@ class SourceLog(NotCopyable):
     # --- segments --------------------------------------------------------------------------------------
 
     def first(self) -> SegmentStart:
-        """The segment at which the log begins."""
         while True:
             with suppress(OffsetOutOfRangeError):  # retention has dropped it meanwhile
                 return self.begun(self.log.published().log_start_offset)
 
     def begun(self, base: int) -> SegmentStart:
-        """The segment with this base offset, as it begins. `OffsetOutOfRangeError` if retention has dropped it."""
         log, more = self.log, None
         path = os.path.join(log.directory, segment_name(base))
         try:
@@ -121,7 +86,7 @@ class SourceLog(NotCopyable):
         return SegmentStart(header, more, self.beside(CLOCK))
 
     def _check_joins(self, end: End, header: SegmentHeader) -> None:
-        """`CorruptLogError` if the segment does not follow this end. Behind a declared gap nobody knows."""
+        """`CorruptLogError` if the segment does not follow this end. After a declared gap that is not known."""
         if end.crc in (None, header.previous_crc) or any(gap.end == end.end for gap in self.log.gaps()):
             return
         path = os.path.join(self.log.directory, segment_name(header.base_offset))
@@ -129,7 +94,6 @@ class SourceLog(NotCopyable):
         raise CorruptLogError(path, 72, found, f"{end.crc:08x}")
 
     def begins(self, end: int) -> bool:
-        """Whether a segment begins at the end of the log: then the one before it is sealed."""
         return self._files.exists(os.path.join(self.log.directory, segment_name(end)))
 
     def _open(self, offset: int) -> SegmentReader:
@@ -146,18 +110,12 @@ class SourceLog(NotCopyable):
         return segment
 
     def _end(self, segment: SegmentReader, limit: int) -> int:
-        """Where the batches of the segment end, if not at `limit`."""
+        """The end of the segment's batches, at most `limit`."""
         return min(limit, self.log.index.after(segment.base_offset) or limit, segment.end_of_file())
 
     # --- bytes -----------------------------------------------------------------------------------------
 
     def piece(self, at: End, base: int, limit: int) -> SegmentStart | Block:
-        """What follows `at` in the log, below `limit`; `base` is the base offset of the segment that `at` ends in.
-
-        Either a segment begins there; or the next whole batches of one segment, about 1 MiB of them.
-        `CorruptLogError` if they are damaged or do not follow the batch before, and
-        `OffsetOutOfRangeError` if retention has dropped them.
-        """
         segment = self._open(at.end)
         if segment.base_offset == at.end != base:
             begun = self.begun(at.end)
@@ -190,7 +148,7 @@ class SourceLog(NotCopyable):
         return Block(content[: end.end - at.end], end)
 
     def _unchecked(self, at: End, limit: int) -> Block:
-        """The bytes of a declared gap, as they are."""
+        """The stored bytes of a declared gap."""
         segment = self._open(at.end)
         content = segment.read(at.end, min(BLOCK_BYTES, self._end(segment, limit) - at.end))
         return Block(content, End(at.end + len(content), at.last_batch, None))
@@ -198,10 +156,6 @@ class SourceLog(NotCopyable):
     # --- common history ----------------------------------------------------------------------------------
 
     def same(self, ends: Sequence[End], mark: Mark) -> int:
-        """Of how many of these ends, in order, the log has the batch before, the same one. It stops where it differs.
-
-        `OffsetOutOfRangeError` if retention has dropped what follows.
-        """
         self.log.refresh()
         if any(each.end > mark.flushed_end for each in ends):  # there may be more than an old watermark says
             mark = max(mark, self.log.scanned(mark), key=lambda each: each.flushed_end)
@@ -211,10 +165,10 @@ class SourceLog(NotCopyable):
         return count
 
     def _has(self, end: End, mark: Mark) -> bool:
-        """Whether this log has a batch that ends there, and it is the same batch."""
+        """True if this log has the same batch before this end."""
         if not mark.log_start_offset <= end.end <= mark.flushed_end:
             return False
-        if self._begins_behind(end):
+        if self._begins_after(end):
             return True
         if end.end == mark.log_start_offset or end.last_batch < mark.log_start_offset:  # a batch lies across the start
             return False
@@ -222,15 +176,15 @@ class SourceLog(NotCopyable):
             header = self.log.header_around(end.last_batch, mark)
         except OffsetOutOfRangeError:  # retention has dropped it since the mark was read
             self.log.refresh()
-            if self._begins_behind(end):
+            if self._begins_after(end):
                 return True
             raise
         if not header.record_count:  # a gap: the batch is lost here
             return True
         return (header.base_offset, header.next_offset, header.header_crc) == (end.last_batch, end.end, end.crc)
 
-    def _begins_behind(self, end: End) -> bool:
-        """Whether a segment begins there, behind the same batch."""
+    def _begins_after(self, end: End) -> bool:
+        """True if a segment begins there, after the same batch."""
         if end.end not in self.log.index.bases():
             return False
         begun = self.begun(end.end).header
@@ -238,7 +192,7 @@ class SourceLog(NotCopyable):
 
 
 def whole_batches(content: bytes, at: End, end: End, salt: int) -> tuple[End, BadBatch | NewerBatch | None]:
-    """Where the whole checked batches in these bytes end, and what is wrong with the next batch, if it is all there.
+    """Check the batches in these bytes. Return their end, and the fault of the next batch, if that is all there.
 
     The bytes begin at `at`; those up to `end` have been checked. Each batch must follow the one before.
     """
@@ -258,7 +212,7 @@ def whole_batches(content: bytes, at: End, end: End, salt: int) -> tuple[End, Ba
 
 
 def own_mark(mark: Mark) -> Mark:
-    """What a copy that ends where this mark of its source ends promises, when all of it is durable."""
+    """The mark of a copy that has all below this mark of its source, durable."""
     applied = mark.applied_txn, mark.applied_id
     if mark.held_txn and mark.flushed_end <= mark.held_from:  # the mark ends before that transaction
         applied = min(applied, (mark.held_txn - 1, 0))  # whose id it is not is not known

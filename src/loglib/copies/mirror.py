@@ -19,10 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from ..config.arguments import topic_path
-from ..config.policies import TopicConfig
 from ..errors import LogClosedError, LogError, NotLeaderError, OffsetOutOfRangeError
 from ..format.watermark import Mark
 from ..log import copy_role, gaps, store_pointer, topic_file
@@ -35,13 +34,14 @@ from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
 from ..system.reentry import enter
 from .chain import check_no_circle, is_same
-from .commit_copier import CopiedCommits, Groups
-from .log_copier import LogCopier, Source
+from .commit_copier import CopiedCommits
+from .log_copier import LogCopier
 from .rate_limit import RateLimit
 from .remote_source import TIMEOUT_S, RemoteTopic
+from .sources import TopicSource
 from .topic_source import LocalTopicSource
 
-__all__ = ["Mirror", "MirrorLag", "Mirrored", "Origin", "mirror", "receive_mirror"]
+__all__ = ["Mirror", "MirrorLag", "Mirrored", "mirror", "receive_mirror"]
 
 Result = TypeVar("Result")
 
@@ -49,39 +49,6 @@ logger = logging.getLogger("loglib")
 
 _LOOK_S = 1.0  # how often to look for news of groups and policies, and for what the system has not reported
 _MANY = 64  # partitions: with more, files are closed after each pass
-
-
-class Origin(Groups, Protocol):
-    """What a mirror asks the topic for that it copies; see `topic_source.LocalTopicSource`."""
-
-    @property
-    def place(self) -> str:
-        """Where the topic is, for messages."""
-
-    @property
-    def log_id(self) -> bytes: ...
-
-    def heard_at(self) -> float: ...
-
-    def beat(self) -> None: ...
-
-    def described(self) -> tuple[bytes, TopicConfig]: ...
-
-    def store_pointer(self, copy: str, /) -> bytes | None: ...
-
-    def log(self, number: int) -> Source: ...
-
-    def marks(self, numbers: Iterable[int]) -> dict[int, Mark]: ...
-
-    def watch(self) -> bool: ...
-
-    def wait_for_changes(self, timeout_s: float) -> list[int]: ...
-
-    def wake(self) -> None: ...
-
-    def unwatch(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class MirrorLag(NamedTuple):
@@ -177,7 +144,7 @@ class Mirror(NotCopyable):
         demote: bool = False,
         files: Files = REAL,
     ) -> None:
-        origin: Origin = source if isinstance(source, RemoteTopic) else LocalTopicSource(files, topic_path(source))
+        origin: TopicSource = source if isinstance(source, RemoteTopic) else LocalTopicSource(files, topic_path(source))
         self._files = files
         self._origin = origin
         self._pairs: list[LogCopier] = []

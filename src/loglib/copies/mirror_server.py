@@ -24,11 +24,11 @@ from ..log.gaps import NAME as GAPS
 from ..segment import Identity
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
-from .follower_log import End
 from .frames import ACK, ANSWER, BATCHES, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT, STOP, Frame, Link
-from .log_source import SegmentStart, SourceLog
+from .log_source import SourceLog
 from .mirror import MirrorLag
 from .remote_source import BESIDE, LOG_OF_COMMITS, TIMEOUT_S
+from .sources import End, SegmentStart
 from .topic_source import LocalTopicSource
 from .wire_json import as_end, as_mark, tell_bytes, tell_error, tell_mark
 

@@ -1,12 +1,12 @@
-"""Remote source: a topic on another host, as its mirror here reads it, over a stream.
+"""Remote source: a topic on another host, read by a mirror on this host over a stream.
 
-Invariant: what comes is believed only after the same checks as on this host: of a batch both checksums, its place and
-the batch before it; of a segment its header; of a mark its checksum; of a name whether it is one. Nothing that fails a
-check is handed on: the link breaks, with `BrokenStreamError`.
+Invariant: data from the stream is used only after the same checks as on this host: of a batch both checksums, its
+place and the batch before it; of a segment its header; of a mark its checksum; of a name its form. If a check fails,
+the link breaks, with `BrokenStreamError`.
 
 The copy asks, and the source answers (mirror_server.py). One request is different: READ is answered with as many pieces
-of a log as the copy's credit allows, and goes on with its acknowledgements. A READ that is not wanted any more is
-stopped.
+of a log as the copy's credit allows, and continues with each acknowledgement. The copy stops a READ that it does not
+need any more.
 
 Threads: `wake` from any thread; the rest from one at a time.
 """
@@ -34,24 +34,24 @@ from ..log.gaps import NAME as GAPS
 from ..log.gaps import parse_gaps
 from ..segment import HEADER_BYTES, Identity, SegmentHeader
 from ..system.not_copyable import NotCopyable
-from .follower_log import End
 from .frames import ACK, ANSWER, BATCHES, BEAT, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT, STOP, Frame, Link
-from .log_source import SMALL_BATCH_BYTES, Block, SegmentStart, whole_batches
-from .topic_source import GroupSnapshot
+from .log_source import SMALL_BATCH_BYTES, whole_batches
+from .sources import Block, End, GroupSnapshot, SegmentStart
 from .wire_json import as_bytes, as_error, as_mark, tell_mark
 
 __all__ = ["BESIDE", "CREDIT_BYTES", "LOG_OF_COMMITS", "TIMEOUT_S", "RemoteLog", "RemoteTopic"]
 
 TIMEOUT_S = 60.0  # the longest silence of the other end
-CREDIT_BYTES = 64 << 20  # the source sends so much of a log, and then waits for an acknowledgement
+CREDIT_BYTES = 64 << 20  # the source sends this much of a log ahead of acknowledgements
 LOG_OF_COMMITS = re.compile("[0-9a-f]{16}")
-BESIDE = Struct("<qq")  # behind a segment's header: the sizes of its file of producers and of `clock`; -1 for none
+BESIDE = Struct("<qq")  # after a segment's header: the sizes of its file of producers and of `clock`; -1 for none
 _MOST_WORDS = 1000
+# Errors of an answer that is not what was asked for.
 _NO_ANSWER = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, CorruptLogError)
 
 
 class _Reading(NamedTuple):
-    """A READ that the source is answering: what it will send next."""
+    """A READ that the source is answering: the next piece that it will send."""
 
     log: RemoteLog
     at: int
@@ -60,16 +60,13 @@ class _Reading(NamedTuple):
 
 
 class RemoteTopic(NotCopyable):
-    """The topic at the other end of a stream."""
+    """The topic at the other end of a stream; see `TopicSource`."""
 
     def __init__(self, stream: Any, *, timeout_s: float, credit_bytes: int = CREDIT_BYTES) -> None:
         self._link = Link(stream, timeout_s=timeout_s, doing="asking for a topic on another host", at_source=False)
         self.credit_bytes = credit_bytes
         self._logs: dict[int, RemoteLog] = {}
-        self._marks: dict[int, Mark] = {}
-        self._ends: dict[int, int] = {}
-        self._begun: dict[int, int] = {}  # where a segment begins at the end of a log
-        self._fresh: set[int] = set()  # whose marks came with the last news, of one moment
+        self._fresh: set[int] = set()  # partitions whose marks came with the last changes, of one moment
         self._reading: _Reading | None = None
         self._heard_at = time.monotonic()
         self._host = copy_role.ELSEWHERE
@@ -78,7 +75,7 @@ class RemoteTopic(NotCopyable):
             with self.understood():
                 self.log_id = bytes.fromhex(answer["log_id"])
                 if len(self.log_id) != 16:
-                    raise ValueError("a log id that is none")
+                    raise ValueError("a log id of another length")
                 where = printable(str(answer["of"])[:_MOST_WORDS])
                 self.place, self._host = copy_role.ELSEWHERE + where, copy_role.ELSEWHERE + where.partition(":")[0]
         except BaseException:
@@ -90,21 +87,18 @@ class RemoteTopic(NotCopyable):
         self._link.close()
 
     def wake(self) -> None:
-        """End the present wait for the source and all later ones with `LogClosedError`."""
         self._link.wake()
 
     def heard_at(self) -> float:
-        """When the source has answered last, by the monotonic clock."""
         return self._heard_at
 
     def beat(self) -> None:
-        """Tell the source that this end is alive."""
         self._link.send(Frame(BEAT))
 
     # --- requests ----------------------------------------------------------------------------------------
 
     def ask(self, what: str, **facts: Any) -> Any:
-        """The answer to a request; raises the error that the source has met."""
+        """Send a request and return its answer. Raises the error that the source reports."""
         self.request(what, **facts)
         frame = self.receive()
         if frame.kind != ANSWER:
@@ -113,7 +107,7 @@ class RemoteTopic(NotCopyable):
             return frame.facts()
 
     def request(self, what: str, **facts: Any) -> None:
-        """Send a request, after the end of a READ."""
+        """Send a request. A READ that is being answered is stopped first."""
         if self._reading is not None:
             self._link.send(Frame(STOP))
             while self._reading is not None:
@@ -122,7 +116,7 @@ class RemoteTopic(NotCopyable):
         self._link.send_facts(REQUEST, {"what": what, **facts})
 
     def receive(self) -> Frame:
-        """The next frame; raises the error that the source has met."""
+        """Return the next frame. Raises the error that the source reports."""
         frame = self._next()
         if frame.kind == ERROR:
             self._reading = None
@@ -139,7 +133,7 @@ class RemoteTopic(NotCopyable):
 
     @contextmanager
     def understood(self) -> Iterator[None]:
-        """Break the link if what came is not what was asked for."""
+        """Break the link if the block meets an answer that is not what was asked for."""
         try:
             yield
         except _NO_ANSWER as error:
@@ -150,14 +144,14 @@ class RemoteTopic(NotCopyable):
     # --- a READ ------------------------------------------------------------------------------------------
 
     def read(self, log: RemoteLog, at: End, base: int, limit: int) -> Frame:
-        """The next piece of a log; see `RemoteLog.piece`. The caller checks it and tells how far it goes."""
+        """Return the next piece of a log; see `LogSource.piece`. The caller checks it, and then calls `has_read`."""
         if self._reading != (log, at.end, base, limit):
             self.request("read", log=log.address, at=at, base=base, limit=limit)
             self._reading = _Reading(log, at.end, base, limit)
         return self.receive()
 
     def has_read(self, log: RemoteLog, end: int, base: int, limit: int) -> None:
-        """The piece was whole. Behind the last one comes the answer."""
+        """Note that the piece up to `end` was whole. After the last piece comes the answer."""
         if self._reading is None:  # it was stopped, for a question about this piece
             return
         self._reading = _Reading(log, end, base, limit)
@@ -168,13 +162,12 @@ class RemoteTopic(NotCopyable):
             self._reading = None
 
     def acknowledge(self, log: RemoteLog, end: int) -> None:
-        """Tell the source that a log is durable here up to this end."""
+        """Send the source an acknowledgement: the log is durable here up to this end."""
         self._link.send(Frame(ACK, log.identity.partition, log.identity.salt, end))
 
     # --- the topic ---------------------------------------------------------------------------------------
 
     def described(self) -> tuple[bytes, TopicConfig]:
-        """The content of `topic.json`, and the policies in it. `LogMovedError` if there is another topic now."""
         answer = self.ask("description")
         with self.understood():
             content = as_bytes(answer["content"]) or b""
@@ -186,7 +179,7 @@ class RemoteTopic(NotCopyable):
         return content, config
 
     def store_pointer(self, _copy: str, /) -> bytes | None:
-        """What a copy has in `transactions.json`: the store's path as it is seen from the source's directory."""
+        """Return what `TopicSource` says; the store's path is relative to the source's directory."""
         answer = self.ask("home")
         with self.understood():
             if answer is None:
@@ -197,45 +190,31 @@ class RemoteTopic(NotCopyable):
             return store_pointer.sealed(store, store_id)
 
     def log(self, number: int) -> RemoteLog:
-        """The log of a partition."""
         self._logs[number] = found = RemoteLog(self, number, Identity.of(self.log_id, number), f"{number:04d}")
         return found
 
     def log_of_commits(self, group: str, name: str) -> RemoteLog:
-        """One of a group's logs of commits."""
         identity = offsets_identity(self.log_id, group, name)
         return RemoteLog(self, [group, name], identity, f"groups/{group}/offsets/{name}")
 
     def marks(self, numbers: Iterable[int]) -> dict[int, Mark]:
-        """The marks of these partitions at one moment."""
         wanted, fresh, self._fresh = list(numbers), self._fresh, set()
         if not fresh.issuperset(wanted):
             self._learn(self.ask("marks", numbers=wanted))
         with self.understood():
-            return {number: self._marks[number] for number in wanted}
-
-    def published_end(self, number: int) -> int:
-        """The end that the source had published when it was asked last."""
-        return self._ends.get(number, 0)
-
-    def begins(self, number: int, end: int) -> bool:
-        """Whether a segment began at this end of a log when the source was asked last."""
-        return self._begun.get(number) == end
+            return {number: self._logs[number].mark for number in wanted}
 
     def _learn(self, answer: Any) -> list[int]:
         """Take over the marks in an answer, which has those that are not yet known."""
         with self.understood():
             learned = {int(number): facts for number, facts in answer["marks"].items()}
-            for number, (slot, end, begins) in sorted(learned.items()):
-                self._marks[number] = as_mark(slot, self._logs[number].identity.salt)
-                self._ends[number] = max(int(end), self._marks[number].flushed_end)
-                self._begun[number] = self._marks[number].flushed_end if begins else -1
+            for number, facts in sorted(learned.items()):
+                self._logs[number].learn(*facts)
         return sorted(learned)
 
     # --- groups --------------------------------------------------------------------------------------------
 
     def groups(self) -> dict[str, GroupSnapshot]:
-        """Where the commits of each group end now."""
         answer = self.ask("groups")
         with self.understood():
             return {name: self._noted(name, facts) for name, facts in answer["groups"].items()}
@@ -252,7 +231,6 @@ class RemoteTopic(NotCopyable):
         return GroupSnapshot(marks, as_bytes(facts["pointer"]))
 
     def has_group(self, name: str) -> bool:
-        """Whether there is a group of this name."""
         answer = self.ask("has_group", name=name)
         with self.understood():
             return bool(answer["has"])
@@ -260,60 +238,65 @@ class RemoteTopic(NotCopyable):
     # --- waiting -------------------------------------------------------------------------------------------
 
     def watch(self) -> bool:
-        """The source watches what it is asked for, and tells all that is not yet known here."""
+        """Do nothing: the source watches the logs that it is asked for."""
         return False
 
     def wait_for_changes(self, timeout_s: float) -> list[int]:
-        """The partitions that have news. Waits for some until the time is over."""
         seconds = max(0.0, min(timeout_s, self._link.timeout_s / 3))
         found = self._learn(self.ask("news", seconds=seconds, partitions=len(self._logs)))
         self._fresh = set(found)
         return found
 
     def unwatch(self) -> None:
-        """The source stops when this end has gone."""
+        """Do nothing: the source stops watching when the stream ends."""
 
 
 class RemoteLog(NotCopyable):
-    """A log of the topic at the other end."""
+    """A log of the topic at the other end; see `LogSource`."""
 
     def __init__(self, topic: RemoteTopic, address: int | list[str], identity: Identity, name: str) -> None:
         self._topic = topic
         self.address = address
         self.identity = identity
         self.place = f"{topic.place}/{name}"
+        self.credit_bytes = topic.credit_bytes
+        # As the source was when it was asked last, for the log of a partition.
+        self._mark: Mark | None = None
+        self.published_end = 0
+        self._segment_at = -1  # the end of the log, if a segment begins there
+
+    @property
+    def mark(self) -> Mark:
+        """The mark of a partition; `LookupError` if the source has sent none."""
+        if self._mark is None:
+            raise LookupError(f"no mark of {self.place}")
+        return self._mark
+
+    def learn(self, slot: str, end: int, begins: object) -> None:
+        """Take over the log's mark, its published end, and the fact that a segment begins at its end."""
+        self._mark = mark = as_mark(slot, self.identity.salt)
+        self.published_end = max(int(end), mark.flushed_end)
+        self._segment_at = mark.flushed_end if begins else -1
 
     def release_files(self) -> None:
-        """Nothing is open here."""
+        """Do nothing: no file is open here."""
 
     def close(self) -> None:
-        """Nothing is open here."""
-
-    @property
-    def credit_bytes(self) -> int:
-        return self._topic.credit_bytes
-
-    @property
-    def published_end(self) -> int:
-        """The end that the source had published when it was asked last."""
-        return self._topic.published_end(self.identity.partition)
+        """Do nothing: no file is open here."""
 
     def begins(self, end: int) -> bool:
-        """Whether a segment begins at the end of the log; False for a log of commits: its next records tell."""
-        return isinstance(self.address, int) and self._topic.begins(self.address, end)
+        """True if a segment begins there. False for a log of commits: its next records show it."""
+        return self._segment_at == end
 
     def acknowledge(self, end: int) -> None:
-        """Tell the source that the log is durable here up to this end."""
         self._topic.acknowledge(self, end)
 
     def beside(self, name: str) -> bytes | None:
-        """The content of a small file beside the segments; None if there is none."""
         answer = self._topic.ask("beside", log=self.address, name=name)
         with self._topic.understood():
             return as_bytes(answer["content"])
 
     def same(self, ends: Sequence[End], mark: Mark) -> int:
-        """Of how many of these ends, in order, the log has the batch before, the same one."""
         slot = tell_mark(mark, self.identity.salt)
         answer = self._topic.ask("same", log=self.address, ends=ends, mark=slot)
         with self._topic.understood():
@@ -322,17 +305,14 @@ class RemoteLog(NotCopyable):
     # --- pieces ------------------------------------------------------------------------------------------
 
     def first(self) -> SegmentStart:
-        """The segment at which the log begins."""
         self._topic.request("first", log=self.address)
         return self._begun(self._topic.receive(), None)
 
     def begun(self, base: int) -> SegmentStart:
-        """The segment with this base offset, as it begins. `OffsetOutOfRangeError` if retention has dropped it."""
         self._topic.request("begun", log=self.address, base=base)
         return self._begun(self._topic.receive(), base)
 
     def piece(self, at: End, base: int, limit: int) -> SegmentStart | Block:
-        """What follows `at` in the log, below `limit`; see `SourceLog.piece`."""
         frame = self._topic.read(self, at, base, limit)
         piece: SegmentStart | Block
         if frame.kind == SEGMENT:
@@ -346,7 +326,7 @@ class RemoteLog(NotCopyable):
         return piece
 
     def _begun(self, frame: Frame, base: int | None) -> SegmentStart:
-        """The segment that a frame has, which must be that of this base offset, if it is known."""
+        """The segment in a frame, which must have this base offset, if it is known."""
         with self._topic.understood():
             self._check_frame(frame, (SEGMENT,), base)
             header = SegmentHeader.decode(frame.content[:HEADER_BYTES], self.place)
@@ -362,7 +342,7 @@ class RemoteLog(NotCopyable):
             if place != len(frame.content):
                 raise ValueError(f"files of {sizes} bytes in {len(frame.content)}")
             if (more is None) == bool(header.more_producers) or crc32c(more or b"") != header.more_producers_crc:
-                raise ValueError("a file of producers that the header does not have, or has otherwise")
+                raise ValueError("a file of producers that the header does not have, or another one")
             return SegmentStart(header, more, clock)
 
     def _check_joins(self, at: End, header: SegmentHeader) -> None:
@@ -371,7 +351,7 @@ class RemoteLog(NotCopyable):
                 raise ValueError(f"a segment that follows a batch with CRC {header.previous_crc:08x}")
 
     def _block(self, frame: Frame, at: End, limit: int) -> Block:
-        """The batches or the bytes that a frame has, which follow `at`."""
+        """The batches, or the bytes of a gap, in a frame. They follow `at`."""
         content = frame.content
         with self._topic.understood():
             self._check_frame(frame, (BATCHES, GAP), at.end)
@@ -385,7 +365,7 @@ class RemoteLog(NotCopyable):
         return Block(content, End(at.end + len(content), at.last_batch, None))
 
     def _end_of(self, content: bytes, at: End) -> End:
-        """Where these batches end; all of them are checked."""
+        """Check all of these batches, and return their end."""
         end, (_, partition, salt) = at, self.identity
         try:
             first = parse_header(content, 0, salt=salt, offset=at.end) if len(content) >= BATCH_HEADER_BYTES else None
@@ -411,7 +391,7 @@ class RemoteLog(NotCopyable):
             raise ValueError(f"a frame of kind {frame.kind}, of partition, salt and offset {facts}, and not {wanted}")
 
     def _declared(self, offset: int) -> bool:
-        """Whether the source has declared a gap around this offset."""
+        """True if the source has declared a gap around this offset."""
         content = self.beside(GAPS)
         with self._topic.understood():
             gaps = () if content is None else parse_gaps(content, "the stream", self.identity)

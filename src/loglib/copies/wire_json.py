@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import CorruptLogError, LogError, LogMovedError, OffsetOutOfRangeError, printable
 from ..format.watermark import FILE_BYTES, SLOT_BYTES, Mark, encode_new, newest
-from .follower_log import End
+from .sources import End
 
 __all__ = ["as_bytes", "as_end", "as_error", "as_mark", "tell_bytes", "tell_error", "tell_mark"]
 
