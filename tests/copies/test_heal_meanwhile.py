@@ -13,7 +13,6 @@ from mended import batches, changed, identity, mirrored, segments, write
 from conftest import last_segment, tree, values_of
 from loglib import StorageIOError, Topic, heal, repair, testing
 from loglib.copies.heal import heal_topic
-from loglib.copies.heal_log import heal_log
 from loglib.format.watermark import encode_new, newest
 from loglib.system import lock
 from loglib.system.files import REAL
@@ -80,19 +79,6 @@ def test_what_retention_drops_meanwhile_is_not_made_again(path: Path, copy: Path
     finally:
         held.release()
     assert dropped and "retention has dropped it" in report.unhealed[0].why and not gone.exists()
-
-
-def test_a_caller_with_the_lock_heals_all(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
-    last = last_segment(path)
-    spoil(last, batches(last)[0][0] + 20)
-    held = lock.acquire(REAL, str(path / "0000" / lock.NAME), 0o600)
-    try:
-        done = heal_log(
-            REAL, str(path / "0000"), [str(copy / "0000")], identity(path), 0o600, held=held.directory
-        )
-    finally:
-        held.release()
-    assert len(done.healed) == 1 and not done.unhealed and not changed(path, whole)
 
 
 def test_a_disk_that_gives_other_bytes_than_were_written_is_an_error(

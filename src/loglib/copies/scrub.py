@@ -1,7 +1,7 @@
 """Scrub: a topic is read and checked at a limited rate, so that damage is found while other copies can heal it.
 
-Invariant: a scrub without donors changes nothing. With donors it heals as `heal` does, and only the partitions in which
-it has found damage.
+Invariant: a scrub without donors changes nothing. With donors it heals like `heal`, and only the partitions in which it
+has found damage.
 
 Threads: `close` from any thread. `run` from one at a time; `start` makes a thread for it, which ends with `close`.
 """
@@ -13,15 +13,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from datetime import timedelta
 from typing import NamedTuple
 
 from ..config.arguments import donor_paths, topic_path
 from ..errors import CorruptLogError, LogClosedError, LogError
-from ..log import topic_file
-from ..log.log import Log
-from ..log.verify import Progress, VerifyReport, verify_description, verify_log
+from ..log.care import read_description, verify_partition
+from ..log.verify import VerifyReport, verify_description
 from ..segment import Identity
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
@@ -34,15 +32,15 @@ logger = logging.getLogger("loglib")
 
 
 class ScrubReport(NamedTuple):
-    """What one pass of a scrub has found and healed."""
+    """The result of one pass of a scrub."""
 
     path: str  # of the topic
-    found: VerifyReport  # as the topic was
-    healing: HealReport | None  # what was done about the damage; None if there was none, or no donors
+    found: VerifyReport  # before the healing
+    healing: HealReport | None  # None if there was no damage, or no donors
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is damaged now, and nothing is declared as lost."""
+        """True if nothing is damaged now, and nothing is declared as lost."""
         left = self.found if self.healing is None else self.healing.verified
         return not (left.damage or left.gaps)
 
@@ -50,25 +48,21 @@ class ScrubReport(NamedTuple):
 class Scrub(NotCopyable):
     """Reads and checks all of a topic at a limited rate: every header, batch and link.
 
-    `run` makes one pass. `start` makes a thread that makes a pass every `every`, until `close`. Each pass logs what it
-    has found, and calls `on_report` with its `ScrubReport`.
+    `run` makes one pass. `start` makes a thread that makes a pass every `every`, until `close`. Each pass logs its
+    findings, and calls `on_report` with its `ScrubReport`.
 
-    With `donors`, the directories of other copies of the topic, damage is healed from them, as `loglib.heal` does it.
-    Without, the scrub only reads, and may run in any process. `bytes_per_second` limits how fast it reads, in bytes of
-    log; None: as fast as it can.
+    With `donors`, the directories of other copies of the topic, damage is healed from them, like with `loglib.heal`.
+    Without them the scrub only reads, and may run in any process. `bytes_per_second` limits how fast it reads, in bytes
+    of log; None means no limit.
 
     Raises `FileNotFoundError` if there is no topic, and `ValueError` for a rate that is not above 0.
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        bytes_per_second: float | None = None,
-        donors: Iterable[str | os.PathLike[str]] = (),
-        on_report: Callable[[ScrubReport], object] | None = None,
+        self, path: str | os.PathLike[str], *, bytes_per_second: float | None = None,
+        donors: Iterable[str | os.PathLike[str]] = (), on_report: Callable[[ScrubReport], object] | None = None,
         files: Files = REAL,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path = topic_path(path)
         self._files = files
         self._donors = donor_paths(donors, self.path)
@@ -112,35 +106,23 @@ class Scrub(NotCopyable):
         return report
 
     def _verify(self) -> tuple[VerifyReport, list[int]]:
-        """What is damaged or declared as lost, and in which partitions. `CorruptLogError` for `topic.json`."""
-        described = topic_file.read(self._files, self.path)
-        if described is None:
-            if not self._files.exists(self.path):
-                raise FileNotFoundError(errno.ENOENT, "no topic here", self.path)
-            name = os.path.join(self.path, topic_file.NAME)
-            raise CorruptLogError(name, 0, "no file", "the description of the topic")
-        log_id, config = described
+        """Verify the topic, and list the partitions with damage or gaps. `CorruptLogError` for `topic.json`."""
+        if not self._files.exists(self.path):
+            raise FileNotFoundError(errno.ENOENT, "no topic here", self.path)
+        log_id, config = read_description(self._files, self.path)
         reports, damaged = [verify_description(self._files, self.path, log_id)], []
         for number in range(config.partitions):
-            report = self._verify_partition(Identity.of(log_id, number))
+            report = verify_partition(self._files, self.path, Identity.of(log_id, number), self._paced())
             reports.append(report)
             if report.damage or report.gaps:
                 damaged.append(number)
         return VerifyReport.of_all(reports), damaged
 
-    def _verify_partition(self, identity: Identity) -> VerifyReport:
-        place, paced = topic_file.partition_directory(self.path, identity.partition), self._paced()
-        try:
-            with closing(Log(self._files, place, identity)) as log:
-                return verify_log(log, lambda done: paced(done, 0))
-        except CorruptLogError as error:  # there is no directory
-            return VerifyReport.of_error(error, identity.partition)
-
-    def _paced(self) -> Progress:
-        """Takes how many bytes are read so far, and waits as the limit says; raises if the scrub is closed."""
+    def _paced(self) -> Callable[..., None]:
+        """Return a function that waits as the limit says, given the bytes read so far. It raises after `close`."""
         last = 0
 
-        def advance(done: int, _total: int) -> None:
+        def advance(done: int, _total: int = 0) -> None:
             nonlocal last
             self._limit.wait(max(0, done - last))
             last = done
@@ -157,17 +139,17 @@ class Scrub(NotCopyable):
     def start(self, every: timedelta = timedelta(days=1)) -> None:
         """Make a pass now and then a pass each time `every` has gone by after the last one, in a thread.
 
-        An error of a pass is logged, and the next pass is made in its time. `close` ends the thread.
+        If a pass fails, the error is logged, and the next pass is made in its time. `close` ends the thread.
         """
         self._check_open()
         if self._thread is not None:
             raise LogError(f"a scrub of {self.path} is running already")
         pause_s = every.total_seconds()
-        thread = threading.Thread(target=self._go_on, args=(pause_s,), name="loglib-scrub", daemon=True)
+        thread = threading.Thread(target=self._run_each, args=(pause_s,), name="loglib-scrub", daemon=True)
         self._thread = thread
         thread.start()
 
-    def _go_on(self, pause_s: float) -> None:
+    def _run_each(self, pause_s: float) -> None:
         while not self._closing.is_set():
             try:
                 self.run()
@@ -178,7 +160,7 @@ class Scrub(NotCopyable):
             self._closing.wait(pause_s)
 
     def close(self) -> None:
-        """End a pass that is being made, and the thread, if there is one. What was being healed is finished first."""
+        """End a running pass, and the thread, if there is one. A healing that has begun is finished first."""
         self._closing.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -1,18 +1,18 @@
-"""Repair: makes a damaged topic one that opens, whose readers pass over what is lost and say so.
+"""Repair: a damaged topic opens again, and its readers report and pass over what is lost.
 
-Invariant: what can be read before a repair is read after it, at the same offsets. No offset is used again. Bytes that
-a repair overwrites or cuts are copied aside first, and damaged bytes of batches stay where they are. A repair may
-crash at any point and be run again.
+Invariant: everything that can be read before a repair is read after it, at the same offsets. No offset is used again.
+Bytes that a repair overwrites or cuts are copied aside first, and damaged bytes of batches stay where they are. A
+repair may crash at any point and be run again.
 
     gaps.json       declares the ranges that cannot be read (gaps.py), and no longer those that can be read again
-    headers         a damaged header of a segment is made anew, from the segment before it and its own first batch
+    headers         a damaged segment header is made from the segment before it and its own first batch
     places          a missing segment becomes a file of zeros, and a file that is too short ends with zeros: gaps;
-                    what a file has too much is cut
-    the end         if the end of the log is damaged, the last segment is sealed, and a new one begins behind it
-    the watermark   is written anew, if one of its slots is not whole
-    topic.json      is written anew if it is damaged, with the default policies
+                    surplus bytes of a file are cut
+    the end         if the end of the log is damaged, the last segment is sealed, and a new one begins after it
+    the watermark   is written again, if one of its slots is not whole
+    topic.json      is written again if it is damaged, with the default policies
 
-The last step is what a writer does before it appends (recovery.py): it proves that the partition opens.
+The last step is that of a writer before it appends (recovery.py): it proves that the partition opens.
 
 Threads: no state. Processes: declaring gaps needs no lock and may be done beside a writer. All else needs the
 partition's lock.
@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 from ..config.policies import TopicConfig
@@ -33,9 +33,9 @@ from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import Files
 from . import copy_role, store_pointer, topic_file
-from .log import Log
-from .repair_partition import PartitionRepair, Repair, copy_aside
-from .verify import Progress, VerifyReport, verify_description, verify_log
+from .care import care_for, change_description, read_description
+from .repair_partition import Repair, repair_partition
+from .verify import Progress, VerifyReport
 
 __all__ = ["Repair", "RepairReport", "repair_topic", "stated_log_id"]
 
@@ -48,96 +48,65 @@ class RepairReport(NamedTuple):
 
     @property
     def lost_bytes(self) -> int:
-        """How many bytes of the log these repairs declare as lost."""
+        """Number of bytes of the log that these repairs declare as lost."""
         return sum(len(each.offsets) for each in self.repairs)
 
 
 def repair_topic(
-    files: Files,
-    path: str,
-    *,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    clock: Callable[[], int] = SYSTEM,
-) -> RepairReport:
+    files: Files, path: str,
+    *, dry_run: bool = False, progress: Progress | None = None, clock: Callable[[], int] = SYSTEM,
+) -> RepairReport:  # fmt: skip
     """Repair a topic; see `transactions.repair_store.repair`, which takes a store, too."""
     repairs: list[Repair] = []
     if not dry_run:
         copy_role.check(files, path, copy_role.REPAIR)
     log_id, config = _description(files, path, repairs, dry_run=dry_run)
-    _leave_lost_store(files, path, repairs, dry_run=dry_run)
-    logs = [Identity.of(log_id, number) for number in range(config.partitions)]
-    sizes = [_size(files, path, each) for each in logs]
-    done, total = 0, 2 * sum(sizes)
+    _remove_lost_store(files, path, repairs, dry_run=dry_run)
 
-    def advance(to: int) -> None:
-        if progress is not None:
-            progress(min(done + to, total), total)
+    def care(identity: Identity, progress: Callable[[int], None]) -> None:
+        repairs.extend(repair_partition(
+            files, path, identity, config.permissions, now_us=clock(), dry_run=dry_run, progress=progress
+        ))  # fmt: skip
 
-    for identity, size in zip(logs, sizes, strict=True):
-        partition = PartitionRepair(files, path, identity, config.permissions, clock())
-        repairs += partition.run(dry_run=dry_run, progress=advance)
-        done += size
-    reports = [verify_description(files, path, log_id)]
-    for identity, size in zip(logs, sizes, strict=True):
-        try:
-            with closing(Log(files, topic_file.partition_directory(path, identity.partition), identity)) as log:
-                reports.append(verify_log(log, advance))
-        except CorruptLogError as error:  # there is no directory
-            reports.append(VerifyReport.of_error(error, identity.partition))
-        done += size
-    return RepairReport(tuple(repairs), VerifyReport.of_all(reports))
+    verified = care_for(files, path, log_id, range(config.partitions), care, progress)
+    return RepairReport(tuple(repairs), verified)
 
 
-def _size(files: Files, path: str, identity: Identity) -> int:
-    directory = topic_file.partition_directory(path, identity.partition)
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return sum(files.sizes(directory).values())
-    return 0
-
-
-def _leave_lost_store(files: Files, path: str, repairs: list[Repair], *, dry_run: bool) -> None:
-    """Forget a store of transactions that is gone. What the logs have of its transactions shows who needs it."""
+def _remove_lost_store(files: Files, path: str, repairs: list[Repair], *, dry_run: bool) -> None:
+    """Forget a store of transactions that is gone. The topic's logs contain what is left of its transactions."""
+    name, kept = store_pointer.NAME, None
     try:
         what = "" if not store_pointer.is_lost(files, path) else "its store of transactions is gone"
     except CorruptLogError as error:
         what = f"found {error.found}"
     if not what:
         return
-    name, kept = os.path.join(path, store_pointer.NAME), None
+
+    def remove(directory: Directory) -> None:
+        directory.unlink(name)
+        directory.sync()
+
     if not dry_run:
-        with Directory.open(files, path) as directory:
-            directory.lock_for_a_moment("a process that changes the topic", advice="try again")
-            kept = copy_aside(directory, store_pointer.NAME, 0, directory.sizes()[store_pointer.NAME])
-            directory.unlink(store_pointer.NAME)
-            directory.sync()
+        kept = change_description(files, path, name, remove)
     what = f"removed ({what}): the next transaction names a store, which does not know the versions of apps before"
-    repairs.append(Repair(None, name, what, kept=kept))
+    repairs.append(Repair(None, os.path.join(path, name), what, kept=kept))
 
 
 # --- the description ---------------------------------------------------------------------------------
 
 
 def _description(files: Files, path: str, repairs: list[Repair], *, dry_run: bool) -> tuple[bytes, TopicConfig]:
-    """The log id and the policies of the topic. A description that is lost is written anew."""
-    name = os.path.join(path, topic_file.NAME)
+    """The log id and the policies of the topic. A description that is lost is written again."""
     try:
-        described = topic_file.read(files, path)
-        what = "there was no file"
+        return read_description(files, path)
     except CorruptLogError as error:
-        described, what = None, f"found {error.found}"
-    if described is not None:
-        return described
+        fault = error
     log_id, config = stated_log_id(files, path), TopicConfig(partitions=max(_partitions(files, path)) + 1)
     kept = None
     if not dry_run:
-        with Directory.open(files, path) as directory:
-            directory.lock_for_a_moment("a process that changes the topic", advice="try again")
-            if directory.exists(topic_file.NAME):
-                kept = copy_aside(directory, topic_file.NAME, 0, files.sizes(path)[topic_file.NAME])
-            topic_file.write(directory, log_id, config)
-    policies = f"made anew for {config.partitions} partitions; all policies are the default ones: set them again"
-    repairs.append(Repair(None, name, f"{policies} ({what})", kept=kept))
+        kept = change_description(files, path, topic_file.NAME, lambda made: topic_file.write(made, log_id, config))
+    what = f"made again for {config.partitions} partitions; all policies are the default ones: set them again"
+    repairs.append(Repair(None, fault.path, f"{what} (found {fault.found})", kept=kept))
     return log_id, config
 
 

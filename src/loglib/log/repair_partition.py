@@ -1,8 +1,8 @@
-"""Repair partition: the repair of one partition. What it does to files, and in which order.
+"""Repair partition: the repair of one partition, step by step.
 
-Invariant: gaps are declared before anything else, and each step leaves a partition that another repair can go on with.
-Bytes are overwritten or cut only after they were copied aside. Segments are put right oldest first, because a header
-is made from the segment before it. The last step is recovery, which proves that the partition opens.
+Invariant: gaps are declared before anything else, and after each step another repair can continue. Bytes are
+overwritten or cut only after they were copied aside. Segments are repaired oldest first, because a header is made from
+the segment before it. The last step is recovery, which proves that the partition opens.
 
 Processes: declaring gaps needs no lock. All else is done with the partition's lock.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
-from itertools import chain, count
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, LockedError
@@ -33,28 +32,28 @@ from ..segment import (
     segment_name,
     write_producers,
 )
-from ..system import lock as writer_lock
 from ..system.directory import Directory
 from ..system.files import Files
 from . import start_header, topic_file
+from .care import LogCare, reach
 from .examine import ExpectedSegment, Findings, examine
 from .gaps import NAME as GAPS
 from .gaps import Gap, joined, write_gaps
 from .log import log_as_found
 from .producers import Producers
-from .recovery import Sections, detach, rebuild_watermark, recover
+from .recovery import Sections, rebuild_watermark, recover
 
-__all__ = ["PartitionRepair", "Repair", "copy_aside"]
+__all__ = ["Repair", "repair_partition"]
 
 _ADVICE = "close that writer: this damage cannot be repaired beside it"
 
 
 class Repair(NamedTuple):
-    """One thing that a repair has done, or would do. `str` gives it in words."""
+    """One thing that a repair has done, or would do. `str` describes it."""
 
     partition: int | None  # None: the whole topic
     path: str  # of the file
-    what: str  # in words
+    what: str  # a description
     offsets: range = range(0)  # declared as lost
     kept: str | None = None  # the file that keeps the bytes which were overwritten or cut
 
@@ -63,219 +62,170 @@ class Repair(NamedTuple):
         return f"{self.path}: {self.what}{kept}"
 
 
-class PartitionRepair:
-    """The repair of one partition."""
-
-    def __init__(self, files: Files, topic_path: str, identity: Identity, permissions: int, now_us: int) -> None:
-        self._files = files
-        self._path = topic_file.partition_directory(topic_path, identity.partition)
-        self._identity = identity
-        self._permissions = permissions
-        self._now_us = now_us
-        self._repairs: list[Repair] = []
-
-    def run(self, *, dry_run: bool, progress: Callable[[int], object]) -> list[Repair]:
-        """Repair the partition; returns what was done, or would be done."""
-        if not self._files.exists(self._path):
-            return self._begin_anew(dry_run=dry_run)
-        if dry_run:
-            self._report(examine(self._files, self._path, self._identity, progress=progress))
-            return self._repairs
-        with ExitStack() as opened:
-            held: LockedError | None = None
-            try:
-                lock = writer_lock.acquire(
-                    self._files, os.path.join(self._path, writer_lock.NAME), self._permissions
-                )
-                opened.callback(lock.release)
-                directory = lock.directory
-                detach(directory)
-            except LockedError as error:
-                held = error
-                directory = opened.enter_context(Directory.open(self._files, self._path))
-            findings = examine(self._files, self._path, self._identity, progress=progress)
-            if held is not None and findings.needs_lock:
-                raise LockedError(held.path, held.holder, advice=_ADVICE)
-            self._declare(directory, findings)
-            if held is None:
-                self._mend(directory, findings)
-        return self._repairs
-
-    def _begin_anew(self, *, dry_run: bool) -> list[Repair]:
-        """Make an empty log for a partition whose directory is gone."""
+def repair_partition(
+    files: Files, topic_path: str, identity: Identity, permissions: int,
+    *, now_us: int, dry_run: bool, progress: Callable[[int], object],
+) -> list[Repair]:  # fmt: skip
+    """Repair a partition. Returns what was done, or would be done."""
+    path = topic_file.partition_directory(topic_path, identity.partition)
+    if not files.exists(path):
         if not dry_run:
-            aside = f"{self._path}.{self._files.random_bytes(4).hex()}.tmp"
-
-            def build() -> None:
-                self._files.make_directory(aside, self._permissions)
-                topic_file.make_partition(
-                    self._files, aside, self._identity, now=self._now_us, permissions=self._permissions
-                )
-
-            topic_file.put_in_place(self._files, aside, self._path, build)
-            self._files.sync_directory(os.path.dirname(self._path))
+            _make_empty(files, path, identity, permissions, now_us)
         what = "the directory was gone, with all its records: an empty log was made, whose offsets begin at 0 again"
-        self._note(self._path, what)
-        return self._repairs
+        return [Repair(identity.partition, path, what)]
+    with reach(files, path, permissions, dry_run=dry_run) as (directory, refusal):
+        findings = examine(files, path, identity, progress=progress)
+        if refusal is not None and findings.needs_lock:
+            raise LockedError(refusal.path, refusal.holder, advice=_ADVICE)
+        repair = _PartitionRepair(directory, identity, permissions, findings, now_us, dry_run=dry_run)
+        repair.declare()
+        if refusal is None:
+            repair.mend()
+        return repair.done
 
-    def _note(self, path: str, what: str, offsets: range = range(0), kept: str | None = None) -> None:
-        self._repairs.append(Repair(self._identity.partition, path, what, offsets, kept))
 
-    def _name(self, name: str) -> str:
-        return os.path.join(self._path, name)
+def _make_empty(files: Files, path: str, identity: Identity, permissions: int, now_us: int) -> None:
+    aside = f"{path}.{files.random_bytes(4).hex()}.tmp"
 
-    def _report(self, findings: Findings) -> None:
-        """Note what would be done."""
-        self._note_gaps(findings)
-        for each in findings.undecodable:
-            self._note(each.path, _invalid(each))
-        for place in findings.places:
-            name = self._name(segment_name(place.base))
-            if place.held is None:
-                self._note(name, _missing(findings, place))
-            else:
-                if misplaced := findings.misplaced(place):
-                    self._note(name, _misplaced(misplaced))
-                if place.fault:
-                    self._note(name, _header(place))
-        if findings.needs_new_end:
-            self._note(self._name(segment_name(findings.end)), _NEW_END)
-        if findings.fault_of_mark:
-            self._note(self._name(WATERMARK), _watermark(findings))
+    def build() -> None:
+        files.make_directory(aside, permissions)
+        topic_file.make_partition(files, aside, identity, now=now_us, permissions=permissions)
 
-    # --- gaps --------------------------------------------------------------------------------------
+    topic_file.put_in_place(files, aside, path, build)
+    files.sync_directory(os.path.dirname(path))
 
-    def _note_gaps(self, findings: Findings) -> None:
+
+class _PartitionRepair(LogCare):
+    """The repair of one partition whose directory is there."""
+
+    def __init__(
+        self, directory: Directory, identity: Identity, permissions: int, findings: Findings, now_us: int,
+        *, dry_run: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(directory, identity, permissions, findings, dry_run=dry_run)
+        self._now_us = now_us
+        self.done: list[Repair] = []  # or what would be done
+
+    def _note(self, name: str, what: str, offsets: range = range(0), kept: str | None = None) -> None:
+        self.done.append(Repair(self._identity.partition, self._path(name), what, offsets, kept))
+
+    def declare(self) -> None:
+        """Declare what cannot be read as gaps. The damaged bytes stay."""
+        findings, new = self._findings, list[Gap]()
         for each in findings.damage:
+            name = os.path.basename(each.path)
+            new.append(Gap(each.offsets.start, each.offsets.stop, f"{name}: {each.found}", self._now_us))
             lost = f"offsets [{each.offsets.start}, {each.offsets.stop}) are declared as a gap"
             what = f"{lost}: at byte {each.file_position} found {each.found}, expected {each.expected}"
-            self._note(each.path, what, each.offsets)
+            self._note(name, what, each.offsets)
         if findings.healed:
-            self._note(self._name(GAPS), f"{findings.healed} declared gaps can be read again: they are taken back")
+            self._note(GAPS, f"{findings.healed} declared gaps can be read again: they are taken back")
         if findings.fault_of_gaps:
-            self._note(self._name(GAPS), f"made anew ({findings.fault_of_gaps})")
-
-    def _declare(self, directory: Directory, findings: Findings) -> None:
-        """Declare what cannot be read as gaps. The damaged bytes stay."""
-        new = [
-            Gap(each.offsets.start, each.offsets.stop, f"{os.path.basename(each.path)}: {each.found}", self._now_us)
-            for each in findings.damage
-        ]
-        if not new and not findings.fault_of_gaps and not findings.healed:
-            return
-        gaps = joined([*findings.still_gaps, *new])
-        if findings.fault_of_gaps and directory.exists(GAPS):
-            copy_aside(directory, GAPS, 0, directory.sizes()[GAPS])
-        write_gaps(directory, self._identity, gaps, self._permissions)
-        self._note_gaps(findings)
+            self._note(GAPS, f"made again ({findings.fault_of_gaps})")
+            self._keep(GAPS)
+        if self.done and not self._dry_run:
+            gaps = joined([*findings.still_gaps, *new])
+            write_gaps(self._directory, self._identity, gaps, self._permissions)
 
     # --- all else ------------------------------------------------------------------------------------
 
-    def _mend(self, directory: Directory, findings: Findings) -> None:
+    def mend(self) -> None:
+        """Repair the files, and recover the log as a writer does."""
+        findings = self._findings
         if findings.needs_lock:
             for each in findings.undecodable:
-                self._invalidate(directory, each)
+                self._invalidate(each)
             before: SegmentHeader | None = None
             for place in findings.places:
-                before = self._put_right(directory, findings, place, before)
+                before = self._put_right(place, before)
             if findings.needs_new_end:
-                assert before is not None
-                before = self._make(directory, findings, findings.end, before)
-                self._note(self._name(segment_name(findings.end)), _NEW_END)
+                before = self._make(findings.end, before)
+                self._note(segment_name(findings.end), "a new segment begins here, because the last one has a gap")
             if findings.fault_of_mark:
-                mark = findings.mark
-                if before is not None and mark.flushed_end == before.base_offset:  # that header may be new
-                    mark = mark._replace(flushed_tail=before.previous_batch, durable_tail=before.previous_batch)
-                rebuild_watermark(directory, self._identity, self._permissions, mark)
-                self._note(self._name(WATERMARK), _watermark(findings))
-        recovered = recover(directory, self._identity, self._permissions)
+                self._rebuild_mark(before)
+        if self._dry_run:
+            return
+        recovered = recover(self._directory, self._identity, self._permissions)
         end, last_batch = recovered.tail[:2]
-        if self._repairs and recovered.mark.flushed_end < end:  # a watermark that is older than the files
+        if self.done and recovered.mark.flushed_end < end:  # a watermark that is older than the files
             mark = recovered.mark._replace(
                 flushed_end=end, durable_end=end, flushed_tail=last_batch, durable_tail=last_batch
             )
-            rebuild_watermark(directory, self._identity, self._permissions, mark)
+            rebuild_watermark(self._directory, self._identity, self._permissions, mark)
 
-    def _invalidate(self, directory: Directory, bad: Damage) -> None:
-        """Copy a batch aside that has its checksums and is no batch, and make its header invalid: so it is damage."""
+    def _rebuild_mark(self, last: SegmentHeader | None) -> None:
+        """Write the watermark again; `last` is the header of the last segment."""
+        mark, fault = self._findings.mark, self._findings.fault_of_mark
+        if not self._dry_run:
+            end = mark
+            if last is not None and mark.flushed_end == last.base_offset:  # that header may be new
+                end = mark._replace(flushed_tail=last.previous_batch, durable_tail=last.previous_batch)
+            rebuild_watermark(self._directory, self._identity, self._permissions, end)
+        self._note(WATERMARK, f"written again, for offsets [{mark.log_start_offset}, {mark.flushed_end}) ({fault})")
+
+    def _invalidate(self, bad: Damage) -> None:
+        """Quarantine a batch that passes its checksums but cannot be decoded, and invalidate its header."""
         name, offsets = os.path.basename(bad.path), bad.offsets
-        fd = directory.open_write(name)
-        try:
-            at = HEADER_BYTES + offsets.start - (parse_segment_name(name) or 0)
-            kept = copy_aside(directory, name, at, len(offsets))
-            self._files.write_all(fd, [bytes(8)], at)
-            self._files.datasync(fd)
-        finally:
-            self._files.close(fd)
-        self._note(bad.path, _invalid(bad), kept=kept)
+        at = HEADER_BYTES + offsets.start - (parse_segment_name(name) or 0)
+        kept = self._keep(name, at, len(offsets))
+        self._write(name, at, bytes(8))
+        what = f"a batch that has its checksums was made invalid: found {bad.found}, expected {bad.expected}"
+        self._note(name, what, kept=kept)
 
-    def _put_right(
-        self, directory: Directory, findings: Findings, place: ExpectedSegment, before: SegmentHeader | None
-    ) -> SegmentHeader:
-        """Make a segment lie as it should; returns its header, which is whole then."""
-        name, header = segment_name(place.base), place.header
+    def _put_right(self, place: ExpectedSegment, before: SegmentHeader | None) -> SegmentHeader | None:
+        """Repair a segment, which follows the one with the header `before`; returns its header.
+
+        The header is whole then; None in a dry run, if it is damaged.
+        """
+        findings, name, header = self._findings, segment_name(place.base), place.header
         is_last = place is findings.places[-1]
         end = findings.end if is_last and findings.needs_new_end else place.end
         if place.held is None:
-            header = self._make(directory, findings, place.base, before)
-            self._resize(directory, name, place.base, end)
-            self._note(self._name(name), _missing(findings, place))
+            header = self._make(place.base, before)
+            self._resize(name, HEADER_BYTES + end - place.base)
+            end = findings.end if is_last else place.end
+            self._note(name, f"the segment was missing: made again, with zeros up to offset {end}")
             return header
         if misplaced := findings.misplaced(place):
-            kept = None
-            if misplaced > 0:
-                kept = copy_aside(directory, name, HEADER_BYTES + end - place.base, misplaced)
-            self._resize(directory, name, place.base, end)
-            self._note(self._name(name), _misplaced(misplaced), kept=kept)
+            kept = self._keep(name, HEADER_BYTES + end - place.base, misplaced)
+            self._resize(name, HEADER_BYTES + end - place.base)
+            fault = f"{-misplaced} bytes too short: it ends with zeros now"
+            self._note(name, f"the file was {fault if misplaced < 0 else f'{misplaced} bytes too long: they were cut'}",
+                       kept=kept)  # fmt: skip
         elif is_last and findings.needs_new_end:
-            self._resize(directory, name, place.base, end)  # its bytes may never have been synced
+            self._resize(name, HEADER_BYTES + end - place.base)  # its bytes may never have been synced
         if header is None:
-            kept = copy_aside(directory, name, 0, HEADER_BYTES)
-            header = self._header(directory, findings, place.base, before)
-            fd = directory.open_write(name)
-            try:
-                self._files.write_all(fd, [header.encode()], 0)
-                self._files.datasync(fd)
-            finally:
-                self._files.close(fd)
-            self._note(self._name(name), _header(place), kept=kept)
+            kept = self._keep(name, 0, HEADER_BYTES)
+            if not self._dry_run:
+                header = self._header(place.base, before)
+                self._write(name, 0, header.encode())
+            self._note(name, f"the segment header was made again ({place.fault})", kept=kept)
         return header
 
-    def _resize(self, directory: Directory, name: str, base: int, end: int) -> None:
-        fd = directory.open_write(name)
-        try:
-            if self._files.size(fd) != HEADER_BYTES + end - base:
-                self._files.ftruncate(fd, HEADER_BYTES + end - base)
-            self._files.datasync(fd)
-        finally:
-            self._files.close(fd)
-
-    def _make(
-        self, directory: Directory, findings: Findings, base: int, before: SegmentHeader | None
-    ) -> SegmentHeader:
-        """Make a segment without batches."""
-        header = self._header(directory, findings, base, before)
-        self._files.close(create_segment(directory, header, self._permissions))
+    def _make(self, base: int, before: SegmentHeader | None) -> SegmentHeader | None:
+        """Make a segment without batches; None in a dry run."""
+        if self._dry_run:
+            return None
+        header = self._header(base, before)
+        self._files.close(create_segment(self._directory, header, self._permissions))
         return header
 
     # --- headers -------------------------------------------------------------------------------------
 
-    def _header(
-        self, directory: Directory, findings: Findings, base: int, before: SegmentHeader | None
-    ) -> SegmentHeader:
-        """The header of a segment, from the segment before it and from its own first batch.
+    def _header(self, base: int, before: SegmentHeader | None) -> SegmentHeader:
+        """Make the header of a segment from the segment before it, whose header is `before`, and its own first batch.
 
-        The first segment has its header as it was kept when what is before it was dropped.
+        The header of the log's first segment was kept when the segments before it were dropped.
         """
-        first = self._first_batch(base)
-        if before is None and (found := self._kept_header(directory, base, first)) is not None:
+        directory, first = self._directory, self._first_batch(base)
+        if before is None and (found := self._kept_header(base, first)) is not None:
             return found
-        mark, identity = findings.mark, self._identity
+        mark, identity = self._findings.mark, self._identity
         if before is None:
-            tail = _Tail(base, 0, 0, _running_max_before(findings, base), Sections(0, 0, 0, 0), ())
+            tail = _Tail(base, 0, 0, _running_max_before(self._findings, base), Sections(0, 0, 0, 0), ())
             previous_base = base
         else:
-            tail = self._tail_of(findings, before, base)
+            tail = self._tail_of(before, base)
             previous_base = before.base_offset
         last_batch, crc = tail.last_batch, tail.crc
         if first is not None and (before is None or last_batch is None):
@@ -283,8 +233,7 @@ class PartitionRepair:
         if last_batch is None:  # it is in a gap
             last_batch = previous_base
         more_name = producers_name(base)
-        if directory.exists(more_name):
-            copy_aside(directory, more_name, 0, directory.sizes()[more_name])
+        self._keep(more_name)
         table, more, more_crc = write_producers(directory, base, tail.producers, self._permissions)
         append_time = tail.append_time
         created = append_time if first is None else first.append_time
@@ -297,13 +246,13 @@ class PartitionRepair:
             previous_batch_bytes=base - last_batch, more_producers=more, more_producers_crc=more_crc, producers=table,
         )  # fmt: skip
 
-    def _kept_header(self, directory: Directory, base: int, first: Header | None) -> SegmentHeader | None:
-        """The header that was kept of the first segment, if its first batch follows what that says."""
-        found = start_header.kept(directory, self._identity, base)
+    def _kept_header(self, base: int, first: Header | None) -> SegmentHeader | None:
+        """The stored copy of the first segment's header, if its first batch follows the batch that the copy names."""
+        found = start_header.kept(self._directory, self._identity, base)
         if found is None or (first is not None and first.previous_crc != found.previous_crc):
             return None
         try:
-            read_producers(self._files, self._path, found)
+            read_producers(self._files, self._directory.path, found)
         except CorruptLogError:  # those in the separate file, which are the oldest, are lost
             return found._replace(more_producers=0, more_producers_crc=0)
         return found
@@ -311,16 +260,17 @@ class PartitionRepair:
     def _first_batch(self, base: int) -> Header | None:
         """The header of the segment's first batch, if it is whole."""
         with suppress(CorruptLogError, FileNotFoundError):
-            path = self._name(segment_name(base))
+            path = self._path(segment_name(base))
             with SegmentReader(self._files, path, self._identity, base_offset=base) as segment:
                 return segment.header_at(base)
         return None
 
-    def _tail_of(self, findings: Findings, header: SegmentHeader, end: int) -> _Tail:
-        """What the whole batches of a segment leave for the header of the next one. Gaps are passed over."""
-        before = read_producers(self._files, self._path, header)
-        mark = findings.mark._replace(flushed_end=max(findings.mark.flushed_end, end))
-        with closing(log_as_found(self._files, self._path, self._identity, mark)) as log:
+    def _tail_of(self, header: SegmentHeader, end: int) -> _Tail:
+        """The facts of a segment's whole batches for the header of the next one. Gaps are passed over."""
+        path, mark = self._directory.path, self._findings.mark
+        before = read_producers(self._files, path, header)
+        mark = mark._replace(flushed_end=max(mark.flushed_end, end))
+        with closing(log_as_found(self._files, path, self._identity, mark)) as log:
             batches = [each for each in log.headers(header.base_offset, end, mark) if each.record_count]
         last = batches[-1] if batches else None
         sections = Sections.of(header, 0)
@@ -335,7 +285,7 @@ class PartitionRepair:
 
 
 def _running_max_before(findings: Findings, base: int) -> int:
-    """What the largest event time before the first segment is at most, as far as the next one knows.
+    """An upper bound of the event times before the first segment, which the next whole header states.
 
     A search by time that begins too early finds its record all the same; one that begins too late does not.
     """
@@ -344,7 +294,7 @@ def _running_max_before(findings: Findings, base: int) -> int:
 
 
 class _Tail(NamedTuple):
-    """What a segment leaves for the header of the next one."""
+    """The facts of a segment for the header of the next one."""
 
     last_batch: int | None  # None: it is in a gap
     crc: int
@@ -352,50 +302,3 @@ class _Tail(NamedTuple):
     running_max: int
     sections: Sections
     producers: tuple[ProducerState, ...]
-
-
-_NEW_END = "a new segment begins here, because the last one has a gap"
-
-
-def _invalid(bad: Damage) -> str:
-    return f"a batch that has its checksums was made invalid: found {bad.found}, expected {bad.expected}"
-
-
-def _missing(findings: Findings, place: ExpectedSegment) -> str:
-    end = findings.end if place is findings.places[-1] else place.end
-    return f"the segment was missing: made anew, with zeros up to offset {end}"
-
-
-def _misplaced(size_bytes: int) -> str:
-    if size_bytes < 0:
-        return f"the file was {-size_bytes} bytes too short: it ends with zeros now"
-    return f"the file was {size_bytes} bytes too long: they were cut"
-
-
-def _header(place: ExpectedSegment) -> str:
-    return f"the segment header was made anew ({place.fault})"
-
-
-def _watermark(findings: Findings) -> str:
-    mark = findings.mark
-    return f"written anew, for offsets [{mark.log_start_offset}, {mark.flushed_end}) ({findings.fault_of_mark})"
-
-
-def copy_aside(directory: Directory, name: str, start: int, size_bytes: int) -> str:
-    """Copy bytes of a file into a file of its own beside it. Synced. Returns the path of the copy."""
-    files = directory.files
-    stem = f"{name.removesuffix('.log')}.damaged-{start}"
-    names = chain([stem], (f"{stem}.{number}" for number in count(2)))
-    kept = next(each for each in names if not directory.exists(each))
-    source = directory.open_read(name)
-    try:
-        copy = directory.create(kept, 0o600)
-        try:
-            files.copy_range(source, copy, start=start, end=min(start + size_bytes, files.size(source)), at=0)
-            files.datasync(copy)
-        finally:
-            files.close(copy)
-    finally:
-        files.close(source)
-    directory.sync()
-    return directory.path_of(kept)
