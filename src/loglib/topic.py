@@ -1019,8 +1019,9 @@ def open_topic(
         raise ValueError(f"donors are for a topic's directory; {place.path} is a place of uploaded segments")
     wish = None
     if replicas is not None:
-        from .copies.assemble import ReplicaRequest, assemble, check_new
+        from .copies.assemble import assemble
         from .copies.chain import check_apart
+        from .copies.roster import ReplicaRequest, check_new
 
         wish = ReplicaRequest.of(absolute, replicas, acks, replica_timeout, lose)
     if wish is None and (acks is not None or lose):

@@ -10,7 +10,7 @@ import pytest
 from builders import spoil
 from mended import batches, changed, identity, mirrored, segments, write
 
-from conftest import last_segment, tree, values_of
+from conftest import tree, values_of
 from loglib import StorageIOError, Topic, heal, repair, testing
 from loglib.copies.heal import heal_topic
 from loglib.format.watermark import encode_new, newest

@@ -343,7 +343,7 @@ def test_store_that_cannot_be_read_takes_nothing_back(path: Path, to: Path, monk
         end = mirror_end(to)
         with Mirror(path, to) as made:
             mark = Log(REAL, f"{path}/0000", Identity.of(topic.log_id, 0)).published()
-            made._pairs[0].publish(mark)
+            made._copiers[0].publish(mark)
             lower = mark._replace(flushed_end=mark.log_start_offset, held_txn=0)
             monkeypatch.setattr(topic_source, "marks_at_once", lambda logs, _: {each.partition: lower for each in logs})
             made.copy()

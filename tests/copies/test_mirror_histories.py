@@ -467,7 +467,7 @@ def test_other_history_that_only_the_chain_shows(path: Path, to: Path, tmp_path:
         other.append(b"more" * size, sync=True)
         with Mirror(other.path, to) as made:
             mark = made._origin.marks([0])[0]
-            made._pairs[0]._seen = mark.writer_epoch, mark.writer_nonce
+            made._copiers[0]._seen = mark.writer_epoch, mark.writer_nonce
             made.copy()
             assert len(made.report().set_aside) == 1
         assert_same(other, to)

@@ -202,7 +202,7 @@ def test_acks_change_when_all_are_there(written: list[Path]) -> None:
     (lambda a, b, c: [a, b], {}, "is written in 3 directories"),
     (lambda a, b, c: [a, b, c, a.with_name("d")], {}, "is written in 3 directories"),
     (lambda a, b, c: [a, b, a.with_name("d")], {"lose": ["nobody"]}, "no member is there or was there; last seen"),
-    (lambda a, b, c: [a, b, c], {"lose": ["c"]}, "and not empty: if it was made anew already"),
+    (lambda a, b, c: [a, b, c], {"lose": ["c"]}, "and not empty: if it was made again already"),
     (lambda a, b, c: [a.with_name("d"), b, c], {}, "holds a topic; the directory to be opened has none"),
 ])  # fmt: skip
 def test_other_directories_than_stored_are_refused(

@@ -62,7 +62,7 @@ def open_anew(places: list[Path], lose: list[Path]) -> Topic:
     try:
         return open_all(places, lose=lose)
     except LogError as error:
-        if not lose or "made anew already" not in str(error):
+        if not lose or "made again already" not in str(error):
             raise
         return open_all(places)
 

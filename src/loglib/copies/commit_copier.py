@@ -107,11 +107,11 @@ class CopiedCommits:
             identity = offsets_identity(self._log_id, group, name)
             permissions = readable_by_all(self._permissions)
             source = self._source.log_of_commits(group, name)
-            with closing(LogCopier(files, source, os.path.join(offsets, name), identity, permissions)) as pair:
-                if not pair.is_ahead_of(mark):
-                    pair.advance(mark, lambda _: None, restart=True)
-                    pair.publish(mark)
-                    pair.retire(mark)
+            with closing(LogCopier(files, source, os.path.join(offsets, name), identity, permissions)) as copier:
+                if not copier.is_ahead_of(mark):
+                    copier.advance(mark, lambda _: None, restart=True)
+                    copier.publish(mark)
+                    copier.retire(mark)
         for name in log_names(files, offsets):
             if name not in noted.marks:
                 files.remove_tree(os.path.join(offsets, name))

@@ -147,7 +147,7 @@ class Mirror(NotCopyable):
         origin: TopicSource = source if isinstance(source, RemoteTopic) else LocalTopicSource(files, topic_path(source))
         self._files = files
         self._origin = origin
-        self._pairs: list[LogCopier] = []
+        self._copiers: list[LogCopier] = []
         self._copied_bytes = 0
         self._caught_up_at = time.monotonic()
         self._closing = threading.Event()
@@ -171,7 +171,7 @@ class Mirror(NotCopyable):
             for number in range(self._config.partitions):
                 opened.callback(self._open(number, promised.get(number)).close)
             forget_marks(files, self.path)
-            origin.marks(range(len(self._pairs)))  # from here on `lag` is known
+            origin.marks(range(len(self._copiers)))  # from here on `lag` is known
             if before != copy_role.MIRROR:  # nobody writes it now
                 self._beside_retention(self._give_up)
                 self._commits.adopt()
@@ -256,7 +256,7 @@ class Mirror(NotCopyable):
             new.write(directory, self._config.permissions)
 
     def _open(self, number: int, promised: Mark | None = None) -> LogCopier:
-        pair = LogCopier(
+        copier = LogCopier(
             self._files,
             self._origin.log(number),
             topic_file.partition_directory(self.path, number),
@@ -264,8 +264,8 @@ class Mirror(NotCopyable):
             self._config.permissions,
             promised=promised,
         )
-        self._pairs.append(pair)
-        return pair
+        self._copiers.append(copier)
+        return copier
 
     def _carry_description(self) -> None:
         """Copy the policies, the name of the transactions' store, and new partitions."""
@@ -278,13 +278,13 @@ class Mirror(NotCopyable):
                 f"{self.source} says that it has {self._config.partitions} partitions, and its copy {self.path} has "
                 f"{own[1].partitions}; put the {topic_file.NAME} of the source back, or mirror to a new directory"
             )
-        for number in range(len(self._pairs), self._config.partitions):
+        for number in range(len(self._copiers), self._config.partitions):
             self._open(number)
         with Directory.open(self._files, self.path) as directory:
             directory.sync()  # the names of the partitions
-            for pair in self._pairs:
-                pair.carry(CLOCK)
-                pair.carry(gaps.NAME)
+            for copier in self._copiers:
+                copier.carry(CLOCK)
+                copier.carry(gaps.NAME)
             directory.replace(topic_file.NAME, content, self._config.permissions)
         self._described = content
 
@@ -308,12 +308,12 @@ class Mirror(NotCopyable):
             self._carry_description()
             self._carry_store_pointer()
             commits = self._commits.note()
-            copied = self._copy(self._pairs)
+            copied = self._copy(self._copiers)
             self._commits.copy(commits)
             return copied
 
-    def _copy(self, pairs: Iterable[LogCopier]) -> int:
-        return self._beside_retention(lambda: self._pass(pairs))
+    def _copy(self, copiers: Iterable[LogCopier]) -> int:
+        return self._beside_retention(lambda: self._pass(copiers))
 
     def _beside_retention(self, work: Callable[[], Result]) -> Result:
         """Do the work; with `on_gap="restart"` again, if retention at the source was quicker."""
@@ -326,31 +326,31 @@ class Mirror(NotCopyable):
 
     def _give_up(self) -> None:
         """Keep aside what only this directory has: as a mirror it takes all that it has for the source's."""
-        marks = self._origin.marks(range(len(self._pairs)))
-        for number, pair in enumerate(self._pairs):
-            pair.give_up(marks[number], restart=self._restart)
+        marks = self._origin.marks(range(len(self._copiers)))
+        for number, copier in enumerate(self._copiers):
+            copier.give_up(marks[number], restart=self._restart)
 
-    def _pass(self, pairs: Iterable[LogCopier]) -> int:
-        marks = self._origin.marks([pair.copied.identity.partition for pair in pairs])
-        if any(mark.applied_txn > self._pairs[number].copied.mark.applied_txn for number, mark in marks.items()):
+    def _pass(self, copiers: Iterable[LogCopier]) -> int:
+        marks = self._origin.marks([copier.copied.identity.partition for copier in copiers])
+        if any(mark.applied_txn > self._copiers[number].copied.mark.applied_txn for number, mark in marks.items()):
             self._carry_store_pointer()
-            pairs = self._pairs  # a transaction may be in partitions of which nothing is known yet
-            marks = self._origin.marks(range(len(self._pairs)))
-        wanted = {pair: marks[pair.copied.identity.partition] for pair in pairs}
-        wanted = {pair: mark for pair, mark in wanted.items() if not pair.is_ahead_of(mark)}
-        copied = sum([pair.advance(mark, self._pace, restart=self._restart) for pair, mark in wanted.items()])
+            copiers = self._copiers  # a transaction may be in partitions of which nothing is known yet
+            marks = self._origin.marks(range(len(self._copiers)))
+        wanted = {copier: marks[copier.copied.identity.partition] for copier in copiers}
+        wanted = {copier: mark for copier, mark in wanted.items() if not copier.is_ahead_of(mark)}
+        copied = sum([copier.advance(mark, self._pace, restart=self._restart) for copier, mark in wanted.items()])
         self._copied_bytes += copied
         together = self._write_pending_marks(wanted)
-        for pair, mark in wanted.items():
-            pair.publish(mark, twice=together)
+        for copier, mark in wanted.items():
+            copier.publish(mark, twice=together)
         if together:
             forget_marks(self._files, self.path)
-        for pair, mark in wanted.items():
-            pair.retire(mark)
+        for copier, mark in wanted.items():
+            copier.retire(mark)
         self._caught_up_at = time.monotonic()
-        if len(self._pairs) > _MANY:
-            for pair in pairs:
-                pair.release_files()
+        if len(self._copiers) > _MANY:
+            for copier in copiers:
+                copier.release_files()
         return copied
 
     def _pace(self, size: int) -> None:
@@ -367,12 +367,12 @@ class Mirror(NotCopyable):
 
         Until the file is there readers see in none of them what is new, and from then on in all of them.
         """
-        news = [pair for pair, mark in wanted.items() if mark.applied_txn > pair.copied.mark.applied_txn]
+        news = [copier for copier, mark in wanted.items() if mark.applied_txn > copier.copied.mark.applied_txn]
         if len(news) < 2:
             return False
-        for pair in news:
-            pair.hold(wanted[pair])
-        marks = {pair.copied.identity.partition: pair.next_mark(wanted[pair]) for pair in news}
+        for copier in news:
+            copier.hold(wanted[copier])
+        marks = {copier.copied.identity.partition: copier.next_mark(wanted[copier]) for copier in news}
         write_marks(self._files, self.path, self._log_id, marks, self._config.permissions)
         return True
 
@@ -388,13 +388,14 @@ class Mirror(NotCopyable):
             while not self._closing.is_set():
                 if time.monotonic() >= full_at:
                     self.copy()
-                    full_at = time.monotonic() + _LOOK_S * max(1, len(self._pairs) // _MANY)  # idle: 50 us a partition
+                    pause_s = _LOOK_S * max(1, len(self._copiers) // _MANY)  # idle: 50 us a partition
+                    full_at = time.monotonic() + pause_s
                 if self._origin.watch():
                     full_at = 0.0  # look once more, since they are watched
                 elif numbers := self._origin.wait_for_changes(full_at - time.monotonic()):
                     with enter(self._in_pass, self.path):
                         self._check_open()
-                        self._copy([self._pairs[number] for number in numbers])
+                        self._copy([self._copiers[number] for number in numbers])
         except LogClosedError:  # by `close`, in mid-pass
             pass
         finally:
@@ -402,14 +403,14 @@ class Mirror(NotCopyable):
 
     def lag(self) -> MirrorLag:
         """How far the copy is behind its source now."""
-        bytes_behind, now = sum(pair.lag_bytes for pair in self._pairs), time.monotonic()
+        bytes_behind, now = sum(copier.lag_bytes for copier in self._copiers), time.monotonic()
         known_at = self._caught_up_at if bytes_behind else self._origin.heard_at()
         return MirrorLag(bytes_behind, max(0.0, now - known_at))
 
     def report(self) -> Mirrored:
         """What was done so far."""
-        ends = tuple(pair.copied.mark.flushed_end for pair in self._pairs)
-        aside = [each for pair in self._pairs for each in pair.set_aside]
+        ends = tuple(copier.copied.mark.flushed_end for copier in self._copiers)
+        aside = [each for copier in self._copiers for each in copier.set_aside]
         return Mirrored(self.path, ends, self._copied_bytes, tuple(aside))
 
     def close(self) -> None:
@@ -417,8 +418,8 @@ class Mirror(NotCopyable):
         self._closing.set()
         self._origin.wake()
         with enter(self._in_pass, self.path):
-            pairs, self._pairs = self._pairs, []
+            copiers, self._copiers = self._copiers, []
             with ExitStack() as closing:
                 closing.callback(self._origin.close)
-                for pair in pairs:
-                    closing.callback(pair.close)
+                for copier in copiers:
+                    closing.callback(copier.close)

@@ -34,11 +34,12 @@ from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..transactions.transaction import recover_transactions
-from .assemble import ReplicaRequest, assemble
+from .assemble import assemble
 from .chain import Former, former_of
 from .commit_copier import settle_commits
 from .follower_log import FollowerLog
 from .mirror import Mirror
+from .roster import ReplicaRequest
 
 __all__ = ["promote"]
 

@@ -1,17 +1,17 @@
-"""Replica: another directory of a replicated topic, and the thread that keeps it up to the writer's own.
+"""Replica: another directory of a replicated topic, and the thread that keeps it equal to the writer's own.
 
-Invariant: what a replica answers for is durable there, and its log is a prefix of the writer's. What it shows to its
-readers has been acknowledged. A replica that fails or is slow is left out: it is asked for nothing and answers for
-nothing until it has caught up, by its own thread, which tries again and again.
+Invariant: the records that a replica acknowledges are durable there, and its log is a prefix of the writer's. Its
+readers see only acknowledged records. A replica that fails or is slow is left out: it gets no requests, and
+acknowledges nothing, until it has caught up, in its own thread, which tries again and again.
 
     ask        a flush begins: [own end, end) is pulled from the writer's file, which is in the page cache, and synced
     publish    the flush is acknowledged: the writer's mark is published here, too, unless it is ahead of the log here
-    return     the lock, a promise, a common history, all that is missing, checked; then the writer is accepted
+    return     the lock, an epoch floor, a common history, all that is missing, checked; then the writer is accepted
 
-Nothing is queued but numbers, and no more of them than the flushes of `timeout` seconds.
+Nothing is queued except numbers, and no more of them than the flushes of `timeout` seconds.
 
 Threads: `ask` from the thread that flushes, `publish` from any; the rest in the replica's own thread. A thread that
-hangs in the system is left behind.
+hangs in the system is abandoned.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ __all__ = ["FlushRequest", "PartitionCopies", "Replica", "ReplicaState"]
 
 logger = logging.getLogger("loglib")
 
-_NEAR_BYTES = 8 << 20  # so near to the writer's end a replica counts again: the next flush waits for the rest
-_SOON_S = 0.002  # the thread waits so long for another flush before it shows the last one
+_NEAR_BYTES = 8 << 20  # a replica that is nearer to the writer's end counts again: the next flush waits for the rest
+_SOON_S = 0.002  # how long the thread waits for another flush before it publishes the last one
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # between two tries to return
 
 
@@ -57,24 +57,24 @@ class ReplicaState(NamedTuple):
     path: str
     id: str  # of the directory, wherever it is mounted
     state: str  # "own": the topic's own directory; "in step"; "left out"
-    durable_ends: tuple[int, ...]  # of each partition: what is durable there, as far as this process knows
-    lag_bytes: int  # of the log: what the own directory has and this one has not
-    error: str | None  # why it is left out, or what it failed by last
+    durable_ends: tuple[int, ...]  # of each partition: the durable end there that this process knows
+    lag_bytes: int  # bytes in the topic's own log that this directory does not have yet
+    error: str | None  # why it is left out, or its last error
 
 
 class FlushRequest(NotCopyable):
-    """One flush of one partition, as the other directories are asked for it."""
+    """One flush of one partition, which the other directories are asked for."""
 
     def __init__(self, copies: PartitionCopies, base_offset: int, tail: Tail) -> None:
         self.copies = copies
         self.base_offset = base_offset
         self.tail = tail
         self.began = time.monotonic()
-        self.answers: SimpleQueue[tuple[Replica, bool]] = SimpleQueue()  # and whether it is durable there
+        self.answers: SimpleQueue[tuple[Replica, bool]] = SimpleQueue()  # True: it is durable there
         self.asked = {each for each in copies.replicas if each.give(self)}
 
     def settle(self) -> None:
-        """Wait until enough directories have it. `TooFewCopiesError` names those that have not."""
+        """Wait until the flush is durable in enough directories. `TooFewCopiesError` names the others."""
         copies, have, waiting = self.copies, 1, set(self.asked)
         now = time.monotonic()
         copies.own_sync_s, deadline = now - self.began, now + copies.timeout_s
@@ -99,9 +99,9 @@ class PartitionCopies(NotCopyable):
         self.directory = directory
         self.number = number
         self.replicas = replicas
-        self.needed = needed  # directories that must have what is acknowledged, with the own one
+        self.needed = needed  # copies that an acknowledgement needs, with the topic's own
         self.timeout_s = timeout_s
-        self.own_sync_s = 0.0  # how long the last sync took in the own directory
+        self.own_sync_s = 0.0  # how long the last sync took in the topic's own directory
         self.accepted = False
 
     def ask(self, base_offset: int, tail: Tail) -> FlushRequest | PartitionCopies:
@@ -119,23 +119,23 @@ class PartitionCopies(NotCopyable):
 class _PartitionFollower(NotCopyable):
     """One partition in a replica."""
 
-    def __init__(self, files: Files, writer: Writer, pair: LogCopier) -> None:
+    def __init__(self, files: Files, writer: Writer, copier: LogCopier) -> None:
         self._files = files
         self._writer = writer
         self._place = Directory.open(files, writer.directory)  # the writer may be closed before its last flush is here
         self._source = (-1, -1)  # a segment there, and its file
-        self.pair = pair
-        self.mark: Mark | None = None  # the writer's last publication; shown as soon as the log has come there
-        self._shown: Mark | None = None  # the one that was shown last
+        self.copier = copier
+        self.mark: Mark | None = None  # the writer's last publication; published here once the log has come there
+        self._shown: Mark | None = None  # the one that was published here last
 
     @property
     def end(self) -> int:
-        """What is durable here."""
-        return self.pair.copied.synced.end
+        """The end of the durable records here."""
+        return self.copier.copied.synced.end
 
     def pull(self, base_offset: int, tail: Tail) -> None:
         """Bring the log to the writer's tail, in its segment with this base offset. Synced."""
-        copied = self.pair.copied
+        copied = self.copier.copied
         if copied.end.end < tail.end:
             if copied.bases[-1] != base_offset and copied.end.end == base_offset:
                 self._begin(base_offset)
@@ -146,15 +146,15 @@ class _PartitionFollower(NotCopyable):
         copied.sync()
 
     def _begin(self, base_offset: int) -> None:
-        self.pair.carry(CLOCK)
-        begun = self.pair.source.begun(base_offset)
-        self.pair.copied.begin(begun.header, begun.more_producers)
+        self.copier.carry(CLOCK)
+        begun = self.copier.source.begun(base_offset)
+        self.copier.copied.begin(begun.header, begun.more_producers)
 
     def advance(self, tail: Tail) -> None:
-        """The same over any distance, and checked."""
+        """Catch up with the writer's tail from any distance, checking the chain. Synced."""
         mark = self._writer.disk.mark
         target = mark._replace(flushed_end=tail.end, flushed_tail=tail.last_batch)
-        self.pair.advance(target, lambda _: None, restart=True, acknowledged=mark.flushed_end)
+        self.copier.advance(target, lambda _: None, restart=True, acknowledged=mark.flushed_end)
 
     def _file(self, base_offset: int) -> int:
         base, fd = self._source
@@ -165,10 +165,10 @@ class _PartitionFollower(NotCopyable):
         return fd
 
     def publish(self) -> None:
-        """Show what was acknowledged to readers, as far as it is here, and drop what retention has dropped."""
-        copied, mark = self.pair.copied, self.mark
+        """Let readers here see the acknowledged records that are here, and drop what retention has dropped."""
+        copied, mark = self.copier.copied, self.mark
         end, begun = copied.end.end, self._writer.disk.active.base_offset
-        if end != copied.bases[-1] and end in (begun, mark and mark.log_start_offset):  # a roll, and nothing behind it
+        if end != copied.bases[-1] and end in (begun, mark and mark.log_start_offset):  # a roll, and nothing after it
             self._begin(end)
         if mark is None or mark is self._shown or mark.flushed_end > copied.synced.end:
             return
@@ -179,10 +179,10 @@ class _PartitionFollower(NotCopyable):
         self._shown = mark
 
     def rest_at_end(self) -> None:
-        """Leave the directory as after a clean end."""
+        """Publish and sync all, so that the directory is closed cleanly."""
         self.publish()
-        self.pair.copied.sync()
-        self.pair.copied.rest_at(self.pair.copied.mark)
+        self.copier.copied.sync()
+        self.copier.copied.rest_at(self.copier.copied.mark)
 
     def close_source(self) -> None:
         (_, fd), self._source = self._source, (-1, -1)
@@ -191,13 +191,13 @@ class _PartitionFollower(NotCopyable):
 
     def close(self) -> None:
         with ExitStack() as closing:
-            closing.callback(self.pair.close)
+            closing.callback(self.copier.close)
             closing.callback(self._place.close)
             self.close_source()
 
 
 class Replica(NotCopyable):
-    """A directory that is kept up to the topic's own."""
+    """A directory that is kept equal to the topic's own."""
 
     def __init__(self, files: Files, path: str, members: Members, ids: Collection[str], permissions: int) -> None:
         self._files = files
@@ -209,9 +209,9 @@ class Replica(NotCopyable):
         self.last_error: str | None = None
         self._writers: list[Writer] = []
         self._epochs: list[int] = []
-        self._lanes: list[_PartitionFollower] = []
+        self._followers: list[_PartitionFollower] = []
         self._inbox: SimpleQueue[FlushRequest | None] = SimpleQueue()
-        self._is_idle = False  # whether only the inbox wakes the thread
+        self._is_idle = False  # True if only the inbox wakes the thread
         self._unanswered: deque[FlushRequest] = deque()
         self._pause = _FIRST_PAUSE_S
         self._ending = False
@@ -219,90 +219,92 @@ class Replica(NotCopyable):
 
     @property
     def id(self) -> str:
-        """Of the directory; empty if it is not known yet."""
+        """The id of the directory; empty if it is not known yet."""
         return next(iter(self._ids)) if len(self._ids) == 1 else ""
 
     def has_begun(self) -> bool:
-        """Whether it was started."""
+        """True if the thread was started."""
         return self._thread.ident is not None
 
     def is_here(self) -> bool:
-        """Whether the caller is its own thread."""
+        """True if the caller is the replica's own thread."""
         return self._thread is threading.current_thread()
 
     # --- any thread ------------------------------------------------------------------------------------
 
-    def give(self, ask: FlushRequest) -> bool:
+    def give(self, request: FlushRequest) -> bool:
         """Ask for a flush; False if the replica is left out."""
-        with suppress(IndexError):  # all is answered
-            waited, allowed = ask.began - self._unanswered[0].began, ask.copies.timeout_s + ask.copies.own_sync_s
+        with suppress(IndexError):  # no request is unanswered
+            copies, waited = request.copies, request.began - self._unanswered[0].began
+            allowed = copies.timeout_s + copies.own_sync_s
             if waited > allowed:
                 self.leave_out(f"no answer within {allowed:.1f} s")
         if self.fault is not None:
             return False
-        self._unanswered.append(ask)
-        self._inbox.put(ask)
+        self._unanswered.append(request)
+        self._inbox.put(request)
         return True
 
     def post(self, number: int, mark: Mark) -> None:
-        """Let the readers there see what was acknowledged, soon."""
-        lanes = self._lanes
-        if self.fault is None and number < len(lanes):
-            lanes[number].mark = mark
-            if self._is_idle:  # else it looks by itself, within a moment: a busy writer saves half of the wakes
+        """Let the readers of a partition there see up to the writer's mark, soon."""
+        followers = self._followers
+        if self.fault is None and number < len(followers):
+            followers[number].mark = mark
+            if self._is_idle:  # else it looks by itself in a moment: a busy writer saves half of the wakes
                 self._inbox.put(None)
 
     def leave_out(self, why: str) -> None:
-        """Let it answer for nothing until it has caught up."""
+        """Leave the directory out until it has caught up. `why` is the reason."""
         if self.fault is None:
             self.fault = self.last_error = why
             logger.warning("%s: left out of the replicated topic: %s; it is tried again", self.path, why)
             self._inbox.put(None)
 
     def state(self) -> ReplicaState:
-        """Where it is."""
-        ends = tuple(each.end for each in list(self._lanes)) or (0,) * len(self._writers)
+        """The state of the directory."""
+        ends = tuple(each.end for each in list(self._followers)) or (0,) * len(self._writers)
         lag = sum(max(0, writer.batch.tail.end - end) for writer, end in zip(self._writers, ends, strict=False))
         state = "in step" if self.fault is None else "left out"
         return ReplicaState(self.path, self.id, state, ends, lag, self.fault or self.last_error)
 
     # --- opening and closing ---------------------------------------------------------------------------
 
-    def join(self, writers: Sequence[Writer], pairs: Mapping[int, LogCopier]) -> None:
-        """Follow these writers, with logs that have all that theirs have; none if the directory is out of reach."""
+    def join(self, writers: Sequence[Writer], copiers: Mapping[int, LogCopier]) -> None:
+        """Follow these writers, with copiers whose logs are equal to theirs; none if the directory is out of reach."""
         self._writers, self._epochs = list(writers), [each.disk.epoch for each in writers]
-        if pairs:
-            self._lanes = [_PartitionFollower(self._files, each, pairs[number]) for number, each in enumerate(writers)]
+        if copiers:
+            pairs = zip(writers, (copiers[number] for number in range(len(writers))), strict=True)
+            self._followers = [_PartitionFollower(self._files, *each) for each in pairs]
 
     def set_epoch(self) -> None:
-        """Take the logs for the writers' own. Synced."""
-        for writer, lane in zip(self._writers, self._lanes, strict=True):
-            lane.pair.copied.set_epoch(writer.disk.epoch, writer.disk.nonce)
+        """Accept the writers: record their epochs in the marks of the logs. Synced."""
+        for writer, follower in zip(self._writers, self._followers, strict=True):
+            follower.copier.copied.set_epoch(writer.disk.epoch, writer.disk.nonce)
 
     def log_start(self, number: int) -> int:
-        """Where the log of a partition begins here."""
-        return self._lanes[number].pair.copied.mark.log_start_offset
+        """The log start of a partition here."""
+        return self._followers[number].copier.copied.mark.log_start_offset
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Show what was acknowledged, and end the thread. See `wait`."""
+        """Publish the acknowledged records, and end the thread. See `wait`."""
         self._ending = True
         self._inbox.put(None)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the thread has ended in time. It may hang in the system; then the locks stay with it."""
+        """Wait for the thread; True if it has ended in time. If it hangs in the system, the locks stay with it."""
         if self.has_begun():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def close(self) -> None:
         """Release the directory. The thread must have ended, or not have begun."""
-        lanes, self._lanes = self._lanes, []
+        followers, self._followers = self._followers, []
         with ExitStack() as closing:
-            for each in lanes:
+            for each in followers:
                 closing.callback(each.close)
 
     # --- its own thread ----------------------------------------------------------------------------------
@@ -315,12 +317,12 @@ class Replica(NotCopyable):
                     self._serve(news)
                 elif not self._ending:
                     self._try_to_return()
-            except Exception as error:  # noqa: BLE001  Whatever it is, the directory does not have what was asked for.
+            except Exception as error:  # noqa: BLE001  Whatever it is, the directory does not have the records.
                 self._fail(error)
         try:
             if self.fault is None:
-                for lane in self._lanes:
-                    lane.rest_at_end()
+                for follower in self._followers:
+                    follower.rest_at_end()
         except Exception as error:  # noqa: BLE001
             self._fail(error)
         finally:
@@ -328,7 +330,7 @@ class Replica(NotCopyable):
                 self.close()
 
     def _due_flushes(self) -> list[FlushRequest]:
-        """The flushes that are asked for. A replica that is left out waits for a while instead, unless it is to end."""
+        """Wait for requests and return them. A replica that is left out only waits for a while, unless it shall end."""
         news: list[FlushRequest | None] = []
         with suppress(Empty):
             if self.fault is None:
@@ -337,19 +339,19 @@ class Replica(NotCopyable):
                 deadline = time.monotonic() + self._pause
                 while not self._ending:
                     self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
-                    self._answer(list(self._unanswered))  # asked before it was left out
+                    self._answer(list(self._unanswered))  # requests from before it was left out
         with suppress(Empty):
             while True:
                 news.append(self._inbox.get_nowait())
         return [each for each in news if each is not None]
 
     def _next(self) -> FlushRequest | None:
-        """Wait for the next flush, or for something to show."""
+        """Wait for the next flush, or for a mark to publish."""
         with suppress(Empty):
             return self._inbox.get(timeout=_SOON_S)
         self._is_idle = True
         try:
-            self._publish()  # what came before the others could know that it is idle
+            self._publish()  # marks that were posted before `_is_idle` was set
             return self._inbox.get()
         finally:
             self._is_idle = False
@@ -361,21 +363,21 @@ class Replica(NotCopyable):
         self.leave_out(why)
         self._answer(list(self._unanswered))
 
-    def _serve(self, asks: Sequence[FlushRequest]) -> None:
-        for ask in {each.copies.number: each for each in asks}.values():  # the last has what the others want
-            self._lanes[ask.copies.number].pull(ask.base_offset, ask.tail)
-        self._answer(asks)
+    def _serve(self, requests: Sequence[FlushRequest]) -> None:
+        for last in {each.copies.number: each for each in requests}.values():  # it covers those before it
+            self._followers[last.copies.number].pull(last.base_offset, last.tail)
+        self._answer(requests)
         self._publish()
 
     def _publish(self) -> None:
-        for lane in self._lanes:
-            lane.publish()
+        for follower in self._followers:
+            follower.publish()
 
-    def _answer(self, asks: Sequence[FlushRequest]) -> None:
-        for ask in asks:
+    def _answer(self, requests: Sequence[FlushRequest]) -> None:
+        for request in requests:
             with suppress(ValueError):  # answered before
-                self._unanswered.remove(ask)
-                ask.answers.put((self, self.fault is None))
+                self._unanswered.remove(request)
+                request.answers.put((self, self.fault is None))
 
     # --- return --------------------------------------------------------------------------------------------
 
@@ -392,25 +394,25 @@ class Replica(NotCopyable):
     def _return(self) -> None:
         self.close()
         self._check_member()
-        lanes: list[_PartitionFollower] = []
+        followers: list[_PartitionFollower] = []
         try:
             for writer, epoch in zip(self._writers, self._epochs, strict=True):
-                lanes.append(self._reopened(writer, epoch))
-            for lane, writer in zip(lanes, self._writers, strict=True):
-                self._catch_up(lane, writer)
-            for lane, writer in zip(lanes, self._writers, strict=True):
-                lane.pair.copied.set_epoch(writer.disk.epoch, writer.disk.nonce)
-                lane.mark = writer.disk.mark
-                lane.publish()
+                followers.append(self._reopened(writer, epoch))
+            for follower, writer in zip(followers, self._writers, strict=True):
+                self._catch_up(follower, writer)
+            for follower, writer in zip(followers, self._writers, strict=True):
+                follower.copier.copied.set_epoch(writer.disk.epoch, writer.disk.nonce)
+                follower.mark = writer.disk.mark
+                follower.publish()
         except BaseException:
             with ExitStack() as closing:
-                for lane in lanes:
-                    closing.callback(lane.close)
+                for follower in followers:
+                    closing.callback(follower.close)
             raise
-        self._lanes = lanes
+        self._followers = followers
 
     def _check_member(self) -> None:
-        """Whether the path leads to the directory that is missed."""
+        """`LogError` unless the path leads to the directory that is missing."""
         found = read_members(self._files, self.path)
         if found is None:
             raise LogError("no member of the topic is there; is its disk mounted?")
@@ -421,30 +423,31 @@ class Replica(NotCopyable):
         self._ids = {found.id}
 
     def _reopened(self, writer: Writer, epoch: int) -> _PartitionFollower:
-        """A partition, locked, with a promise; its log may lack something, or have what the writer has not."""
+        """Open and lock a partition, and set its epoch floor. Its log may differ from the writer's."""
         identity = Identity.of(self._members.log_id, writer.partition)
         directory = topic_file.partition_directory(self.path, writer.partition)
         with Directory.open(self._files, directory) as place:
             if read_mark(place, identity) is None:
                 raise LogError(f"{place.path_of(WATERMARK)} is lost; open the topic again, which mends it")
         source = SourceLog(self._files, writer.directory, identity)
-        pair = LogCopier(self._files, source, directory, identity, self._permissions, shows=False)
+        copier = LogCopier(self._files, source, directory, identity, self._permissions, shows=False)
         try:
-            copied = pair.copied
+            copied = copier.copied
             if copied.mark.promised_epoch > epoch:
                 raise LockedError(copied.path, "a later opening of the topic", advice="close this one, or that one")
             copied.set_epoch_floor(epoch)
-            pair.carry(gaps.NAME)
+            copier.carry(gaps.NAME)
         except BaseException:
-            pair.close()
+            copier.close()
             raise
-        return _PartitionFollower(self._files, writer, pair)
+        return _PartitionFollower(self._files, writer, copier)
 
-    def _catch_up(self, lane: _PartitionFollower, writer: Writer) -> None:
-        """Come near to the writer's tail. What was written before it is there, so this needs no lock of the writer."""
+    def _catch_up(self, follower: _PartitionFollower, writer: Writer) -> None:
+        """Copy up to near the writer's tail. All bytes before the tail are written, so no lock of the writer is needed.
+        """
         while not self._ending:
             tail = writer.batch.tail
-            lane.advance(tail)
+            follower.advance(tail)
             if writer.batch.tail.end - tail.end <= _NEAR_BYTES:
                 return
         raise LogClosedError("the topic is being closed")

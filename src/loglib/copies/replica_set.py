@@ -1,7 +1,7 @@
-"""Replica set: the other directories of a replicated topic while it is open, and what goes there besides the records.
+"""Replica set: the other directories of a replicated topic while it is open, and the data that follows the records.
 
-Invariant: a flush is acknowledged by as many directories as the list of members says. The directories take the writers
-for their own, and get the new list, before anything is published.
+Invariant: a flush is acknowledged by as many directories as the list of members says. The directories accept the
+writers, and get the new list, before anything is published.
 
 The groups' commits and the topic's policies follow asynchronously: once a second if they have changed, and when the
 topic is closed. A commit is never ahead of the records there, because it is copied after they were acknowledged.
@@ -16,16 +16,15 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from ..append.writer import Writer
 from ..config.policies import TopicConfig
 from ..errors import LogError, TooFewCopiesError
 from ..groups.directory import ALL, GROUPS, MIRRORED, stored_groups
 from ..log import copy_role, topic_file
-from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
+from ..system.lock import Lock
 from ..system.not_copyable import NotCopyable
 from ..system.process import try_each
 from ..system.reentry import enter
@@ -33,50 +32,37 @@ from .commit_copier import CopiedCommits, settle_commits
 from .log_copier import LogCopier
 from .member_list import Members, needed
 from .replica import PartitionCopies, Replica, ReplicaState
+from .roster import MemberDirectory
 from .topic_source import LocalTopicSource
 
-__all__ = ["MemberDirectory", "ReplicaSet"]
+__all__ = ["ReplicaSet"]
 
 logger = logging.getLogger("loglib")
 
-_CARRY_S = 1.0  # how often to look for news of groups and policies
+_CARRY_S = 1.0  # how often to look for changes of groups and policies
 _MOST_BYTES = 1 << 20
 
 
-class MemberDirectory(NamedTuple):
-    """A directory that can be reached; its logs hold the same as those of the others."""
-
-    path: str
-    id: str
-    members: Members | None  # the list that it has now
-    locks: Mapping[int, lock.Lock]  # of its partitions
-    pairs: Mapping[int, LogCopier]  # its partitions as copies of the own directory's; none for the own directory
-
-
 class ReplicaSet(NotCopyable):
-    """All directories of an open topic; the first is its own. Made by `assemble` in assemble.py."""
+    """All directories of an open topic, which `assemble` has made one. The first of them is the topic's own.
+
+    `missing` says why each other directory that was given is not among them. `takes_all`: all must take part in the
+    beginning, because the list of members changes.
+    """
 
     def __init__(
-        self,
-        files: Files,
-        members: Members,
-        seats: Sequence[MemberDirectory],
-        missing: Mapping[str, str],
-        timeout_s: float,
-        config: TopicConfig,
-        *,
-        takes_all: bool,
-        now: int,
-    ) -> None:
+        self, files: Files, members: Members, directories: Sequence[MemberDirectory], missing: Mapping[str, str],
+        timeout_s: float, config: TopicConfig, *, takes_all: bool, now: int,
+    ) -> None:  # fmt: skip
         self._files = files
-        self._takes_all = takes_all  # to begin: the list of members changes
-        self._own, self._others = seats[0], seats[1:]
+        self._takes_all = takes_all
+        self._own, self._others = directories[0], directories[1:]
         self._members = members
         self._config = config
         self._timeout_s = timeout_s
         self._now = now
         self._writers: list[Writer] = []
-        absent = set(members.paths) - {each.id for each in seats}
+        absent = set(members.paths) - {each.id for each in directories}
         permissions = config.permissions
         self._in_reach = [Replica(files, each.path, members, {each.id}, permissions) for each in self._others]
         self._replicas = [*self._in_reach, *(Replica(files, each, members, absent, permissions) for each in missing)]
@@ -84,25 +70,24 @@ class ReplicaSet(NotCopyable):
             replica.leave_out(missing[replica.path])
         self._needed = needed(members.acks, len(members.paths))
         self._copies = [
-            PartitionCopies(topic_file.partition_directory(self._own.path, number), number, self._replicas,
-                            self._needed, timeout_s)
+            PartitionCopies(self._own.partition(number), number, self._replicas, self._needed, timeout_s)
             for number in range(config.partitions)
-        ]  # fmt: skip
+        ]
         self._here = LocalTopicSource(files, self._own.path)  # whose groups are copied
         self._closing = threading.Event()
         self._carried: dict[Replica, tuple[CopiedCommits, bytes]] = {}
         self._carrying = threading.RLock()
-        self._carrier = threading.Thread(target=self._carry_on, name="loglib-carrier", daemon=True)
+        self._carrier = threading.Thread(target=self._carry_often, name="loglib-carrier", daemon=True)
 
     @property
     def paths(self) -> list[str]:
-        """All directories, the own one first."""
+        """All directories, the topic's own first."""
         return [self._own.path, *(each.path for each in self._replicas)]
 
     # --- what a partition's access needs -----------------------------------------------------------------
 
-    def first_lock(self, number: int) -> lock.Lock:
-        """The lock of a partition in the own directory. The caller has it from now on."""
+    def first_lock(self, number: int) -> Lock:
+        """The lock of a partition in the topic's own directory. The caller holds it from now on."""
         return self._own.locks[number]
 
     def copies(self, number: int) -> PartitionCopies:
@@ -117,8 +102,8 @@ class ReplicaSet(NotCopyable):
         `TooFewCopiesError` if too few directories can do that.
         """
         self._writers = list(writers)
-        for seat, replica in zip(self._others, self._in_reach, strict=True):
-            replica.join(writers, seat.pairs)
+        for directory, replica in zip(self._others, self._in_reach, strict=True):
+            replica.join(writers, directory.copiers)
             try:
                 replica.set_epoch()
             except (LogError, OSError) as error:
@@ -143,23 +128,24 @@ class ReplicaSet(NotCopyable):
             self._carrier.start()
 
     def _write_lists(self) -> None:
-        """Give the list of members to those who have another one: first those who have been members. Synced."""
-        seats = [self._own, *(seat for seat, each in zip(self._others, self._in_reach, strict=True) if not each.fault)]
+        """Write the list of members where another one is: first in those that have been members. Synced."""
+        reached = zip(self._others, self._in_reach, strict=True)
+        directories = [self._own, *(directory for directory, each in reached if not each.fault)]
         if len(self._members.paths) == 1:  # it is a topic of its own again
             self._leave()
             return
-        for seat in sorted(seats, key=_is_new):
-            new = self._members._replace(id=seat.id)
-            if seat.members is None or seat.members[3:] != new[3:] or seat.members.paths != new.paths:
-                new.write(self._files, seat.path, self._config.permissions, now=self._now)
+        for each in sorted(directories, key=_is_new):
+            new = self._members._replace(id=each.id)
+            if each.members is None or each.members[3:] != new[3:] or each.members.paths != new.paths:
+                new.write(self._files, each.path, self._config.permissions, now=self._now)
 
     def _leave(self) -> None:
-        found = copy_role.Role(copy_role.LEADER, self._members.log_id, self._own.id, self._own.path, self._now)
+        leader = copy_role.Role(copy_role.LEADER, self._members.log_id, self._own.id, self._own.path, self._now)
         with Directory.open(self._files, self._own.path) as directory:
-            found.write(directory, self._config.permissions)
+            leader.write(directory, self._config.permissions)
 
     def _own_groups(self) -> None:
-        """The groups of the own directory are joined from now on, and those of the others are copies."""
+        """Let members join groups in the topic's own directory; groups in the replicas become read-only copies."""
         files, path = self._files, self._own.path
         with suppress(FileNotFoundError):
             groups = [os.path.join(path, GROUPS, name) for name in stored_groups(files, os.path.join(path, GROUPS))]
@@ -173,16 +159,16 @@ class ReplicaSet(NotCopyable):
             files.sync_directory(os.path.join(path, GROUPS))
 
     def is_here(self) -> bool:
-        """Whether the caller is one of the threads of these directories."""
+        """True if the caller is one of the threads of these directories."""
         return self._carrier is threading.current_thread() or any(each.is_here() for each in self._replicas)
 
     def states(self) -> list[ReplicaState]:
-        """All directories, the own one first."""
+        """The states of all directories, the topic's own first."""
         ends = tuple(each.disk.mark.durable_end for each in self._writers)
         return [ReplicaState(self._own.path, self._own.id, "own", ends, 0, None), *(r.state() for r in self._replicas)]
 
     def close(self) -> None:
-        """Let the others show what was acknowledged, and release them. The writers are closed."""
+        """Publish the acknowledged records in the other directories, and release them. The writers are closed."""
         self._closing.set()
         if self._carrier.ident is not None:
             self._carrier.join(self._timeout_s)
@@ -195,15 +181,15 @@ class ReplicaSet(NotCopyable):
                 each.close()
             else:
                 logger.warning("%s: does not answer; it stays locked until its disk does", each.path)
-        for seat, each in zip(self._others, self._in_reach, strict=True):
+        for directory, each in zip(self._others, self._in_reach, strict=True):
             if not each.has_begun():
-                try_each(seat.pairs.values(), LogCopier.close)
+                try_each(directory.copiers.values(), LogCopier.close)
         for held in self._own.locks.values():
             held.release()
 
     # --- commits and policies ----------------------------------------------------------------------------
 
-    def _carry_on(self) -> None:
+    def _carry_often(self) -> None:
         while not self._closing.wait(_CARRY_S):
             self.carry()
         self.carry()
@@ -231,6 +217,6 @@ class ReplicaSet(NotCopyable):
         self._carried[replica] = commits, content
 
 
-def _is_new(seat: MemberDirectory) -> bool:
-    """Whether the directory was no member when the opening began. The first one of all was a topic of its own."""
-    return seat.members is not None and not seat.members.version
+def _is_new(directory: MemberDirectory) -> bool:
+    """True if the directory was no member when the opening began. The first one of all was a topic of its own."""
+    return directory.members is not None and not directory.members.version

@@ -81,7 +81,7 @@ class Opening(NamedTuple):
 
 
 class MemberDirectory(NotCopyable):
-    """A directory that was given, its list of members, and its partitions as far as they are open."""
+    """A directory that was given, with its list of members and its open partitions."""
 
     def __init__(self, path: str) -> None:
         self.path = path
