@@ -16,9 +16,10 @@ from replicated import Devices, all_have_all, assert_same, open_all, until
 from conftest import values_of
 from loglib import TooFewCopiesError, testing
 from loglib.copies import assemble
-from loglib.copies.election import LogClaim, standing_of
-from loglib.copies.follower_log import FollowerLog, read_mark
+from loglib.copies.election import LogClaim, claim_of
+from loglib.copies.follower_log import FollowerLog
 from loglib.copies.replica import Replica
+from loglib.copies.unmarked_tail import read_mark
 from loglib.errors import LockedError
 from loglib.segment import Identity
 from loglib.system.directory import Directory
@@ -115,9 +116,9 @@ def test_promise_is_durable_in_all_before_anything_is_looked_at(monkeypatch: pyt
     def look(*arguments: Any) -> LogClaim:
         _, nothing_pending, *_ = fs.crash_states(since=len(fs.operations))
         seen.append(promised(nothing_pending.files))
-        return standing_of(*arguments)
+        return claim_of(*arguments)
 
-    monkeypatch.setattr(assemble, "standing_of", look)
+    monkeypatch.setattr(assemble, "claim_of", look)
     open_all(places, files=fs).close()
     assert seen[0] == [before[0] + 1] * 3
 

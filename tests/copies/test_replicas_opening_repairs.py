@@ -16,9 +16,9 @@ from replicated import Devices, all_have_all, assert_same, open_all, until
 from conftest import QUIET, values_of
 from loglib import CorruptLogError, TooFewCopiesError, Topic, testing
 from loglib.copies import assemble
-from loglib.copies.election import standing_of
-from loglib.copies.follower_log import read_mark
+from loglib.copies.election import claim_of
 from loglib.copies.member_list import read_members
+from loglib.copies.unmarked_tail import read_mark
 from loglib.segment import Identity
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
@@ -142,7 +142,7 @@ def test_copy_that_says_to_have_been_longer_counts_so(path: Path, open_topic: Ca
         (path / "0000" / FIRST).write_bytes(content.replace(b"two", b"tow"))  # and what was durable is damaged
         found = read_mark(place, identity)
         assert found is not None
-        standing = standing_of(place, identity, found)
+        standing = claim_of(place, identity, found)
     assert standing.claim == ends[0] and standing.damage is not None and not standing.is_rotten
 
 
@@ -151,8 +151,8 @@ def test_opening_that_dies_while_it_sets_a_partition_aside_leaves_no_witness(
 ) -> None:
     rot(written[1], FIRST, 4096)
     with monkeypatch.context() as patched, pytest.raises(OSError, match="it dies here"):
-        patched.setattr(assemble._Assembly, "_set_aside", dying)
-        patched.setattr(assemble._Assembly, "_lose_reach", dying)
+        patched.setattr(assemble, "_set_aside", dying)
+        patched.setattr("loglib.copies.roster.Roster.without", dying)
         open_all(written)
     members = read_members(REAL, str(written[1]))
     assert members is not None and not members.version
@@ -165,7 +165,7 @@ def test_opening_that_dies_while_it_sets_a_partition_aside_leaves_no_witness(
 def test_replacement_that_dies_is_repeated(written: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(written[2])
     with monkeypatch.context() as patched, pytest.raises(OSError, match="it dies here"):
-        patched.setattr(assemble._Assembly, "set_epoch_floor", dying)
+        patched.setattr(assemble, "_set_floors", dying)
         open_all(written, lose=[written[2]])
     with open_all(written, lose=[written[2]]) as topic:
         assert [each.state for each in topic.copies()] == ["own", "in step", "in step"]

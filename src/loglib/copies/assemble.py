@@ -33,12 +33,13 @@ from ..log.store_pointer import NAME as STORE_POINTER
 from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
-from .election import choose, standing_of
-from .follower_log import FollowerLog, read_mark, set_epoch_floor
+from .election import choose, claim_of
+from .follower_log import FollowerLog
 from .log_copier import LogCopier
 from .log_source import SourceLog
 from .replica_set import ReplicaSet
 from .roster import MemberDirectory, Opening, ReplicaRequest, Roster, find_members
+from .unmarked_tail import read_mark, set_epoch_floor
 
 __all__ = ["assemble"]
 
@@ -163,7 +164,7 @@ def _set_floors(opening: Opening, roster: Roster) -> tuple[Roster, list[int]]:
 def _bring_up(opening: Opening, roster: Roster, number: int, epoch: int, opened: ExitStack) -> Roster:
     """Copy the chosen log of a partition to each directory. Synced. The first donor that can be read gives it."""
     claims = {
-        each: standing_of(each.locks[number].directory, opening.identity(number), each.marks[number])
+        each: claim_of(each.locks[number].directory, opening.identity(number), each.marks[number])
         for each in roster.directories if number in each.marks
     }  # fmt: skip
     votes = {each: claim for each, claim in claims.items() if each.is_witness or roster.is_first_member(each)}
@@ -209,7 +210,7 @@ def _bring_up_from(
         copier = _copier(opening, directory, number, source, opened)
         try:
             copier.advance(target, lambda _: None, restart=True, acknowledged=mark.flushed_end)
-        except (CorruptLogError, StorageIOError) as error:  # further inside than `standing_of` looks
+        except (CorruptLogError, StorageIOError) as error:  # further inside than `claim_of` looks
             damage.append(error)
             return
         for name in (CLOCK, gaps.NAME):

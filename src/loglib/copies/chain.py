@@ -1,9 +1,9 @@
-"""Chain: from a copy to the directories of its topic that could be written, whatever stands between them.
+"""Chain: the way from a copy to the directories of its topic that could be written, through any number of copies.
 
-Invariant: a mirror names its source, and a superseded topic names what has taken its place. From any copy these names
-lead to the topic's one leader, or to the members of one topic with replicas. Between two steps of a promotion there is
-none; then they lead to the superseded topic that was the last leader: it has every acknowledged record. A directory
-counts by what it is, and not by its name: links and mounts give it several.
+Invariant: a mirror names its source, and a superseded topic names its successor. From any copy these names lead to the
+topic's one leader, or to the members of one topic with replicas. Between two steps of a promotion there is none; then
+they lead to the superseded topic that was the last leader: it has every acknowledged record. Directories are compared
+by inode, not by name: links and mounts give them several names.
 
 Nothing is changed. Threads: no state, safe for all.
 """
@@ -24,7 +24,8 @@ __all__ = ["Former", "check_apart", "check_no_circle", "former_of", "is_same"]
 
 
 class Former(NamedTuple):
-    """The directories whose place a copy takes: one, or those of a topic with replicas; the first one has it all."""
+    """The directories whose place a copy takes: one, or those of a topic with replicas. The first one has all records.
+    """
 
     paths: tuple[str, ...] = ()  # none: the chain ends at a copy of one moment, which is no topic's successor
     are_members: bool = False
@@ -32,7 +33,7 @@ class Former(NamedTuple):
 
 
 def is_same(files: Files, one: str, other: str) -> bool:
-    """Whether two paths lead to one directory, which may not be there yet."""
+    """True if two paths lead to one directory, which may not be there yet."""
     try:
         (one, missing), (other, missing_there) = _existing(files, one), _existing(files, other)
         with Directory.open(files, one) as first, Directory.open(files, other) as second:
@@ -42,7 +43,7 @@ def is_same(files: Files, one: str, other: str) -> bool:
 
 
 def _existing(files: Files, path: str) -> tuple[str, tuple[str, ...]]:
-    """The longest part of the path that is there, and the names behind it."""
+    """The longest part of the path that exists, and the names after it."""
     if files.exists(path) or path in ("", os.sep):
         return path, ()
     parent, name = os.path.split(path)
@@ -51,9 +52,9 @@ def _existing(files: Files, path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def former_of(files: Files, path: str, of: str, log_id: bytes) -> Former:
-    """What the mirror at `path` of the topic at `of` takes the place of.
+    """The directories whose place the mirror at `path` of the topic at `of` takes.
 
-    `LogError` if a directory on the way cannot be reached: nobody can tell whether it is written.
+    `LogError` if a directory on the way cannot be reached: a process may be writing it.
     """
     seen, last, here = [path], "", of
     while not any(is_same(files, here, each) for each in seen):
@@ -140,9 +141,9 @@ def _list_of(files: Files, path: str) -> Members | None:
 
 
 def check_no_circle(files: Files, copy: str, source: str) -> None:
-    """`LogError` if what the source names leads to the copy, unless the copy is a mirror of this source already.
+    """`LogError` if the names from the source on lead to the copy, unless the copy is a mirror of this source already.
 
-    Such a source is behind the copy, or may be. And the copy would not lead to the topic's leader any more.
+    Such a source may have less than the copy. And the names from the copy would not lead to the topic's leader.
     """
     seen: list[str] = []
     here = source

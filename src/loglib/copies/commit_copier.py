@@ -1,7 +1,7 @@
 """Commit copier: the committed offsets of a topic's groups, copied to a mirror.
 
-Invariant: the copy of a group has a log of commits for each one that the group had at one moment (topic_source.py). A
-member may fold logs into another one and remove them; so a log goes from the copy only when the others have been
+Invariant: the copy of a group contains every log of commits that the group had at one moment (topic_source.py). A
+member may fold logs into another one and remove them; so a log is removed from the copy only when the others have been
 copied.
 
 Threads: one.
@@ -21,7 +21,7 @@ from ..log.topic_file import new_aside
 from ..system.files import Files
 from .follower_log import FollowerLog
 from .log_copier import LogCopier
-from .sources import FOLDED, GroupSnapshot, GroupSource
+from .sources import FOLDED, GroupSnapshot, TopicSource
 
 __all__ = ["CopiedCommits", "settle_commits"]
 
@@ -29,21 +29,21 @@ logger = logging.getLogger("loglib")
 
 
 class CopiedCommits:
-    """The groups of a topic, and their copies."""
+    """The groups of a topic, and their copies in the topic at `to`."""
 
-    def __init__(self, files: Files, source: GroupSource, to: str, log_id: bytes, permissions: int) -> None:
+    def __init__(self, files: Files, source: TopicSource, to: str, log_id: bytes, permissions: int) -> None:
         self._files = files
         self._source, self._to = source, os.path.join(to, GROUPS)
         self._log_id = log_id
         self._permissions = permissions
-        self._copied: dict[str, GroupSnapshot] = {}  # as they were copied last
+        self._copied: dict[str, GroupSnapshot] = {}  # when they were copied last
 
     def note(self) -> dict[str, GroupSnapshot]:
-        """Where the commits of each group end now. To be called before the data's ends are noted."""
+        """Return the ends of each group's commits now. Call it before the data's ends are noted."""
         return self._source.groups()
 
     def copy(self, noted: Mapping[str, GroupSnapshot]) -> None:
-        """Copy the commits up to what was noted. To be called after the data was published."""
+        """Copy the commits up to the noted ends. Call it after the data was published."""
         for group, found in noted.items():
             if self._copied.get(group) == found:
                 continue
@@ -58,14 +58,14 @@ class CopiedCommits:
         return self._files.exists(os.path.join(self._to, group, MIRRORED))
 
     def adopt(self) -> None:
-        """From now on all groups of the copy are those of the source: the copy was a topic of its own before."""
+        """Make all groups of the copy those of the source: the copy was a topic of its own before."""
         for group in stored_groups(self._files, self._to):
             path = os.path.join(self._to, group)
             if self._files.is_directory(path) and not self._is_mirrored(group):
                 self._mark_mirrored(path)
 
     def own_nothing(self) -> None:
-        """From now on all groups of the copy are copies, also those that are made there later. Synced."""
+        """Make all groups of the copy read-only copies, also those that are made there later. Synced."""
         self._make_directory(self._to)
         if not self._files.exists(os.path.join(self._to, ALL)):
             self._files.write_new(os.path.join(self._to, ALL), b"", readable_by_all(self._permissions))
@@ -101,7 +101,7 @@ class CopiedCommits:
         files.sync_directory(self._to)
 
     def _fill(self, group: str, to: str, noted: GroupSnapshot) -> None:
-        """Bring the copy of a group in this directory to what was noted. Synced."""
+        """Bring the copy of a group in the directory `to` to the noted ends. Synced."""
         files, offsets = self._files, os.path.join(to, "offsets")
         for name, mark in noted.marks.items():
             identity = offsets_identity(self._log_id, group, name)
@@ -123,7 +123,7 @@ class CopiedCommits:
             self._files.sync_directory(os.path.dirname(path))
 
     def _remove(self, group: str) -> None:
-        """The group was deleted at the source."""
+        """Remove a group that was deleted at the source."""
         files = self._files
         self._copied.pop(group, None)
         path = os.path.join(self._to, group)
@@ -134,7 +134,7 @@ class CopiedCommits:
 
 
 def settle_commits(files: Files, to: str, log_id: bytes, permissions: int) -> None:
-    """Bring the copied logs of commits to what their marks promise; their mirror may have died."""
+    """Bring the copied logs of commits to the state that their marks promise; their mirror may have died."""
     groups = os.path.join(to, GROUPS)
     if not files.exists(groups):
         return

@@ -1,6 +1,6 @@
-"""Credentials: who is at the other end of a mirror's stream, in a network that others use, too.
+"""Credentials: proof of who is at the other end of a mirror's stream, in a network that others use, too.
 
-Invariant: no byte of a topic is sent, and none is believed, before both ends have proved that they have the shared key,
+Invariant: no byte of a topic is sent, and none is used, before both ends have proved that they have the shared key,
 over TLS 1.3, to a source whose certificate the copy trusts. The key itself is never sent.
 
     copy     -> source   NONCE   32 random bytes
@@ -8,9 +8,9 @@ over TLS 1.3, to a source whose certificate the copy trusts. The key itself is n
     copy     -> source   PROOF   HMAC-SHA256 of the key over the words "loglib copy 1", both nonces, and the certificate
     source   -> copy     PROOF   the same over "loglib source 1", or an ERROR
 
-The nonces are fresh, so a proof that was recorded is worth nothing. The certificate is in the proof (its SHA-256, as
-`tls-server-end-point` of RFC 5929), so a proof cannot be passed on to another server. The copy proves first: whoever
-has not got the key gets nothing of it from a source, not even a hash to try passwords on.
+The nonces are fresh, so a recorded proof is worthless. The certificate is in the proof (its SHA-256, like
+`tls-server-end-point` of RFC 5929), so a proof cannot be passed to another server. The copy proves first: a peer
+without the key gets nothing made with it from a source, not even a hash to try passwords on.
 
 A source gives an unknown peer ten seconds and 64 KiB, for all of this together. It answers a wrong key slowly, and
 counts it.
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CopyCredentials", "SourceCredentials"]
 
-_STRANGER_S = 10.0  # an unknown peer must be known after so long
-_STRANGER_BYTES = 1 << 16  # and may send so much until then; a TLS handshake is some 2 KiB
+_STRANGER_S = 10.0  # the time of an unknown peer to prove its key
+_STRANGER_BYTES = 1 << 16  # the bytes that it may send until then; a TLS handshake is some 2 KiB
 _SLOW_S = 2.0  # until a wrong key is answered
 _LEAST_KEY, _MOST_KEY = 32, 4096  # bytes; 32 random hexadecimal digits are 128 bits
 _PEM_BYTES = 1 << 20
@@ -49,7 +49,7 @@ _FIRST_OF_A_FRAME = b"\x89"
 
 
 class SourceCredentials(NotCopyable):
-    """What a source shows to its copies, and wants from them.
+    """The certificate and the shared key of a source.
 
     `certificate` is a PEM file with the source's certificate, and those between it and its authority. `private_key` is
     the PEM file with its key; without it, the key is in the file of the certificate, too. `shared_key` is a file with
@@ -59,17 +59,14 @@ class SourceCredentials(NotCopyable):
     The files with secrets must be readable by their owner only (or by the group, too, if root owns them). All of them
     are read once, here.
 
-    Raises `ValueError` if a file is not what it should be or may be read by others, `FileNotFoundError`, and
+    Raises `ValueError` if a file has another content or may be read by others, `FileNotFoundError`, and
     `PermissionError`.
     """
 
     def __init__(
-        self,
-        *,
-        certificate: str | os.PathLike[str],
-        shared_key: str | os.PathLike[str],
+        self, *, certificate: str | os.PathLike[str], shared_key: str | os.PathLike[str],
         private_key: str | os.PathLike[str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         path, secret = os.fspath(certificate), os.fspath(certificate if private_key is None else private_key)
         self._key = _shared_key(os.fspath(shared_key))
         _secret_content(secret, _PEM_BYTES)
@@ -82,11 +79,11 @@ class SourceCredentials(NotCopyable):
         return f"<SourceCredentials, {self.refused_keys} keys refused>"
 
     def accept(self, stream: Any, *, timeout: float = _STRANGER_S) -> Any:
-        """Wait until the copy at the other end has proved who it is. Returns the encrypted stream.
+        """Wait until the copy at the other end has proved its key. Returns the encrypted stream.
 
-        `stream` is a connected socket, or two files or descriptors: what is read and what is written. It stays the
-        caller's, and must not be used otherwise any more. The result is what `MirrorServer` and `loglib.serve_mirror`
-        take. The peer has `timeout` seconds. A wrong key is answered after two seconds, and counted in `refused_keys`.
+        `stream` is a connected socket, or two files or descriptors: one to read and one to write. The caller closes it,
+        and must not use it otherwise any more. Give the result to `MirrorServer` or `loglib.serve_mirror`. The peer has
+        `timeout` seconds. A wrong key is answered after two seconds, and counted in `refused_keys`.
 
         Raises `UntrustedPeerError` if the peer has another key, or does not trust the certificate; and
         `BrokenStreamError` if it leaves, is too slow, or sends something else.
@@ -100,7 +97,7 @@ class SourceCredentials(NotCopyable):
         return found
 
     def _answer_in_the_clear(self, stream: Any) -> None:
-        """Tell a copy that has no credentials so, in its own words."""
+        """Send an error to a copy that has no credentials, unencrypted, so that it can report it."""
         plain = Link(stream, timeout_s=1.0, doing="refusing a copy without TLS", at_source=True)
         try:
             plain.send_facts(ERROR, _error("this source wants TLS and a shared key; give the copy both"))
@@ -125,13 +122,13 @@ class SourceCredentials(NotCopyable):
 
 
 class CopyCredentials(NotCopyable):
-    """What a copy shows to its source, and wants from it.
+    """The shared key of a copy, and the authorities that it trusts.
 
     `shared_key` is a file with the same secret as at the source; see `SourceCredentials`. `authority` is a PEM file
     with the certificates of the authorities that the copy trusts, or with the certificate of the source itself. Without
     it, the authorities of the system count.
 
-    Raises `ValueError` if a file is not what it should be or may be read by others, `FileNotFoundError`, and
+    Raises `ValueError` if a file has another content or may be read by others, `FileNotFoundError`, and
     `PermissionError`.
     """
 
@@ -148,10 +145,10 @@ class CopyCredentials(NotCopyable):
         return "<CopyCredentials>"
 
     def connect(self, stream: Any, host: str, *, timeout: float = _STRANGER_S) -> Any:
-        """Prove to the source at the other end who this is, and let it prove the same. Returns the encrypted stream.
+        """Prove the key to the source at the other end, and check the source's proof. Returns the encrypted stream.
 
         `host` is the name or address of the source, for which its certificate must have been made. `stream` is as in
-        `SourceCredentials.accept`. The result is what `Mirror.over` and `loglib.receive_mirror` take. The source has
+        `SourceCredentials.accept`. Give the result to `Mirror.over` or `loglib.receive_mirror`. The source has
         `timeout` seconds.
 
         Raises `UntrustedPeerError` if the certificate is not valid or for another host, if the source refuses the key,
@@ -205,7 +202,7 @@ def _proof(key: bytes, role: bytes, nonces: bytes, certificate: bytes) -> bytes:
 
 
 def _are_same(given: bytes, wanted: bytes) -> bool:
-    """Whether two proofs are the same; the time that it takes does not say where they differ."""
+    """True if two proofs are the same. The time that it takes does not depend on where they differ."""
     import hmac
 
     return hmac.compare_digest(given, wanted)
@@ -240,7 +237,7 @@ def _secret_content(path: str, most_bytes: int) -> bytes:
 
 
 def _content(path: str, most_bytes: int) -> tuple[bytes, os.stat_result]:
-    """The content of a small file, perhaps behind a link, and what the system says about it."""
+    """The content of a small file, or of the file that a link leads to, and its status."""
     try:
         fd = REAL.open_read(os.path.realpath(path))
         facts = REAL.fstat(fd)

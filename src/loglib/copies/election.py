@@ -1,11 +1,11 @@
 """Election: which copy of a log has everything that was acknowledged.
 
-Invariant: of the copies that are looked at, the chosen one has the largest accepted epoch, and of those the largest
-claim. An acknowledged record is in it if enough copies are looked at: one more than those that may lack it. No other
+Invariant: of the copies that are examined, the chosen one has the largest accepted epoch, and of those the largest
+claim. An acknowledged record is in it if enough copies are examined: one more than those that may lack it. No other
 rule holds: the longest log, or that of the newest batch, may lack records that were acknowledged (decision 32).
 
-A damaged copy counts as lost. If too few are left then, it counts by what its mark, or a whole batch behind the damage,
-says to be durable; and another copy of the same writer's log that is as long must give the bytes.
+A damaged copy counts as lost. If too few remain, it counts with the durable end from its watermark or from an intact
+batch after the damage; and another copy of the same writer's log that is as long must give the bytes.
 
 Threads: no state, safe for all.
 """
@@ -20,33 +20,33 @@ from ..format.watermark import Mark
 from ..log.search import proven_headers
 from ..segment import HEADER_BYTES, Identity, SegmentReader, segment_name
 from ..system.directory import Directory
-from .follower_log import look_behind
+from .unmarked_tail import find_tail
 
-__all__ = ["LogClaim", "choose", "standing_of"]
+__all__ = ["LogClaim", "choose", "claim_of"]
 
 Name = TypeVar("Name")
 
 
 class LogClaim(NamedTuple):
-    """What a copy of a log has, as far as it says."""
+    """The claim of one copy of a log."""
 
-    epoch: int  # of the writer whose log it has accepted as its own
+    epoch: int  # of the writer that it has accepted
     nonce: int  # of that writer
-    claim: int  # where it ends, or ended before it was damaged
+    claim: int  # its end, or its end before it was damaged
     damage: CorruptLogError | None = None
-    is_rotten: bool = False  # the damage is below its mark: what is before it cannot be used either
+    is_rotten: bool = False  # the damage is below its mark: the records before it cannot be used either
 
 
-def standing_of(place: Directory, identity: Identity, mark: Mark) -> LogClaim:
-    """What the copy in an open directory has. It changes nothing.
+def claim_of(place: Directory, identity: Identity, mark: Mark) -> LogClaim:
+    """The claim of the copy in an open directory, whose mark is given. Nothing is changed.
 
-    It reads what is behind the mark, and the last batch before it. Damage before that is found by whoever reads there.
+    Only the batches after the mark and the last one before it are read. Earlier damage is found when the log is copied.
     """
     epoch, nonce = mark.writer_epoch, mark.writer_nonce
     try:
-        behind = look_behind(place, identity, mark)
-        claim = end = behind.tail.end
-        path = place.path_of(segment_name(behind.bases[-1]))
+        found = find_tail(place, identity, mark)
+        claim = end = found.tail.end
+        path = place.path_of(segment_name(found.bases[-1]))
         with SegmentReader(place.files, path, identity, within=place) as reader:
             if reader.base_offset <= mark.flushed_tail < mark.flushed_end:
                 size = mark.flushed_end - mark.flushed_tail
@@ -57,15 +57,15 @@ def standing_of(place: Directory, identity: Identity, mark: Mark) -> LogClaim:
         return LogClaim(epoch, nonce, mark.durable_end, error, is_rotten=True)
     if claim == end:
         return LogClaim(epoch, nonce, end)
-    position = HEADER_BYTES + end - behind.bases[-1]
+    position = HEADER_BYTES + end - found.bases[-1]
     return LogClaim(epoch, nonce, claim, CorruptLogError(path, position, "no whole batch", "one that was durable"))
 
 
 def choose(found: Mapping[Name, LogClaim], *, least: int) -> list[Name]:
-    """The copies that have all of the right history, whole as far as is known, in the order given.
+    """The copies that have all of the right history and no known damage, in the order of `found`.
 
-    `least`: so many copies have every acknowledged record among them. `CorruptLogError` if the right copy is damaged
-    and no other has the same.
+    Any `least` copies have every acknowledged record among them. `CorruptLogError` if the right copy is damaged and no
+    other copy is the same.
     """
     whole = {name: each for name, each in found.items() if each.damage is None}
     if len(whole) >= least:

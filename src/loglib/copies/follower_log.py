@@ -1,16 +1,16 @@
-"""Follower log: one log of a copy, open to be continued with the bytes of its source.
+"""Follower log: the log of a copy, open to be continued with the bytes of its source.
 
 Invariant: the mark of the copy promises only bytes that were checked, written and synced here. When the log is opened,
-whole batches behind the mark are kept, and what follows them is cut, even if a later batch says that it was durable: it
-says so of the source. Nothing that the mark has promised is removed before it is kept aside and the mark is lowered.
+whole batches after the mark are kept, and the bytes after them are cut, even if a later batch says that they were
+durable: that is true of the source. Promised records are removed only after they are set aside and the mark is lowered.
 
-    append     bytes of whole checked batches: handed to the system
-    pull       the same bytes straight from the file of a writer in this process, which has just written them
-    begin      the next segment, with the header that it has at the source: synced
-    sync       all that was appended: durable; sync_soon: the same, while more is appended
-    publish    the mark: visible to readers of the copy
-    promise    no writer with a lower number may write here; accept: the log is that of a writer (both in the mark)
-    cut        what the source does not have: kept aside, then no longer promised, then removed
+    append        bytes of whole checked batches: handed to the system
+    pull          the same bytes straight from the file of a writer in this process, which has just written them
+    begin         the next segment, with the source's header: synced
+    sync          all appended bytes: durable; sync_soon: the same, while more is appended
+    publish       the mark: visible to readers of the copy
+    set_epoch     the log is that of a writer; set_epoch_floor: no writer with a lower epoch may write here
+    cut           records that the source does not have: set aside, then no longer promised, then removed
 
 Threads: one, and a helper that syncs for it. Processes: the object holds the lock of the log's directory until `close`.
 """
@@ -21,16 +21,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
-from typing import NamedTuple
 
 from ..append.encode_thread import Helper
 from ..errors import CorruptLogError
 from ..format.batch import stored_header
 from ..format.header import Header
-from ..format.watermark import MOST_BYTES, Mark, WatermarkWriter, broken_slots, encode_new, newest
+from ..format.watermark import MOST_BYTES, Mark, WatermarkWriter, broken_slots, encode_new
 from ..format.watermark import NAME as WATERMARK
 from ..log.pending_marks import is_held, settled
-from ..log.recovery import Sections, Tail, detach, load_headers, rewrite, tail_at, valid_prefix
+from ..log.recovery import Sections, Tail, detach, rewrite
 from ..segment import (
     HEADER_BYTES,
     Identity,
@@ -47,51 +46,36 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .sources import End
+from .unmarked_tail import find_tail, read_mark, segment_reader, segment_sizes
 
-__all__ = ["FollowerLog", "UnmarkedTail", "look_behind", "make_copied", "read_mark", "set_epoch_floor"]
+__all__ = ["FollowerLog", "make_copied"]
 
 _ASIDE = ".diverged-"
 _BLOCK_BYTES = 1 << 20
-
-
-class UnmarkedTail(NamedTuple):
-    """What is whole behind the mark of a log."""
-
-    tail: Tail
-    bases: list[int]  # of the log's segments, up to that tail
-    unsynced: list[tuple[int, int, int]]  # parts that may not be on the disk: segment, start and end offset
 
 
 class FollowerLog(NotCopyable):
     """A log whose bytes are those of another directory, up to its end.
 
     Construction makes it whole again after a crash. `LockedError` if another process writes it; `CorruptLogError` if
-    it has less than its mark promises, and then nothing is changed. `held`: the lock, if the caller has it already; it
-    is the log's from then on. Unless it `shows`, whole batches behind the mark are kept and not published: they may
-    not be acknowledged. Unless it `keeps_held`, what the mark holds for log/pending_marks.py is cut, if it is not in
-    `promised`.
+    it has less than its mark promises, and then nothing is changed. `promised` is the log's pending mark, if there is
+    one. `held` is the lock, if the caller has it already; the log releases it. Without `shows`, whole batches after the
+    mark are kept and not published: they may not be acknowledged. Without `keeps_held`, records that the mark holds for
+    log/pending_marks.py are cut, if they are not in `promised`.
     """
 
     def __init__(
-        self,
-        files: Files,
-        path: str,
-        identity: Identity,
-        permissions: int,
-        *,
-        promised: Mark | None = None,
-        held: lock.Lock | None = None,
-        shows: bool = True,
-        keeps_held: bool = False,
-    ) -> None:
+        self, files: Files, path: str, identity: Identity, permissions: int, *, promised: Mark | None = None,
+        held: lock.Lock | None = None, shows: bool = True, keeps_held: bool = False,
+    ) -> None:  # fmt: skip
         self._files = files
         self.path = path
         self.identity = identity
         self._permissions = permissions
         self._fd = -1  # of the last segment; -1: it is opened by its next use
-        self._watermark: WatermarkWriter | None = None  # the same
+        self._watermark: WatermarkWriter | None = None  # opened by its next use, too
         self._syncer: Helper[tuple[int, End], End] | None = None  # at work on one sync, or none
-        self._failure: OSError | None = None  # of a sync: what the page cache has is not to be believed
+        self._failure: OSError | None = None  # of a sync: after it the page cache cannot be trusted
         self._shows, self._keeps_held = shows, keeps_held
         self.held = held or lock.acquire(files, os.path.join(path, lock.NAME), permissions)
         self.place = self.held.directory
@@ -105,37 +89,36 @@ class FollowerLog(NotCopyable):
         detach(self.place)
         place, mark = self.place, read_mark(self.place, self.identity)
         if mark is None and promised is not None:
-            self._write_anew(promised)
+            self._write_mark_file(promised)
             mark = promised
         elif mark is not None:
             mark = self._settle(mark, promised)
-        if mark is None:  # it was lost: the last segment tells
-            sizes = _sizes(place)
+        if mark is None:  # it was lost: it is made from the last segment
+            sizes = segment_sizes(place)
             if not sizes:
                 raise CorruptLogError(self.path, 0, "no segment", "one at 0")
             header = self.header(max(sizes))
             mark = Mark.at_rest(0, min(sizes), max(sizes), header.previous_batch)
             mark = mark._replace(**_applied(header))
-            self._write_anew(mark)
+            self._write_mark_file(mark)
         unheld = mark._replace(held_txn=0, held_from=0, held_tail=0) if is_held(mark) else mark
-        behind = look_behind(place, self.identity, unheld)
-        self.bases = behind.bases
-        for part in behind.unsynced:
+        found = find_tail(place, self.identity, unheld)
+        self.bases = found.bases
+        for part in found.unsynced:
             self._rewrite(*part)
-        tail = self._shown(behind.tail)
+        tail = self._shown(found.tail)
         self.end = self.synced = End.of(tail)
         self._remove_rest()
         self.mark = mark  # the last publication
         self._fd = self._cut_file(segment_name(self.bases[-1]), self._position(tail.end))
         broken = broken_slots(place.read_whole(WATERMARK, MOST_BYTES), self.identity.salt)  # a write was torn
         if self._shows and tail.end != mark.flushed_end:
-            end, last = tail.end, tail.last_batch
-            self._publish_twice(mark._replace(flushed_end=end, durable_end=end, flushed_tail=last, durable_tail=last))
+            self._publish_twice(_with_end(mark, tail.end, tail.last_batch))
         elif broken:
             self._publish_twice(mark)
 
     def _settle(self, mark: Mark, promised: Mark | None) -> Mark:
-        """Publish what was promised, or is held and may not be kept; readers have the file open. Synced."""
+        """Publish the promised mark, or one without a hold that may not be kept. Readers have the file open. Synced."""
         self.mark = mark
         if promised is not None and promised.sequence > mark.sequence:
             self._publish_twice(promised)
@@ -145,7 +128,7 @@ class FollowerLog(NotCopyable):
         return self.mark
 
     def _shown(self, tail: Tail) -> Tail:
-        """The tail without a transaction that the mark does not have: the other partitions may lack it."""
+        """The tail without a transaction that is not in the mark: the other partitions may lack it."""
         held = tail.sections
         if held.held_txn and held.held_from < tail.end:
             return tail._replace(end=held.held_from, last_batch=held.held_tail, previous_crc=self._crc_before(held))
@@ -166,11 +149,11 @@ class FollowerLog(NotCopyable):
         finally:
             self._files.close(fd)
 
-    def _write_anew(self, mark: Mark) -> None:
+    def _write_mark_file(self, mark: Mark) -> None:
         self.place.replace(WATERMARK, encode_new(mark, self.identity.salt), self._permissions)
 
     def _remove_rest(self) -> None:
-        """Remove what no mark has promised, and what retention had begun to remove."""
+        """Remove segments that no mark has promised, or that retention had begun to remove."""
         removed = False
         for name in self.place.names():
             base, more = parse_segment_name(name), parse_beside_name(name)
@@ -221,7 +204,7 @@ class FollowerLog(NotCopyable):
             yield from reader.headers(base, min(following, self.end.end))
 
     def is_whole(self, start: int, end: int) -> bool:
-        """Whether whole batches that follow each other fill these offsets, as far as the copy has them."""
+        """True if whole batches that follow each other fill these offsets, up to the end of the copy."""
         start, end, headers = max(start, self.bases[0]), min(end, self.end.end), list[Header]()
         try:
             while start < end:
@@ -238,17 +221,17 @@ class FollowerLog(NotCopyable):
         return all(after.previous_crc == before.header_crc for before, after in pairwise(headers))
 
     def _reader(self, base: int) -> SegmentReader:
-        return _reader(self.place, self.identity, base)
+        return segment_reader(self.place, self.identity, base)
 
     # --- growth ----------------------------------------------------------------------------------------
 
     def append(self, content: bytes, end: End) -> None:
-        """Write whole checked batches, which follow the end in the same segment. Handed to the system."""
+        """Write whole checked batches up to `end`, in the last segment. Handed to the system."""
         self._files.write_all(self._segment(), [content], self._position(self.end.end))
         self.end = end
 
     def pull(self, source: int, end: End) -> None:
-        """Copy what the open file of the same segment has up to `end`, unchecked. Handed to the system."""
+        """Copy bytes up to `end`, unchecked, from the open file of the same segment. Handed to the system."""
         start, stop = self._position(self.end.end), self._position(end.end)
         self._files.copy_range(source, self._segment(), start=start, end=stop, at=start)
         self.end = end
@@ -265,7 +248,7 @@ class FollowerLog(NotCopyable):
             self._files.close(old)
 
     def sync(self) -> None:
-        """Make all that was appended durable. Synced; an `OSError` is final."""
+        """Make all appended bytes durable. Synced; an `OSError` is final."""
         self._await_sync()
         if self.synced != self.end:
             fd = self._segment()
@@ -273,7 +256,7 @@ class FollowerLog(NotCopyable):
             self.synced = self.end
 
     def sync_soon(self) -> None:
-        """Begin to make durable what was appended, in a thread; `synced` is how far the sync before it came."""
+        """Begin to make the appended bytes durable, in a thread; `synced` is then the end of the sync before."""
         self._await_sync()
         self._syncer = Helper(self._sync_to)
         self._syncer.give((self._segment(), self.end))
@@ -293,7 +276,7 @@ class FollowerLog(NotCopyable):
                 syncer.stop()
 
     def _syncing(self, sync: Callable[[], object]) -> None:
-        """After a failed sync, a second one may succeed without having written anything. So no other is tried."""
+        """Sync, or never again: after a failed sync a second one may succeed without having written anything."""
         try:
             sync()
         except OSError as error:
@@ -301,7 +284,7 @@ class FollowerLog(NotCopyable):
             raise
 
     def publish(self, mark: Mark) -> None:
-        """Let readers of the copy see up to this mark, which must be synced, unless it has nothing new."""
+        """Publish this mark to readers of the copy, unless it has nothing new. Its end must be synced."""
         assert mark.flushed_end <= self.synced.end
         if mark._replace(sequence=0) != self.mark._replace(sequence=0):
             self._publish(mark)
@@ -312,12 +295,12 @@ class FollowerLog(NotCopyable):
         self.mark = mark
 
     def set_epoch_floor(self, epoch: int) -> None:
-        """Let no writer with a lower number write here from now on. Synced."""
+        """Refuse writers with a lower epoch from now on. Synced."""
         self.publish(self.mark._replace(promised_epoch=epoch))
         self.sync_mark()
 
     def set_epoch(self, epoch: int, nonce: int) -> None:
-        """Take this log for that of a writer, from whose log it does not differ; all of it is durable. Synced."""
+        """Record that this log is a durable, identical copy of this writer's log. Synced."""
         assert self.synced == self.end
         self.publish(self.mark._replace(writer_epoch=epoch, writer_nonce=nonce, promised_epoch=epoch))
         self.sync_mark()
@@ -326,9 +309,7 @@ class FollowerLog(NotCopyable):
         """Let readers see up to `end`, where the batch at `last_batch` ends, if that is here and new. Synced."""
         mark = self.mark
         if mark.flushed_end < end <= self.synced.end:
-            self.publish(mark._replace(
-                flushed_end=end, flushed_tail=last_batch, durable_end=end, durable_tail=last_batch
-            ))  # fmt: skip
+            self.publish(_with_end(mark, end, last_batch))
             self.sync_mark()
 
     def rest_at(self, mark: Mark) -> None:
@@ -341,13 +322,13 @@ class FollowerLog(NotCopyable):
         self._marks().sync()
 
     def drop_before(self, base: int, mark: Mark | None = None) -> None:
-        """Let the log begin at this segment, and remove those before it. Synced."""
+        """Let the log begin at the segment with this base, and remove those before it. Synced."""
         assert base in self.bases
         self._publish_twice((mark or self.mark)._replace(log_start_offset=base))
         self._drop([each for each in self.bases if each < base])
 
     def _drop(self, bases: list[int]) -> None:
-        """Remove segments that the mark does not have. Synced."""
+        """Remove segments that the mark does not promise. Synced."""
         self.bases = [each for each in self.bases if each not in bases]
         for each in bases:
             with suppress(FileNotFoundError):
@@ -355,8 +336,8 @@ class FollowerLog(NotCopyable):
             self.place.unlink(segment_name(each))
         self.place.sync()
 
-    def begin_again(self, header: SegmentHeader, more_producers: bytes | None) -> None:
-        """Give the last segment, which has no batches, this header. Synced."""
+    def replace_last(self, header: SegmentHeader, more_producers: bytes | None) -> None:
+        """Give the last segment, which has no batches, another header. Synced."""
         if self.header(self.bases[-1]) != header:
             self.release_files()
             self._put_producers(header, more_producers)
@@ -367,10 +348,10 @@ class FollowerLog(NotCopyable):
         if more_producers is not None:
             self.place.replace(producers_name(header.base_offset), more_producers, self._permissions)
 
-    def begin_anew(self, header: SegmentHeader, more_producers: bytes | None) -> None:
+    def restart(self, header: SegmentHeader, more_producers: bytes | None) -> None:
         """Let the log consist of this segment alone, which is empty and does not follow the end. Synced.
 
-        The log has no batch from `header.base_offset` on; a crash at any point leaves the log as it was, or anew.
+        The log has no batch from `header.base_offset` on. A crash at any point leaves the old log, or the new one.
         """
         start, old = header.base_offset, [each for each in self.bases if each != header.base_offset]
         self.begin(header, more_producers)
@@ -389,10 +370,10 @@ class FollowerLog(NotCopyable):
     # --- another history -------------------------------------------------------------------------------
 
     def cut(self, to: End, mark: Mark) -> list[str]:
-        """Remove what lies behind `to`, which is the end of a batch of this copy; returns the files that keep it.
+        """Remove the records after `to`, the end of a batch of this copy; returns the files that keep them.
 
-        A segment that begins there goes, too, unless it is the only one: its header is of the other history.
-        `mark` is the one to be promised. A crash at any point leaves all of it aside, or still in the log.
+        A segment that begins there is removed, too, unless it is the only one: its header is of the other history.
+        `mark` is published then. After a crash at any point all of it is set aside, or still in the log.
         """
         base = max([each for each in self.bases if each < to.end], default=self.bases[0])
         later = [each for each in self.bases if each > base]
@@ -435,7 +416,7 @@ class FollowerLog(NotCopyable):
         return self._files.facts(self.place.path_of(segment_name(base)), dir_fd=self.place.fd).st_size
 
     def _keep_aside(self, base: int, start: int) -> str:
-        """Keep the bytes of a segment from file position `start` on, in a file beside it: synced, but for its name."""
+        """Copy the bytes of a segment from file position `start` on into a file beside it. Synced, except its name."""
         name = segment_name(base)
         stem = name.removesuffix(".log") + _ASIDE + str(start)
         number, kept = 0, stem
@@ -457,81 +438,26 @@ class FollowerLog(NotCopyable):
     # --- end ---------------------------------------------------------------------------------------------
 
     def detach_lock(self) -> lock.Lock:
-        """Close the files, and leave the lock to the caller."""
+        """Close the files. The caller holds the lock from now on."""
         self.release_files()
         return self.held
 
     def close(self) -> None:
-        """Release the log. What was appended and not published will be cut by the next opening."""
+        """Release the log. Bytes that were appended and not published may be cut by the next opening."""
         try:
             self.release_files()
         finally:
             self.held.release()
 
 
-def read_mark(place: Directory, identity: Identity) -> Mark | None:
-    """The mark of the log in an open directory; None if it is lost."""
-    if not place.exists(WATERMARK):
-        return None
-    return newest(place.read_whole(WATERMARK, MOST_BYTES), identity.salt, place.path_of(WATERMARK))
-
-
-def set_epoch_floor(place: Directory, identity: Identity, mark: Mark, epoch: int) -> Mark:
-    """Let no writer with a lower number write in this directory, whose newest mark is given. Synced."""
-    writer = WatermarkWriter(place.files, place.path_of(WATERMARK), identity.salt, mark, within=place)
-    try:
-        writer.publish(mark._replace(sequence=mark.sequence + 1, promised_epoch=epoch))
-        writer.sync()
-        return writer.mark
-    finally:
-        writer.close()
-
-
-def look_behind(place: Directory, identity: Identity, mark: Mark) -> UnmarkedTail:
-    """What is whole behind the mark of the log in an open directory. It changes nothing.
-
-    `CorruptLogError` if there is less than the mark promises.
-    """
-    sizes = _sizes(place)
-    bases = sorted(base for base in sizes if base >= mark.log_start_offset)
-    if not bases or bases[0] != mark.log_start_offset:
-        found = f"a first segment at {bases[0]}" if bases else "no segment"
-        raise CorruptLogError(place.path, 0, found, f"one at {mark.log_start_offset}")
-    there = [base for base in bases if base <= mark.flushed_end]
-    load_headers(place, {base: sizes[base] for base in there}, identity)
-    start, following = mark.flushed_end, iter([base for base in bases if base > mark.flushed_end])
-    unsynced: list[tuple[int, int, int]] = []
-    with _reader(place, identity, there[-1]) as reader:
-        if (file_end := reader.end_of_file()) < start:
-            position = reader.file_position(file_end)
-            raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {start}")
-        sections = Sections.of(mark, mark.held_tail)
-        tail = tail_at(reader, start, mark.flushed_tail)._replace(sections=sections)
-        tail, fault = valid_prefix(reader, tail, file_end)
-    if start < tail.end:
-        unsynced.append((there[-1], start, tail.end))
-    while fault is None and next(following, None) == tail.end and not tail.sections.held_txn:
-        with _reader(place, identity, tail.end) as reader:
-            if End.of(tail_at(reader, tail.end, tail.end)) != End.of(tail):
-                break
-            there.append(tail.end)
-            tail, fault = valid_prefix(reader, tail, reader.end_of_file())
-        if there[-1] < tail.end:
-            unsynced.append((there[-1], there[-1], tail.end))
-    return UnmarkedTail(tail, there, unsynced)
+def _with_end(mark: Mark, end: int, last_batch: int) -> Mark:
+    """The mark with another end, which is durable."""
+    return mark._replace(flushed_end=end, flushed_tail=last_batch, durable_end=end, durable_tail=last_batch)
 
 
 def _applied(header: SegmentHeader) -> dict[str, int]:
-    """The last transaction of the log before a segment, as a mark names it."""
+    """The fields of a mark for the last transaction before a segment."""
     return {name: getattr(header, name) for name in ("applied_txn", "applied_id", "txn_store")}
-
-
-def _sizes(place: Directory) -> dict[int, int]:
-    return {base: size for name, size in place.sizes().items() if (base := parse_segment_name(name)) is not None}
-
-
-def _reader(place: Directory, identity: Identity, base: int) -> SegmentReader:
-    return SegmentReader(place.files, place.path_of(segment_name(base)), identity, within=place)
 
 
 def make_copied(

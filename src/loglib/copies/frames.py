@@ -1,22 +1,22 @@
 """Frames: the frames that the two ends of a mirror's stream send each other.
 
-Invariant: a frame is handed out whole and checked, or the link breaks: then every later call raises the error. The
-bodies of all kinds end with a checksum, but for BATCHES, whose batches have their own.
+Invariant: a frame is returned whole and checked, or the link breaks: then every later call raises the error. The bodies
+of all kinds end with a checksum, except BATCHES, whose batches have their own.
 
 Each frame begins with the header of a transfer frame (append/transfer.py). The copy asks, and the source answers:
 
     kind      from    body                                                     partition, salt   base_offset
-    0 BATCHES  source  whole batches of one segment, as they are stored         of the log        of the first one
-    1 REQUEST  copy    JSON: what is asked for                                  0                 0
+    0 BATCHES  source  whole stored batches of one segment                      of the log        of the first one
+    1 REQUEST  copy    JSON: the request                                        0                 0
     2 ANSWER   source  JSON: the answer; after a READ its end                   0                 0
     3 ERROR    source  JSON: the error that came instead of the answer          0                 0
     4 SEGMENT  source  a segment begins: its header, and files beside it        of the log        of the segment
-    5 GAP      source  bytes of a declared gap, as they are                     of the log        of the first byte
+    5 GAP      source  stored bytes of a declared gap                           of the log        of the first byte
     6 ACK      copy    none: the log is durable in the copy up to base_offset   of the log        the end
     7 BEAT     copy    none: a sign of life                                     0                 0
     8 STOP     copy    none: end the present READ                               0                 0
     9 NONCE    both    random bytes, to be answered by a PROOF                  0                 0
-    10 PROOF   both    that this end has the shared key (credentials.py)        0                 0
+    10 PROOF   both    proof that this end has the shared key (credentials.py)  0                 0
 
 docs/mirror-stream.md has the requests and answers. `salt` is that of the log, so a frame of another log is refused.
 
@@ -47,9 +47,9 @@ PROTOCOL = 1
 REQUEST, ANSWER, ERROR, SEGMENT, GAP, ACK, BEAT, STOP, NONCE, PROOF = range(1, 11)
 SHORT_BYTES = 32  # of a nonce and of a proof
 _CRC_BYTES = 4
-_TLS = b"\x16\x03"  # how a TLS handshake begins
-_COALESCED_BYTES = 1 << 16  # so small a body is written together with its header
-_MOST_BYTES = {  # behind the header of a frame
+_TLS = b"\x16\x03"  # the first bytes of a TLS handshake
+_COALESCED_BYTES = 1 << 16  # a body up to this size is written together with its header
+_MOST_BYTES = {  # of the body of a frame
     BATCHES: MAX_BATCH_BYTES,
     REQUEST: 1 << 20,
     ANSWER: 64 << 20,  # the marks of 10,000 partitions are 4 MiB
@@ -104,22 +104,22 @@ class Link(NotCopyable):
         self._stream.wake()
 
     def broken(self, why: object) -> BrokenStreamError:
-        """The link is of no more use: the other end does not keep to the protocol. The error to raise."""
+        """Return the error for a peer that broke the protocol; the link cannot be used any more."""
         self._failure = self._stream.broken(why)
         return self._failure
 
     def now_doing(self, doing: str) -> None:
-        """What completes the sentence "the stream broke while ..." from now on."""
+        """Set the end of the sentence "the stream broke while ..."."""
         self._stream.doing = doing
 
     @property
     def doing(self) -> str:
-        """What completes the sentence "the stream broke while ..."."""
+        """The end of the sentence "the stream broke while ..."."""
         return self._stream.doing
 
     @property
     def failed(self) -> bool:
-        """Whether the link is broken."""
+        """True if the link is broken."""
         return self._failure is not None
 
     # --- frames ------------------------------------------------------------------------------------------
@@ -145,9 +145,9 @@ class Link(NotCopyable):
         self.send(Frame(kind, content=json.dumps(facts).encode()))
 
     def waits(self, timeout_s: float = 0.0, others: Sequence[int] = ()) -> bool:
-        """Whether a frame has arrived, or the end. It waits for one so long, or until another descriptor is readable.
+        """Wait for a frame, or for one of the other descriptors; True if a frame has arrived, or the stream has ended.
 
-        That is no silence of the other end.
+        A wait that ends without a frame does not break the link.
         """
         self._check()
         return self._stream.wait(timeout_s, others)
@@ -186,7 +186,7 @@ class Link(NotCopyable):
             raise self._failure.again()
 
     def _note(self, error: BaseException) -> None:
-        """What was interrupted in mid-frame cannot be continued."""
+        """Note the error: a link that was interrupted within a frame cannot be used any more."""
         if isinstance(error, BrokenStreamError | UnsupportedFormatError):
             self._failure = error
         else:

@@ -1,8 +1,8 @@
-"""Log copier: a log and its copy, and how the copy is brought up to the log.
+"""Log copier: brings the copy of one log up to its source.
 
 Invariant: the copy is a prefix of the log, byte for byte. If the source turns out to have another history (a power cut
-has taken its end, or a backup was put in place), the copy goes back to the last batch that both have. Where that
-batch is gone, `restart` lets the copy begin anew. What the source does not have is kept aside first.
+has taken its end, or a backup was put in place), the copy goes back to the last batch that both have. If that batch is
+gone, `restart` lets the copy begin again. Records that the source does not have are set aside first.
 
 Threads: one.
 """
@@ -32,12 +32,12 @@ __all__ = ["SYNC_BYTES", "LogCopier"]
 
 logger = logging.getLogger("loglib")
 
-SYNC_BYTES = 32 << 20  # of the log: a long copy is synced and shown in such parts
-_COMPARED_AT_ONCE = 1000  # ends of batches
+SYNC_BYTES = 32 << 20  # of the log: a long copy is synced and published in parts of this size
+_COMPARED_AT_ONCE = 1000  # ends of batches in one question to the source
 
 
 class LogCopier(NotCopyable):
-    """One log, and its copy in another directory. The copy is made if there is none."""
+    """One log, and its copy in the directory `to`. It is made if there is none; see `FollowerLog` for the rest."""
 
     def __init__(
         self, files: Files, source: LogSource, to: str, identity: Identity, permissions: int,
@@ -45,9 +45,9 @@ class LogCopier(NotCopyable):
     ) -> None:  # fmt: skip
         self._files = files
         self._permissions = permissions
-        self._seen = (-1, -1)  # the writer of the source's mark at the last look for a common history
+        self._seen = (-1, -1)  # the writer of the source's mark when the histories were last compared
         self._carried: dict[str, bytes] = {}
-        self.set_aside: list[str] = []  # files that keep what the source does not have
+        self.set_aside: list[str] = []  # files that keep records which the source does not have
         self.source = source
         try:
             if not files.exists(to):
@@ -66,7 +66,7 @@ class LogCopier(NotCopyable):
         self.copied.close()
 
     def detach_lock(self) -> None:
-        """Close all files, and leave the lock to the caller."""
+        """Close all files. The caller holds the lock from now on."""
         self.source.close()
         self.copied.detach_lock()
 
@@ -77,14 +77,14 @@ class LogCopier(NotCopyable):
 
     @property
     def lag_bytes(self) -> int:
-        """How much of what readers of the source see is not yet published in the copy."""
+        """Bytes that readers of the source see and that are not yet published in the copy."""
         return max(0, self.source.published_end - self.copied.mark.flushed_end)
 
     def is_ahead_of(self, target: Mark) -> bool:
-        """Whether the copy has more than `target`, and the source has that, too.
+        """True if the copy has more than the mark `target`, and the source has that, too.
 
-        So it is if the store of the transactions could not be read: then a transaction that was done does not count.
-        Or the source's watermark was set back, and its writer will find the rest.
+        This happens when the transaction store cannot be read: finished transactions are then not counted. Or the
+        source's watermark was set back, and its writer will find the rest.
         """
         shown = self.copied.mark.flushed_end
         if target.flushed_end >= shown:
@@ -98,24 +98,19 @@ class LogCopier(NotCopyable):
         self._seen = (-1, -1)
 
     def advance(
-        self,
-        target: Mark,
-        pace: Callable[[int], object],
-        *,
-        restart: bool = False,
-        acknowledged: int | None = None,
+        self, target: Mark, pace: Callable[[int], object], *, restart: bool = False, acknowledged: int | None = None
     ) -> int:
         """Copy up to the source's mark `target`; returns the bytes that were written. They are synced, not published.
 
         `pace` is called with the size of each piece that was copied. If retention at the source has overtaken the
         copy, it raises `OffsetOutOfRangeError`; if no batch is left that both have, `CorruptLogError`. With `restart`
-        the copy begins anew at the source's log start instead. In a long copy, parts are published; with
-        `acknowledged` only those below it, and the copy does not yet take the source's writer for its own.
+        the copy begins again at the source's log start instead. In a long copy, parts are published; with
+        `acknowledged` only those below this offset, and the copy does not accept the source's writer yet.
         """
         before, unsynced = self.copied.end.end, 0
         writer = target.writer_epoch, target.writer_nonce
-        begins_anew = before == self.copied.bases[-1] and before < target.flushed_end
-        if writer != self._seen or begins_anew or not target.log_start_offset <= before <= target.flushed_end:
+        is_empty = before == self.copied.bases[-1] and before < target.flushed_end
+        if writer != self._seen or is_empty or not target.log_start_offset <= before <= target.flushed_end:
             before = self._join(target, restart=restart)
             self._seen = writer
             self.source.acknowledge(min(before, self.copied.synced.end))
@@ -129,7 +124,7 @@ class LogCopier(NotCopyable):
                 written += end
                 self._join(target, restart=restart)
                 same = (self.copied.end.end, self.copied.bases[-1]) == (end, last)
-                if same or end == failed_at:  # the source is damaged: it has the same history
+                if same or end == failed_at:  # it is the same history, and the source is damaged
                     raise
                 failed_at = end
                 self._acknowledged = self.copied.end.end
@@ -151,7 +146,7 @@ class LogCopier(NotCopyable):
         return written + self.copied.end.end
 
     def _seal(self, target: Mark) -> None:
-        """Begin the segment without batches that the source has behind `target`, if it has one: so both end alike."""
+        """Begin the empty segment that the source has after `target`, if it has one, so that both logs end alike."""
         end, _, crc = self.copied.end
         if end == target.flushed_end and end != self.copied.bases[-1] and self.source.begins(end):
             begun = self.source.begun(end)
@@ -163,7 +158,7 @@ class LogCopier(NotCopyable):
         self.copied.begin(begun.header, begun.more_producers)
 
     def _acknowledge(self) -> None:
-        """Tell the source how far the copy is durable."""
+        """Acknowledge the durable end of the copy."""
         if self._acknowledged != self.copied.synced.end:
             self._acknowledged = self.copied.synced.end
             self.source.acknowledge(self._acknowledged)
@@ -181,17 +176,17 @@ class LogCopier(NotCopyable):
         return len(piece.content)
 
     def carry(self, name: str) -> None:
-        """Copy a small file of the log, if the source has another one than at the last time. Synced."""
+        """Copy a small file of the log, if it has changed at the source since the last time. Synced."""
         content = self.source.beside(name)
         if name == gaps.NAME and content is not None and self._carried.get(name) != content:
             content = self._with_own_gaps(content)
         self._keep(name, content)
 
     def _with_own_gaps(self, content: bytes) -> bytes:
-        """The gaps that the source declares, and those that only the copy has: the source may be healed since."""
+        """Add the gaps that only the copy has to those of the source, whose file is given: it may be healed by now."""
         files, copied = self._files, self.copied
         own: Sequence[gaps.Gap] = ()
-        with suppress(CorruptLogError):  # its file is damaged: the source's takes its place
+        with suppress(CorruptLogError):  # its file is damaged: it is replaced by the source's
             own = gaps.read_gaps(files, copied.path, copied.identity)
         theirs = gaps.parse_gaps(content, f"{self.source.place}/{gaps.NAME}", copied.identity)
         still = [gap for gap in own if not copied.is_whole(gap.start, gap.end)]
@@ -204,7 +199,7 @@ class LogCopier(NotCopyable):
             self._carried[name] = content
 
     def _publish_part(self, target: Mark, acknowledged: int | None) -> None:
-        """Publish what is synced, on the way to `target`."""
+        """Publish the synced part of the copy, on the way to `target`."""
         end, mark = self.copied.synced, self.copied.mark
         if target.applied_txn > mark.applied_txn:  # other partitions may not have the transaction yet
             self.copied.publish(held_together(mark, end.end, end.last_batch))
@@ -218,19 +213,19 @@ class LogCopier(NotCopyable):
         ))  # fmt: skip
 
     def next_mark(self, target: Mark) -> Mark:
-        """What the copy promises when it has come to `target`; its sequence is that of the next publication."""
+        """The mark of the copy when it has come to `target`; its sequence is that of the next publication."""
         own = self.copied.mark
         return own_mark(target)._replace(sequence=own.sequence + 1, log_start_offset=own.log_start_offset)
 
     def hold(self, target: Mark) -> None:
-        """Promise what the copy has up to `target`, and let readers see it when the marks are written down. Synced."""
+        """Record that the copy has all up to `target`. Readers see it when the pending marks are written. Synced."""
         self.copied.publish(held_together(self.copied.mark, target.flushed_end, target.flushed_tail))
         self.copied.sync_mark()
 
     def publish(self, target: Mark, *, twice: bool = False) -> None:
         """Let readers of the copy see up to the source's mark `target`, to which it was advanced.
 
-        `twice`: in both slots, synced. Then no slot holds back what was published, if the other one rots.
+        `twice`: in both slots, synced. Then damage of one slot hides nothing that was published.
         """
         if twice:
             self.copied.rest_at(self.next_mark(target))
@@ -238,7 +233,7 @@ class LogCopier(NotCopyable):
             self.copied.publish(self.next_mark(target))
 
     def retire(self, target: Mark) -> None:
-        """Drop the segments that the source has dropped."""
+        """Drop the segments that the source has dropped at its mark `target`."""
         start = target.log_start_offset
         if start > self.copied.mark.log_start_offset and target.sequence:
             if start == self.copied.end.end != self.copied.bases[-1]:  # all of them
@@ -251,12 +246,12 @@ class LogCopier(NotCopyable):
     # --- another history ---------------------------------------------------------------------------------
 
     def give_up(self, target: Mark, *, restart: bool) -> None:
-        """Keep aside what the source does not have. The log was written here until now; `restart` as in `advance`."""
+        """Set aside records that the source does not have. This was a topic of its own. `restart` as in `advance`."""
         if not self.is_ahead_of(target):
             self._join(target, restart=restart, written_here=True)
 
     def _join(self, target: Mark, *, restart: bool, written_here: bool = False) -> int:
-        """Let the copy end where both logs are the same; returns that end."""
+        """Cut the copy where the logs begin to differ; returns its end."""
         copied = self.copied
         if copied.end.end < target.log_start_offset:
             if not target.sequence:
@@ -268,13 +263,13 @@ class LogCopier(NotCopyable):
             if written_here:
                 return self._set_all_aside(target)
             logger.warning(
-                "%s: retention at its source has overtaken it; it begins anew at offset %d, without [%d, %d)",
+                "%s: retention at its source has overtaken it; it begins again at offset %d, without [%d, %d)",
                 copied.path, target.log_start_offset, copied.end.end, target.log_start_offset,
             )  # fmt: skip
-            return self._begin_anew(target)
+            return self._begin_again(target)
         is_empty, begins_later = copied.end.end == copied.bases[0], copied.bases[0] > target.log_start_offset
         if is_empty and (begins_later or not self._join_last()):  # no batch could be compared, or lost
-            return self._begin_anew(target)
+            return self._begin_again(target)
         common = self._common_end(target)
         if common == copied.end and self._join_last():
             return common.end
@@ -282,7 +277,7 @@ class LogCopier(NotCopyable):
             if not target.sequence or not restart:
                 raise CorruptLogError(
                     copied.path, 0, "no batch that the source has",
-                    f'a copy of {self.source.place}; a mirror with on_gap="restart" sets this aside and begins anew',
+                    f'a copy of {self.source.place}; a mirror with on_gap="restart" sets this aside and begins again',
                 )  # fmt: skip
             return self._set_all_aside(target)
         mark, (end, last, _) = copied.mark, common
@@ -302,7 +297,7 @@ class LogCopier(NotCopyable):
         return common.end
 
     def _doubtful(self, end: int) -> CorruptLogError:
-        """The source lacks records of the copy, and has no watermark that says whether they were dropped or lost."""
+        """The error for a source without a watermark that lacks records of the copy: they were dropped or lost."""
         return CorruptLogError(
             f"{self.source.place}/{WATERMARK}", 0,
             f"no whole watermark, and not what {self.copied.path} has from offset {end} on",
@@ -317,7 +312,7 @@ class LogCopier(NotCopyable):
         for base in reversed(copied.bases):
             header = copied.header(base)
             end = End(base, header.previous_batch, header.previous_crc)
-            if base < target.log_start_offset:  # whether they are the same there cannot be known any more
+            if base < target.log_start_offset:  # the source has dropped what would have to be compared
                 return None
             if same([end], target):
                 ends = (End(each.next_offset, each.base_offset, each.header_crc) for each in copied.headers(base))
@@ -330,28 +325,28 @@ class LogCopier(NotCopyable):
         return None
 
     def _join_last(self) -> bool:
-        """If the copy's last segment has no batches, let it begin as the source's. False if none begins there."""
+        """If the copy's last segment has no batches, give it the source's header. False if no segment begins there."""
         copied = self.copied
         if copied.end.end == copied.bases[-1]:
             try:
                 begun = self.source.begun(copied.end.end)
             except CorruptLogError:
                 return False
-            copied.begin_again(begun.header, begun.more_producers)
+            copied.replace_last(begun.header, begun.more_producers)
         return True
 
     def _set_all_aside(self, target: Mark) -> int:
-        """Let the copy begin where the source begins now, and keep aside all that it has."""
+        """Set all records of the copy aside, and let it begin at the present log start of the source."""
         kept = self.copied.cut_all()
         self.set_aside += kept
         logger.warning(
-            "%s: no batch is left that its source %s has; it begins anew at offset %d, and is set aside in %s",
+            "%s: no batch is left that its source %s has; it begins again at offset %d, and is set aside in %s",
             self.copied.path, self.source.place, target.log_start_offset, ", ".join(kept),
         )  # fmt: skip
-        return self._begin_anew(target)
+        return self._begin_again(target)
 
-    def _begin_anew(self, target: Mark) -> int:
-        """Let the copy begin where the source begins now."""
+    def _begin_again(self, target: Mark) -> int:
+        """Let the copy begin at the present log start of the source."""
         begun = self.source.begun(target.log_start_offset)
-        self.copied.begin_anew(begun.header, begun.more_producers)
+        self.copied.restart(begun.header, begun.more_producers)
         return target.log_start_offset

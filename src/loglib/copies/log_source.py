@@ -1,4 +1,4 @@
-"""Log source: a log in a directory of this host, read by a copier: whole checked batches as they are stored.
+"""Log source: a log in a directory of this host, read by a copier: whole stored batches, checked.
 
 Invariant: see sources.py. Nothing is written, and no lock is taken.
 

@@ -1,10 +1,10 @@
 """Member list: the directories of a replicated topic. Each of them has the list, in its `copy.json`.
 
 Invariant: a member is known by an id that was drawn for it, not by its path: mounts get swapped. The list with the
-highest version counts. A list is written when every member of it holds the log, and before anything is appended; old
-members get it before new ones. A directory with version 0 is not whole yet, or no longer: it is brought up, and what
-it has says nothing about what was acknowledged. A new one has the version that it `joins`: while there is such a
-member, all must be there.
+highest version counts. A list is written when every member of it has the log, and before anything is appended; old
+members get it before new ones. A directory with version 0 is not complete: it is brought up, and it has no vote on
+what was acknowledged. A new one has the version of the list that it `joins`: while there is such a member, all must be
+there.
 
     {"format": 1, "role": "replica", "log_id": "<32 digits>", "id": "<16 digits>", "of": "<paths>", "time": <us>,
      "members": {"<16 digits>": "<path>", ...}, "acks": "all", "version": 3, "joins": 0,
@@ -36,7 +36,7 @@ _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def needed(acks: Acks, members: int) -> int:
-    """How many directories must have what is acknowledged."""
+    """Number of directories that must have a record before it is acknowledged."""
     return {"all": members, "quorum": members // 2 + 1, "leader": 1}[acks]
 
 
@@ -45,13 +45,13 @@ class Members(NamedTuple):
 
     log_id: bytes
     id: str  # of this directory
-    paths: Mapping[str, str]  # by id: where each member was last
+    paths: Mapping[str, str]  # by id: the last path of each member
     acks: Acks
     version: int
     joins: int = 0
 
     def write(self, files: Files, path: str, permissions: int, *, now: int) -> None:
-        """Give the directory this list. Synced."""
+        """Write this list into the directory at `path`. Synced."""
         others = ", ".join(each for id_, each in self.paths.items() if id_ != self.id)
         facts = {
             "format": copy_role.FORMAT, "role": copy_role.REPLICA, "log_id": self.log_id.hex(), "id": self.id,

@@ -1,11 +1,11 @@
 """Mirror: a copy of a topic that follows it, byte for byte, so that offsets and committed offsets hold on the copy.
 
-Invariant: what the copy shows was flushed at the source, in the same order, at the same offsets. One pass brings all
-partitions to one moment of the source. A pass can be cut at any point, and the next one goes on where it was.
+Invariant: everything that the copy shows was flushed at the source, in the same order, at the same offsets. One pass
+brings all partitions to one moment of the source. A pass can be cut at any point, and the next one continues there.
 
 The order of a pass: note where the groups' commits end, then where the data ends; copy the data, and sync it; publish
-the data's marks; copy and publish the commits. So a commit of the copy is never behind its data. If the pass brings a
-transaction to several partitions, it is held in all of them, and the marks are written into one file before they are
+the data's marks; copy and publish the commits. So a commit of the copy is never later than its data. If the pass brings
+a transaction to several partitions, it is held in all of them, and the marks are written into one file before they are
 published: either that file is there, and readers and the next opening take all of them from it, or none was.
 
 Threads: `close` and `lag` from any thread; the rest from one at a time.
@@ -47,24 +47,24 @@ Result = TypeVar("Result")
 
 logger = logging.getLogger("loglib")
 
-_LOOK_S = 1.0  # how often to look for news of groups and policies, and for what the system has not reported
+_LOOK_S = 1.0  # how often to look for changes of groups and policies, and for changes that were not reported
 _MANY = 64  # partitions: with more, files are closed after each pass
 
 
 class MirrorLag(NamedTuple):
-    """How far a mirror is behind its source."""
+    """The lag of a mirror."""
 
-    bytes: int  # of the log: what readers of the source see and those of the copy do not
+    bytes: int  # of the log that readers of the source see and readers of the copy do not
     seconds: float  # since the copy was last known to be up to the source
 
 
 class Mirrored(NamedTuple):
-    """What a mirror has done."""
+    """The result of a mirror."""
 
     path: str
-    ends: tuple[int, ...]  # of each partition: what readers of the copy see offsets below
+    ends: tuple[int, ...]  # of each partition: readers of the copy see offsets below it
     copied_bytes: int  # of the log
-    set_aside: tuple[str, ...]  # files that keep what the copy had and the source has not
+    set_aside: tuple[str, ...]  # files that keep records which the copy had and the source does not have
 
 
 def mirror(
@@ -78,14 +78,10 @@ def mirror(
 ) -> Mirrored:
     """Copy the topic in the directory `source` to the directory `to`, or bring an earlier copy up to it.
 
-    With `follow` it goes on until the program is interrupted (`KeyboardInterrupt`). See `Mirror` for the rest.
+    With `follow` it runs until the program is interrupted (`KeyboardInterrupt`). See `Mirror` for the rest.
     """
     with Mirror(source, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote) as made:
-        if follow:
-            made.follow()
-        else:
-            made.copy()
-        return made.report()
+        return _run(made, follow=follow)
 
 
 def receive_mirror(
@@ -105,27 +101,31 @@ def receive_mirror(
     with Mirror.over(
         stream, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote, timeout=timeout
     ) as made:  # fmt: skip
-        if follow:
-            made.follow()
-        else:
-            made.copy()
-        return made.report()
+        return _run(made, follow=follow)
+
+
+def _run(made: Mirror, *, follow: bool) -> Mirrored:
+    if follow:
+        made.follow()
+    else:
+        made.copy()
+    return made.report()
 
 
 class Mirror(NotCopyable):
-    """A copy of a topic, which follows it: `copy` brings it up to the topic once, and `follow` keeps it there.
+    """A copy of a topic that follows it: `copy` brings it up to the topic once, and `follow` keeps it there.
 
     The copy has the same segments, byte for byte, so offsets are the same, and so are the groups' committed offsets. It
     opens with mode="r". `loglib.promote` makes it a topic that is written. Each batch is checked before it is copied:
-    damage at the source stops the mirror with `CorruptLogError`, and does not get into the copy. What the source drops
-    by its retention, the copy drops, too.
+    damage at the source stops the mirror with `CorruptLogError`, and does not get into the copy. Segments that the
+    source drops by its retention are dropped in the copy, too.
 
-    `on_gap`: what to do if the source has dropped records that the copy does not have yet: "error" raises
-    `OffsetOutOfRangeError`, and "restart" lets the copy begin anew where the source begins. `bytes_per_second` limits
+    `on_gap` says what to do if the source has dropped records that the copy does not have yet: "error" raises
+    `OffsetOutOfRangeError`, and "restart" lets the copy begin again where the source begins. `bytes_per_second` limits
     how fast it copies.
 
     After a forced promotion there are two topics of one history. With `demote`, the one at `to` gives up: it becomes a
-    mirror of `source`, and what it has alone is set aside. No process may have it open for writing.
+    mirror of `source`, and records that it alone has are set aside. No process may have it open for writing.
 
     If the source has lost records that the copy has (its power failed, or a backup took its place), these records are
     set aside into files `*.diverged-*` of the copy, with a warning, and are in `report().set_aside`.
@@ -172,7 +172,7 @@ class Mirror(NotCopyable):
                 opened.callback(self._open(number, promised.get(number)).close)
             forget_marks(files, self.path)
             origin.marks(range(len(self._copiers)))  # from here on `lag` is known
-            if before != copy_role.MIRROR:  # nobody writes it now
+            if before != copy_role.MIRROR:  # it was a topic of its own; its locks are held now
                 self._beside_retention(self._give_up)
                 self._commits.adopt()
             if role is not None:
@@ -193,11 +193,11 @@ class Mirror(NotCopyable):
     ) -> Mirror:
         """A mirror of a topic on another host, over a stream at whose other end `loglib.serve_mirror` runs.
 
-        `stream` is a connected socket, or two files or descriptors: what is read and what is written. It stays the
-        caller's, and must not be used by others meanwhile. If it breaks, `copy` and `follow` raise
-        `BrokenStreamError`: make another mirror over a new stream, and it goes on where this one was. A source that
-        neither sends nor takes a byte for `timeout` seconds is given up. The source gives up a mirror that is silent
-        for as long; so it is for one that follows, or is closed when it has copied.
+        `stream` is a connected socket, or two files or descriptors: one to read and one to write. The caller closes
+        it, and must not use it meanwhile. If it breaks, `copy` and `follow` raise `BrokenStreamError`: make another
+        mirror over a new stream, and it continues where this one was. A source that neither sends nor takes a byte for
+        `timeout` seconds is given up. The source gives up a mirror that is silent for its own timeout, so follow with
+        the mirror, or close it when it has copied.
         """
         source = RemoteTopic(stream, timeout_s=timeout)
         return cls(source, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote, files=files)
@@ -229,16 +229,16 @@ class Mirror(NotCopyable):
             files.sync_directory(parent)
 
     def _check_copy(self, *, demote: bool) -> tuple[str, copy_role.Role | None]:
-        """Refuse what is no mirror and no former topic. The role that it has, and the one to take if it is another."""
+        """Refuse a directory that is no mirror and no former topic. Returns its role, and the one to take, if any."""
         files, path = self._files, self.path
-        found, itself = copy_role.read(files, path), is_same(files, path, self.source)
-        if found is not None and found.role != copy_role.LEADER and itself:
-            raise LogError(f"{path} and {self.source} are one directory; mirror to a new directory")
-        if found is not None and found.role in copy_role.FOLLOW.roles and found.log_id == self._log_id:
-            stays = found.role == copy_role.MIRROR and found.of == self.source
-            return found.role, None if stays else self._as_mirror()
-        if found is not None and found.role != copy_role.LEADER:
-            what = f"a {found.role} of {found.of}" + " with another log id" * (found.log_id != self._log_id)
+        role, itself = copy_role.read(files, path), is_same(files, path, self.source)
+        if role is not None and role.role != copy_role.LEADER:
+            if itself:
+                raise LogError(f"{path} and {self.source} are one directory; mirror to a new directory")
+            if role.role in copy_role.FOLLOW.roles and role.log_id == self._log_id:
+                stays = role.role == copy_role.MIRROR and role.of == self.source
+                return role.role, None if stays else self._as_mirror()
+            what = f"a {role.role} of {role.of}" + " with another log id" * (role.log_id != self._log_id)
             raise LogError(f"{path} is {what}, and not a mirror of {self.source}; mirror to a new directory")
         described = topic_file.read(files, path)
         if described is None:
@@ -268,7 +268,7 @@ class Mirror(NotCopyable):
         return copier
 
     def _carry_description(self) -> None:
-        """Copy the policies, the name of the transactions' store, and new partitions."""
+        """Copy the policies, and make new partitions."""
         content, self._config = self._origin.described()
         if content == self._described:
             return
@@ -289,7 +289,8 @@ class Mirror(NotCopyable):
         self._described = content
 
     def _carry_store_pointer(self) -> None:
-        """Name the store of the source's transactions in the copy: it gave the numbers that the copy's marks have."""
+        """Name the store of the source's transactions in the copy: the numbers in the copy's marks are of this store.
+        """
         content = self._origin.store_pointer(self.path)
         if content is not None and content != self._store_pointer:
             with Directory.open(self._files, self.path) as directory:
@@ -299,9 +300,9 @@ class Mirror(NotCopyable):
     # --- a pass ------------------------------------------------------------------------------------------
 
     def copy(self) -> int:
-        """Bring the copy up to the source as it is now; returns the bytes of log that were copied.
+        """Bring the copy up to the present end of the source; returns the bytes of log that were copied.
 
-        Raises what `Mirror` says, and `LogMovedError` if the source was moved or removed, or the copy was.
+        Raises the errors of `Mirror`, and `LogMovedError` if the source or the copy was moved or removed.
         """
         with enter(self._in_pass, self.path):
             self._check_open()
@@ -316,7 +317,7 @@ class Mirror(NotCopyable):
         return self._beside_retention(lambda: self._pass(copiers))
 
     def _beside_retention(self, work: Callable[[], Result]) -> Result:
-        """Do the work; with `on_gap="restart"` again, if retention at the source was quicker."""
+        """Do the work; with `on_gap="restart"` again, if retention at the source was faster."""
         while True:
             try:
                 return work()
@@ -325,7 +326,7 @@ class Mirror(NotCopyable):
                     raise
 
     def _give_up(self) -> None:
-        """Keep aside what only this directory has: as a mirror it takes all that it has for the source's."""
+        """Set aside the records that only this directory has: all records of a mirror are those of its source."""
         marks = self._origin.marks(range(len(self._copiers)))
         for number, copier in enumerate(self._copiers):
             copier.give_up(marks[number], restart=self._restart)
@@ -334,7 +335,7 @@ class Mirror(NotCopyable):
         marks = self._origin.marks([copier.copied.identity.partition for copier in copiers])
         if any(mark.applied_txn > self._copiers[number].copied.mark.applied_txn for number, mark in marks.items()):
             self._carry_store_pointer()
-            copiers = self._copiers  # a transaction may be in partitions of which nothing is known yet
+            copiers = self._copiers  # a transaction may be in partitions that were not asked for
             marks = self._origin.marks(range(len(self._copiers)))
         wanted = {copier: marks[copier.copied.identity.partition] for copier in copiers}
         wanted = {copier: mark for copier, mark in wanted.items() if not copier.is_ahead_of(mark)}
@@ -354,7 +355,7 @@ class Mirror(NotCopyable):
         return copied
 
     def _pace(self, size: int) -> None:
-        """Wait as long as the limit says for so many bytes."""
+        """Wait as long as the limit says for this number of bytes."""
         self._limit.wait(size, self._origin.beat)
         self._check_open()
 
@@ -363,9 +364,9 @@ class Mirror(NotCopyable):
             raise LogClosedError(f"the mirror {self.path} is closed; make another one")
 
     def _write_pending_marks(self, wanted: dict[LogCopier, Mark]) -> bool:
-        """Write down what will be published, if it brings a transaction to more than one partition. Synced.
+        """Write the marks that will be published, if they bring a transaction to more than one partition. Synced.
 
-        Until the file is there readers see in none of them what is new, and from then on in all of them.
+        Before the file is there readers see the transaction in no partition, and from then on in all of them.
         """
         news = [copier for copier, mark in wanted.items() if mark.applied_txn > copier.copied.mark.applied_txn]
         if len(news) < 2:
@@ -381,7 +382,7 @@ class Mirror(NotCopyable):
     def follow(self) -> None:
         """Keep the copy up to the source until `close` is called in another thread, or an interrupt.
 
-        Waits without work while the source is idle. Raises what `copy` does.
+        Waits without work while the source is idle. Raises the errors of `copy`.
         """
         try:
             full_at = 0.0
@@ -391,7 +392,7 @@ class Mirror(NotCopyable):
                     pause_s = _LOOK_S * max(1, len(self._copiers) // _MANY)  # idle: 50 us a partition
                     full_at = time.monotonic() + pause_s
                 if self._origin.watch():
-                    full_at = 0.0  # look once more, since they are watched
+                    full_at = 0.0  # look again: the logs are watched only now
                 elif numbers := self._origin.wait_for_changes(full_at - time.monotonic()):
                     with enter(self._in_pass, self.path):
                         self._check_open()
@@ -402,13 +403,13 @@ class Mirror(NotCopyable):
             self._origin.unwatch()
 
     def lag(self) -> MirrorLag:
-        """How far the copy is behind its source now."""
+        """The present lag of the copy."""
         bytes_behind, now = sum(copier.lag_bytes for copier in self._copiers), time.monotonic()
         known_at = self._caught_up_at if bytes_behind else self._origin.heard_at()
         return MirrorLag(bytes_behind, max(0.0, now - known_at))
 
     def report(self) -> Mirrored:
-        """What was done so far."""
+        """The result up to now."""
         ends = tuple(copier.copied.mark.flushed_end for copier in self._copiers)
         aside = [each for copier in self._copiers for each in copier.set_aside]
         return Mirrored(self.path, ends, self._copied_bytes, tuple(aside))

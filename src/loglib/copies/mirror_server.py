@@ -1,7 +1,7 @@
-"""Mirror server: the source's side of a mirror on another host. It answers what the copy asks for, over a stream.
+"""Mirror server: the source's side of a mirror on another host. It answers the copy's requests over a stream.
 
-Invariant: it only reads the topic, takes no lock, and keeps nothing that a later stream would need. What it sends of a
-log was checked here; of what is not yet durable in the copy it has at most the credit in flight, and one piece more.
+Invariant: it only reads the topic, takes no lock, and keeps nothing that a later stream would need. Bytes of a log are
+checked before they are sent. At most the copy's credit and one more piece are sent ahead of acknowledgements.
 
 Threads: `lag` and `close` from any thread; the rest from one.
 """
@@ -36,6 +36,7 @@ __all__ = ["MirrorServer", "serve_mirror"]
 
 _MANY = 64  # partitions: with more, files are closed after each look
 _NAP_S = 0.02  # where the system does not report changes
+# Errors of a request that cannot be read.
 _NO_REQUEST = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
 
 
@@ -55,13 +56,13 @@ class _Left(Exception):
 class MirrorServer(NotCopyable):
     """Serves one mirror of a topic on another host.
 
-    `stream` is a connected socket, or two files or descriptors: what is read and what is written. It stays the
-    caller's, and must not be used by others meanwhile. The topic may be written meanwhile, by any process. Whoever is
-    at the other end may read all of the topic: let ssh or a network that you trust carry the stream.
+    `stream` is a connected socket, or two files or descriptors: one to read and one to write. The caller closes it,
+    and must not use it meanwhile. The topic may be written meanwhile, by any process. The other end may read all of the
+    topic: let ssh or a network that you trust carry the stream.
 
     A mirror that neither sends nor takes a byte for `timeout` seconds is given up.
 
-    Raises `FileNotFoundError` if there is no topic, and what `serve` raises.
+    Raises `FileNotFoundError` if there is no topic, and the errors of `serve`.
     """
 
     def __init__(
@@ -72,9 +73,9 @@ class MirrorServer(NotCopyable):
         self.path = self._topic.place
         self._link = Link(stream, timeout_s=timeout, doing=f"serving a mirror of {self.path}", at_source=True)
         self._logs: list[SourceLog] = []
-        self._told: dict[int, tuple[Mark, int, bool]] = {}  # what the copy knows of each partition
-        self._durable: dict[int, int] = {}  # what it has of each partition
-        self._behind: set[int] = set()  # partitions of which it has less than it knows
+        self._told: dict[int, tuple[Mark, int, bool]] = {}  # the facts of each partition that the copy knows
+        self._durable: dict[int, int] = {}  # the durable end of each partition in the copy
+        self._lagging: set[int] = set()  # partitions that are not durable up to the known mark
         self._caught_up_at = time.monotonic()
         self._credit_bytes = 0
         self._acknowledged = 0  # of the log that is being read
@@ -105,20 +106,20 @@ class MirrorServer(NotCopyable):
                 closing.callback(log.close)
 
     def lag(self) -> MirrorLag:
-        """How far the mirror is behind the topic: bytes that are not durable there, and for how long it has been so."""
-        behind = 0
+        """The lag of the mirror: bytes that are not durable there, and the time since it had all."""
+        size = 0
         for number, log in enumerate(list(self._logs)):
             mark = log.log.published()
-            behind += max(0, mark.flushed_end - self._durable.get(number, mark.log_start_offset))
-        return MirrorLag(behind, time.monotonic() - self._caught_up_at if behind else 0.0)
+            size += max(0, mark.flushed_end - self._durable.get(number, mark.log_start_offset))
+        return MirrorLag(size, time.monotonic() - self._caught_up_at if size else 0.0)
 
     # --- requests ------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Answer the mirror until it leaves, or `close` is called.
 
-        Raises `BrokenStreamError` if the stream ends within a frame, the mirror falls silent, or what comes is no
-        request, and `UnsupportedFormatError` if the mirror is of a newer loglib.
+        Raises `BrokenStreamError` if the stream ends within a frame, the mirror falls silent, or a request cannot be
+        read, and `UnsupportedFormatError` if the mirror is of a newer loglib.
         """
         try:
             while True:
@@ -166,7 +167,7 @@ class MirrorServer(NotCopyable):
         return {"protocol": PROTOCOL, "log_id": self._topic.log_id.hex(), "of": f"{os.uname().nodename}:{self.path}"}
 
     def _take(self, frame: Frame) -> None:
-        """Take in an acknowledgement. A sign of life, or a STOP that has crossed the end of its READ, says no more."""
+        """Note an acknowledgement. A sign of life, or a STOP that has crossed the end of its READ, needs no answer."""
         if frame.kind != ACK:
             return
         number, end = frame.partition, frame.base_offset
@@ -175,12 +176,12 @@ class MirrorServer(NotCopyable):
             self._compare(number)
 
     def _compare(self, number: int) -> None:
-        """Note whether the copy has what it knows of a partition."""
+        """Note if the copy has a partition up to the mark that it knows."""
         if number in self._told and self._durable.get(number, -1) < self._told[number][0].flushed_end:
-            self._behind.add(number)
+            self._lagging.add(number)
         else:
-            self._behind.discard(number)
-        if not self._behind:
+            self._lagging.discard(number)
+        if not self._lagging:
             self._caught_up_at = time.monotonic()
 
     # --- the topic -----------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ class MirrorServer(NotCopyable):
         return {"marks": self._news_of(request["numbers"])}
 
     def _wait_for_changes(self, request: Any) -> object:
-        """Wait for marks that the copy does not know."""
+        """Wait for marks that the copy does not know, and return them."""
         until = time.monotonic() + min(float(request["seconds"]), self._link.timeout_s)
         while True:
             numbers = range(len(self._logs)) if self._topic.watch() else self._topic.changed()
@@ -222,7 +223,7 @@ class MirrorServer(NotCopyable):
                 self._take(self._receive())
 
     def _news_of(self, numbers: Iterable[int]) -> dict[int, tuple[str, int, bool]]:
-        """The marks of these partitions at one moment, those that the copy does not know."""
+        """Those marks of these partitions, at one moment, that the copy does not know."""
         news = {}
         for number, mark in self._topic.marks(numbers).items():
             log = self._logs[number]
@@ -233,7 +234,7 @@ class MirrorServer(NotCopyable):
                 self._compare(number)
             if len(self._logs) > _MANY:
                 log.release_files()
-        if not self._behind:
+        if not self._lagging:
             self._caught_up_at = time.monotonic()
         return news
 
@@ -283,7 +284,7 @@ class MirrorServer(NotCopyable):
             return {"count": log.same([as_end(each) for each in request["ends"]], mark)}
 
     def _read(self, request: Any) -> object:
-        """Send what follows an end, piece by piece. Then comes the answer, which says nothing."""
+        """Send the log after an end, piece by piece. Then comes an empty answer."""
         at, base = as_end(request["at"]), int(request["base"])
         with self._log(request["log"]) as log:
             limit = min(int(request["limit"]), log.published_end)
@@ -301,7 +302,7 @@ class MirrorServer(NotCopyable):
         return {}
 
     def _may_send(self, identity: Identity, end: int) -> bool:
-        """Take in what the copy has sent, and wait while its credit is used up. False: it wants no more."""
+        """Read the copy's frames, and wait while its credit is used up. False if it has sent a STOP."""
         while True:
             spent = end - self._acknowledged >= self._credit_bytes
             if not self._link.waits(self._link.timeout_s if spent else 0.0):
@@ -316,7 +317,7 @@ class MirrorServer(NotCopyable):
                 self._acknowledged = max(self._acknowledged, frame.base_offset)
 
     def _receive(self) -> Frame:
-        """The next frame, which may be no request: one is being answered."""
+        """The next frame. It must not be a request, because one is being answered."""
         frame = self._next()
         if frame.kind == REQUEST:
             raise self._link.broken("a request came before the last one was answered")
@@ -324,7 +325,7 @@ class MirrorServer(NotCopyable):
 
 
 def _segment(log: SourceLog, begun: SegmentStart) -> Frame:
-    """A segment as it begins."""
+    """The frame of a segment's beginning."""
     _, partition, salt = log.log.identity
     header, *files = begun
     sizes = BESIDE.pack(*(-1 if each is None else len(each) for each in files))

@@ -1,13 +1,13 @@
 """Promote: a copy of a topic becomes a topic of its own.
 
 Invariant: the role of a directory changes by the replacement of one small file, which is synced. A promotion that is
-cut has happened or not, and may be repeated. The topic's leader, found by chain.py through any number of copies, loses
-its role before the copy gets it, and stays locked until then: after a cut between the two there is no leader, never
-two. Only with `force`, when the old topic cannot be reached or is being written, there may be two.
+cut has happened or not, and may be repeated. The topic's leader, which chain.py finds through any number of copies,
+loses its role before the copy gets it, and stays locked until then: after a cut between the two there is no leader,
+never two. Only with `force`, when the old topic cannot be reached or is being written, there may be two.
 
-What the copy has is not changed: the first writer recovers it like any other topic. It takes an epoch and a nonce of
+The log of the copy is not changed: the first writer recovers it like any other topic. It takes an epoch and a nonce of
 its own, so batches of the source that are put into the copy's files later are refused, and a mirror of the new topic
-finds where an old one differs.
+finds the end up to which an old one is the same.
 
 Threads: no state, safe for all.
 """
@@ -49,14 +49,14 @@ _REPLICA_TIMEOUT_S = 1.0  # as by default in `Topic.open`
 
 
 def promote(copy: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Make a copy a topic of its own: after that it opens with mode="a". A topic of its own stays what it is.
+    """Make a copy a topic of its own: after that it opens with mode="a". A topic of its own is not changed.
 
     A mirror takes the place of the topic, which may be its source, the source's source, and so on; of a topic with
-    replicas, all directories. The topic must have no writer; what the mirror still lacks is copied, and the topic is
-    not written any more: it opens with mode="r", and can become a mirror of the new topic (`loglib.mirror(new, old)`).
-    If a directory on the way cannot be reached, or a writer holds the topic, `force` promotes the mirror as it is. Then
-    there may be two topics with one history up to that point, until you stop the old one's writers: what they append
-    later is not in the new topic.
+    replicas, all directories. The topic must have no writer; the records that the mirror lacks are copied, and the
+    topic is not written any more: it opens with mode="r", and can become a mirror of the new topic
+    (`loglib.mirror(new, old)`). If a directory on the way cannot be reached, or a writer holds the topic, `force`
+    promotes the mirror without these records. Then there may be two topics with one history up to that point, until
+    you stop the old one's writers: records that they append later are not in the new topic.
 
     The topic that a snapshot was copied from stays a topic, too. Both have the same log id, and from here on different
     records at the same offsets. So stop the writers of the old one first, if this one takes its place; consumers that
@@ -70,16 +70,16 @@ def promote(copy: str | os.PathLike[str], *, force: bool = False) -> None:
 
 
 def promote_on(files: Files, path: str, *, now: int, force: bool = False) -> None:
-    """The same on other files."""
+    """Promote a copy on these files."""
     described = topic_file.read(files, path)
     if described is None:
         raise FileNotFoundError(errno.ENOENT, "no topic here", path)
     while not _promoted(files, path, described, now=now, force=force):
-        pass  # another promotion was quicker: it may have taken the source's place, or this one's
+        pass  # another promotion was faster: it may have taken the source's place, or this one's
 
 
 def _promoted(files: Files, path: str, described: tuple[bytes, TopicConfig], *, now: int, force: bool) -> bool:
-    """Promote the copy as it is now. False if the directories changed their roles meanwhile."""
+    """Promote the copy. False if the directories changed their roles meanwhile."""
     found = copy_role.read(files, path)
     if found is None or found.role == copy_role.LEADER:
         return True
@@ -101,18 +101,12 @@ def _promoted(files: Files, path: str, described: tuple[bytes, TopicConfig], *, 
 
 
 def _take_over(
-    files: Files,
-    path: str,
-    found: copy_role.Role,
-    described: tuple[bytes, TopicConfig],
-    held: ExitStack,
-    *,
-    now: int,
-    force: bool,
-) -> bool:
-    """Copy what the mirror lacks from the topic's leader, and let that be written no more.
+    files: Files, path: str, found: copy_role.Role, described: tuple[bytes, TopicConfig], held: ExitStack,
+    *, now: int, force: bool,
+) -> bool:  # fmt: skip
+    """Copy the records that the mirror lacks from the topic's leader, and supersede the leader.
 
-    False if the directories changed their roles meanwhile. What is locked, stays so in `held`.
+    False if the directories changed their roles meanwhile. `held` gets the locks.
     """
     log_id, config = described
     try:
@@ -142,7 +136,7 @@ def _take_over(
 
 
 def _hold(files: Files, former: Former, log_id: bytes, held: ExitStack, *, now: int) -> None:
-    """Lock what the copy takes the place of, and let the first directory of it have all that was acknowledged."""
+    """Lock the former directories, and let the first of them have all acknowledged records."""
     if not former.paths:
         return
     described = topic_file.read(files, former.paths[0])
@@ -167,8 +161,8 @@ def _hold(files: Files, former: Former, log_id: bytes, held: ExitStack, *, now: 
 def _assemble(files: Files, former: Former, log_id: bytes, config: TopicConfig, held: ExitStack, *, now: int) -> None:
     """Open a topic with replicas as its writer does, and keep it open in `held`: all records are in the first one."""
     own, *others = former.paths
-    wish = ReplicaRequest((*others, *former.superseded), None, _REPLICA_TIMEOUT_S, ())
-    members = assemble(files, own, wish, log_id, config, now=now)
+    request = ReplicaRequest((*others, *former.superseded), None, _REPLICA_TIMEOUT_S, ())
+    members = assemble(files, own, request, log_id, config, now=now)
     held.callback(members.close)
     writers: list[Writer] = []
     for number in range(config.partitions):
@@ -184,7 +178,7 @@ def _assemble(files: Files, former: Former, log_id: bytes, config: TopicConfig, 
 
 
 def _make_empty_partitions(files: Files, path: str, log_id: bytes, config: TopicConfig, *, now: int) -> None:
-    """Make the partitions of a place that never had a sealed segment; `LogError` if another one is not there."""
+    """Make the partitions of a tier that never had a sealed segment; `LogError` if another partition is missing."""
     uploaded = newest(files, path)
     for number in range(config.partitions):
         directory = topic_file.partition_directory(path, number)
@@ -195,7 +189,7 @@ def _make_empty_partitions(files: Files, path: str, log_id: bytes, config: Topic
 
 
 def _leave_lost_store(files: Files, path: str) -> None:
-    """Let the topic get a store of its own, if that of its source cannot be reached from here."""
+    """Forget the store of the source's transactions if it cannot be reached from here."""
     if store_pointer.is_lost(files, path):
         logger.warning(
             "%s: the store of its transactions is not here: its next transaction makes a new one, which does not know "
@@ -207,7 +201,7 @@ def _leave_lost_store(files: Files, path: str) -> None:
 
 
 def _settle(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None:
-    """Bring the copy to what its mirror has promised; the mirror may have died. `LockedError` if it still runs."""
+    """Bring the copy to the state that its mirror has promised; the mirror may have died. `LockedError` if it runs."""
     promised = read_marks(files, path, log_id)
     for number in range(config.partitions):
         place, identity = topic_file.partition_directory(path, number), Identity.of(log_id, number)

@@ -24,7 +24,7 @@ class RateLimit:
         self._ended = ended
 
     def wait(self, size_bytes: int, beat: Callable[[], object] = lambda: None) -> None:
-        """Wait as long as the limit says for so many bytes; `beat` is called every few seconds meanwhile."""
+        """Wait as long as the limit says for this number of bytes; `beat` is called every few seconds meanwhile."""
         if self._bytes_per_second is not None:
             until = time.monotonic() + size_bytes / self._bytes_per_second
             while (left := until - time.monotonic()) > 0 and not self._ended.wait(min(left, _BEAT_S)):

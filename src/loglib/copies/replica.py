@@ -36,11 +36,11 @@ from ..segment import Identity, segment_name
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
-from .follower_log import read_mark
 from .log_copier import LogCopier
 from .log_source import SourceLog
 from .member_list import Members, read_members
 from .sources import End
+from .unmarked_tail import read_mark
 
 __all__ = ["FlushRequest", "PartitionCopies", "Replica", "ReplicaState"]
 

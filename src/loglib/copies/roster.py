@@ -25,9 +25,9 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.lock import Lock
 from ..system.not_copyable import NotCopyable
-from .follower_log import read_mark
 from .log_copier import LogCopier
 from .member_list import ACKS, Acks, Members, needed, read_members
+from .unmarked_tail import read_mark
 
 __all__ = ["MemberDirectory", "Opening", "ReplicaRequest", "Roster", "check_new", "count_members", "find_members"]
 

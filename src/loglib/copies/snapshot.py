@@ -1,16 +1,16 @@
 """Snapshot: a consistent copy of a topic, also of one that is being written.
 
-Invariant: the copy has of each partition what was flushed at one moment, and nothing behind it; each transaction is
-in all partitions or in none; a committed offset of a group is not behind the data. The copy is built under a name
+Invariant: the copy has each partition up to its flushed end at one moment, and nothing after that; each transaction is
+in all partitions or in none; a committed offset of a group is not later than the data. The copy is built under a name
 that begins with a dot, synced and renamed. So a copy that was cut is never taken for a whole one.
 
 The order: the logs of the groups, then the marks of all partitions, then the files. The marks are read twice: if both
-looks find the same, there was a moment at which all of them were so. With very many partitions under load that may
-not happen; then each partition has a moment of its own (`Snapshot.at_once` is False).
+readings are the same, there was a moment at which all marks were so. With very many partitions under load that may not
+happen; then each partition has a moment of its own (`Snapshot.at_once` is False).
 
 A sealed segment never changes, so it gets a second name (a hard link). The last segment is copied up to the flushed
-end: a copy of its own, because the writer goes on in the other one. Where links are impossible or not wanted, files
-share their blocks (reflink) or are copied by the system.
+end, because the writer continues in the original. Where links are impossible or not wanted, files share their blocks
+(reflink) or are copied by the system.
 
 Threads: no state, safe for all.
 """
@@ -20,12 +20,12 @@ from __future__ import annotations
 import errno
 import os
 import time
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from typing import NamedTuple
 
 from ..config.arguments import topic_path
 from ..config.policies import TopicConfig
-from ..errors import CorruptLogError, LogMovedError, OffsetOutOfRangeError
+from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, encode_new
 from ..groups.directory import GROUPS, MIRRORED, stored_groups
@@ -39,36 +39,37 @@ from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
 from .log_source import own_mark
+from .sources import FOLDED
 
 __all__ = ["Snapshot", "snapshot"]
 
-_LOOKS = 100  # at the marks, for a moment at which all of them were as read
+_LOOKS = 100  # how often to read the marks, until two readings are the same
 _TRIES = 10  # to copy the logs of a group while its members fold them
 _MOST_BYTES = 1 << 20  # of topic.json
-_SMALL_BYTES = 16 << 20  # of the other files that are copied as they are
+_SMALL_BYTES = 16 << 20  # of the other files that are copied whole
 _CLOCK = "clock"
 
 
 class Snapshot(NamedTuple):
-    """What a snapshot has."""
+    """The content of a snapshot."""
 
     path: str
-    ends: tuple[int, ...]  # of each partition: the flushed end that the copy has
+    ends: tuple[int, ...]  # of each partition: the flushed end of the copy
     size_bytes: int  # of batches
     copied_bytes: int  # of these: written to the copy's own files; the others are in files with a second name
     groups: tuple[str, ...]
-    at_once: bool  # whether all ends were flushed ends at one moment
+    at_once: bool  # True if all ends were flushed ends at one moment
 
 
 def snapshot(topic: str | os.PathLike[str], to: str | os.PathLike[str], *, links: bool = True) -> Snapshot:
     """Copy the topic in the directory `topic` to the new directory `to`, also while it is being written.
 
-    The copy has what was flushed at one moment, the groups with their commits, and the policies. It is durable when
-    this returns. It opens with mode="r"; `loglib.promote` makes it a topic that is written.
+    The copy has the records that were flushed at one moment, the groups with their commits, and the policies. It is
+    durable when this returns. It opens with mode="r"; `loglib.promote` makes it a topic that is written.
 
     With `links`, sealed segments get a second name instead of a copy, if both directories are on one file system. Then
-    a damaged block is damaged in both, and so is what a repair overwrites in place. Give links=False for a copy that
-    must outlive the disk's errors, or put it on another disk.
+    a damaged block is damaged in both topics, and so are bytes that a repair overwrites in place. Give links=False for
+    a copy that must outlive the disk's errors, or put it on another disk.
 
     Raises `FileNotFoundError` if there is no topic, `FileExistsError` if there is something at `to`, and
     `CorruptLogError` if the topic's own files contradict each other.
@@ -77,7 +78,7 @@ def snapshot(topic: str | os.PathLike[str], to: str | os.PathLike[str], *, links
 
 
 def take_snapshot(files: Files, topic: str, to: str, *, links: bool, now: int) -> Snapshot:
-    """The same on other files."""
+    """Take a snapshot on these files."""
     described = topic_file.read(files, topic)
     if described is None:
         raise FileNotFoundError(errno.ENOENT, "no topic here", topic)
@@ -107,12 +108,8 @@ class _Snapshot:
     def __init__(
         self, files: Files, source: str, to: str, log_id: bytes, config: TopicConfig, *, links: bool
     ) -> None:
-        self._files = files
-        self._source = source
-        self._to = to
-        self._log_id = log_id
-        self._config = config
-        self._links = links
+        self._files, self._source, self._to = files, source, to
+        self._log_id, self._config, self._links = log_id, config, links
         self._copied_bytes = 0
 
     def build(self, final: str, now: int) -> Snapshot:
@@ -123,13 +120,12 @@ class _Snapshot:
             Log(files, topic_file.partition_directory(self._source, number), Identity.of(self._log_id, number))
             for number in range(self._config.partitions)
         ]
-        try:
-            marks, at_once = self._copy_logs(logs)
-        finally:
+        with ExitStack() as opened:
             for log in logs:
-                log.close()
+                opened.callback(log.close)
+            marks, at_once = self._copy_logs(logs)
         with Directory.open(files, self._to) as made:
-            self._copy_home(made, final)
+            self._copy_store_pointer(made, final)
             content = files.read_whole(os.path.join(self._source, topic_file.NAME), _MOST_BYTES)
             found = copy_role.Role(copy_role.SNAPSHOT, self._log_id, files.random_bytes(8).hex(), self._source, now)
             found.write(made, permissions)
@@ -139,7 +135,7 @@ class _Snapshot:
         return Snapshot(final, ends, size, self._copied_bytes, groups, at_once)
 
     def _copy_logs(self, logs: list[Log]) -> tuple[list[Mark], bool]:
-        """Copy the partitions; again, with other marks, while retention drops all that a mark speaks of."""
+        """Copy the partitions; again, with other marks, while retention drops all that was flushed at a mark."""
         tries = 0
         while True:
             tries += 1
@@ -160,7 +156,7 @@ class _Snapshot:
     # --- one log -------------------------------------------------------------------------------------
 
     def _copy_log(self, source: str, to: str, identity: Identity, mark: Mark, permissions: int) -> None:
-        """Copy a log up to the mark. Synced, but for the directory's own name."""
+        """Copy a log up to the mark. Synced, except the name of the directory."""
         files = self._files
         files.make_directory(to, permissions)
         found = list_segments(files, source)
@@ -171,7 +167,7 @@ class _Snapshot:
                 stop = None if base == bases[-1] else next(each for each in found if each > base)
                 try:
                     if stop is not None and found[base] - HEADER_BYTES < stop - base:
-                        raise FileNotFoundError  # what lies between
+                        raise FileNotFoundError  # of the segments between
                     self._copy_segment(source, made, base, stop, mark, permissions)
                 except FileNotFoundError:
                     start = self._dropped(source, identity, base, bases[bases.index(base) + 1 :])
@@ -185,14 +181,14 @@ class _Snapshot:
             made.sync()
 
     def _first(self, source: str, identity: Identity, mark: Mark, bases: list[int]) -> int:
-        """Where the copy begins: at the first of these segments, if retention has dropped those before it."""
+        """The log start of the copy: the first of these segments, if retention has dropped those before it."""
         start = mark.log_start_offset
         return start if bases[:1] == [start] else self._dropped(source, identity, start, bases)
 
     def _copy_segment(
         self, source: str, made: Directory, base: int, sealed_at: int | None, mark: Mark, permissions: int
     ) -> None:
-        """Copy one segment up to the mark; one that is sealed may get a second name. Synced, but for the name."""
+        """Copy one segment up to the mark; a sealed one may get a second name. Synced, except the name."""
         files, name = self._files, segment_name(base)
         path, more = os.path.join(source, name), os.path.join(source, producers_name(base))
         if files.exists(more):  # it was there before the segment
@@ -218,11 +214,8 @@ class _Snapshot:
 
     def _dropped(self, source: str, identity: Identity, base: int, after: list[int]) -> int:
         """The log start of the copy, which has the segments after this one: retention has dropped it meanwhile."""
-        log = Log(self._files, source, identity)
-        try:
+        with closing(Log(self._files, source, identity)) as log:
             log_start = log.published().log_start_offset
-        finally:
-            log.close()
         if log_start <= base or (after and log_start < after[0]):
             found = "no file, or one that ends before the next one begins"
             raise CorruptLogError(os.path.join(source, segment_name(base)), 0, found, "the segment of this name")
@@ -232,8 +225,8 @@ class _Snapshot:
 
     # --- what belongs to the topic -------------------------------------------------------------------
 
-    def _copy_home(self, made: Directory, final: str) -> None:
-        """Let the copy name the store of the topic's transactions, as seen from where it will stand."""
+    def _copy_store_pointer(self, made: Directory, final: str) -> None:
+        """Write the path of the store of the topic's transactions into the copy, relative to its `final` path."""
         found = store_pointer.read_pointer(self._files, self._source)
         if found is not None:
             content = store_pointer.sealed(os.path.relpath(os.path.normpath(found.path), final), found.id)
@@ -252,7 +245,7 @@ class _Snapshot:
         return tuple(copied)
 
     def _copy_group(self, name: str, source: str, to: str) -> bool:
-        """Copy one group; False if it is only a word on where the group is, or was deleted meanwhile."""
+        """Copy one group; False if the file only names the place of the group, or the group was deleted meanwhile."""
         files, permissions = self._files, self._config.permissions
         with suppress(FileNotFoundError):
             if not files.is_directory(source):
@@ -267,7 +260,7 @@ class _Snapshot:
                     files.make_directory(os.path.join(to, each), permissions)
                 try:
                     self._copy_offsets(name, os.path.join(source, "offsets"), os.path.join(to, "offsets"))
-                except (FileNotFoundError, LogMovedError, OffsetOutOfRangeError, CorruptLogError):
+                except FOLDED:
                     # A member has folded a log into another one, and the entries of the first may be in neither copy.
                     files.remove_tree(to)
                     if not files.exists(source):
@@ -285,11 +278,8 @@ class _Snapshot:
         names = log_names(files, source)
         for name in names:
             identity = offsets_identity(self._log_id, group, name)
-            log = Log(files, os.path.join(source, name), identity)
-            try:
+            with closing(Log(files, os.path.join(source, name), identity)) as log:
                 mark = log.found()
-            finally:
-                log.close()
             at = os.path.join(to, name)
             self._copy_log(log.directory, at, identity, mark, readable_by_all(self._config.permissions))
         if any(not files.exists(os.path.join(source, name)) for name in names):
@@ -298,7 +288,7 @@ class _Snapshot:
 
 
 def _marks(logs: list[Log]) -> tuple[list[Mark], bool]:
-    """The marks of all partitions, and whether all of them held at one moment."""
+    """The marks of all partitions, and True if all of them held at one moment."""
     for _ in range(_LOOKS):
         marks = marks_at_once(logs, Log.found)
         again = marks_at_once(logs, Log.found)

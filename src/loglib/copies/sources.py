@@ -21,7 +21,7 @@ from ..format.watermark import Mark
 from ..log.recovery import Tail
 from ..segment import SegmentHeader
 
-__all__ = ["FOLDED", "Block", "End", "GroupSnapshot", "GroupSource", "LogSource", "SegmentStart", "TopicSource"]
+__all__ = ["FOLDED", "Block", "End", "GroupSnapshot", "LogSource", "SegmentStart", "TopicSource"]
 
 # Errors that mean "this log of commits was folded into another one meanwhile".
 FOLDED = (FileNotFoundError, LogMovedError, OffsetOutOfRangeError, CorruptLogError)
@@ -111,20 +111,7 @@ class LogSource(Protocol):
     def close(self) -> None: ...
 
 
-class GroupSource(Protocol):
-    """The groups of a topic that is copied."""
-
-    def groups(self) -> dict[str, GroupSnapshot]:
-        """Return the ends of each group's commits now."""
-
-    def has_group(self, name: str) -> bool:
-        """True if there is a group of this name."""
-
-    def log_of_commits(self, group: str, name: str) -> LogSource:
-        """Open one of a group's logs of commits. The caller closes it."""
-
-
-class TopicSource(GroupSource, Protocol):
+class TopicSource(Protocol):
     """A topic that is copied."""
 
     @property
@@ -148,6 +135,15 @@ class TopicSource(GroupSource, Protocol):
 
     def log(self, number: int) -> LogSource:
         """Open the log of a partition. The caller closes it."""
+
+    def log_of_commits(self, group: str, name: str) -> LogSource:
+        """Open one of a group's logs of commits. The caller closes it."""
+
+    def groups(self) -> dict[str, GroupSnapshot]:
+        """Return the ends of each group's commits now."""
+
+    def has_group(self, name: str) -> bool:
+        """True if there is a group of this name."""
 
     def marks(self, numbers: Iterable[int]) -> dict[int, Mark]:
         """Return the marks of these partitions at one moment."""

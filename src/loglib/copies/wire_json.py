@@ -1,7 +1,7 @@
-"""Wire JSON: the errors that a source tells its copy over a stream, and the small facts that both ends write as JSON.
+"""Wire JSON: the errors that a source reports to its copy over a stream, and the small facts that both ends exchange.
 
-Invariant: an error after which a mirror goes on in another way (retention was quicker, damage, a log that is gone)
-arrives as the same class with the same facts. Any other one arrives as a `LogError` with its words.
+Invariant: an error that a mirror handles (retention was faster, damage, a log that is gone) arrives as the same class
+with the same facts. Any other error is raised as a `LogError` with the original message.
 
 Threads: no state.
 """
@@ -39,7 +39,7 @@ def tell_error(error: Exception) -> dict[str, Any]:
 def as_error(facts: Any, host: str) -> Exception:
     """The error with these facts, of a source on this host.
 
-    A `LookupError`, `TypeError` or `ValueError` is raised if they are none.
+    Raises `LookupError`, `TypeError` or `ValueError` if they do not describe an error.
     """
     name, values = facts["error"], [_as_fact(each) for each in facts["facts"]]
     if name in _OF_A_FILE:
@@ -67,7 +67,7 @@ def tell_bytes(content: bytes | None) -> str | None:
 
 
 def as_bytes(text: str | None) -> bytes | None:
-    """The bytes in a text; `ValueError` or `TypeError` if it is none."""
+    """The bytes in a text; `ValueError` or `TypeError` if it cannot be decoded."""
     return None if text is None else b64decode(text, validate=True)
 
 
@@ -85,7 +85,7 @@ def as_mark(text: str, salt: int) -> Mark:
 
 
 def as_end(facts: Any) -> End:
-    """The end in three numbers; `ValueError` or `TypeError` if they are none."""
+    """The end in three numbers; `ValueError` or `TypeError` if it is malformed."""
     end, last_batch, crc = facts
     if type(end) is not int or type(last_batch) is not int or type(crc) not in (int, type(None)):
         raise TypeError(f"an end {facts!r:.100}")
