@@ -188,7 +188,7 @@ def _received(link: Link, kind: int) -> bytes:
     frame = link.receive()
     assert frame is not None
     if frame.kind == ERROR:
-        raise UntrustedPeerError(link.doing, "the source has another shared key than this end")
+        raise UntrustedPeerError(link.stream.doing, "the source has another shared key than this end")
     if frame.kind != kind or len(frame.content) != SHORT_BYTES:
         raise link.broken(f"a frame of kind {frame.kind} and {len(frame.content)} bytes came, which proves nothing")
     return frame.content

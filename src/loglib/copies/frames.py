@@ -90,32 +90,19 @@ class Link(NotCopyable):
             self._awaited = _OF_PROOF if at_source else (*_OF_PROOF, ERROR)
         self._failure: BrokenStreamError | UnsupportedFormatError | None = None
         if isinstance(stream, Stream):  # from credentials
-            self._stream = stream
+            self.stream = stream
             stream.timeout_s, stream.doing = timeout_s, doing
         else:
-            self._stream = Stream(stream, timeout_s=timeout_s, doing=doing)
+            self.stream = Stream(stream, timeout_s=timeout_s, doing=doing)
         self.timeout_s = timeout_s
 
     def close(self) -> None:
-        self._stream.close()
-
-    def wake(self) -> None:
-        """End the present wait and all later ones with `LogClosedError`."""
-        self._stream.wake()
+        self.stream.close()
 
     def broken(self, why: object) -> BrokenStreamError:
         """Return the error for a peer that broke the protocol; the link cannot be used any more."""
-        self._failure = self._stream.broken(why)
+        self._failure = self.stream.broken(why)
         return self._failure
-
-    def now_doing(self, doing: str) -> None:
-        """Set the end of the sentence "the stream broke while ..."."""
-        self._stream.doing = doing
-
-    @property
-    def doing(self) -> str:
-        """The end of the sentence "the stream broke while ..."."""
-        return self._stream.doing
 
     @property
     def failed(self) -> bool:
@@ -132,10 +119,10 @@ class Link(NotCopyable):
         header = FrameHeader(kind, partition, salt, base_offset, len(content) + len(crc)).encode()
         try:
             if len(content) < _COALESCED_BYTES:
-                self._stream.write(b"".join((header, content, crc)))
+                self.stream.write(b"".join((header, content, crc)))
             else:
                 for part in (header, content, crc):
-                    self._stream.write(part)
+                    self.stream.write(part)
         except BaseException as error:
             self._note(error)
             raise
@@ -150,7 +137,7 @@ class Link(NotCopyable):
         A wait that ends without a frame does not break the link.
         """
         self._check()
-        return self._stream.wait(timeout_s, others)
+        return self.stream.wait(timeout_s, others)
 
     def receive(self, *, may_end: bool = False) -> Frame | None:
         """The next frame. None at the end of the stream, if it may end here."""
@@ -162,7 +149,7 @@ class Link(NotCopyable):
             raise
 
     def _receive(self, *, may_end: bool) -> Frame | None:
-        raw = self._stream.read(FRAME_BYTES, may_end=may_end)
+        raw = self.stream.read(FRAME_BYTES, may_end=may_end)
         if not raw:
             return None
         try:
@@ -174,7 +161,7 @@ class Link(NotCopyable):
             raise UnsupportedFormatError("the stream", "frame kind", kind, max(_MOST_BYTES))
         if kind not in self._awaited or size > _MOST_BYTES[kind]:
             raise self.broken(f"a frame of kind {kind} and {size} bytes came, which has no place here")
-        content = self._stream.read(size) if size else b""
+        content = self.stream.read(size) if size else b""
         if content and kind != BATCHES:
             content, crc = content[:-_CRC_BYTES], content[-_CRC_BYTES:]
             if crc != crc32c(content).to_bytes(_CRC_BYTES, "little"):
@@ -190,4 +177,4 @@ class Link(NotCopyable):
         if isinstance(error, BrokenStreamError | UnsupportedFormatError):
             self._failure = error
         else:
-            self._failure = self._stream.broken(repr(error))
+            self._failure = self.stream.broken(repr(error))

@@ -96,7 +96,7 @@ class MirrorServer(NotCopyable):
 
     def close(self) -> None:
         """End `serve`, which runs in another thread."""
-        self._link.wake()
+        self._link.stream.wake()
 
     def _release(self) -> None:
         with ExitStack() as closing:

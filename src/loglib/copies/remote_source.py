@@ -81,13 +81,13 @@ class RemoteTopic(NotCopyable):
         except BaseException:
             self._link.close()
             raise
-        self._link.now_doing(f"mirroring {self.place}")
+        self._link.stream.doing = f"mirroring {self.place}"
 
     def close(self) -> None:
         self._link.close()
 
     def wake(self) -> None:
-        self._link.wake()
+        self._link.stream.wake()
 
     def heard_at(self) -> float:
         return self._heard_at

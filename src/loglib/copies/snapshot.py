@@ -28,24 +28,24 @@ from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, encode_new
-from ..groups.directory import GROUPS, MIRRORED, stored_groups
+from ..groups.directory import GROUPS, MIRRORED
 from ..groups.lock_file import readable_by_all
-from ..groups.offsets import log_names, offsets_identity
+from ..groups.offsets import offsets_identity
 from ..log import copy_role, gaps, start_header, store_pointer, topic_file
-from ..log.log import Log, marks_at_once
+from ..log.log import Log
 from ..log.recovery import list_segments
 from ..segment import HEADER_BYTES, Identity, producers_name, segment_name
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
 from .log_source import own_mark
-from .sources import FOLDED
+from .sources import FOLDED, GroupSnapshot
+from .topic_source import LocalTopicSource
 
 __all__ = ["Snapshot", "snapshot"]
 
 _LOOKS = 100  # how often to read the marks, until two readings are the same
 _TRIES = 10  # to copy the logs of a group while its members fold them
-_MOST_BYTES = 1 << 20  # of topic.json
 _SMALL_BYTES = 16 << 20  # of the other files that are copied whole
 _CLOCK = "clock"
 
@@ -79,16 +79,14 @@ def snapshot(topic: str | os.PathLike[str], to: str | os.PathLike[str], *, links
 
 def take_snapshot(files: Files, topic: str, to: str, *, links: bool, now: int) -> Snapshot:
     """Take a snapshot on these files."""
-    described = topic_file.read(files, topic)
-    if described is None:
-        raise FileNotFoundError(errno.ENOENT, "no topic here", topic)
+    source = LocalTopicSource(files, topic)
     if files.exists(to):
         raise FileExistsError(errno.EEXIST, "a snapshot is made in a new directory", to)
-    log_id, config = described
+    _, config = source.described()
     parent = os.path.dirname(to)
     files.make_directories(parent, config.permissions)
     aside = topic_file.new_aside(files, to)
-    copy = _Snapshot(files, topic, aside, log_id, config, links=links)
+    copy = _Snapshot(files, source, aside, config, links=links)
     made: list[Snapshot] = []
     try:
         placed = topic_file.put_in_place(files, aside, to, lambda: made.append(copy.build(to, now)))
@@ -106,52 +104,67 @@ class _Snapshot:
     """One snapshot while it is built."""
 
     def __init__(
-        self, files: Files, source: str, to: str, log_id: bytes, config: TopicConfig, *, links: bool
-    ) -> None:
-        self._files, self._source, self._to = files, source, to
-        self._log_id, self._config, self._links = log_id, config, links
+        self, files: Files, source: LocalTopicSource, to: str, config: TopicConfig, *, links: bool
+    ) -> None:  # fmt: skip
+        self._files = files
+        self._source = source
+        self._to = to
+        self._config = config
+        self._links = links
         self._copied_bytes = 0
 
     def build(self, final: str, now: int) -> Snapshot:
-        files, permissions = self._files, self._config.permissions
+        files, source, permissions = self._files, self._source, self._config.permissions
         files.make_directory(self._to, permissions)
         groups = self._copy_groups()
-        logs = [
-            Log(files, topic_file.partition_directory(self._source, number), Identity.of(self._log_id, number))
-            for number in range(self._config.partitions)
-        ]
         with ExitStack() as opened:
-            for log in logs:
-                opened.callback(log.close)
-            marks, at_once = self._copy_logs(logs)
+            for number in range(self._config.partitions):
+                opened.callback(source.log(number).close)
+            marks, at_once = self._copy_partitions()
         with Directory.open(files, self._to) as made:
-            self._copy_store_pointer(made, final)
-            content = files.read_whole(os.path.join(self._source, topic_file.NAME), _MOST_BYTES)
-            found = copy_role.Role(copy_role.SNAPSHOT, self._log_id, files.random_bytes(8).hex(), self._source, now)
-            found.write(made, permissions)
+            pointer = source.store_pointer(final)
+            if pointer is not None:
+                made.write_new(store_pointer.NAME, pointer, permissions)
+            content, _ = source.described()
+            role = copy_role.Role(copy_role.SNAPSHOT, source.log_id, files.random_bytes(8).hex(), source.place, now)
+            role.write(made, permissions)
             made.replace(topic_file.NAME, content, permissions)
         ends = tuple(mark.flushed_end for mark in marks)
         size = sum(mark.flushed_end - mark.log_start_offset for mark in marks)
         return Snapshot(final, ends, size, self._copied_bytes, groups, at_once)
 
-    def _copy_logs(self, logs: list[Log]) -> tuple[list[Mark], bool]:
-        """Copy the partitions; again, with other marks, while retention drops all that was flushed at a mark."""
-        tries = 0
+    def _copy_partitions(self) -> tuple[list[Mark], bool]:
+        """Copy the partitions; again, with other marks, while retention drops all that was flushed at a mark.
+
+        Returns their marks, and True if all of them held at one moment.
+        """
+        source, tries = self._source, 0
         while True:
             tries += 1
-            marks, at_once = _marks(logs)
+            marks, at_once = self._marks()
             try:
-                for log, mark in zip(logs, marks, strict=True):
-                    path = topic_file.partition_directory(self._to, log.partition)
-                    self._copy_log(log.directory, path, log.identity, mark, self._config.permissions)
+                for number, mark in enumerate(marks):
+                    place, to = (topic_file.partition_directory(each, number) for each in (source.place, self._to))
+                    identity = Identity.of(source.log_id, number)
+                    self._copy_log(place, to, identity, mark, self._config.permissions)
             except OffsetOutOfRangeError:
                 if tries == _TRIES:
                     raise
-                for log in logs:
+                for number in range(len(marks)):
                     with suppress(FileNotFoundError):
-                        self._files.remove_tree(topic_file.partition_directory(self._to, log.partition))
+                        self._files.remove_tree(topic_file.partition_directory(self._to, number))
             else:
                 return marks, at_once
+
+    def _marks(self) -> tuple[list[Mark], bool]:
+        numbers = range(self._config.partitions)
+        for _ in range(_LOOKS):
+            marks = self._source.marks(numbers)
+            again = self._source.marks(numbers)
+            if marks == again:
+                return [again[number] for number in numbers], True
+            time.sleep(0)
+        return [again[number] for number in numbers], False
 
     # --- one log -------------------------------------------------------------------------------------
 
@@ -223,76 +236,46 @@ class _Snapshot:
             raise OffsetOutOfRangeError(identity.partition, base, log_start, log_start)
         return after[0]
 
-    # --- what belongs to the topic -------------------------------------------------------------------
-
-    def _copy_store_pointer(self, made: Directory, final: str) -> None:
-        """Write the path of the store of the topic's transactions into the copy, relative to its `final` path."""
-        found = store_pointer.read_pointer(self._files, self._source)
-        if found is not None:
-            content = store_pointer.sealed(os.path.relpath(os.path.normpath(found.path), final), found.id)
-            made.write_new(store_pointer.NAME, content, self._config.permissions)
+    # --- groups --------------------------------------------------------------------------------------
 
     def _copy_groups(self) -> tuple[str, ...]:
-        """Copy the commits of all groups. Each log ends where it was flushed before the marks of the data are read."""
-        files, source = self._files, os.path.join(self._source, GROUPS)
-        names = stored_groups(files, source)
-        if not files.exists(source):
+        """Copy the commits of all groups, up to ends that are read before the marks of the data. Returns their names.
+
+        A file that only names the place of a group is copied, too.
+        """
+        files, to = self._files, os.path.join(self._to, GROUPS)
+        if not files.exists(os.path.join(self._source.place, GROUPS)):
             return ()
-        to = os.path.join(self._to, GROUPS)
-        files.make_directory(to, self._config.permissions)
-        copied = [name for name in names if self._copy_group(name, os.path.join(source, name), os.path.join(to, name))]
-        files.sync_directory(to)
-        return tuple(copied)
+        tries = 0
+        while True:
+            tries += 1
+            files.make_directory(to, self._config.permissions)
+            noted = self._source.groups()
+            try:
+                for name, group in noted.items():
+                    self._copy_group(name, group, os.path.join(to, name))
+            except FOLDED:
+                # A member has folded a log into another one, and the entries of the first may be in neither copy.
+                files.remove_tree(to)
+                if tries == _TRIES:
+                    raise
+            else:
+                files.sync_directory(to)
+                return tuple(name for name, group in noted.items() if group.pointer is None)
 
-    def _copy_group(self, name: str, source: str, to: str) -> bool:
-        """Copy one group; False if the file only names the place of the group, or the group was deleted meanwhile."""
-        files, permissions = self._files, self._config.permissions
-        with suppress(FileNotFoundError):
-            if not files.is_directory(source):
-                content = files.read_whole(source, _MOST_BYTES)
-                files.write_new(to, content, readable_by_all(permissions))
-                return False
-            tries = 0
-            while True:
-                tries += 1
-                files.make_directory(to, permissions)
-                for each in ("members", "owners", "offsets"):
-                    files.make_directory(os.path.join(to, each), permissions)
-                try:
-                    self._copy_offsets(name, os.path.join(source, "offsets"), os.path.join(to, "offsets"))
-                except FOLDED:
-                    # A member has folded a log into another one, and the entries of the first may be in neither copy.
-                    files.remove_tree(to)
-                    if not files.exists(source):
-                        return False
-                    if tries == _TRIES:
-                        raise
-                else:
-                    files.write_new(os.path.join(to, MIRRORED), b"", readable_by_all(permissions))
-                    files.sync_directory(to)
-                    return True
-        return False  # deleted meanwhile
-
-    def _copy_offsets(self, group: str, source: str, to: str) -> None:
-        files = self._files
-        names = log_names(files, source)
-        for name in names:
-            identity = offsets_identity(self._log_id, group, name)
-            with closing(Log(files, os.path.join(source, name), identity)) as log:
-                mark = log.found()
-            at = os.path.join(to, name)
-            self._copy_log(log.directory, at, identity, mark, readable_by_all(self._config.permissions))
-        if any(not files.exists(os.path.join(source, name)) for name in names):
+    def _copy_group(self, group: str, noted: GroupSnapshot, to: str) -> None:
+        files, permissions = self._files, readable_by_all(self._config.permissions)
+        if noted.pointer is not None:
+            files.write_new(to, noted.pointer, permissions)
+            return
+        source, offsets = os.path.join(self._source.place, GROUPS, group, "offsets"), os.path.join(to, "offsets")
+        for each in (to, os.path.join(to, "members"), os.path.join(to, "owners"), offsets):
+            files.make_directory(each, self._config.permissions)
+        for name, mark in noted.marks.items():
+            identity = offsets_identity(self._source.log_id, group, name)
+            self._copy_log(os.path.join(source, name), os.path.join(offsets, name), identity, mark, permissions)
+        if any(not files.exists(os.path.join(source, name)) for name in noted.marks):
             raise FileNotFoundError(errno.ENOENT, "a log was folded meanwhile", source)
+        files.sync_directory(offsets)
+        files.write_new(os.path.join(to, MIRRORED), b"", permissions)
         files.sync_directory(to)
-
-
-def _marks(logs: list[Log]) -> tuple[list[Mark], bool]:
-    """The marks of all partitions, and True if all of them held at one moment."""
-    for _ in range(_LOOKS):
-        marks = marks_at_once(logs, Log.found)
-        again = marks_at_once(logs, Log.found)
-        if marks == again:
-            return [again[log.partition] for log in logs], True
-        time.sleep(0)
-    return [again[log.partition] for log in logs], False
