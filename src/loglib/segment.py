@@ -52,17 +52,15 @@ from typing import NamedTuple, NoReturn, Self
 
 from .config.policies import MAX_OFFSET
 from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
-from .format.batch import Batch, Source
+from .format.batch import Batch, Source, stored_header, take
 from .format.header import HEADER_BYTES as BATCH_HEADER_BYTES
 from .format.header import (
     BadBatch,
     Header,
     NewerBatch,
-    check_body,
     crc32c,
     layout,
     make_salt,
-    open_body,
     parse_header,
     unchecked_header,
 )
@@ -370,7 +368,7 @@ class SegmentReader(NotCopyable):
         self.salt = identity.salt
         self.partition = identity.partition
         self.path = path
-        self._behind = -1, b""  # an offset, and the bytes from there on, behind the batches that were read last
+        self._after = -1, b""  # an offset, and the bytes from there on, behind the batches that were read last
         self._fd = _open(files, path, within)
         if base_offset is not None:
             self.base_offset = base_offset
@@ -438,9 +436,9 @@ class SegmentReader(NotCopyable):
         except (BadBatch, NewerBatch) as error:
             self.refuse(error, offset)
 
-    def header_behind(self, offset: int) -> Header:
+    def header_after(self, offset: int) -> Header:
         """The same, for the offset where the batches end that were read last: their block often has it already."""
-        place, content = self._behind
+        place, content = self._after
         if place != offset or len(content) < BATCH_HEADER_BYTES:
             return self.header_at(offset)
         try:
@@ -448,9 +446,9 @@ class SegmentReader(NotCopyable):
         except (BadBatch, NewerBatch) as error:
             self.refuse(error, offset)
 
-    def length_behind(self, offset: int) -> int:
+    def length_after(self, offset: int) -> int:
         """The length that this header states, unchecked: a hint for the next read. 0 if it was not read."""
-        place, content = self._behind
+        place, content = self._after
         return unchecked_header(content, 0).length if place == offset and len(content) == BATCH_HEADER_BYTES else 0
 
     def batches(self, offset: int, limit: int, *, block_bytes: int) -> list[Batch]:
@@ -462,52 +460,47 @@ class SegmentReader(NotCopyable):
         """
         block = self.read(offset, min(block_bytes, limit - offset))
         batches: list[Batch] = []
-        position = 0
-        room = _MOST_DECOMPRESSED
-        salt, partition = self.salt, self.partition
+        position, room = 0, _MOST_DECOMPRESSED
+        path, partition, salt, file_position = self.path, self.partition, self.salt, self.file_position(offset)
         while position < len(block):
+            source = Source(path, file_position + position)
             try:
-                if batches and len(block) - position < BATCH_HEADER_BYTES:
-                    break
-                header = parse_header(block, position, salt=salt, offset=offset + position)
-                if header.length > len(block) - position:
+                batch = take(
+                    block, position, source, offset=offset + position, partition=partition, salt=salt,
+                    room=room if batches else None,
+                )  # fmt: skip
+                if isinstance(batch, Header):
                     if batches:
                         break
-                    block = self._whole_batch(header, limit)
-                if header.codec:
-                    room -= layout(header).end
-                    if batches and room < 0:
-                        break
-                body = memoryview(block)[position + BATCH_HEADER_BYTES : position + header.length]
-                check_body(header, body)
-                source = Source(self.path, self.file_position(offset + position))
-                if header.codec:
-                    batches.append(Batch(partition, header, open_body(header, body), 0, source))
-                else:
-                    batches.append(Batch(partition, header, block, position + BATCH_HEADER_BYTES, source))
+                    block = self._whole_batch(batch, limit)
+                    continue
             except (BadBatch, NewerBatch) as error:
                 if batches:
                     break
                 self.refuse(error, offset)
+            batches.append(batch)
+            header = stored_header(batch)
             position += header.length
-        self._behind = offset + position, block[position : position + BATCH_HEADER_BYTES]
+            if header.codec:
+                room -= layout(header).end
+        self._after = offset + position, block[position : position + BATCH_HEADER_BYTES]
         return batches
 
     def only_batch(self, offset: int, limit: int, *, previous_crc: int) -> Batch | None:
-        """The one checked batch between the offsets, if it follows the batch with this CRC and is not compressed.
+        """The one checked batch between the offsets, if it follows the batch with this CRC; None for anything else.
 
-        None for anything else: `batches` reads it, and tells what is wrong. One pread.
+        `batches` reads what this call does not, and its error says what is wrong. One pread.
         """
         size, position = limit - offset, HEADER_BYTES + offset - self.base_offset
         try:
-            block = self._files.pread(self._fd, size, position)
-            header = parse_header(block, 0, salt=self.salt, offset=offset)
-            if header.length != size or header.codec or header.previous_crc != previous_crc:
-                return None
-            check_body(header, memoryview(block)[BATCH_HEADER_BYTES:])
+            block, source = self._files.pread(self._fd, size, position), Source(self.path, position)
+            batch = take(block, 0, source, offset=offset, partition=self.partition, salt=self.salt)
         except (OSError, BadBatch, NewerBatch):
             return None
-        return Batch(self.partition, header, block, BATCH_HEADER_BYTES, Source(self.path, position))
+        if isinstance(batch, Header):
+            return None
+        header = stored_header(batch)
+        return batch if header.length == size and header.previous_crc == previous_crc else None
 
     def headers(self, offset: int, limit: int) -> Iterator[Header]:
         """The headers of all batches from `offset` to `limit`, without reading bodies."""
@@ -527,10 +520,7 @@ class SegmentReader(NotCopyable):
 
     def refuse(self, error: BadBatch | NewerBatch, offset: int) -> NoReturn:
         """Raise the public error for a bad batch at `offset`."""
-        if isinstance(error, NewerBatch):
-            raise UnsupportedFormatError(self.path, error.what, error.found, error.supported) from error
-        position = self.file_position(offset) + error.at
-        raise CorruptLogError(self.path, position, error.found, error.expected) from error
+        raise error.in_file(self.path, self.file_position(offset)) from error
 
     def _whole_batch(self, header: Header, limit: int) -> bytes:
         if header.next_offset > limit:

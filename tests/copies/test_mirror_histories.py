@@ -23,8 +23,8 @@ from loglib import (
     Topic,
     mirror,
 )
-from loglib.copies.follower_log import End
 from loglib.copies.log_source import SourceLog, own_mark
+from loglib.format.chain import End
 from loglib.format.watermark import Mark, encode_new
 from loglib.segment import Identity
 from loglib.system.files import REAL

@@ -12,9 +12,9 @@ from streamed import served
 
 from conftest import QUIET
 from loglib import CorruptLogError, Mirror, OffsetOutOfRangeError, Topic, testing
-from loglib.copies.follower_log import End
 from loglib.copies.log_source import Block, SourceLog
 from loglib.copies.snapshot import take_snapshot
+from loglib.format.chain import End
 from loglib.segment import Identity
 from loglib.testing import MemoryFiles
 

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from ..append.encode_thread import Helper
 from ..errors import CorruptLogError
 from ..format.batch import stored_header
+from ..format.chain import End
 from ..format.header import Header
 from ..format.watermark import MOST_BYTES, Mark, WatermarkWriter, broken_slots, encode_new, newest
 from ..format.watermark import NAME as WATERMARK
@@ -47,22 +48,10 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 
-__all__ = ["End", "FollowerLog", "UnmarkedTail", "look_behind", "make_copied", "read_mark", "set_epoch_floor"]
+__all__ = ["FollowerLog", "UnmarkedTail", "look_behind", "make_copied", "read_mark", "set_epoch_floor"]
 
 _ASIDE = ".diverged-"
 _BLOCK_BYTES = 1 << 20
-
-
-class End(NamedTuple):
-    """Where a copy ends, and the batch before."""
-
-    end: int
-    last_batch: int  # base offset of the batch before; `end` if there is none
-    crc: int | None  # of that batch's header; None if it is not known, behind a gap
-
-    @classmethod
-    def of(cls, tail: Tail) -> End:
-        return cls(tail.end, tail.last_batch, tail.previous_crc)
 
 
 class UnmarkedTail(NamedTuple):
@@ -134,7 +123,7 @@ class FollowerLog(NotCopyable):
         for part in behind.unsynced:
             self._rewrite(*part)
         tail = self._shown(behind.tail)
-        self.end = self.synced = End.of(tail)
+        self.end = self.synced = tail.chain_end
         self._remove_rest()
         self.mark = mark  # the last publication
         self._fd = self._cut_file(segment_name(self.bases[-1]), self._position(tail.end))
@@ -523,7 +512,7 @@ def look_behind(place: Directory, identity: Identity, mark: Mark) -> UnmarkedTai
         unsynced.append((there[-1], start, tail.end))
     while fault is None and next(following, None) == tail.end and not tail.sections.held_txn:
         with _reader(place, identity, tail.end) as reader:
-            if End.of(tail_at(reader, tail.end, tail.end)) != End.of(tail):
+            if tail_at(reader, tail.end, tail.end).chain_end != tail.chain_end:
                 break
             there.append(tail.end)
             tail, fault = valid_prefix(reader, tail, reader.end_of_file())

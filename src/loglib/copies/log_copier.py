@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Protocol
 
 from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.chain import End
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark
 from ..log import gaps
@@ -25,7 +26,7 @@ from ..segment import Identity
 from ..system.files import Files
 from ..system.lock import Lock
 from ..system.not_copyable import NotCopyable
-from .follower_log import End, FollowerLog, make_copied
+from .follower_log import FollowerLog, make_copied
 from .log_source import Block, SegmentStart, own_mark
 
 __all__ = ["SYNC_BYTES", "LogCopier", "Source"]

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..config.arguments import check_names, topic_path
 from ..errors import LogClosedError, LogError, UnsupportedFormatError
+from ..format.chain import End
 from ..format.watermark import Mark
 from ..groups.offsets import offsets_identity
 from ..log import store_pointer
@@ -24,7 +25,6 @@ from ..log.gaps import NAME as GAPS
 from ..segment import Identity
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
-from .follower_log import End
 from .frames import ACK, ANSWER, BATCHES, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT, STOP, Frame, Link
 from .log_source import SegmentStart, SourceLog
 from .mirror import MirrorLag

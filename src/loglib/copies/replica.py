@@ -36,7 +36,7 @@ from ..segment import Identity, segment_name
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
-from .follower_log import End, read_mark
+from .follower_log import read_mark
 from .log_copier import LogCopier
 from .log_source import SourceLog
 from .member_list import Members, read_members
@@ -139,7 +139,7 @@ class _PartitionFollower(NotCopyable):
             if copied.bases[-1] != base_offset and copied.end.end == base_offset:
                 self._begin(base_offset)
             if copied.bases[-1] == base_offset:
-                copied.pull(self._file(base_offset), End(tail.end, tail.last_batch, tail.previous_crc))
+                copied.pull(self._file(base_offset), tail.chain_end)
             else:  # it came back a moment ago, and the writer has rolled since
                 self.advance(tail)
         copied.sync()

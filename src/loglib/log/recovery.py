@@ -31,7 +31,8 @@ from typing import NamedTuple
 
 from ..errors import CorruptLogError, LogMovedError
 from ..format.batch import stored_header
-from ..format.header import PRODUCERS, SECTION, SECTION_END, Header, Producer
+from ..format.chain import End
+from ..format.header import PRODUCERS, SECTION, SECTION_END, BadBatch, Header, Producer
 from ..format.skip_pointers import Jumps
 from ..format.watermark import MOST_BYTES, Mark, encode_new, newest
 from ..format.watermark import NAME as WATERMARK
@@ -146,6 +147,11 @@ class Tail(NamedTuple):
     records: int = 0  # appended by this writer so far
     sections: Sections = NO_SECTIONS  # found by recovery
     produced: tuple[tuple[Producer, range], ...] = ()  # producers and offsets of the last batches, if not yet noted
+
+    @property
+    def chain_end(self) -> End:
+        """The end of the chain of batches."""
+        return End(self.end, self.last_batch, self.previous_crc)
 
 
 class Recovery(NamedTuple):
@@ -394,11 +400,10 @@ def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, Cor
         try:
             for batch in reader.batches(tail.end, end, block_bytes=_BLOCK_BYTES):
                 header = stored_header(batch)
-                if (header.previous_crc, header.previous_offset) != (tail.previous_crc, tail.last_batch):
-                    position = reader.file_position(header.base_offset) + 60
-                    found = f"a batch that follows one with CRC {header.previous_crc:08x}"
-                    return tail, CorruptLogError(reader.path, position, found, f"{tail.previous_crc:08x}")
+                tail.chain_end.check(header)
                 tail = _tail_after(header, reader)._replace(sections=tail.sections.after(header))
+        except BadBatch as error:
+            return tail, error.in_file(reader.path, reader.file_position(tail.end))
         except CorruptLogError as error:
             return tail, error
     return tail, None
