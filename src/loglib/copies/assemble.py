@@ -470,9 +470,7 @@ class _Assembly(NotCopyable):
         end, mark = copied.end, copied.mark
         copied.publish_end(*shown)
         copied.detach_lock()
-        target = mark._replace(
-            flushed_end=end.end, flushed_tail=end.last_batch, durable_end=end.end, durable_tail=end.last_batch
-        )
+        target = mark.durable_to(end.end, end.last_batch)
 
         def bring_up(seat: _MemberDirectory) -> None:
             if seat is not donor:

@@ -31,6 +31,7 @@ from ..format.header import Header
 from ..format.watermark import MOST_BYTES, Mark, WatermarkWriter, broken_slots, encode_new, newest
 from ..format.watermark import NAME as WATERMARK
 from ..log.pending_marks import is_held, settled
+from ..log.quarantine import copy_aside
 from ..log.recovery import Sections, Tail, detach, load_headers, rewrite, tail_at, valid_prefix
 from ..segment import (
     HEADER_BYTES,
@@ -50,7 +51,6 @@ from ..system.not_copyable import NotCopyable
 
 __all__ = ["FollowerLog", "UnmarkedTail", "look_behind", "make_copied", "read_mark", "set_epoch_floor"]
 
-_ASIDE = ".diverged-"
 _BLOCK_BYTES = 1 << 20
 
 
@@ -129,8 +129,7 @@ class FollowerLog(NotCopyable):
         self._fd = self._cut_file(segment_name(self.bases[-1]), self._position(tail.end))
         broken = broken_slots(place.read_whole(WATERMARK, MOST_BYTES), self.identity.salt)  # a write was torn
         if self._shows and tail.end != mark.flushed_end:
-            end, last = tail.end, tail.last_batch
-            self._publish_twice(mark._replace(flushed_end=end, durable_end=end, flushed_tail=last, durable_tail=last))
+            self._publish_twice(mark.durable_to(tail.end, tail.last_batch))
         elif broken:
             self._publish_twice(mark)
 
@@ -326,9 +325,7 @@ class FollowerLog(NotCopyable):
         """Let readers see up to `end`, where the batch at `last_batch` ends, if that is here and new. Synced."""
         mark = self.mark
         if mark.flushed_end < end <= self.synced.end:
-            self.publish(mark._replace(
-                flushed_end=end, flushed_tail=last_batch, durable_end=end, durable_tail=last_batch
-            ))  # fmt: skip
+            self.publish(mark.durable_to(end, last_batch))
             self.sync_mark()
 
     def rest_at(self, mark: Mark) -> None:
@@ -400,7 +397,6 @@ class FollowerLog(NotCopyable):
         if (start := HEADER_BYTES + to.end - base) < self._size(base):
             kept.append(self._keep_aside(base, start))
         kept += [self._keep_aside(each, 0) for each in later if self._size(each) > HEADER_BYTES]
-        self.place.sync()
         self._publish_twice(mark)
         for each in reversed(later):
             self.place.unlink(segment_name(each))
@@ -431,28 +427,12 @@ class FollowerLog(NotCopyable):
             raise
         return fd
 
+    def _keep_aside(self, base: int, start: int) -> str:
+        """Keep the bytes of a segment from file position `start` on. Synced."""
+        return copy_aside(self.place, segment_name(base), start, self._size(base) - start, word="diverged")
+
     def _size(self, base: int) -> int:
         return self._files.facts(self.place.path_of(segment_name(base)), dir_fd=self.place.fd).st_size
-
-    def _keep_aside(self, base: int, start: int) -> str:
-        """Keep the bytes of a segment from file position `start` on, in a file beside it: synced, but for its name."""
-        name = segment_name(base)
-        stem = name.removesuffix(".log") + _ASIDE + str(start)
-        number, kept = 0, stem
-        while self.place.exists(kept):  # of an earlier time
-            number += 1
-            kept = f"{stem}.{number}"
-        source = self.place.open_read(name)
-        try:
-            copy = self.place.create(kept, 0o600)
-            try:
-                self._files.share_range(source, copy, start=start, end=self._files.size(source), at=0)
-                self._files.datasync(copy)
-            finally:
-                self._files.close(copy)
-        finally:
-            self._files.close(source)
-        return self.place.path_of(kept)
 
     # --- end ---------------------------------------------------------------------------------------------
 

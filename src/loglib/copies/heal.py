@@ -18,8 +18,8 @@ from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LogError
 from ..log import copy_role, topic_file
 from ..log.log import Log
+from ..log.quarantine import copy_aside
 from ..log.repair import stated_log_id
-from ..log.repair_partition import copy_aside
 from ..log.verify import Progress, VerifyReport, size_of, verify_description, verify_log
 from ..segment import Identity
 from ..system.directory import Directory

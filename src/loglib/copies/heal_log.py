@@ -38,8 +38,8 @@ from ..log.examine import Findings, examine
 from ..log.gaps import NAME as GAPS
 from ..log.gaps import write_gaps
 from ..log.log import Log, log_as_found
+from ..log.quarantine import copy_aside
 from ..log.recovery import detach, list_segments, rebuild_watermark
-from ..log.repair_partition import copy_aside
 from ..segment import (
     HEADER_BYTES,
     Identity,

@@ -247,9 +247,7 @@ class LogCopier(NotCopyable):
             mark = mark._replace(writer_epoch=target.writer_epoch, writer_nonce=target.writer_nonce)
         elif not mark.flushed_end <= end.end <= acknowledged:
             return
-        self.copied.publish(mark._replace(
-            flushed_end=end.end, flushed_tail=end.last_batch, durable_end=end.end, durable_tail=end.last_batch
-        ))  # fmt: skip
+        self.copied.publish(mark.durable_to(end.end, end.last_batch))
 
     def next_mark(self, target: Mark) -> Mark:
         """What the copy promises when it has come to `target`; its sequence is that of the next publication."""
@@ -323,7 +321,7 @@ class LogCopier(NotCopyable):
         if end < mark.flushed_end:
             if not target.sequence:
                 raise self._doubtful(end)
-            mark = mark._replace(flushed_end=end, flushed_tail=last, durable_end=end, durable_tail=last)
+            mark = mark.durable_to(end, last)
         kept = copied.cut(common, mark)
         self._join_last()
         self.set_aside += kept

@@ -24,7 +24,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from enum import Enum
 from itertools import chain
 from typing import NamedTuple
@@ -51,6 +50,7 @@ from ..segment import (
 )
 from ..system.directory import Directory
 from ..system.files import Files
+from .quarantine import copy_aside
 from .search import jumps_at, likely_headers, proven_headers
 
 __all__ = [
@@ -422,7 +422,7 @@ def _mend(
     try:
         start = reader.file_position(valid_end)
         if torn_bytes:
-            quarantine = _keep_aside(directory, name, fd, start, min(torn_bytes, QUARANTINE_BYTES))
+            quarantine = _keep_aside(directory, name, start, min(torn_bytes, QUARANTINE_BYTES))
         if files.size(fd) > start:
             files.ftruncate(fd, start)
         rewrite(files, fd, reader.file_position(durable_end), reader.file_position(valid_end))
@@ -457,26 +457,16 @@ def _whole_pages(position: int) -> int:
     return -(-position // _PAGE_BYTES) * _PAGE_BYTES
 
 
-def _keep_aside(directory: Directory, name: str, fd: int, start: int, size_bytes: int) -> str | None:
-    files = directory.files
-    kept = f"{name.removesuffix('.log')}.torn-{start}"
+def _keep_aside(directory: Directory, name: str, start: int, size_bytes: int) -> str | None:
+    """Keep a torn tail, if the disk has room. An earlier crash at the same place may have left a copy."""
     try:
-        copy = directory.create(kept, 0o600, exclusive=False)
-        try:
-            files.ftruncate(copy, 0)  # an earlier crash at the same place may have left a copy
-            files.copy_range(fd, copy, start=start, end=start + size_bytes, at=0)
-            files.datasync(copy)
-        finally:
-            files.close(copy)
+        return copy_aside(directory, name, start, size_bytes, word="torn", replaces=True)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         path = directory.path_of(name)
         logger.warning("%s: no room to keep %d bytes of a torn tail aside; they are cut", path, size_bytes)
-        with suppress(FileNotFoundError):
-            directory.unlink(kept)
         return None
-    return directory.path_of(kept)
 
 
 def rebuild_watermark(directory: Directory, identity: Identity, permissions: int, mark: Mark) -> None:

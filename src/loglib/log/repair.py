@@ -34,7 +34,8 @@ from ..system.directory import Directory
 from ..system.files import Files
 from . import copy_role, store_pointer, topic_file
 from .log import Log
-from .repair_partition import PartitionRepair, Repair, copy_aside
+from .quarantine import copy_aside
+from .repair_partition import PartitionRepair, Repair
 from .verify import Progress, VerifyReport, verify_description, verify_log
 
 __all__ = ["Repair", "RepairReport", "repair_topic", "stated_log_id"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from itertools import chain, count
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, LockedError
@@ -42,9 +41,10 @@ from .gaps import NAME as GAPS
 from .gaps import Gap, joined, write_gaps
 from .log import log_as_found
 from .producers import Producers
+from .quarantine import copy_aside
 from .recovery import Sections, detach, rebuild_watermark, recover
 
-__all__ = ["PartitionRepair", "Repair", "copy_aside"]
+__all__ = ["PartitionRepair", "Repair"]
 
 _ADVICE = "close that writer: this damage cannot be repaired beside it"
 
@@ -191,10 +191,9 @@ class PartitionRepair:
         recovered = recover(directory, self._identity, self._permissions)
         end, last_batch = recovered.tail[:2]
         if self._repairs and recovered.mark.flushed_end < end:  # a watermark that is older than the files
-            mark = recovered.mark._replace(
-                flushed_end=end, durable_end=end, flushed_tail=last_batch, durable_tail=last_batch
+            rebuild_watermark(
+                directory, self._identity, self._permissions, recovered.mark.durable_to(end, last_batch)
             )
-            rebuild_watermark(directory, self._identity, self._permissions, mark)
 
     def _invalidate(self, directory: Directory, bad: Damage) -> None:
         """Copy a batch aside that has its checksums and is no batch, and make its header invalid: so it is damage."""
@@ -379,23 +378,3 @@ def _header(place: ExpectedSegment) -> str:
 def _watermark(findings: Findings) -> str:
     mark = findings.mark
     return f"written anew, for offsets [{mark.log_start_offset}, {mark.flushed_end}) ({findings.fault_of_mark})"
-
-
-def copy_aside(directory: Directory, name: str, start: int, size_bytes: int) -> str:
-    """Copy bytes of a file into a file of its own beside it. Synced. Returns the path of the copy."""
-    files = directory.files
-    stem = f"{name.removesuffix('.log')}.damaged-{start}"
-    names = chain([stem], (f"{stem}.{number}" for number in count(2)))
-    kept = next(each for each in names if not directory.exists(each))
-    source = directory.open_read(name)
-    try:
-        copy = directory.create(kept, 0o600)
-        try:
-            files.copy_range(source, copy, start=start, end=min(start + size_bytes, files.size(source)), at=0)
-            files.datasync(copy)
-        finally:
-            files.close(copy)
-    finally:
-        files.close(source)
-    directory.sync()
-    return directory.path_of(kept)
