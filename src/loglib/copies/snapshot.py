@@ -32,7 +32,8 @@ from ..groups.directory import GROUPS, MIRRORED, stored_groups
 from ..groups.lock_file import readable_by_all
 from ..groups.offsets import log_names, offsets_identity
 from ..log import copy_role, gaps, start_header, store_pointer, topic_file
-from ..log.log import Log, marks_at_once
+from ..log.log import Log
+from ..log.marks_together import marks_together
 from ..log.recovery import list_segments
 from ..segment import HEADER_BYTES, Identity, producers_name, segment_name
 from ..system.clock import SYSTEM
@@ -300,8 +301,8 @@ class _Snapshot:
 def _marks(logs: list[Log]) -> tuple[list[Mark], bool]:
     """The marks of all partitions, and whether all of them held at one moment."""
     for _ in range(_LOOKS):
-        marks = marks_at_once(logs, Log.found)
-        again = marks_at_once(logs, Log.found)
+        marks = marks_together(logs, Log.found)
+        again = marks_together(logs, Log.found)
         if marks == again:
             return [again[log.partition] for log in logs], True
         time.sleep(0)

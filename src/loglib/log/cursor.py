@@ -343,7 +343,7 @@ class Cursor(NotCopyable):
     def _pass_over(self, error: CorruptLogError, limit: int) -> None:
         """Continue after the damage."""
         start = self.position
-        self.position = self.log.behind_damage(start, limit)
+        self.position = self.log.after_damage(start, limit)
         self._last_read = None
         self._report(error, range(start, self.position))
 

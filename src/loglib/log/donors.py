@@ -284,9 +284,9 @@ def crc_before(log: Log, offset: int, mark: Mark) -> int | None:
 
 def named_end(log: Log, offset: int, limit: int) -> int:
     """The next place behind damage at which this log says what ends there; `limit` if there is none before."""
-    end, mark = log.behind_damage(offset, limit), log.mark()
+    end, mark = log.after_damage(offset, limit), log.mark()
     while end < limit and _link_at(log, end, mark) is None:  # the batch there is damaged, too
-        end = log.behind_damage(end, limit)
+        end = log.after_damage(end, limit)
     return end
 
 

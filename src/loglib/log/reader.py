@@ -44,8 +44,9 @@ from ..system.not_copyable import NotCopyable
 from ..system.notify import Waiter
 from ..system.reentry import enter, is_mine
 from .cursor import BLOCK_BYTES, BorrowedRange, Cursor, Piece
-from .log import LOOK_S, FixedMark, Log, marks_at_once
+from .log import LOOK_S, FixedMark, Log
 from .lookup import StartLike, resolve, starts_of
+from .marks_together import marks_together
 from .read_ahead import ReadAhead
 from .topic_file import NAME as DESCRIPTION
 
@@ -116,7 +117,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         self._ends = dict.fromkeys(self._logs, _FOR_EVER)
         if not follow:
             ends = self._starts("end" if end is None else end, others="end")
-            marks = marks_at_once(logs)  # a transaction is in all partitions before the end, or in none
+            marks = marks_together(logs)  # a transaction is in all partitions before the end, or in none
             self._ends = {
                 each: resolve(log, ends[each], mark=marks[each], past_damage=self._passes(log))
                 for each, log in self._logs.items()
