@@ -429,7 +429,8 @@ class FollowerLog(NotCopyable):
 
     def _keep_aside(self, base: int, start: int) -> str:
         """Keep the bytes of a segment from file position `start` on. Synced."""
-        return copy_aside(self.place, segment_name(base), start, self._size(base) - start, word="diverged")
+        size_bytes = self._size(base) - start
+        return copy_aside(self.place, segment_name(base), start, size_bytes, word="diverged", shares=True)
 
     def _size(self, base: int) -> int:
         return self._files.facts(self.place.path_of(segment_name(base)), dir_fd=self.place.fd).st_size

@@ -5,7 +5,6 @@ Invariant: when `copy_aside` returns, the copy and its name are synced. A copy t
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import chain, count
 
 from ..system.directory import Directory
@@ -14,24 +13,32 @@ __all__ = ["copy_aside"]
 
 
 def copy_aside(
-    directory: Directory, name: str, start: int, size_bytes: int, *, word: str = "damaged", replaces: bool = False
+    directory: Directory,
+    name: str,
+    start: int,
+    size_bytes: int,
+    *,
+    word: str = "damaged",
+    replaces: bool = False,
+    shares: bool = False,
 ) -> str:
     """Copy bytes of a file into `<name>.<word>-<start>` beside it, and return the path of the copy. Synced.
 
-    The name of a segment loses its `.log`. A second copy gets a number behind its name, or it `replaces` the first.
+    The name of a segment loses its `.log`. A second copy gets a number after its name, unless it `replaces` the first.
+    A copy that `shares` the disk's blocks, where the file system can do that, takes no time for whole segments.
     """
     files = directory.files
     stem = f"{name.removesuffix('.log')}.{word}-{start}"
-    if replaces:
-        with suppress(FileNotFoundError):
-            directory.unlink(stem)
     names = chain([stem], (f"{stem}.{number}" for number in count(2)))
-    kept = next(each for each in names if not directory.exists(each))
+    kept = stem if replaces else next(each for each in names if not directory.exists(each))
     source = directory.open_read(name)
     try:
-        copy = directory.create(kept, 0o600)
+        copy = directory.create(kept, 0o600, exclusive=not replaces)
         try:
-            files.share_range(source, copy, start=start, end=min(start + size_bytes, files.size(source)), at=0)
+            if replaces:
+                files.ftruncate(copy, 0)
+            copy_range = files.share_range if shares else files.copy_range
+            copy_range(source, copy, start=start, end=min(start + size_bytes, files.size(source)), at=0)
             files.datasync(copy)
         except OSError:
             directory.unlink(kept)
