@@ -5,102 +5,46 @@ this segment's bytes, so arithmetic finds a missing, swapped or cut segment. A f
 `.log` has a whole header: it is written as `.tmp`, synced and renamed. A sealed segment never changes; the
 facts about it are in the header of the next segment.
 
-    byte size field                  meaning (little-endian)
-       0    8  magic                 89 4C 4C 53 45 47 0D 0A
-       8    2  version               3
-      10    2  flags                 low byte: a reader must know each bit; high byte: may ignore. Reserved: 1 REWRITTEN
-      12    4  crc                   CRC-32C of bytes 0..11 and 16..4095
-      16   16  log_id                of the topic
-      32    4  partition
-      36    4  writer_epoch          of the writer that made the segment
-      40    8  base_offset           as in the file's name
-      48    8  created               microseconds UTC
-      56    8  previous_base_offset  of the segment before; base_offset itself if there is none
-      64    8  previous_bytes        of batches in the segment before
-      72    4  previous_crc          header CRC of the last batch before this segment
-      76    4  producer_count        0 to 121
-      80    8  last_append_time      of the newest batch before this segment, microseconds UTC
-      88    8  running_max_timestamp largest event time in the log before this segment
-      96    8  applied_txn           these three as in the watermark (format/watermark.py), when the segment was made
-     104    8  held_txn
-     112    8  held_from
-     120    4  writer_nonce          of the writer that made the segment
-     124    4  previous_batch_bytes  length of the last batch before this segment; 0 if there is none
-     128    8  created_boottime      CLOCK_BOOTTIME at `created`, microseconds; 0 if unknown
-     136   16  boot_id               of the system that it ran in; zeros if unknown
-     152    4  more_producers        number of entries in the file <base>.producers
-     156    4  more_producers_crc    CRC-32C of that file
-     160    8  applied_id            these three as in the watermark
-     168    8  held_id
-     176    8  txn_store
-     184    4  rewritten_crc         with REWRITTEN: header CRC of the last batch that stood here before
-     188    4  rewritten_bytes       and its length
-     192    8  rewritten_generation  and how often the segment was rewritten
-     200   24  zero
-     224 3872  producers             121 of: id u64, sequence u64, base offset u64, records u32, seconds u32
-
 Threads: a reader belongs to one thread; it shares only the page cache.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from struct import Struct
 from typing import NamedTuple, NoReturn, Self
 
-from .config.policies import MAX_OFFSET
-from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
-from .format.batch import Batch, Source
+from .errors import CorruptLogError, StorageIOError
+from .format.batch import Batch, Source, stored_header, take
 from .format.header import HEADER_BYTES as BATCH_HEADER_BYTES
-from .format.header import (
-    BadBatch,
-    Header,
-    NewerBatch,
-    check_body,
-    crc32c,
-    layout,
-    make_salt,
-    open_body,
-    parse_header,
-    unchecked_header,
+from .format.header import BadBatch, Header, NewerBatch, crc32c, layout, parse_header, unchecked_header
+from .format.segment_header import (
+    HEADER_BYTES,
+    MAX_PRODUCERS,
+    NO_TIMESTAMP,
+    PRODUCER_BYTES,
+    Identity,
+    ProducerState,
+    SegmentHeader,
+    decode_producers,
+    encode_producers,
+    first_segment,
+    parse_beside_name,
+    parse_producers_name,
+    parse_segment_name,
+    producers_name,
+    segment_name,
 )
 from .system.directory import Directory
 from .system.files import Files
 from .system.not_copyable import NotCopyable
 
 __all__ = [
-    "HEADER_BYTES",
-    "NO_TIMESTAMP",
-    "Identity",
-    "ProducerState",
-    "SegmentHeader",
-    "SegmentInfo",
-    "SegmentReader",
-    "create_segment",
-    "first_segment",
-    "parse_beside_name",
-    "parse_producers_name",
-    "parse_segment_name",
-    "producers_name",
-    "read_producers",
-    "read_segment_header",
-    "segment_name",
-    "write_producers",
-]
-
-MAGIC = b"\x89LLSEG\r\n"
-VERSION = 3
-REWRITTEN = 0x0001  # reserved: a compaction has written the segment again, with other last batch
-_MUST_KNOW = 0x00FF
-HEADER_BYTES = 4096
-NO_TIMESTAMP = -(1 << 63)  # running maximum of no timestamps at all
-
-_FIELDS = Struct("<8sHHI16sIIQQQQIIqqQQQIIq16sIIQQQIIQ24x")
-_PRODUCER = Struct("<QQQII")
-MAX_PRODUCERS = (HEADER_BYTES - _FIELDS.size) // _PRODUCER.size
-assert _FIELDS.size == 224 and MAX_PRODUCERS == 121
+    "HEADER_BYTES", "MAX_PRODUCERS", "NO_TIMESTAMP", "Identity", "ProducerState", "SegmentHeader", "SegmentInfo",
+    "SegmentReader", "create_segment", "first_segment", "parse_beside_name", "parse_producers_name",
+    "parse_segment_name", "producers_name", "read_producers", "read_segment_header", "segment_name", "write_producers",
+]  # fmt: skip
 
 # Headers are read in windows: at first a few headers, then as many as one read can hold.
 _FIRST_WINDOW = 4 << 10
@@ -108,104 +52,6 @@ _LARGEST_WINDOW = 256 << 10
 # Limits the memory for a block whose batches decompress to a thousand times their size.
 _MOST_DECOMPRESSED = 4 << 20
 _LAST_POSITION = (1 << 63) - 1
-
-
-class Identity(NamedTuple):
-    """Which partition of which log a file must belong to."""
-
-    log_id: bytes
-    partition: int
-    salt: int
-
-    @classmethod
-    def of(cls, log_id: bytes, partition: int) -> Identity:
-        return cls(log_id, partition, make_salt(log_id, partition))
-
-
-class ProducerState(NamedTuple):
-    """The last batch that a producer appended to a partition."""
-
-    producer_id: int
-    sequence: int
-    base_offset: int
-    record_count: int
-    last_append_s: int = 0  # append time of that batch, in whole seconds since 1970, rounded up
-
-
-class SegmentHeader(NamedTuple):
-    """The facts in a segment header; the table at the top of the module explains each."""
-
-    log_id: bytes
-    partition: int
-    writer_epoch: int
-    base_offset: int
-    created: int
-    previous_base_offset: int
-    previous_bytes: int
-    previous_crc: int
-    last_append_time: int
-    running_max_timestamp: int
-    applied_txn: int = 0
-    held_txn: int = 0
-    held_from: int = 0
-    writer_nonce: int = 0
-    previous_batch_bytes: int = 0
-    created_boottime: int = 0
-    boot_id: bytes = bytes(16)
-    more_producers: int = 0
-    more_producers_crc: int = 0
-    applied_id: int = 0
-    held_id: int = 0
-    txn_store: int = 0
-    rewritten_crc: int = 0
-    rewritten_bytes: int = 0
-    rewritten_generation: int = 0
-    producers: tuple[ProducerState, ...] = ()
-    flags: int = 0
-
-    @property
-    def previous_batch(self) -> int:
-        """Base offset of the last batch before the segment; the segment's base offset, if there is none."""
-        return self.base_offset - self.previous_batch_bytes
-
-    def encode(self) -> bytes:
-        *before, last_append_time, running_max = self[:10]
-        numbers = (*before, len(self.producers), last_append_time, running_max, *self[10:25])
-        fields = _FIELDS.pack(MAGIC, VERSION, self.flags, 0, *numbers)
-        content = bytearray((fields + _producer_entries(self.producers)).ljust(HEADER_BYTES, b"\0"))
-        content[12:16] = _crc(content).to_bytes(4, "little")
-        return bytes(content)
-
-    @classmethod
-    def decode(cls, content: bytes, path: str) -> SegmentHeader:
-        """Decode a header; `CorruptLogError` or `UnsupportedFormatError` if the bytes are not a header."""
-        if len(content) < HEADER_BYTES:
-            raise CorruptLogError(
-                path, len(content), "the end of the file", f"a segment header of {HEADER_BYTES} bytes"
-            )
-        magic, version, flags, crc, *numbers = _FIELDS.unpack_from(content)
-        if magic != MAGIC:
-            raise CorruptLogError(path, 0, f"bytes {magic.hex()}", f"the segment magic {MAGIC.hex()}")
-        actual = _crc(content)
-        if crc != actual:
-            raise CorruptLogError(path, 12, f"header CRC {crc:08x}", f"{actual:08x}, the CRC of the header's bytes")
-        if not version:
-            raise CorruptLogError(path, 8, "segment version 0", f"at least {VERSION}")
-        if version != VERSION:
-            raise UnsupportedFormatError(path, "segment version", version, VERSION)
-        if flags & _MUST_KNOW:
-            raise UnsupportedFormatError(path, "segment flags", flags, 0)
-        count = numbers.pop(8)
-        header = cls(*numbers)._replace(flags=flags)
-        if header.base_offset > MAX_OFFSET:
-            raise CorruptLogError(path, 40, f"base offset {header.base_offset}", f"at most {MAX_OFFSET}")
-        if header.previous_batch_bytes > header.base_offset:
-            found = f"a last batch of {header.previous_batch_bytes} bytes before offset {header.base_offset}"
-            raise CorruptLogError(path, 124, found, f"one of at most {header.base_offset}")
-        if count > MAX_PRODUCERS:
-            raise CorruptLogError(path, 76, f"{count} producers", f"at most {MAX_PRODUCERS}")
-        table = content[_FIELDS.size : _FIELDS.size + count * _PRODUCER.size]
-        return header._replace(producers=tuple(map(ProducerState._make, _PRODUCER.iter_unpack(table))))
 
 
 class SegmentInfo(NamedTuple):
@@ -222,40 +68,6 @@ class SegmentInfo(NamedTuple):
     def size_bytes(self) -> int:
         """Bytes of batches, without the file's header."""
         return self.end_offset - self.base_offset
-
-
-def segment_name(base_offset: int) -> str:
-    return f"{base_offset:020d}.log"
-
-
-def parse_segment_name(name: str) -> int | None:
-    """The base offset in a file name; None if it is not the name of a segment."""
-    stem, _, suffix = name.partition(".")
-    return int(stem) if suffix == "log" and len(stem) == 20 and stem.isascii() and stem.isdigit() else None
-
-
-def producers_name(base_offset: int) -> str:
-    return f"{base_offset:020d}.producers"
-
-
-def parse_producers_name(name: str) -> int | None:
-    """The base offset in the name of a file of producers; None for another name."""
-    stem, _, suffix = name.partition(".")
-    return parse_segment_name(f"{stem}.log") if suffix == "producers" else None
-
-
-def parse_beside_name(name: str) -> int | None:
-    """The base offset in the name of a file that has no meaning without its segment; None for another name.
-
-    These are files of producers, and `<base>.keys`: a hint of a later version, which no reader of this one needs.
-    """
-    stem, _, suffix = name.partition(".")
-    return parse_segment_name(f"{stem}.log") if suffix in ("producers", "keys") else None
-
-
-def first_segment(identity: Identity, *, created: int) -> SegmentHeader:
-    """The header of a new partition's first segment."""
-    return SegmentHeader(identity.log_id, identity.partition, 0, 0, created, 0, 0, 0, 0, NO_TIMESTAMP)
 
 
 def create_segment(directory: Directory, header: SegmentHeader, permissions: int) -> int:
@@ -309,7 +121,7 @@ def write_producers(
     table, more = tuple(producers[-MAX_PRODUCERS:]), producers[:-MAX_PRODUCERS]
     if not more:
         return table, 0, 0
-    content, name = _producer_entries(more), producers_name(base_offset)
+    content, name = encode_producers(more), producers_name(base_offset)
     directory.replace(name, content, permissions)
     return table, len(more), crc32c(content)
 
@@ -321,7 +133,7 @@ def read_producers(
     if not header.more_producers:
         return header.producers
     path = os.path.join(directory, producers_name(header.base_offset))
-    size = header.more_producers * _PRODUCER.size
+    size = header.more_producers * PRODUCER_BYTES
     try:
         content = files.drain(_open(files, path, within), path, size)
     except FileNotFoundError as error:
@@ -332,7 +144,7 @@ def read_producers(
     actual = crc32c(content)
     if actual != header.more_producers_crc:
         raise CorruptLogError(path, 0, f"CRC {actual:08x}", f"{header.more_producers_crc:08x}, as the segment has it")
-    return (*map(ProducerState._make, _PRODUCER.iter_unpack(content)), *header.producers)
+    return (*decode_producers(content), *header.producers)
 
 
 def read_segment_header(
@@ -370,7 +182,7 @@ class SegmentReader(NotCopyable):
         self.salt = identity.salt
         self.partition = identity.partition
         self.path = path
-        self._behind = -1, b""  # an offset, and the bytes from there on, behind the batches that were read last
+        self._after = -1, b""  # an offset, and the bytes from there on, behind the batches that were read last
         self._fd = _open(files, path, within)
         if base_offset is not None:
             self.base_offset = base_offset
@@ -438,9 +250,9 @@ class SegmentReader(NotCopyable):
         except (BadBatch, NewerBatch) as error:
             self.refuse(error, offset)
 
-    def header_behind(self, offset: int) -> Header:
+    def header_after(self, offset: int) -> Header:
         """The same, for the offset where the batches end that were read last: their block often has it already."""
-        place, content = self._behind
+        place, content = self._after
         if place != offset or len(content) < BATCH_HEADER_BYTES:
             return self.header_at(offset)
         try:
@@ -448,9 +260,9 @@ class SegmentReader(NotCopyable):
         except (BadBatch, NewerBatch) as error:
             self.refuse(error, offset)
 
-    def length_behind(self, offset: int) -> int:
+    def length_after(self, offset: int) -> int:
         """The length that this header states, unchecked: a hint for the next read. 0 if it was not read."""
-        place, content = self._behind
+        place, content = self._after
         return unchecked_header(content, 0).length if place == offset and len(content) == BATCH_HEADER_BYTES else 0
 
     def batches(self, offset: int, limit: int, *, block_bytes: int) -> list[Batch]:
@@ -462,52 +274,47 @@ class SegmentReader(NotCopyable):
         """
         block = self.read(offset, min(block_bytes, limit - offset))
         batches: list[Batch] = []
-        position = 0
-        room = _MOST_DECOMPRESSED
-        salt, partition = self.salt, self.partition
+        position, room = 0, _MOST_DECOMPRESSED
+        path, partition, salt, file_position = self.path, self.partition, self.salt, self.file_position(offset)
         while position < len(block):
+            source = Source(path, file_position + position)
             try:
-                if batches and len(block) - position < BATCH_HEADER_BYTES:
-                    break
-                header = parse_header(block, position, salt=salt, offset=offset + position)
-                if header.length > len(block) - position:
+                batch = take(
+                    block, position, source, offset=offset + position, partition=partition, salt=salt,
+                    room=room if batches else None,
+                )  # fmt: skip
+                if isinstance(batch, Header):
                     if batches:
                         break
-                    block = self._whole_batch(header, limit)
-                if header.codec:
-                    room -= layout(header).end
-                    if batches and room < 0:
-                        break
-                body = memoryview(block)[position + BATCH_HEADER_BYTES : position + header.length]
-                check_body(header, body)
-                source = Source(self.path, self.file_position(offset + position))
-                if header.codec:
-                    batches.append(Batch(partition, header, open_body(header, body), 0, source))
-                else:
-                    batches.append(Batch(partition, header, block, position + BATCH_HEADER_BYTES, source))
+                    block = self._whole_batch(batch, limit)
+                    continue
             except (BadBatch, NewerBatch) as error:
                 if batches:
                     break
                 self.refuse(error, offset)
+            batches.append(batch)
+            header = stored_header(batch)
             position += header.length
-        self._behind = offset + position, block[position : position + BATCH_HEADER_BYTES]
+            if header.codec:
+                room -= layout(header).end
+        self._after = offset + position, block[position : position + BATCH_HEADER_BYTES]
         return batches
 
     def only_batch(self, offset: int, limit: int, *, previous_crc: int) -> Batch | None:
-        """The one checked batch between the offsets, if it follows the batch with this CRC and is not compressed.
+        """The one checked batch between the offsets, if it follows the batch with this CRC; None for anything else.
 
-        None for anything else: `batches` reads it, and tells what is wrong. One pread.
+        `batches` reads what this call does not, and its error says what is wrong. One pread.
         """
         size, position = limit - offset, HEADER_BYTES + offset - self.base_offset
         try:
-            block = self._files.pread(self._fd, size, position)
-            header = parse_header(block, 0, salt=self.salt, offset=offset)
-            if header.length != size or header.codec or header.previous_crc != previous_crc:
-                return None
-            check_body(header, memoryview(block)[BATCH_HEADER_BYTES:])
+            block, source = self._files.pread(self._fd, size, position), Source(self.path, position)
+            batch = take(block, 0, source, offset=offset, partition=self.partition, salt=self.salt)
         except (OSError, BadBatch, NewerBatch):
             return None
-        return Batch(self.partition, header, block, BATCH_HEADER_BYTES, Source(self.path, position))
+        if isinstance(batch, Header):
+            return None
+        header = stored_header(batch)
+        return batch if header.length == size and header.previous_crc == previous_crc else None
 
     def headers(self, offset: int, limit: int) -> Iterator[Header]:
         """The headers of all batches from `offset` to `limit`, without reading bodies."""
@@ -527,10 +334,7 @@ class SegmentReader(NotCopyable):
 
     def refuse(self, error: BadBatch | NewerBatch, offset: int) -> NoReturn:
         """Raise the public error for a bad batch at `offset`."""
-        if isinstance(error, NewerBatch):
-            raise UnsupportedFormatError(self.path, error.what, error.found, error.supported) from error
-        position = self.file_position(offset) + error.at
-        raise CorruptLogError(self.path, position, error.found, error.expected) from error
+        raise error.in_file(self.path, self.file_position(offset)) from error
 
     def _whole_batch(self, header: Header, limit: int) -> bytes:
         if header.next_offset > limit:
@@ -563,11 +367,3 @@ def _read_header(files: Files, fd: int, path: str, identity: Identity) -> Segmen
     if header.base_offset != parse_segment_name(os.path.basename(path)):
         raise CorruptLogError(path, 40, f"base offset {header.base_offset}", "the base offset in the file's name")
     return header
-
-
-def _producer_entries(producers: Iterable[ProducerState]) -> bytes:
-    return b"".join(_PRODUCER.pack(*state) for state in producers)
-
-
-def _crc(content: bytes | bytearray) -> int:
-    return crc32c(content[16:HEADER_BYTES], crc32c(content[:12]))

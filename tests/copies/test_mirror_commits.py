@@ -345,7 +345,8 @@ def test_store_that_cannot_be_read_takes_nothing_back(path: Path, to: Path, monk
             mark = Log(REAL, f"{path}/0000", Identity.of(topic.log_id, 0)).published()
             made._copiers[0].publish(mark)
             lower = mark._replace(flushed_end=mark.log_start_offset, held_txn=0)
-            monkeypatch.setattr(topic_source, "marks_at_once", lambda logs, _: {each.partition: lower for each in logs})
+            lowest = lambda logs, _: {each.partition: lower for each in logs}  # noqa: E731
+            monkeypatch.setattr(topic_source, "marks_together", lowest)
             made.copy()
             assert made.report().set_aside == ()
         assert mirror_end(to) == end

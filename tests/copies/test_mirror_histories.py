@@ -24,7 +24,7 @@ from loglib import (
     mirror,
 )
 from loglib.copies.log_source import SourceLog, own_mark
-from loglib.copies.sources import End
+from loglib.format.chain import End
 from loglib.format.watermark import Mark, encode_new
 from loglib.segment import Identity
 from loglib.system.files import REAL

@@ -14,7 +14,8 @@ from conftest import QUIET
 from loglib import CorruptLogError, Mirror, OffsetOutOfRangeError, Topic, testing
 from loglib.copies.log_source import SourceLog
 from loglib.copies.snapshot import take_snapshot
-from loglib.copies.sources import Block, End
+from loglib.copies.sources import Block
+from loglib.format.chain import End
 from loglib.segment import Identity
 from loglib.testing import MemoryFiles
 

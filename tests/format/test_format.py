@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import ROOT
-from loglib import FlushPolicy, Retention, Topic, TopicConfig, TopicPartition, group, segment, testing
+from loglib import FlushPolicy, Retention, Topic, TopicConfig, TopicPartition, group, testing
 from loglib.append import transfer
 from loglib.config import policies
 from loglib.format import codec, watermark
 from loglib.format import header as batch
+from loglib.format import segment_header as segment
 from loglib.groups.lock_file import MOST_BYTES
 from loglib.log import ages, topic_file
 from loglib.log.history import history_at

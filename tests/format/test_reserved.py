@@ -15,7 +15,7 @@ from conftest import last_segment, tree, values_of
 from loglib import Retention, Topic, UnsupportedFormatError, heal, mirror, repair, snapshot
 from loglib.append import transfer
 from loglib.format.header import OFFSETS, TYPED
-from loglib.segment import HEADER_BYTES, REWRITTEN, segment_name
+from loglib.format.segment_header import HEADER_BYTES, REWRITTEN, segment_name
 
 Open = Callable[..., Topic]
 

@@ -218,7 +218,7 @@ def test_news_that_do_not_agree_with_their_header_are_a_gap_with_skip(
     monkeypatch.setattr(Reader, "_is_sound", lambda *_: False)
     assert reader._read_news() is False
     reader._has_waited = True
-    assert reader._read_news() is True and not reader._ready
+    assert reader._read_news() is True and not reader._pieces
     monkeypatch.undo()
     assert [r.value for r in reader.poll()] == [b"y"]
 

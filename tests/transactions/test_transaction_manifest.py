@@ -142,7 +142,7 @@ def sealed(content: bytes, **changes: Any) -> bytes:
 
 
 def test_newer_format_is_unsupported_and_not_damaged() -> None:
-    with pytest.raises(UnsupportedFormatError, match="transaction format 2 is newer"):
+    with pytest.raises(UnsupportedFormatError, match="format 2 is newer"):
         decode(sealed(encode(MANIFEST), format=2), PATH)
     assert decode(sealed(encode(MANIFEST), later="ignored"), PATH) == MANIFEST
 

@@ -52,10 +52,10 @@ class AsyncReader(NotCopyable):
 
     async def __anext__(self) -> Record:
         reader = self._reader
-        for record in reader._rest:  # an iterator: the next step goes on behind this record
+        for record in reader._unread:  # an iterator: the next step goes on behind this record
             return record
         if await self._wait_for(batches=False):
-            for record in reader._rest:
+            for record in reader._unread:
                 return record
         self._end()
         raise StopAsyncIteration
@@ -64,7 +64,7 @@ class AsyncReader(NotCopyable):
         """Iterate over batches (whole columns). A partly read batch yields its remaining records."""
         reader = self._reader
         while await self._wait_for(batches=True):
-            batch = reader._ready[0]
+            batch = reader._pieces[0]
             assert isinstance(batch, Batch)  # a bundle has been replaced by its batches
             yield reader._take_batch(batch)
         self._end()
@@ -111,7 +111,7 @@ class AsyncReader(NotCopyable):
                 if self._watch.replaced:
                     self._watch.replaced = False
                     await self._calls(reader._check_moved)
-            if await self._calls(reader._first_batch if batches else reader._have_records, 0.0):
+            if await self._calls(reader._next_batch if batches else reader._has_records, 0.0):
                 return True
             if reader.closed or not reader._follow:
                 return False

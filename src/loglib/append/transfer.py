@@ -40,9 +40,9 @@ from ..errors import (
     StorageIOError,
     UnsupportedFormatError,
 )
-from ..format.batch import Batch, Source
+from ..format.batch import Batch, Source, taken
 from ..format.columns import Columns
-from ..format.header import HEADER_BYTES, BadBatch, Header, NewerBatch, check_body, crc32c, open_body, parse_header
+from ..format.header import HEADER_BYTES, BadBatch, Header, NewerBatch, crc32c, parse_header
 from ..log.log import Log
 from ..segment import Identity
 from ..system.files import REAL
@@ -203,32 +203,27 @@ def _read_frame(incoming: _Incoming, max_record_bytes: int) -> list[tuple[Header
             if average > max_record_bytes:  # one record is larger; this is known before it arrives
                 raise RecordTooLargeError("a record of the frame", average, max_record_bytes)
             body = incoming.read(header.length - HEADER_BYTES)
-            check_body(header, body)
-            batch = _check_columns(header, body, position)
+            batch = taken(header, body, Source(_STREAM, position), partition=0)
+            _check_columns(header, batch)
             if columns_bytes > max_record_bytes:
                 largest = max(record_sizes(Columns(batch.values, batch.keys, None, batch.headers)))
                 if largest > max_record_bytes:
                     raise RecordTooLargeError("a record of the frame", largest, max_record_bytes)
-        except BadBatch as error:
-            raise CorruptLogError(_STREAM, position + error.at, error.found, error.expected) from error
-        except NewerBatch as error:
-            raise UnsupportedFormatError(_STREAM, error.what, error.found, error.supported) from error
+        except (BadBatch, NewerBatch) as error:
+            raise error.in_file(_STREAM, position) from error
         batches.append((header, body))
         position += header.length
         offset = header.next_offset
     return batches
 
 
-def _check_columns(header: Header, body: bytes, position: int) -> Batch:
+def _check_columns(header: Header, batch: Batch) -> None:
     """Check the columns, and the header's event times, which a reader would check only later."""
-    columns = open_body(header, body) if header.codec else body
-    batch = Batch(0, header, columns, 0, Source(_STREAM, position))
     batch.decode()
     times = (batch.timestamps[0], max(batch.timestamps))
     if times != (header.base_timestamp, header.max_timestamp):
         stated = f"first and largest event time {header.base_timestamp}, {header.max_timestamp}"
         raise BadBatch(72, stated, f"{times[0]}, {times[1]}")
-    return batch
 
 
 def _refuse_broken(broken: WeakKeyDictionary[Any, str], stream: Any, doing: str) -> None:

@@ -104,7 +104,7 @@ def _headers(log: Log, segment: SegmentReader, end: int, start: int) -> Iterator
             return
         except CorruptLogError as error:
             yield error
-            place = log.behind_damage(place, end)
+            place = log.after_damage(place, end)
 
 
 def _show_segment(log: Log, segment: SegmentReader, end: int, *, as_json: bool) -> int:

@@ -200,9 +200,7 @@ def _bring_up_from(
     end, mark = log.end, log.mark
     log.publish_end(*shown)
     log.detach_lock()
-    target = mark._replace(
-        flushed_end=end.end, flushed_tail=end.last_batch, durable_end=end.end, durable_tail=end.last_batch
-    )
+    target = mark.durable_to(end.end, end.last_batch)
 
     def bring_up(directory: MemberDirectory) -> None:
         if directory is donor or damage:

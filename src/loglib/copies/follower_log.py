@@ -25,10 +25,12 @@ from itertools import pairwise
 from ..append.encode_thread import Helper
 from ..errors import CorruptLogError
 from ..format.batch import stored_header
+from ..format.chain import End
 from ..format.header import Header
 from ..format.watermark import MOST_BYTES, Mark, WatermarkWriter, broken_slots, encode_new
 from ..format.watermark import NAME as WATERMARK
 from ..log.pending_marks import is_held, settled
+from ..log.quarantine import copy_aside
 from ..log.recovery import Sections, Tail, detach, rewrite
 from ..segment import (
     HEADER_BYTES,
@@ -45,12 +47,10 @@ from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
-from .sources import End
 from .unmarked_tail import find_tail, read_mark, segment_reader, segment_sizes
 
 __all__ = ["FollowerLog", "make_copied"]
 
-_ASIDE = ".diverged-"
 _BLOCK_BYTES = 1 << 20
 
 
@@ -107,13 +107,13 @@ class FollowerLog(NotCopyable):
         for part in found.unsynced:
             self._rewrite(*part)
         tail = self._shown(found.tail)
-        self.end = self.synced = End.of(tail)
+        self.end = self.synced = tail.chain_end
         self._remove_rest()
         self.mark = mark  # the last publication
         self._fd = self._cut_file(segment_name(self.bases[-1]), self._position(tail.end))
         broken = broken_slots(place.read_whole(WATERMARK, MOST_BYTES), self.identity.salt)  # a write was torn
         if self._shows and tail.end != mark.flushed_end:
-            self._publish_twice(_with_end(mark, tail.end, tail.last_batch))
+            self._publish_twice(mark.durable_to(tail.end, tail.last_batch))
         elif broken:
             self._publish_twice(mark)
 
@@ -309,7 +309,7 @@ class FollowerLog(NotCopyable):
         """Let readers see up to `end`, where the batch at `last_batch` ends, if that is here and new. Synced."""
         mark = self.mark
         if mark.flushed_end < end <= self.synced.end:
-            self.publish(_with_end(mark, end, last_batch))
+            self.publish(mark.durable_to(end, last_batch))
             self.sync_mark()
 
     def rest_at(self, mark: Mark) -> None:
@@ -381,7 +381,6 @@ class FollowerLog(NotCopyable):
         if (start := HEADER_BYTES + to.end - base) < self._size(base):
             kept.append(self._keep_aside(base, start))
         kept += [self._keep_aside(each, 0) for each in later if self._size(each) > HEADER_BYTES]
-        self.place.sync()
         self._publish_twice(mark)
         for each in reversed(later):
             self.place.unlink(segment_name(each))
@@ -416,24 +415,9 @@ class FollowerLog(NotCopyable):
         return self._files.facts(self.place.path_of(segment_name(base)), dir_fd=self.place.fd).st_size
 
     def _keep_aside(self, base: int, start: int) -> str:
-        """Copy the bytes of a segment from file position `start` on into a file beside it. Synced, except its name."""
-        name = segment_name(base)
-        stem = name.removesuffix(".log") + _ASIDE + str(start)
-        number, kept = 0, stem
-        while self.place.exists(kept):  # of an earlier time
-            number += 1
-            kept = f"{stem}.{number}"
-        source = self.place.open_read(name)
-        try:
-            copy = self.place.create(kept, 0o600)
-            try:
-                self._files.share_range(source, copy, start=start, end=self._files.size(source), at=0)
-                self._files.datasync(copy)
-            finally:
-                self._files.close(copy)
-        finally:
-            self._files.close(source)
-        return self.place.path_of(kept)
+        """Copy the bytes of a segment from file position `start` on into a file beside it. Synced."""
+        size_bytes = self._size(base) - start
+        return copy_aside(self.place, segment_name(base), start, size_bytes, word="diverged", shares=True)
 
     # --- end ---------------------------------------------------------------------------------------------
 
@@ -448,11 +432,6 @@ class FollowerLog(NotCopyable):
             self.release_files()
         finally:
             self.held.release()
-
-
-def _with_end(mark: Mark, end: int, last_batch: int) -> Mark:
-    """The mark with another end, which is durable."""
-    return mark._replace(flushed_end=end, flushed_tail=last_batch, durable_end=end, durable_tail=last_batch)
 
 
 def _applied(header: SegmentHeader) -> dict[str, int]:

@@ -33,7 +33,7 @@ from ..errors import CorruptLogError, LogError, StorageIOError
 from ..format.header import crc32c
 from ..format.watermark import MOST_BYTES, newest
 from ..format.watermark import NAME as WATERMARK
-from ..log.care import LogCare, copy_aside, reach
+from ..log.care import LogCare, reach
 from ..log.donors import CheckedBatch, Donor, Donors, ProvenRange, crc_before, header_here
 from ..log.examine import Findings, examine
 from ..log.gaps import NAME as GAPS
@@ -358,7 +358,7 @@ class _Healing(LogCare):
         if self._directory.exists(name):
             if self._directory.read_whole(name, _MOST_PRODUCERS_BYTES) == content:
                 return
-            copy_aside(self._directory, name, 0, self._directory.sizes()[name])
+            self._keep(name)
         self._directory.replace(name, content, self._permissions)
 
     # --- the rest ----------------------------------------------------------------------------------------

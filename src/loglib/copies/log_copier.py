@@ -15,6 +15,7 @@ from contextlib import suppress
 from itertools import islice
 
 from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..format.chain import End
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark
 from ..log import gaps
@@ -26,7 +27,7 @@ from ..system.lock import Lock
 from ..system.not_copyable import NotCopyable
 from .follower_log import FollowerLog, make_copied
 from .log_source import own_mark
-from .sources import End, LogSource, SegmentStart
+from .sources import LogSource, SegmentStart
 
 __all__ = ["SYNC_BYTES", "LogCopier"]
 
@@ -208,9 +209,7 @@ class LogCopier(NotCopyable):
             mark = mark._replace(writer_epoch=target.writer_epoch, writer_nonce=target.writer_nonce)
         elif not mark.flushed_end <= end.end <= acknowledged:
             return
-        self.copied.publish(mark._replace(
-            flushed_end=end.end, flushed_tail=end.last_batch, durable_end=end.end, durable_tail=end.last_batch
-        ))  # fmt: skip
+        self.copied.publish(mark.durable_to(end.end, end.last_batch))
 
     def next_mark(self, target: Mark) -> Mark:
         """The mark of the copy when it has come to `target`; its sequence is that of the next publication."""
@@ -284,7 +283,7 @@ class LogCopier(NotCopyable):
         if end < mark.flushed_end:
             if not target.sequence:
                 raise self._doubtful(end)
-            mark = mark._replace(flushed_end=end, flushed_tail=last, durable_end=end, durable_tail=last)
+            mark = mark.durable_to(end, last)
         kept = copied.cut(common, mark)
         self._join_last()
         self.set_aside += kept

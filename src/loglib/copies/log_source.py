@@ -14,8 +14,8 @@ from itertools import takewhile
 
 from ..config.policies import MAX_OFFSET
 from ..errors import CorruptLogError, OffsetOutOfRangeError
-from ..format.header import HEADER_BYTES as BATCH_HEADER_BYTES
-from ..format.header import BadBatch, NewerBatch, check_body, parse_header
+from ..format.chain import End, follow
+from ..format.header import BadBatch, NewerBatch
 from ..format.watermark import Mark
 from ..log.ages import NAME as CLOCK
 from ..log.bundle_reader import Bundle
@@ -23,7 +23,7 @@ from ..log.log import Log
 from ..segment import Identity, SegmentHeader, SegmentReader, producers_name, read_segment_header, segment_name
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
-from .sources import Block, End, SegmentStart
+from .sources import Block, SegmentStart
 
 __all__ = ["BLOCK_BYTES", "MOST_BESIDE_BYTES", "SMALL_BATCH_BYTES", "SourceLog", "own_mark", "whole_batches"]
 
@@ -197,15 +197,8 @@ def whole_batches(content: bytes, at: End, end: End, salt: int) -> tuple[End, Ba
     The bytes begin at `at`; those up to `end` have been checked. Each batch must follow the one before.
     """
     try:
-        while len(content) - (place := end.end - at.end) >= BATCH_HEADER_BYTES:
-            header = parse_header(content, place, salt=salt, offset=end.end)
-            if place and header.length > len(content) - place:
-                break
-            if end.crc not in (None, header.previous_crc):
-                found = f"a batch that follows one with CRC {header.previous_crc:08x}"
-                raise BadBatch(60, found, f"{end.crc:08x}, the CRC of the batch before")
-            check_body(header, memoryview(content)[place + BATCH_HEADER_BYTES : place + header.length])
-            end = End(header.next_offset, header.base_offset, header.header_crc)
+        for header in follow(content, end, start=at.end, salt=salt):
+            end = End.after(header)
     except (BadBatch, NewerBatch) as error:
         return end, error
     return end, None

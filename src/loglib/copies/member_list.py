@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from ..errors import CorruptLogError
-from ..format.checked_json import seal, unseal
+from ..format import checked_json
 from ..log import copy_role
 from ..system.directory import Directory
 from ..system.files import Files
@@ -32,7 +31,6 @@ __all__ = ["ACKS", "Acks", "Members", "needed", "read_members"]
 Acks = Literal["all", "quorum", "leader"]
 ACKS: tuple[Acks, ...] = ("all", "quorum", "leader")
 _MOST_BYTES = 1 << 20
-_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def needed(acks: Acks, members: int) -> int:
@@ -54,12 +52,12 @@ class Members(NamedTuple):
         """Write this list into the directory at `path`. Synced."""
         others = ", ".join(each for id_, each in self.paths.items() if id_ != self.id)
         facts = {
-            "format": copy_role.FORMAT, "role": copy_role.REPLICA, "log_id": self.log_id.hex(), "id": self.id,
+            "role": copy_role.REPLICA, "log_id": self.log_id.hex(), "id": self.id,
             "of": others, "time": now, "members": dict(self.paths), "acks": self.acks, "version": self.version,
             "joins": self.joins,
         }  # fmt: skip
         with Directory.open(files, path) as directory:
-            directory.replace(copy_role.NAME, seal(facts), permissions)
+            directory.replace(copy_role.NAME, checked_json.seal(facts), permissions)
 
 
 def read_members(files: Files, path: str) -> Members | None:
@@ -67,12 +65,12 @@ def read_members(files: Files, path: str) -> Members | None:
     found = copy_role.read(files, path)
     if found is None or found.role != copy_role.REPLICA:
         return None
-    name = os.path.join(path, copy_role.NAME)
-    try:
-        facts = unseal(files.read_whole(name, _MOST_BYTES))
+
+    def members(facts: dict[str, Any]) -> Members:
         paths = {str(each): str(where) for each, where in facts["members"].items()}
         if facts["acks"] not in ACKS or facts["id"] not in paths:
             raise ValueError(f"acks {facts['acks']}, id {facts['id']}")
         return Members(found.log_id, found.id, paths, facts["acks"], int(facts["version"]), int(facts["joins"]))
-    except _ERRORS as error:
-        raise CorruptLogError(name, 0, f"no valid facts ({error!r})", "the members of a replicated topic") from error
+
+    name = os.path.join(path, copy_role.NAME)
+    return checked_json.read(files, name, _MOST_BYTES, members, "the members of a replicated topic")

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..config.arguments import check_names, topic_path
 from ..errors import LogClosedError, LogError, UnsupportedFormatError
+from ..format.chain import End
 from ..format.watermark import Mark
 from ..groups.offsets import offsets_identity
 from ..log import store_pointer
@@ -28,7 +29,7 @@ from .frames import ACK, ANSWER, BATCHES, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT
 from .log_source import SourceLog
 from .mirror import MirrorLag
 from .remote_source import BESIDE, LOG_OF_COMMITS, TIMEOUT_S
-from .sources import End, SegmentStart
+from .sources import SegmentStart
 from .topic_source import LocalTopicSource
 from .wire_json import as_end, as_mark, tell_bytes, tell_error, tell_mark
 

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from ..config.arguments import check_names
 from ..config.policies import TopicConfig
-from ..errors import CorruptLogError, LogMovedError, UnsupportedFormatError, printable
+from ..errors import CorruptLogError, LogMovedError, printable
 from ..format.batch import Source
+from ..format.chain import End
 from ..format.header import HEADER_BYTES as BATCH_HEADER_BYTES
 from ..format.header import BadBatch, NewerBatch, crc32c, parse_header
 from ..format.watermark import Mark
@@ -36,7 +37,7 @@ from ..segment import HEADER_BYTES, Identity, SegmentHeader
 from ..system.not_copyable import NotCopyable
 from .frames import ACK, ANSWER, BATCHES, BEAT, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT, STOP, Frame, Link
 from .log_source import SMALL_BATCH_BYTES, whole_batches
-from .sources import Block, End, GroupSnapshot, SegmentStart
+from .sources import Block, GroupSnapshot, SegmentStart
 from .wire_json import as_bytes, as_error, as_mark, tell_mark
 
 __all__ = ["BESIDE", "CREDIT_BYTES", "LOG_OF_COMMITS", "TIMEOUT_S", "RemoteLog", "RemoteTopic"]
@@ -376,10 +377,8 @@ class RemoteLog(NotCopyable):
             end, fault = whole_batches(content, at, end, salt)
             if fault is not None:
                 raise fault
-        except NewerBatch as error:
-            raise UnsupportedFormatError("the stream", error.what, error.found, error.supported) from error
-        except BadBatch as error:
-            raise CorruptLogError("the stream", error.at, error.found, error.expected) from error
+        except (BadBatch, NewerBatch) as error:
+            raise error.in_file("the stream", 0) from error
         if end.end - at.end != len(content):
             raise ValueError(f"{len(content)} bytes with whole batches in {end.end - at.end} of them")
         return end

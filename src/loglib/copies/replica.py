@@ -39,7 +39,6 @@ from ..system.not_copyable import NotCopyable
 from .log_copier import LogCopier
 from .log_source import SourceLog
 from .member_list import Members, read_members
-from .sources import End
 from .unmarked_tail import read_mark
 
 __all__ = ["FlushRequest", "PartitionCopies", "Replica", "ReplicaState"]
@@ -140,7 +139,7 @@ class _PartitionFollower(NotCopyable):
             if copied.bases[-1] != base_offset and copied.end.end == base_offset:
                 self._begin(base_offset)
             if copied.bases[-1] == base_offset:
-                copied.pull(self._file(base_offset), End(tail.end, tail.last_batch, tail.previous_crc))
+                copied.pull(self._file(base_offset), tail.chain_end)
             else:  # it came back a moment ago, and the writer has rolled since
                 self.advance(tail)
         copied.sync()

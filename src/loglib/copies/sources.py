@@ -17,26 +17,14 @@ from typing import NamedTuple, Protocol
 
 from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LogMovedError, OffsetOutOfRangeError
+from ..format.chain import End
 from ..format.watermark import Mark
-from ..log.recovery import Tail
 from ..segment import SegmentHeader
 
-__all__ = ["FOLDED", "Block", "End", "GroupSnapshot", "LogSource", "SegmentStart", "TopicSource"]
+__all__ = ["FOLDED", "Block", "GroupSnapshot", "LogSource", "SegmentStart", "TopicSource"]
 
 # Errors that mean "this log of commits was folded into another one meanwhile".
 FOLDED = (FileNotFoundError, LogMovedError, OffsetOutOfRangeError, CorruptLogError)
-
-
-class End(NamedTuple):
-    """The end of a log or of a part of it, and the batch before it."""
-
-    end: int
-    last_batch: int  # base offset of the batch before; `end` if there is none
-    crc: int | None  # of that batch's header; None if it is not known, after a gap
-
-    @classmethod
-    def of(cls, tail: Tail) -> End:
-        return cls(tail.end, tail.last_batch, tail.previous_crc)
 
 
 class SegmentStart(NamedTuple):

@@ -21,7 +21,8 @@ from ..format.watermark import Mark
 from ..groups.directory import GROUPS, stored_groups
 from ..groups.offsets import log_names, offsets_identity
 from ..log import store_pointer, topic_file
-from ..log.log import Log, marks_at_once
+from ..log.log import Log
+from ..log.marks_together import marks_together
 from ..segment import Identity
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
@@ -82,7 +83,7 @@ class LocalTopicSource(NotCopyable):
         return SourceLog(self._files, path, offsets_identity(self.log_id, group, name))
 
     def marks(self, numbers: Iterable[int]) -> dict[int, Mark]:
-        return marks_at_once([self._logs[number].log for number in numbers], Log.found)
+        return marks_together([self._logs[number].log for number in numbers], Log.found)
 
     # --- groups ----------------------------------------------------------------------------------------------
 

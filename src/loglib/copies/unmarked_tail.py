@@ -16,7 +16,6 @@ from ..format.watermark import NAME as WATERMARK
 from ..log.recovery import Sections, Tail, load_headers, tail_at, valid_prefix
 from ..segment import Identity, SegmentReader, parse_segment_name, segment_name
 from ..system.directory import Directory
-from .sources import End
 
 __all__ = ["UnmarkedTail", "find_tail", "read_mark", "segment_reader", "segment_sizes", "set_epoch_floor"]
 
@@ -72,7 +71,7 @@ def find_tail(place: Directory, identity: Identity, mark: Mark) -> UnmarkedTail:
         unsynced.append((there[-1], start, tail.end))
     while fault is None and next(following, None) == tail.end and not tail.sections.held_txn:
         with segment_reader(place, identity, tail.end) as reader:
-            if End.of(tail_at(reader, tail.end, tail.end)) != End.of(tail):
+            if tail_at(reader, tail.end, tail.end).chain_end != tail.chain_end:
                 break
             there.append(tail.end)
             tail, fault = valid_prefix(reader, tail, reader.end_of_file())

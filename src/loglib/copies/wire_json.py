@@ -13,8 +13,8 @@ from base64 import b64decode, b64encode
 from typing import Any
 
 from ..errors import CorruptLogError, LogError, LogMovedError, OffsetOutOfRangeError, printable
+from ..format.chain import End
 from ..format.watermark import FILE_BYTES, SLOT_BYTES, Mark, encode_new, newest
-from .sources import End
 
 __all__ = ["as_bytes", "as_end", "as_error", "as_mark", "tell_bytes", "tell_error", "tell_mark"]
 

@@ -30,13 +30,13 @@ from .columns import (
     decode_timestamps,
 )
 from .display import Shown
-from .header import HEADER_BYTES, Header, encode_body, layout
+from .header import HEADER_BYTES, Header, check_body, encode_body, layout, open_body, parse_header
 from .record import Record, new_tuple
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Batch", "Source", "stored_header"]
+__all__ = ["Batch", "Source", "stored_header", "take", "taken"]
 
 _ONE_OFFSET = Struct("<2i")  # the offsets column of one item
 
@@ -287,3 +287,31 @@ def _only_item(data: bytes, body_at: int, at: BinaryColumn) -> bytes | None:
 
 # The header of the stored batch that a batch shows, or shows a part of.
 stored_header: Callable[[Batch], Header] = attrgetter("_header")
+
+
+def take(
+    block: bytes, position: int, source: Source, *, offset: int, partition: int, salt: int, room: int | None = None
+) -> Batch | Header:
+    """The checked batch at `position` of the block, ready to be decoded; its base offset must be `offset`.
+
+    Its header alone if the block ends before the batch does, or if its columns have more than `room` bytes when they
+    are decompressed. `BadBatch` if the bytes are not that batch, and `NewerBatch` if this version cannot read it.
+    """
+    header = parse_header(block, position, salt=salt, offset=offset)
+    body_at, end = position + HEADER_BYTES, position + header.length
+    if end > len(block) or (header.codec and room is not None and layout(header).end > room):
+        return header
+    body = memoryview(block)[body_at:end]
+    check_body(header, body)
+    if header.codec:
+        return Batch(partition, header, open_body(header, body), 0, source)
+    return Batch(partition, header, block, body_at, source)
+
+
+def taken(header: Header, data: bytes, source: Source, *, partition: int, body_at: int = 0) -> Batch:
+    """The batch of a checked header, with its stored body from `body_at` on; `BadBatch` if that body is damaged."""
+    body = memoryview(data)[body_at : body_at + header.length - HEADER_BYTES]
+    check_body(header, body)
+    if header.codec:
+        return Batch(partition, header, open_body(header, body), 0, source)
+    return Batch(partition, header, data, body_at, source)

@@ -47,6 +47,7 @@ from typing import NamedTuple
 from fastcrc import crc32
 
 from ..config.policies import MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
+from ..errors import CorruptLogError, UnsupportedFormatError
 from ..system.files import Buffer
 from . import codec as codecs
 from .columns import (
@@ -117,6 +118,10 @@ class BadBatch(Exception):
         self.found = found
         self.expected = expected
 
+    def in_file(self, path: str, file_position: int) -> CorruptLogError:
+        """The public error for a batch that begins at `file_position` of the file."""
+        return CorruptLogError(path, file_position + self.at, self.found, self.expected)
+
 
 class NewerBatch(Exception):
     """The batch is intact, but of a version or with a required flag that this version of loglib does not read."""
@@ -126,6 +131,10 @@ class NewerBatch(Exception):
         self.what = what
         self.found = found
         self.supported = supported
+
+    def in_file(self, path: str, _: int) -> UnsupportedFormatError:
+        """The public error for a batch of the file. It names no position: the batch is whole."""
+        return UnsupportedFormatError(path, self.what, self.found, self.supported)
 
 
 class Producer(NamedTuple):

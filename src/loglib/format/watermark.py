@@ -92,6 +92,20 @@ class Mark(NamedTuple):
         """The mark of a log from `log_start` to `end` that is all durable. Its last batch begins at `tail`."""
         return cls(sequence, log_start, end, end, 0, 0, tail, 0, 0, 0, 0, tail)
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """The number and the id of the transaction that is held."""
+        return self.held_txn, self.held_id
+
+    @property
+    def transactions(self) -> tuple[int, int, int, int]:
+        """The facts about transactions that change with each step of one."""
+        return self.applied_txn, self.applied_id, self.held_txn, self.held_id
+
+    def durable_to(self, end: int, tail: int) -> Mark:
+        """The mark when the log is flushed and durable up to `end`, and its last batch begins at `tail`."""
+        return self._replace(flushed_end=end, flushed_tail=tail, durable_end=end, durable_tail=tail)
+
     def without_hold(self, *, applied: bool) -> Mark:
         """The mark when the transaction that is held is over. `applied`: the log has its records."""
         last = (self.held_txn, self.held_id) if applied else (self.applied_txn, self.applied_id)

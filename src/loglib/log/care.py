@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from itertools import chain, count
 
 from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LockedError
@@ -23,12 +22,11 @@ from ..system.not_copyable import NotCopyable
 from . import topic_file
 from .examine import Findings
 from .log import Log
+from .quarantine import copy_aside
 from .recovery import detach
 from .verify import Progress, VerifyReport, verify_description, verify_log
 
-__all__ = [
-    "LogCare", "care_for", "change_description", "copy_aside", "reach", "read_description", "verify_partition",
-]  # fmt: skip
+__all__ = ["LogCare", "care_for", "change_description", "reach", "read_description", "verify_partition"]
 
 ALL_BYTES = 1 << 62  # of a file
 
@@ -169,23 +167,3 @@ class LogCare(NotCopyable):
                 if self._files.size(fd) != size_bytes:
                     self._files.ftruncate(fd, size_bytes)
                 self._files.datasync(fd)
-
-
-def copy_aside(directory: Directory, name: str, start: int, size_bytes: int) -> str:
-    """Copy bytes of a file into a file of its own beside it. Synced. Returns the path of the copy."""
-    files = directory.files
-    stem = f"{name.removesuffix('.log')}.damaged-{start}"
-    names = chain([stem], (f"{stem}.{number}" for number in count(2)))
-    kept = next(each for each in names if not directory.exists(each))
-    source = directory.open_read(name)
-    try:
-        copy = directory.create(kept, 0o600)
-        try:
-            files.copy_range(source, copy, start=start, end=min(start + size_bytes, files.size(source)), at=0)
-            files.datasync(copy)
-        finally:
-            files.close(copy)
-    finally:
-        files.close(source)
-    directory.sync()
-    return directory.path_of(kept)

@@ -16,10 +16,10 @@ Threads: no state, safe for all.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..errors import CorruptLogError, NotLeaderError, UnsupportedFormatError
-from ..format.checked_json import seal, unseal
+from ..errors import NotLeaderError
+from ..format import checked_json
 from ..system.directory import Directory
 from ..system.files import Files
 
@@ -30,7 +30,6 @@ __all__ = [
 ]  # fmt: skip
 
 NAME = "copy.json"
-FORMAT = 1
 LEADER, SNAPSHOT, MIRROR = "leader", "snapshot", "mirror"
 REPLICA = "replica"  # one of several directories that are written together; more is in copies/member_list.py
 SUPERSEDED = "superseded"  # it was a leader; a copy has taken its place
@@ -39,7 +38,7 @@ MANIFESTS = "_tier"  # the directory of a tier's manifests
 ROLES = (LEADER, MIRROR, SNAPSHOT, SUPERSEDED, REPLICA, TIER)
 ELSEWHERE = "stream:"  # so `of` begins if the source is known through a stream only
 _MOST_BYTES = 1 << 20
-_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_WHAT = "what the directory is a copy of"
 
 
 class Action(NamedTuple):
@@ -95,29 +94,22 @@ class Role(NamedTuple):
 
     def encode(self) -> bytes:
         """The content of the file."""
-        return seal({"format": FORMAT, **self._asdict(), "log_id": self.log_id.hex()})
+        return checked_json.seal({**self._asdict(), "log_id": self.log_id.hex()})
 
 
 def read(files: Files, topic_path: str) -> Role | None:
     """The role of the topic in the directory; None if it has always been a topic of its own."""
-    path = os.path.join(topic_path, NAME)
-    try:
-        content = files.read_whole(path, _MOST_BYTES)
-    except FileNotFoundError:
-        return None
-    return decode(content, path)
+    return checked_json.read(files, os.path.join(topic_path, NAME), _MOST_BYTES, _role, _WHAT)
 
 
 def decode(content: bytes, path: str) -> Role:
     """The role in a file with this content; the path is for messages."""
-    try:
-        facts = unseal(content)
-        if facts["format"] != FORMAT:
-            raise UnsupportedFormatError(path, "format of copy.json", facts["format"], FORMAT)
-        log_id = bytes.fromhex(facts["log_id"])
-        return Role(str(facts["role"]), log_id, str(facts["id"]), str(facts["of"]), int(facts["time"]))
-    except _ERRORS as error:
-        raise CorruptLogError(path, 0, f"no valid facts ({error!r})", "what the directory is a copy of") from error
+    return checked_json.decode(content, path, _role, _WHAT)
+
+
+def _role(facts: dict[str, Any]) -> Role:
+    log_id = bytes.fromhex(facts["log_id"])
+    return Role(str(facts["role"]), log_id, str(facts["id"]), str(facts["of"]), int(facts["time"]))
 
 
 def is_tier(files: Files, path: str) -> bool:

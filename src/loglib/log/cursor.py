@@ -264,7 +264,7 @@ class Cursor(NotCopyable):
         """The size of the next read, after one that had so many batches in so many bytes: no batch is read in part."""
         if batches > _FEW or used <= BLOCK_BYTES // 2:
             return BLOCK_BYTES
-        if batches == 1 and used // 2 < (length := segment.length_behind(self.position)) <= 2 * used:
+        if batches == 1 and used // 2 < (length := segment.length_after(self.position)) <= 2 * used:
             return length + HEADER_BYTES  # the next batch, and the header behind it
         return used + used // _FEW  # batches have similar sizes: about as many
 
@@ -335,7 +335,7 @@ class Cursor(NotCopyable):
             return None
         with suppress(LogError):  # reading meets it again later
             if self.log.index.after(segment.base_offset) != offset:
-                return segment.header_behind(offset).previous_crc
+                return segment.header_after(offset).previous_crc
             with self.log.open_segment(offset, past_damage=True) as following:
                 return following.header_at(offset).previous_crc
         return None
@@ -343,7 +343,7 @@ class Cursor(NotCopyable):
     def _pass_over(self, error: CorruptLogError, limit: int) -> None:
         """Continue after the damage."""
         start = self.position
-        self.position = self.log.behind_damage(start, limit)
+        self.position = self.log.after_damage(start, limit)
         self._last_read = None
         self._report(error, range(start, self.position))
 

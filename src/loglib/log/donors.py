@@ -24,9 +24,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..config.policies import MAX_BATCH_BYTES
-from ..errors import CorruptLogError, LogError
-from ..format.batch import Batch, Source
-from ..format.header import HEADER_BYTES, BadBatch, Header, NewerBatch, check_body, layout, open_body, parse_header
+from ..errors import LogError
+from ..format.batch import Batch, Source, taken
+from ..format.chain import End, follow
+from ..format.header import HEADER_BYTES, BadBatch, Header, NewerBatch, layout
 from ..format.watermark import Mark
 from ..segment import Identity, SegmentReader
 from ..system.files import Files
@@ -229,31 +230,19 @@ class Donors(NotCopyable):
 def as_batch(whole: CheckedBatch, partition: int, source: Source) -> Batch:
     """The batch as readers get it."""
     header, stored = whole
-    if not header.codec:
-        return Batch(partition, header, stored, HEADER_BYTES, source)
     try:
-        return Batch(partition, header, open_body(header, memoryview(stored)[HEADER_BYTES:]), 0, source)
+        return taken(header, stored, source, partition=partition, body_at=HEADER_BYTES)
     except BadBatch as error:
-        raise CorruptLogError(
-            source.path, source.file_position + error.at, error.found, error.expected
-        ) from error
+        raise error.in_file(*source) from error
 
 
 def _whole_batches(content: bytes, start: int, segment: SegmentReader) -> list[CheckedBatch]:
     """The batches that fill the bytes, each following the one before; `BadBatch` if they do not."""
-    batches: list[CheckedBatch] = []
-    place = 0
-    while place < len(content) or not batches:
-        header = parse_header(content, place, salt=segment.salt, offset=start + place)
-        if batches and batches[-1].header.header_crc != header.previous_crc:
-            raise BadBatch(60, f"a batch that follows one with CRC {header.previous_crc:08x}", "the batch before")
-        stored = content[place : place + header.length]
-        if len(stored) < header.length:
-            raise BadBatch(len(stored), "the end of the data", f"a batch of {header.length} bytes")
-        check_body(header, memoryview(stored)[HEADER_BYTES:])
-        batches.append(CheckedBatch(header, stored))
-        place += header.length
-    return batches
+    headers = list(follow(content, End(start, start, None), start=start, salt=segment.salt))
+    size = headers[-1].next_offset - start if headers else 0
+    if not size or size < len(content):
+        raise BadBatch(size, f"{len(content) - size} bytes", "a whole batch")
+    return [CheckedBatch(each, content[each.base_offset - start : each.next_offset - start]) for each in headers]
 
 
 def _extend(proven: list[ProvenRange], whole: CheckedBatch, donor: Donor) -> None:
@@ -295,9 +284,9 @@ def crc_before(log: Log, offset: int, mark: Mark) -> int | None:
 
 def named_end(log: Log, offset: int, limit: int) -> int:
     """The next place behind damage at which this log says what ends there; `limit` if there is none before."""
-    end, mark = log.behind_damage(offset, limit), log.mark()
+    end, mark = log.after_damage(offset, limit), log.mark()
     while end < limit and _link_at(log, end, mark) is None:  # the batch there is damaged, too
-        end = log.behind_damage(end, limit)
+        end = log.after_damage(end, limit)
     return end
 
 

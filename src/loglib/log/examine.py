@@ -195,7 +195,7 @@ def _mark(files: Files, path: str, identity: Identity, found: dict[int, int]) ->
     if mark.flushed_end < last:  # the segment was begun after the mark: all before it was durable
         header = _whole_header(files, path, identity, last)
         tail = last if header is None else header.previous_batch
-        mark = mark._replace(flushed_end=last, durable_end=last, flushed_tail=tail, durable_tail=tail)
+        mark = mark.durable_to(last, tail)
     return mark, fault
 
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..config.policies import MAX_OFFSET
-from ..errors import CorruptLogError, RecordTooLargeError, UnsupportedFormatError
-from ..format.checked_json import seal, unseal
+from ..errors import RecordTooLargeError
+from ..format import checked_json
 from ..format.record import Damage
 from ..segment import Identity
 from ..system.directory import Directory
@@ -30,10 +30,9 @@ from ..system.files import Files
 __all__ = ["NAME", "Gap", "between", "encode_gaps", "joined", "parse_gaps", "read_gaps", "write_gaps"]
 
 NAME = "gaps.json"
-FORMAT = 1
 _MOST_BYTES = 16 << 20  # some hundred thousand gaps
 _MOST_WORDS = 200  # characters about one gap
-_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_WHAT = "the gaps of this partition"
 
 
 class Gap(NamedTuple):
@@ -53,30 +52,21 @@ class Gap(NamedTuple):
 def read_gaps(files: Files, directory: str, identity: Identity) -> tuple[Gap, ...]:
     """The declared gaps of a partition, in order; `CorruptLogError` if the file is damaged or of another log."""
     path = os.path.join(directory, NAME)
-    try:
-        content = files.read_whole(path, _MOST_BYTES)
-    except FileNotFoundError:
-        return ()
-    return parse_gaps(content, path, identity)
+    return checked_json.read(files, path, _MOST_BYTES, lambda facts: _gaps(facts, identity), _WHAT) or ()
 
 
 def parse_gaps(content: bytes, path: str, identity: Identity) -> tuple[Gap, ...]:
     """The declared gaps in the content of the file at `path`, in order."""
-    try:
-        facts = unseal(content)
-        version = facts["format"]
-        if type(version) is int and version > FORMAT:
-            raise UnsupportedFormatError(path, "format of gaps.json", version, FORMAT)
-        if version != FORMAT:
-            raise ValueError(f"format {version}")
-        if (facts["log_id"], facts["partition"]) != (identity.log_id.hex(), identity.partition):
-            raise ValueError(f"log {facts['log_id']}, partition {facts['partition']}")
-        gaps = tuple(_gap(each) for each in facts["gaps"])
-        if any(after.start <= gap.end for gap, after in pairwise(gaps)):
-            raise ValueError("gaps that meet")
-        return gaps
-    except _ERRORS as error:
-        raise CorruptLogError(path, 0, f"no valid facts ({error!r})", "the gaps of this partition") from error
+    return checked_json.decode(content, path, lambda facts: _gaps(facts, identity), _WHAT)
+
+
+def _gaps(facts: dict[str, Any], identity: Identity) -> tuple[Gap, ...]:
+    if (facts["log_id"], facts["partition"]) != (identity.log_id.hex(), identity.partition):
+        raise ValueError(f"log {facts['log_id']}, partition {facts['partition']}")
+    gaps = tuple(_gap(each) for each in facts["gaps"])
+    if any(after.start <= gap.end for gap, after in pairwise(gaps)):
+        raise ValueError("gaps that meet")
+    return gaps
 
 
 def _gap(facts: dict[str, object]) -> Gap:
@@ -89,8 +79,8 @@ def _gap(facts: dict[str, object]) -> Gap:
 
 def encode_gaps(identity: Identity, gaps: Sequence[Gap]) -> bytes:
     """The content of the file with these gaps, which are in order and do not meet."""
-    return seal({
-        "format": FORMAT, "log_id": identity.log_id.hex(), "partition": identity.partition,
+    return checked_json.seal({
+        "log_id": identity.log_id.hex(), "partition": identity.partition,
         "gaps": [each._asdict() for each in gaps],
     })  # fmt: skip
 

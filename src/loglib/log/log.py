@@ -24,7 +24,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Protocol
 
@@ -61,7 +61,7 @@ from .search import after_damage, around, refuse_damage
 from .store_pointer import is_pending_here
 
 __all__ = [
-    "LOOK_S", "FixedMark", "LiveWriter", "Log", "Wakeable", "log_as_found", "marks_at_once", "unfinishable",
+    "LOOK_S", "FixedMark", "LiveWriter", "Log", "Wakeable", "log_as_found", "promised_marks", "unfinishable",
 ]  # fmt: skip
 
 logger = logging.getLogger("loglib")
@@ -116,48 +116,10 @@ def log_as_found(files: Files, directory: str, identity: Identity, mark: Mark) -
     return log
 
 
-def _published(log: Log) -> Mark:
-    return log.published()  # of its own class: with a tier the log begins where the place begins
-
-
-def marks_at_once(logs: Collection[Log], look: Callable[[Log], Mark] | None = None) -> dict[int, Mark]:
-    """The marks of a topic's logs, by partition, so that each transaction is in all of them or in none.
-
-    `look` gives a log's mark: `Log.found` for copies; by default what it has published.
-
-    A mark that shows a transaction, and one that was read before the transaction came, do not fit: then the
-    second look finds a change.
-    """
-    look = look or _published
-    while True:
-        marks = {log.partition: look(log) for log in logs}
-        if not any(mark.applied_txn or mark.held_txn for mark in marks.values()):
-            return marks
-        alone = [log for log in logs if not is_held(marks[log.partition])]
-        promised = _promised_together([log for log in logs if is_held(marks[log.partition])])
-        seen = {number: shown(marks[number], mark) for number, mark in promised.items()}
-        seen |= {log.partition: log.visible(marks[log.partition]) for log in alone}
-        over = {_held(marks[number]) for number, mark in seen.items() if not mark.held_txn}
-        again = {log.partition: look(log) for log in logs}
-        if all(_step(again[number]) == _step(mark) for number, mark in marks.items()):
-            # The same for all of them: one log may have been asked before a transaction was done.
-            late = [log for log in alone if seen[log.partition].held_txn and _held(marks[log.partition]) in over]
-            return seen | {log.partition: log.visible(marks[log.partition]) for log in late}
-
-
-def _promised_together(logs: Sequence[Log]) -> dict[int, Mark | None]:
-    """The marks in the file that these logs of a copy wait for, as it is at one moment."""
+def promised_marks(logs: Sequence[Log]) -> dict[int, Mark | None]:
+    """The marks in the file that these logs of a copy wait for, all read in one moment, by partition."""
     found = read_marks(logs[0].files, os.path.dirname(logs[0].directory), logs[0].identity.log_id) if logs else {}
     return {log.partition: found.get(log.partition) for log in logs}
-
-
-def _step(mark: Mark) -> tuple[int, ...]:
-    """How far the transactions have come in a log."""
-    return mark.applied_txn, mark.applied_id, mark.held_txn, mark.held_id
-
-
-def _held(mark: Mark) -> tuple[int, int]:
-    return mark.held_txn, mark.held_id
 
 
 def unfinishable(directory: str, mark: Mark) -> CorruptLogError:
@@ -232,12 +194,12 @@ class Log(NotCopyable):
         itself decides: what has its end is shown. `CorruptLogError` for a part of it that hides records behind it.
         """
         if is_held(mark):
-            return shown(mark, _promised_together([self])[self.partition])
+            return shown(mark, promised_marks([self])[self.partition])
         if not mark.held_txn:
             return mark
         extent = Extent.WHOLE
-        if _held(mark) != self._over:
-            if is_pending_here(self.files, os.path.dirname(self.directory), *_held(mark)):
+        if mark.held != self._over:
+            if is_pending_here(self.files, os.path.dirname(self.directory), *mark.held):
                 self._note_hold(mark)
                 return mark.committed()
             if mark.applied_txn != mark.held_txn:
@@ -245,17 +207,17 @@ class Log(NotCopyable):
             if extent == Extent.PART:
                 return mark.committed()
             if extent == Extent.WHOLE:
-                self._over = _held(mark)
+                self._over = mark.held
         return mark.without_hold(applied=extent == Extent.WHOLE)
 
     def _extent(self, mark: Mark) -> Extent:
         """How much the log has of the transaction that is held; `CorruptLogError` if a part hides records for ever."""
-        headers = self.headers_behind(mark.held_from, mark)
-        extent = Extent.among(headers, *_held(mark))
+        headers = self.headers_from(mark.held_from, mark)
+        extent = Extent.among(headers, *mark.held)
         if extent != Extent.PART:
             return extent
-        news = _step(self.published()) != _step(mark)  # it was done meanwhile: then the next look shows it
-        if not news and any(each.record_count and not is_part(each, *_held(mark)) for each in headers):
+        news = self.published().transactions != mark.transactions  # it was done meanwhile: then the next look shows it
+        if not news and any(each.record_count and not is_part(each, *mark.held) for each in headers):
             raise unfinishable(self.directory, mark)
         return extent
 
@@ -479,7 +441,7 @@ class Log(NotCopyable):
                     yield header
                     start = header.next_offset
 
-    def headers_behind(self, start: int, mark: Mark) -> list[Header]:
+    def headers_from(self, start: int, mark: Mark) -> list[Header]:
         """The headers of all batches from `start` to the mark's end, also of those that a hold hides."""
         with closing(log_as_found(self.files, self.directory, self.identity, mark)) as found:
             return list(found.headers(start, mark.flushed_end, mark))
@@ -577,7 +539,7 @@ class Log(NotCopyable):
             raise OffsetOutOfRangeError(self.partition, offset, mark.log_start_offset, mark.flushed_end)
         return mark
 
-    def behind_damage(self, offset: int, limit: int) -> int:
+    def after_damage(self, offset: int, limit: int) -> int:
         """The next place below `limit` with a whole batch, after none was found at `offset`."""
         if self.writer is None:
             self.refresh()  # otherwise the search could run into a newer segment

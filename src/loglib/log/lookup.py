@@ -9,9 +9,10 @@ Threads: safe for all.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
-from ..config.arguments import Time
+from ..config.arguments import Start, Time, parse_start, partition_numbers
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.batch import stored_header
 from ..format.record import Damage
@@ -20,7 +21,26 @@ from .cursor import Cursor
 from .log import Log
 from .search import first_reaching
 
-__all__ = ["before_end", "resolve"]
+__all__ = ["StartLike", "before_end", "resolve", "starts_of"]
+
+StartLike = Start | Mapping[int, Start]
+
+
+def starts_of(
+    start: StartLike, partitions: Collection[int], *, now_us: int, others: str | None = None
+) -> dict[int, str | int | Time]:
+    """The start of each partition. Partitions missing from a mapping get `others`, or are omitted if it is None."""
+    if isinstance(start, Mapping):
+        by_partition = partition_numbers(start)
+        unknown = [partition for partition in by_partition if partition not in partitions]
+        if unknown:
+            raise ValueError(f"no partition {unknown[0]} here; there are {sorted(partitions)}")
+        starts = {} if others is None else dict.fromkeys(partitions, parse_start(others, now_us=now_us))
+        return starts | {partition: parse_start(each, now_us=now_us) for partition, each in by_partition.items()}
+    parsed = parse_start(start, now_us=now_us)
+    if isinstance(parsed, int) and len(partitions) > 1:
+        raise ValueError(f"offset {parsed} means another record in each partition; give {{partition: offset}}")
+    return dict.fromkeys(partitions, parsed)
 
 
 def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past_damage: bool = False) -> int:

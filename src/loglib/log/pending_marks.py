@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
-from ..errors import CorruptLogError, UnsupportedFormatError
-from ..format.checked_json import seal, unseal
+from ..format import checked_json
 from ..format.watermark import Mark
 from ..system.directory import Directory
 from ..system.files import Files
@@ -30,9 +30,7 @@ __all__ = ["HELD_TOGETHER", "forget_marks", "held", "is_held", "read_marks", "se
 
 HELD_TOGETHER = (1 << 64) - 1  # as `held_txn` of a mark: no store gives this number
 NAME = "marks.json"
-FORMAT = 1
 _MOST_BYTES = 64 << 20
-_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def is_held(mark: Mark) -> bool:
@@ -43,10 +41,9 @@ def is_held(mark: Mark) -> bool:
 def held(own: Mark, end: int, last_batch: int) -> Mark:
     """The mark of a log that is durable up to `end`. Until the file is there, readers see what they see by `own`."""
     before = own.committed()
-    return own._replace(
-        flushed_end=end, flushed_tail=last_batch, durable_end=end, durable_tail=last_batch,
-        held_txn=HELD_TOGETHER, held_from=before.flushed_end, held_tail=before.flushed_tail,
-    )  # fmt: skip
+    return own.durable_to(end, last_batch)._replace(
+        held_txn=HELD_TOGETHER, held_from=before.flushed_end, held_tail=before.flushed_tail
+    )
 
 
 def settled(mark: Mark) -> Mark:
@@ -61,25 +58,20 @@ def shown(mark: Mark, promised: Mark | None) -> Mark:
 
 def read_marks(files: Files, path: str, log_id: bytes) -> dict[int, Mark]:
     """The marks of the copy at `path` that are to be published, by partition."""
-    name = os.path.join(path, NAME)
-    try:
-        facts = unseal(files.read_whole(name, _MOST_BYTES))
-        if facts["format"] != FORMAT:
-            raise UnsupportedFormatError(name, "format of marks.json", facts["format"], FORMAT)
+
+    def marks(facts: dict[str, Any]) -> dict[int, Mark]:
         if facts["log_id"] != log_id.hex():
             raise ValueError(f"log {facts['log_id']}")
         return {int(number): Mark(*map(int, fields)) for number, fields in facts["marks"].items()}
-    except FileNotFoundError:
-        return {}
-    except _ERRORS as error:
-        raise CorruptLogError(name, 0, f"no valid facts ({error!r})", "the marks of this copy") from error
+
+    return checked_json.read(files, os.path.join(path, NAME), _MOST_BYTES, marks, "the marks of this copy") or {}
 
 
 def write_marks(files: Files, path: str, log_id: bytes, marks: Mapping[int, Mark], permissions: int) -> None:
     """Write down the marks that will be published. Synced."""
     fields = {str(number): list(mark) for number, mark in marks.items()}
     with Directory.open(files, path) as directory:
-        directory.replace(NAME, seal({"format": FORMAT, "log_id": log_id.hex(), "marks": fields}), permissions)
+        directory.replace(NAME, checked_json.seal({"log_id": log_id.hex(), "marks": fields}), permissions)
 
 
 def forget_marks(files: Files, path: str) -> None:

@@ -25,15 +25,15 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from operator import length_hint
 from typing import TYPE_CHECKING, Literal
 
-from ..config.arguments import Start, Time, check_count, check_timeout, parse_start, partition_numbers, spin_seconds
+from ..config.arguments import Time, check_count, check_timeout, spin_seconds
 from ..errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError, TooManyFilesError
 from ..format.batch import Batch
 from ..format.display import Shown, sized
@@ -43,10 +43,11 @@ from ..system.files import with_a_free_descriptor
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Waiter
 from ..system.reentry import enter, is_mine
-from .bundle_reader import Bundle
 from .cursor import BLOCK_BYTES, BorrowedRange, Cursor, Piece
-from .log import LOOK_S, FixedMark, Log, marks_at_once
-from .lookup import resolve
+from .log import LOOK_S, FixedMark, Log
+from .lookup import StartLike, resolve, starts_of
+from .marks_together import marks_together
+from .read_ahead import ReadAhead
 from .topic_file import NAME as DESCRIPTION
 
 if TYPE_CHECKING:
@@ -56,14 +57,12 @@ __all__ = ["OnGap", "Reader", "StartLike", "watch"]
 
 logger = logging.getLogger("loglib")
 
-StartLike = Start | Mapping[int, Start]
 OnGap = Literal["raise", "skip"]
 _FOR_EVER = 1 << 63
 _ADDED_S = 0.5  # how often to look for added partitions without a report, which costs a call of the system
-_RECORDS_AT_ONCE = 512  # made into objects at once; more do not fit the processor's cache and cost 50 % more each
 
 
-class Reader(Shown, NotCopyable):
+class Reader(ReadAhead, Shown, NotCopyable):
     """An iterable of `Record`s over some partitions; made by `read` and `follow`.
 
     Iteration continues at the current position, so a second loop continues the first. A reader keeps its
@@ -114,16 +113,11 @@ class Reader(Shown, NotCopyable):
         self._has_waited = False  # since the last look: then most often there is one small batch to read
         # The waiter's process id, and the logs' number and restores when it was made.
         self._watching = (0, 0, 0)
-        self._ready: deque[Piece] = deque()  # read ahead, oldest first; the first may be handed out in part
-        self._piece: Piece | None = None  # the piece whose records are being made, if it is the first of `_ready`
-        self._made = 0  # how many records of `_piece` are made, or handed out as a whole
-        self._records: list[Record] = []  # the records made last
-        self._rest: Iterator[Record] = iter(self._records)  # the rest of them, not yet handed out
-        self._left: list[Record] = []  # the records that were not yet handed out when the reader was closed
+        super().__init__()
         self._ends = dict.fromkeys(self._logs, _FOR_EVER)
         if not follow:
             ends = self._starts("end" if end is None else end, others="end")
-            marks = marks_at_once(logs)  # a transaction is in all partitions before the end, or in none
+            marks = marks_together(logs)  # a transaction is in all partitions before the end, or in none
             self._ends = {
                 each: resolve(log, ends[each], mark=marks[each], past_damage=self._passes(log))
                 for each, log in self._logs.items()
@@ -146,44 +140,26 @@ class Reader(Shown, NotCopyable):
         self.close()
 
     def __iter__(self) -> Iterator[Record]:
-        return chain.from_iterable(self._runs())  # a loop in C: a generator of records costs a tenth more
+        return chain.from_iterable(self._record_runs())  # a loop in C: a generator of records costs a tenth more
 
-    def _runs(self) -> Iterator[Iterator[Record]]:
-        while self._have_records(self._timeout):
-            yield self._rest
+    def _record_runs(self) -> Iterator[Iterator[Record]]:
+        while self._has_records(self._timeout):
+            yield self._unread
         self._check_not_cut_short()
 
     def batches(self) -> Iterator[Batch]:
         """Iterate over batches (whole columns). A partly read batch yields its remaining records."""
-        while (batch := self._first_batch(self._timeout)) is not None:
+        while (batch := self._next_batch(self._timeout)) is not None:
             yield self._take_batch(batch)
         self._check_not_cut_short()
 
-    def _take_batch(self, batch: Batch) -> Batch:
-        """The rest of the batch that is handed out next."""
-        part = batch.part(self._next_in(batch), len(batch))
-        self._take(batch)
-        return part
-
-    def _take(self, piece: Piece) -> None:
-        """Note that the piece is handed out."""
-        self._unmake()
-        self._piece, self._made = piece, len(piece)
-
-    def _first_batch(self, timeout: float | None) -> Batch | None:
-        """The batch that is handed out next, perhaps in part; None if `_have_records` gives False."""
-        while (piece := self._first(timeout)) is not None:
+    def _next_batch(self, timeout: float | None) -> Batch | None:
+        """The batch that is handed out next, perhaps in part; None if `_has_records` gives False."""
+        while (piece := self._next_piece(timeout)) is not None:
             if isinstance(piece, Batch):
                 return piece
-            self._unbundle(piece)
+            self._split_bundle(piece)
         return None
-
-    def _unbundle(self, bundle: Bundle) -> None:
-        """Put the batches of the bundle's rest in its place."""
-        batches = bundle.part(self._next_in(bundle), len(bundle)).batches()
-        rest = islice(self._ready, 1, None)
-        self._unmake()
-        self._ready = deque([*batches, *rest])  # one step: from here on the bundle's progress does not count
 
     def arrow(self, columns: Sequence[str] | None = None, *, batch_bytes: int = BLOCK_BYTES) -> pa.RecordBatchReader:
         """The records as a `pyarrow.RecordBatchReader`, which reads while it is read; columns as in `Batch.to_arrow`.
@@ -205,37 +181,9 @@ class Reader(Shown, NotCopyable):
         return self.arrow().__arrow_c_stream__(requested_schema)
 
     def _arrow_batches(self, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-        while self._first(self._timeout, wanted_bytes=batch_bytes // 2) is not None:
+        while self._next_piece(self._timeout, wanted_bytes=batch_bytes // 2) is not None:
             yield self._take_arrow(columns, batch_bytes)
         self._check_not_cut_short()
-
-    def _take_arrow(self, columns: Sequence[str] | None, batch_bytes: int) -> pa.RecordBatch:
-        """The pieces that are ready, up to so many bytes, as one batch; at least one record."""
-        from ..format.arrow import join
-
-        batches: list[pa.RecordBatch] = []
-        last = made = 0  # the last of the pieces, and how many of its records are taken
-        for number, piece in enumerate(self._ready):
-            start = self._next_in(piece)
-            rest = piece.part(start, len(piece))
-            size = rest.content_bytes
-            if size > batch_bytes:
-                if batches:
-                    break
-                rest = rest.part(0, max(1, len(rest) * batch_bytes // size))
-            try:
-                batches.append(rest.to_arrow(columns))
-            except CorruptLogError:
-                if not batches:
-                    raise
-                break  # the next call meets it again
-            batch_bytes -= size
-            last, made = number, start + len(rest)
-        joined = join(batches)
-        ready = deque(islice(self._ready, last, None))
-        self._unmake()
-        self._ready, self._piece, self._made = ready, ready[0], made
-        return joined
 
     def poll(
         self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: float | None = 0.0
@@ -256,14 +204,14 @@ class Reader(Shown, NotCopyable):
         polled: list[Record] = []
         room = max_bytes
         try:
-            while self._have_more(polled, timeout):
-                for record in self._rest:
+            while self._has_more(polled, timeout):
+                for record in self._unread:
                     polled.append(record)
                     if room is not None:
                         room -= len(record.value or b"") + len(record.key or b"")
                     if len(polled) == max_records or (room is not None and room <= 0):
                         return polled
-                if max_records is None and max_bytes is None and self._is_made():
+                if max_records is None and max_bytes is None and self._is_current_made():
                     break
         except BaseException:  # an interrupt: the caller does not get the polled records
             now = self.tell()
@@ -277,8 +225,8 @@ class Reader(Shown, NotCopyable):
     def tell(self) -> dict[int, int]:
         """The offset of the next record for each partition."""
         positions = {partition: cursor.offset for partition, cursor in self._cursors.items()}
-        for piece in reversed(self._ready):
-            if (number := self._next_in(piece)) < len(piece):
+        for piece in reversed(self._pieces):
+            if (number := self._next_number(piece)) < len(piece):
                 positions[piece.partition] = piece.offset_of(number)
         return positions
 
@@ -310,7 +258,7 @@ class Reader(Shown, NotCopyable):
     def close(self) -> None:
         """End the iteration, also an iteration that waits in another thread."""
         self._closed = True
-        self._left.extend(self._rest)  # empties the iterator in one step in C, so that its loop ends
+        self._left.extend(self._unread)  # empties the iterator in one step in C, so that its loop ends
         if (waiter := self._waiter) is not None:
             waiter.wake()
         # Otherwise the thread that is reading cleans up; a signal handler may have interrupted it to come here.
@@ -344,19 +292,7 @@ class Reader(Shown, NotCopyable):
     # --- places ----------------------------------------------------------------------------------
 
     def _starts(self, start: StartLike, *, others: str | None = None) -> dict[int, str | int | Time]:
-        """The start of each partition. Partitions missing from a mapping get `others`, or are omitted if it is None."""
-        now = self._clock()
-        if isinstance(start, Mapping):
-            by_partition = partition_numbers(start)
-            unknown = [partition for partition in by_partition if partition not in self._logs]
-            if unknown:
-                raise ValueError(f"no partition {unknown[0]} here; there are {sorted(self._logs)}")
-            starts = {} if others is None else dict.fromkeys(self._logs, parse_start(others, now_us=now))
-            return starts | {partition: parse_start(each, now_us=now) for partition, each in by_partition.items()}
-        parsed = parse_start(start, now_us=now)
-        if isinstance(parsed, int) and len(self._logs) > 1:
-            raise ValueError(f"offset {parsed} means another record in each partition; give {{partition: offset}}")
-        return dict.fromkeys(self._logs, parsed)
+        return starts_of(start, self._logs, now_us=self._clock(), others=others)
 
     def _passes(self, log: Log) -> bool:
         """Whether a start or an end may lie in damage. A time then gives the damage that may hold its record."""
@@ -401,57 +337,29 @@ class Reader(Shown, NotCopyable):
 
     # --- records ---------------------------------------------------------------------------------
 
-    def _forget(self, partition: int) -> None:
-        """Drop what is read ahead of this partition. The rest stays: it may be impossible to read it again."""
-        if self._piece is not None and self._piece.partition == partition:
-            self._unmake()
-            self._piece = None
-        self._ready = deque(piece for piece in self._ready if piece.partition != partition)
-
-    def _have_records(self, timeout: float | None) -> bool:
-        """Fill `_rest`; False at the end, or after `timeout` seconds without a record."""
-        if length_hint(self._rest):
+    def _has_records(self, timeout: float | None) -> bool:
+        """Fill `_unread`; False at the end, or after `timeout` seconds without a record."""
+        if length_hint(self._unread):
             return True
         if self._closed:
             return False
-        piece = self._first(timeout)
+        piece = self._next_piece(timeout)
         if piece is None:
             return False
-        part, start = piece, self._next_in(piece)
-        if start or len(piece) > _RECORDS_AT_ONCE:
-            piece.decode()  # once for all its parts
-            part = piece.part(start, start + _RECORDS_AT_ONCE)
-        records = part.records()
-        self._piece, self._made, self._records, self._rest = piece, start + len(part), records, iter(records)
+        self._make_records(piece)
         return True
 
-    def _have_more(self, polled: list[Record], timeout: float | None) -> bool:
-        """Fill `_rest` for a poll. An error after the first record is left to the next poll, which meets it again."""
+    def _has_more(self, polled: list[Record], timeout: float | None) -> bool:
+        """Fill `_unread` for a poll. An error after the first record is left to the next poll, which meets it again."""
         if not polled:
-            return self._have_records(timeout)
+            return self._has_records(timeout)
         try:
-            return self._have_records(0.0)
+            return self._has_records(0.0)
         except LogError:  # raised now, it would lose the polled records
             return False
 
-    def _next_in(self, piece: Piece) -> int:
-        """The number of the piece's record that is handed out next; the piece's length, if there is none."""
-        if piece is not self._piece:
-            return 0
-        return self._made - length_hint(self._rest) - len(self._left)
-
-    def _is_made(self) -> bool:
-        """Whether all records of the piece being handed out are made."""
-        return self._piece is None or self._made >= len(self._piece)
-
-    def _unmake(self) -> None:
-        """Forget the records that are made but not handed out. They are made again later."""
-        records = self._records
-        self._made, self._records, self._rest = self._made - length_hint(self._rest), [], iter(())
-        records.clear()  # a list iterator ends with its list, even if a loop holds the iterator
-
-    def _first(self, timeout: float | None, *, wanted_bytes: int = 0) -> Piece | None:
-        """The piece that is handed out next, perhaps in part; None if `_have_records` gives False.
+    def _next_piece(self, timeout: float | None, *, wanted_bytes: int = 0) -> Piece | None:
+        """The piece that is handed out next, perhaps in part; None if `_has_records` gives False.
 
         If there is one, as many more are read as have the wanted bytes together, and are there now.
         """
@@ -473,11 +381,11 @@ class Reader(Shown, NotCopyable):
         deadline = None if timeout is None else monotonic() + timeout
         spin_until: float | None = None
         while not self._closed:
-            if self._ready:
-                if self._next_in(self._ready[0]) < len(self._ready[0]):
-                    return self._ready[0]
-                self._ready.popleft()
-                self._piece = None  # the last reference, so that the next block reuses memory in the processor's cache
+            if self._pieces:
+                if self._next_number(self._pieces[0]) < len(self._pieces[0]):
+                    return self._pieces[0]
+                self._pieces.popleft()
+                self._current = None  # the last reference: the next block reuses memory in the processor's cache
                 continue
             if self._logs_now is not None and monotonic() >= self._added_at:
                 self._take_in_added()
@@ -496,7 +404,7 @@ class Reader(Shown, NotCopyable):
 
     def _read_more(self, wanted_bytes: int) -> None:
         with suppress(LogError):  # the next call meets it again
-            while sum(piece.content_bytes for piece in self._ready) < wanted_bytes and self._read_ahead():
+            while sum(piece.content_bytes for piece in self._pieces) < wanted_bytes and self._read_ahead():
                 pass
     def _read_news(self) -> bool:
         """After a wait: read the one batch that a partition has got, in few steps. False: `_read_ahead` must look.
@@ -509,7 +417,7 @@ class Reader(Shown, NotCopyable):
             try:
                 batch = cursor.read_news()
                 if batch is not None and (not self._skip or self._is_sound(batch)):
-                    self._ready = deque([*self._ready, batch])
+                    self._pieces = deque([*self._pieces, batch])
             except BaseException:  # otherwise the batch that it has read would be skipped
                 cursor.place = place
                 raise
@@ -542,7 +450,7 @@ class Reader(Shown, NotCopyable):
                 if pieces and pieces[-1].next_offset > end:  # the end lies inside a batch or a block
                     pieces = [part for piece in pieces if len(part := piece.between(0, end))]
                     cursor.seek(end)
-                self._ready = deque([*self._ready, *pieces])
+                self._pieces = deque([*self._pieces, *pieces])
             except BaseException:  # otherwise what it has read would be skipped
                 cursor.place = place
                 raise

@@ -24,14 +24,14 @@ import logging
 import os
 from collections import deque
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from enum import Enum
 from itertools import chain
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, LogMovedError
 from ..format.batch import stored_header
-from ..format.header import PRODUCERS, SECTION, SECTION_END, Header, Producer
+from ..format.chain import End
+from ..format.header import PRODUCERS, SECTION, SECTION_END, BadBatch, Header, Producer
 from ..format.skip_pointers import Jumps
 from ..format.watermark import MOST_BYTES, Mark, encode_new, newest
 from ..format.watermark import NAME as WATERMARK
@@ -50,6 +50,7 @@ from ..segment import (
 )
 from ..system.directory import Directory
 from ..system.files import Files
+from .quarantine import copy_aside
 from .search import jumps_at, likely_headers, proven_headers
 
 __all__ = [
@@ -146,6 +147,11 @@ class Tail(NamedTuple):
     records: int = 0  # appended by this writer so far
     sections: Sections = NO_SECTIONS  # found by recovery
     produced: tuple[tuple[Producer, range], ...] = ()  # producers and offsets of the last batches, if not yet noted
+
+    @property
+    def chain_end(self) -> End:
+        """The end of the chain of batches."""
+        return End(self.end, self.last_batch, self.previous_crc)
 
 
 class Recovery(NamedTuple):
@@ -394,11 +400,10 @@ def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, Cor
         try:
             for batch in reader.batches(tail.end, end, block_bytes=_BLOCK_BYTES):
                 header = stored_header(batch)
-                if (header.previous_crc, header.previous_offset) != (tail.previous_crc, tail.last_batch):
-                    position = reader.file_position(header.base_offset) + 60
-                    found = f"a batch that follows one with CRC {header.previous_crc:08x}"
-                    return tail, CorruptLogError(reader.path, position, found, f"{tail.previous_crc:08x}")
+                tail.chain_end.check(header)
                 tail = _tail_after(header, reader)._replace(sections=tail.sections.after(header))
+        except BadBatch as error:
+            return tail, error.in_file(reader.path, reader.file_position(tail.end))
         except CorruptLogError as error:
             return tail, error
     return tail, None
@@ -417,7 +422,7 @@ def _mend(
     try:
         start = reader.file_position(valid_end)
         if torn_bytes:
-            quarantine = _keep_aside(directory, name, fd, start, min(torn_bytes, QUARANTINE_BYTES))
+            quarantine = _keep_aside(directory, name, start, min(torn_bytes, QUARANTINE_BYTES))
         if files.size(fd) > start:
             files.ftruncate(fd, start)
         rewrite(files, fd, reader.file_position(durable_end), reader.file_position(valid_end))
@@ -452,26 +457,16 @@ def _whole_pages(position: int) -> int:
     return -(-position // _PAGE_BYTES) * _PAGE_BYTES
 
 
-def _keep_aside(directory: Directory, name: str, fd: int, start: int, size_bytes: int) -> str | None:
-    files = directory.files
-    kept = f"{name.removesuffix('.log')}.torn-{start}"
+def _keep_aside(directory: Directory, name: str, start: int, size_bytes: int) -> str | None:
+    """Keep a torn tail, if the disk has room. An earlier crash at the same place may have left a copy."""
     try:
-        copy = directory.create(kept, 0o600, exclusive=False)
-        try:
-            files.ftruncate(copy, 0)  # an earlier crash at the same place may have left a copy
-            files.copy_range(fd, copy, start=start, end=start + size_bytes, at=0)
-            files.datasync(copy)
-        finally:
-            files.close(copy)
+        return copy_aside(directory, name, start, size_bytes, word="torn", replaces=True)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         path = directory.path_of(name)
         logger.warning("%s: no room to keep %d bytes of a torn tail aside; they are cut", path, size_bytes)
-        with suppress(FileNotFoundError):
-            directory.unlink(kept)
         return None
-    return directory.path_of(kept)
 
 
 def rebuild_watermark(directory: Directory, identity: Identity, permissions: int, mark: Mark) -> None:

@@ -148,9 +148,7 @@ class _PartitionRepair(LogCare):
         recovered = recover(self._directory, self._identity, self._permissions)
         end, last_batch = recovered.tail[:2]
         if self.done and recovered.mark.flushed_end < end:  # a watermark that is older than the files
-            mark = recovered.mark._replace(
-                flushed_end=end, durable_end=end, flushed_tail=last_batch, durable_tail=last_batch
-            )
+            mark = recovered.mark.durable_to(end, last_batch)
             rebuild_watermark(self._directory, self._identity, self._permissions, mark)
 
     def _rebuild_mark(self, last: SegmentHeader | None) -> None:

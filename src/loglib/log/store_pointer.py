@@ -11,10 +11,10 @@ has one store for ever. The path is relative to the topic, so topics and store c
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..errors import CorruptLogError, LogError, UnsupportedFormatError
-from ..format.checked_json import seal, unseal_mended
+from ..errors import LogError
+from ..format import checked_json
 from ..system.directory import Directory
 from ..system.files import Files
 from . import copy_role
@@ -27,7 +27,6 @@ __all__ = [
 
 NAME = "transactions.json"
 STORE_FILE = "store.json"  # in the store: its id
-FORMAT = 1
 _MOST_BYTES = 1 << 16
 
 
@@ -48,17 +47,12 @@ def content_of(files: Files, topic_path: str) -> bytes | None:
 
 def read_pointer(files: Files, topic_path: str) -> StorePointer | None:
     """The store of the topic's transactions; None if the topic has never had one."""
+
+    def pointer(facts: dict[str, Any]) -> StorePointer:
+        return StorePointer(os.path.join(topic_path, str(facts["store"])), bytes.fromhex(facts["id"]))
+
     path = os.path.join(topic_path, NAME)
-    content = content_of(files, topic_path)
-    if content is None:
-        return None
-    try:
-        values = unseal_mended(content)
-        if values["format"] != FORMAT:
-            raise UnsupportedFormatError(path, "format of transactions.json", values["format"], FORMAT)
-        return StorePointer(os.path.join(topic_path, str(values["store"])), bytes.fromhex(values["id"]))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CorruptLogError(path, 0, f"no valid description ({error!r})", "the JSON of a topic's store") from error
+    return checked_json.read(files, path, _MOST_BYTES, pointer, "the JSON of a topic's store", mended=True)
 
 
 def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, permissions: int) -> None:
@@ -87,7 +81,7 @@ def is_lost(files: Files, topic_path: str) -> bool:
     if pointer is None:
         return False
     try:
-        described = unseal_mended(files.read_whole(os.path.join(pointer.path, STORE_FILE), _MOST_BYTES))
+        described = checked_json.unseal_mended(files.read_whole(os.path.join(pointer.path, STORE_FILE), _MOST_BYTES))
         return bytes.fromhex(described["id"]) != pointer.id
     except (FileNotFoundError, NotADirectoryError):
         return True
@@ -110,7 +104,7 @@ def _write(directory: Directory, store_path: str, store_id: bytes, permissions: 
 
 def sealed(relative: str, store_id: bytes) -> bytes:
     """The content of the file for a store at this path, as seen from the topic's directory."""
-    return seal({"format": FORMAT, "store": relative, "id": store_id.hex()})
+    return checked_json.seal({"store": relative, "id": store_id.hex()})
 
 
 def is_pending_here(files: Files, topic_path: str, number: int, txn_id: int) -> bool:

@@ -28,18 +28,15 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..config.policies import MAX_OFFSET
-from ..errors import CorruptLogError, UnsupportedFormatError
-from ..format.checked_json import seal, unseal
+from ..format import checked_json
 from ..log.history import HistoryPoint
 
 __all__ = [
     "Archived", "ArchivedFile", "ArchivedPartition", "Piece", "decode", "encode", "end_of", "file_name", "is_file_name",
 ]  # fmt: skip
 
-FORMAT = 1
 _FILE = re.compile(r"\d{4}/\d{20}-(\d{20})-[0-9a-f]{16}\.parquet")
 _CRCS = ("crc", "footer_crc", "chain")
-_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class ArchivedFile(NamedTuple):
@@ -151,8 +148,8 @@ def end_of(name: str) -> int | None:
 
 def encode(archived: Archived) -> bytes:
     """The manifest as the content of its file."""
-    return seal({
-        "format": FORMAT, "version": archived.version, "log_id": archived.log_id.hex(), "topic": archived.topic,
+    return checked_json.seal({
+        "version": archived.version, "log_id": archived.log_id.hex(), "topic": archived.topic,
         "time": archived.time, "partitions": list(map(_partition_facts, archived.partitions)),
     })  # fmt: skip
 
@@ -168,21 +165,17 @@ def _file_facts(each: ArchivedFile) -> dict[str, Any]:
 
 def decode(content: bytes, path: str) -> Archived:
     """The manifest in a file; `CorruptLogError` if it is damaged, `UnsupportedFormatError` if it is a newer one."""
-    try:
-        facts = unseal(content)
-        if type(facts["format"]) is int and facts["format"] > FORMAT:
-            raise UnsupportedFormatError(path, "format of an archive's manifest", facts["format"], FORMAT)
-        if facts["format"] != FORMAT:
-            raise ValueError(f"format {facts['format']}")
-        archived = Archived(
-            _whole(facts, "version"), bytes.fromhex(facts["log_id"]), str(facts["topic"]), _whole(facts, "time"),
-            tuple(map(_partition, facts["partitions"])),
-        )  # fmt: skip
-        if [each.partition for each in archived.partitions] != list(range(len(archived.partitions))):
-            raise ValueError("partitions that do not count from 0")
-        return archived
-    except _ERRORS as error:
-        raise CorruptLogError(path, 0, f"no valid facts ({error!r})", "the manifest of an archive") from error
+    return checked_json.decode(content, path, _archived, "the manifest of an archive")
+
+
+def _archived(facts: dict[str, Any]) -> Archived:
+    archived = Archived(
+        _whole(facts, "version"), bytes.fromhex(facts["log_id"]), str(facts["topic"]), _whole(facts, "time"),
+        tuple(map(_partition, facts["partitions"])),
+    )  # fmt: skip
+    if [each.partition for each in archived.partitions] != list(range(len(archived.partitions))):
+        raise ValueError("partitions that do not count from 0")
+    return archived
 
 
 def _partition(facts: dict[str, Any]) -> ArchivedPartition:

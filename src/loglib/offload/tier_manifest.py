@@ -19,16 +19,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..config.policies import MAX_OFFSET
-from ..errors import CorruptLogError, UnsupportedFormatError
-from ..format.checked_json import seal, unseal
+from ..format import checked_json
 from ..format.watermark import Mark
 from ..log.history import HistoryPoint
 from ..segment import HEADER_BYTES, segment_name
 
 __all__ = ["Tiered", "TieredPartition", "TieredSegment", "decode", "encode"]
 
-FORMAT = 1
-_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class TieredSegment(NamedTuple):
@@ -112,8 +109,8 @@ class Tiered(NamedTuple):
 def encode(tiered: Tiered) -> bytes:
     """The manifest as the content of its file."""
     partitions = [[_segment_facts(segment) for segment in each.segments] for each in tiered.partitions]
-    return seal({
-        "format": FORMAT, "version": tiered.version, "log_id": tiered.log_id.hex(), "topic": tiered.topic,
+    return checked_json.seal({
+        "version": tiered.version, "log_id": tiered.log_id.hex(), "topic": tiered.topic,
         "time": tiered.time, "partitions": partitions,
     })  # fmt: skip
 
@@ -125,17 +122,13 @@ def _segment_facts(each: TieredSegment) -> list[Any]:
 
 def decode(content: bytes, path: str) -> Tiered:
     """The manifest in a file; `CorruptLogError` if it is damaged, `UnsupportedFormatError` if it is a newer one."""
-    try:
-        facts = unseal(content)
-        if type(facts["format"]) is int and facts["format"] > FORMAT:
-            raise UnsupportedFormatError(path, "format of a place's manifest", facts["format"], FORMAT)
-        if facts["format"] != FORMAT:
-            raise ValueError(f"format {facts['format']}")
+
+    def tiered(facts: dict[str, Any]) -> Tiered:
         partitions = tuple(_partition(number, each) for number, each in enumerate(facts["partitions"]))
         log_id, topic = bytes.fromhex(facts["log_id"]), str(facts["topic"])
         return Tiered(_whole(facts["version"]), log_id, topic, _whole(facts["time"]), partitions)
-    except _ERRORS as error:
-        raise CorruptLogError(path, 0, f"no valid facts ({error!r})", "the manifest of a place") from error
+
+    return checked_json.decode(content, path, tiered, "the manifest of a place")
 
 
 def _partition(number: int, segments: list[list[Any]]) -> TieredPartition:

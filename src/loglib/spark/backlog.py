@@ -59,7 +59,7 @@ class LogBacklog:
         except CorruptLogError:
             if not self._skip_damage:
                 raise
-            return min(self.end, self._log.behind_damage(offset, self._mark.flushed_end))
+            return min(self.end, self._log.after_damage(offset, self._mark.flushed_end))
 
     def _runs(self, offset: int) -> Iterator[tuple[range, int]]:
         """The records of each batch, and where the next one begins, from the batch that holds `offset` on.
@@ -76,6 +76,6 @@ class LogBacklog:
             except CorruptLogError:
                 if not self._skip_damage:
                     raise
-                after = log.behind_damage(position, mark.flushed_end)
+                after = log.after_damage(position, mark.flushed_end)
                 yield range(position, position), after
                 position = after

@@ -24,8 +24,9 @@ from ..format.record import Damage
 from ..format.watermark import Mark
 from ..log import topic_file
 from ..log.copy_role import is_tier
-from ..log.log import FixedMark, Log, marks_at_once
+from ..log.log import FixedMark, Log
 from ..log.lookup import resolve
+from ..log.marks_together import marks_together
 from ..log.recovery import list_segments
 from ..offload.storage import LOCAL, Storage, storage_of
 from ..offload.tier_files import newest
@@ -233,7 +234,7 @@ def _ranges_of(parts: Iterable[Part], options: Options) -> list[Range]:
                     log, skip_damage=options.skip_damage, fail_on_data_loss=options.fail_on_data_loss
                 )
                 log.writer = FixedMark(mark)
-        marks = marks_at_once(logs.values())
+        marks = marks_together(logs.values())
         return [_range_of(part, log, marks[part.partition], options) for part, log in logs.items()]
 
 

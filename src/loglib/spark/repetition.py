@@ -21,11 +21,11 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..config.uri import local_path
-from ..errors import CorruptLogError, LogError
-from ..format.checked_json import seal, unseal
+from ..errors import LogError
+from ..format import checked_json
 from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..transactions.manifest import AppState
@@ -35,10 +35,8 @@ __all__ = ["Repetition", "Write", "check_repetition", "owner_after_abort", "owne
 logger = logging.getLogger("loglib")
 
 NAME = "repetitions.json"
-_FORMAT = 1
 _MOST_KEPT = 1000
 _MOST_BYTES = 1 << 20
-_ERRORS = (ValueError, TypeError, LookupError)
 _OWNER = re.compile(r"([^,]*)(?:, batch ([0-9]+))?(?:, checkpoint (.*))?", re.DOTALL)
 _ANOTHER = "start the query with a new checkpoint, or write to another topic"
 
@@ -137,7 +135,7 @@ def tell(files: Files, write: Write, rows_of: Iterable[tuple[str, int]], *, now:
             with Directory.open(files, path) as directory:
                 directory.lock_for_a_moment("a process that changes the topic", advice="try again")
                 found = [*_read(files, path), Repetition(write.app, write.version, rows, now)]
-                content = seal({"format": _FORMAT, "repetitions": found[-_MOST_KEPT:]})
+                content = checked_json.seal({"repetitions": found[-_MOST_KEPT:]})
                 permissions = files.facts(os.path.join(path, "topic.json")).st_mode & 0o777
                 directory.replace(NAME, content, permissions)
         except (LogError, OSError) as error:
@@ -153,13 +151,9 @@ def repetitions(path: str | os.PathLike[str]) -> list[Repetition]:
 
 
 def _read(files: Files, topic_path: str) -> list[Repetition]:
-    path = os.path.join(topic_path, NAME)
-    try:
-        facts = unseal(files.read_whole(path, _MOST_BYTES))
-        found = [(str(app), int(version), int(rows), int(time)) for app, version, rows, time in facts["repetitions"]]
-        return list(map(Repetition._make, found))
-    except FileNotFoundError:
-        return []
-    except _ERRORS as error:
-        what = f"no valid facts ({error!r})"
-        raise CorruptLogError(path, 0, what, "the repetitions of batches; the file may be removed") from error
+    def found(facts: dict[str, Any]) -> list[Repetition]:
+        rows = [(str(app), int(version), int(rows), int(time)) for app, version, rows, time in facts["repetitions"]]
+        return list(map(Repetition._make, rows))
+
+    what = "the repetitions of batches; the file may be removed"
+    return checked_json.read(files, os.path.join(topic_path, NAME), _MOST_BYTES, found, what) or []

@@ -133,7 +133,7 @@ def _first_past_damage(log: Log, position: int, mark: Mark) -> int:
     except CorruptLogError:  # the segment is missing, or its end
         before = log.index.find(position)
         if before is None:
-            return position if position == mark.log_start_offset else log.behind_damage(position, mark.flushed_end)
+            return position if position == mark.log_start_offset else log.after_damage(position, mark.flushed_end)
         segment = log.open_base(before, past_damage=True)
     with segment:
         header, place = around(segment, position, *log.end_of(segment, mark))
@@ -141,7 +141,7 @@ def _first_past_damage(log: Log, position: int, mark: Mark) -> int:
     if header is not None and header.next_offset <= end:
         return position if header.base_offset == position else header.next_offset
     begins_here = position == place <= end  # above the end: the file ends in the batch before
-    return position if begins_here else log.behind_damage(place, mark.flushed_end)
+    return position if begins_here else log.after_damage(place, mark.flushed_end)
 
 
 def _report(split: Split, damage: Damage) -> None:

@@ -16,7 +16,8 @@ from itertools import groupby
 from ..format.watermark import Mark
 from ..groups import TopicPartition
 from ..log import topic_file
-from ..log.log import LOOK_S, Log, marks_at_once
+from ..log.log import LOOK_S, Log
+from ..log.marks_together import marks_together
 from ..system.files import REAL
 from .options import Options
 from .ranges import Part, find_parts, open_log
@@ -82,7 +83,7 @@ class Live:
         """The marks of the partitions' logs. Those of a topic show all of a transaction, or nothing of it."""
         found: dict[TopicPartition, Mark] = {}
         for topic, of_topic in groupby(parts.values(), key=lambda part: part.topic):
-            marks = marks_at_once([self.log(part) for part in of_topic])
+            marks = marks_together([self.log(part) for part in of_topic])
             found |= {TopicPartition(topic, number): mark for number, mark in marks.items()}
         return found
 

@@ -98,7 +98,7 @@ def _check_whole(files: Files, place: Place, found: Sections) -> None:
         return
     with closing(Log(files, place.directory, place.identity)) as log:
         mark = log.published()
-        headers = log.headers_behind(found.held_from, mark)
+        headers = log.headers_from(found.held_from, mark)
         if Extent.among(headers, found.held_txn, found.held_id) == Extent.PART:
             raise unfinishable(place.directory, mark)
 

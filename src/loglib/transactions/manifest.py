@@ -20,18 +20,16 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import CorruptLogError, RecordTooLargeError, UnsupportedFormatError
-from ..format.checked_json import seal, unseal_mended
+from ..errors import RecordTooLargeError
+from ..format import checked_json
 from ..format.header import crc32c
 from ..log.transaction_numbers import MOST_BYTES
 
 __all__ = [
-    "FORMAT", "AppState", "Checkpoint", "Fence", "Manifest", "Offsets", "Section", "decode",
+    "AppState", "Checkpoint", "Fence", "Manifest", "Offsets", "Section", "decode",
     "decode_checkpoint", "decode_store", "encode", "encode_checkpoint", "encode_store",
 ]  # fmt: skip
 
-FORMAT = 1
-_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 T = TypeVar("T")
 
@@ -132,7 +130,7 @@ def encode(manifest: Manifest) -> bytes:
     """The bytes of the entry's file; `RecordTooLargeError` above the limit."""
     _check(manifest)
     frames = manifest.frames or b""
-    content = _seal({
+    content = checked_json.seal({
         "app": manifest.app, "version": manifest.version, "owner": manifest.owner, "source": manifest.source,
         "time": manifest.time, "id": f"{manifest.id:016x}", "skip": manifest.skip, "rows": manifest.rows,
         "sections": [
@@ -155,7 +153,7 @@ def decode(content: bytes, path: str) -> Manifest:
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     """The bytes of the checkpoint's file; `RecordTooLargeError` above the limit."""
-    content = _seal({
+    content = checked_json.seal({
         "number": checkpoint.number,
         "apps": {app: list(state) for app, state in checkpoint.apps.items()},
         "generations": [[*key, generation] for key, generation in checkpoint.generations.items()],
@@ -170,7 +168,7 @@ def decode_checkpoint(content: bytes, path: str) -> Checkpoint:
 
 def encode_store(store_id: bytes) -> bytes:
     """The bytes of `store.json`."""
-    return _seal({"id": store_id.hex()})
+    return checked_json.seal({"id": store_id.hex()})
 
 
 def decode_store(content: bytes, path: str) -> bytes:
@@ -181,22 +179,10 @@ def decode_store(content: bytes, path: str) -> bytes:
 # --- one line and its checksum -----------------------------------------------------------------------------
 
 
-def _seal(values: dict[str, Any]) -> bytes:
-    return seal({"format": FORMAT} | values)
-
-
 def _read(content: bytes, path: str, what: str, facts: Callable[[dict[str, Any], bytes], T]) -> T:
     line = content[: content.find(b"\n") + 1]
-    try:
-        values = unseal_mended(line)
-        version = values["format"]
-        if type(version) is int and version > FORMAT:
-            raise UnsupportedFormatError(path, "transaction format", version, FORMAT)
-        if type(version) is not int or version != FORMAT:
-            raise ValueError(f"format {version}")
-        return facts(values, content[len(line) :])
-    except _ERRORS as error:
-        raise CorruptLogError(path, 0, f"no valid facts ({error!r})", f"the JSON of {what}") from error
+    rest = content[len(line) :]
+    return checked_json.decode(line, path, lambda values: facts(values, rest), f"the JSON of {what}", mended=True)
 
 
 def _small(content: bytes, what: str) -> bytes:

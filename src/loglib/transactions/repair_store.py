@@ -277,7 +277,7 @@ class _Examination:
             return False
         with closing(Log(self._files, place.directory, place.identity)) as log:
             mark = log.published()
-            headers = log.headers_behind(mark.log_start_offset, mark)
+            headers = log.headers_from(mark.log_start_offset, mark)
             return Extent.among(headers, manifest.number, manifest.id) != Extent.WHOLE
 
     def _of_pending(self, manifest: Manifest, place: Place) -> _Fault:

@@ -30,6 +30,7 @@ from ..append.batching import Load
 from ..append.bulk import chunks, encode_all
 from ..config.policies import TopicConfig
 from ..errors import CorruptLogError
+from ..format.chain import End
 from ..format.codec import codec_id
 from ..format.columns import Columns
 from ..format.header import (
@@ -316,20 +317,19 @@ def read_headers(
     read: Callable[[int, int], bytes], size_bytes: int, identity: Identity, path: str, *, at: int
 ) -> Iterator[Header]:
     """The checked headers of a piece. `read(number, position)` gives the bytes of one; errors as of `read_section`."""
-    position = crc = length = number = 0
-    while position < size_bytes:
+    end, number = End(0, 0, 0), 0
+    while end.end < size_bytes:
         try:
-            header = parse_header(read(number, position), 0, salt=identity.salt, offset=position)
-            if (header.previous_crc, header.previous_bytes) != (crc, length):
-                raise BadBatch(60, f"a batch that follows one with CRC {header.previous_crc:08x}", f"{crc:08x}")
+            header = parse_header(read(number, end.end), 0, salt=identity.salt, offset=end.end)
+            end.check(header)
             if header.next_offset > size_bytes:
-                raise BadBatch(12, f"length {header.length}", f"at most {size_bytes - position}")
+                raise BadBatch(12, f"length {header.length}", f"at most {size_bytes - end.end}")
         except BadBatch as error:
-            raise CorruptLogError(path, at + position + error.at, error.found, error.expected) from error
+            raise error.in_file(path, at + end.end) from error
         except NewerBatch as error:
-            raise CorruptLogError(path, at + position, f"{error.what} {error.found}", str(error.supported)) from error
+            raise CorruptLogError(path, at + end.end, f"{error.what} {error.found}", str(error.supported)) from error
         yield header
-        position, crc, length, number = header.next_offset, header.header_crc, header.length, number + 1
+        end, number = End.after(header), number + 1
 
 
 def read_section(
@@ -359,7 +359,7 @@ def read_section(
         try:
             check_body(header, body)
         except BadBatch as error:
-            raise CorruptLogError(path, at + header.base_offset + error.at, error.found, error.expected) from error
+            raise error.in_file(path, at + header.base_offset) from error
         yield header, body
 
 

@@ -1,0 +1,125 @@
+"""Read ahead: the batches that a reader has read, and how many of their records it has handed out.
+
+Invariant: a piece (a batch or a bundle) stays until all its records are handed out, and each record is noted in one
+step: the step of an iterator in C. So an interrupt in any line loses no record and repeats none.
+
+    _pieces        read ahead, oldest first; the first may be handed out in part
+    _current       the first of these, if some of its records are made into objects or handed out; None before that
+    _made          the number of records of `_current` that are made, or handed out as a whole
+    _records       the records that were made last
+    _unread        an iterator over `_records`: it has those that are not yet handed out
+    _left          those that were not yet handed out when the reader was closed
+
+Threads: as for a reader, which is the only subclass.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from operator import length_hint
+from typing import TYPE_CHECKING
+
+from ..errors import CorruptLogError
+from ..format.batch import Batch
+from ..format.record import Record
+from .bundle_reader import Bundle
+from .cursor import Piece
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ReadAhead"]
+
+_RECORDS_TOGETHER = 512  # made into objects in one go; more do not fit the processor's cache and cost 50 % more each
+
+
+class ReadAhead:
+    """The pieces that are read ahead. The table at the top of the module explains the attributes."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Piece] = deque()
+        self._current: Piece | None = None
+        self._made = 0
+        self._records: list[Record] = []
+        self._unread: Iterator[Record] = iter(self._records)
+        self._left: list[Record] = []
+
+    def _make_records(self, piece: Piece) -> None:
+        """Make the next records of the first piece into objects."""
+        part, start = piece, self._next_number(piece)
+        if start or len(piece) > _RECORDS_TOGETHER:
+            piece.decode()  # once for all its parts
+            part = piece.part(start, start + _RECORDS_TOGETHER)
+        records = part.records()
+        self._current, self._made, self._records, self._unread = piece, start + len(part), records, iter(records)
+
+    def _next_number(self, piece: Piece) -> int:
+        """The number in the piece of the record that is handed out next; the piece's length if there is none.
+
+        The iterator itself counts what is handed out, because a counter beside it would be wrong after an interrupt
+        between two lines. `length_hint` of a list's iterator is exact: the records that it still has.
+        """
+        if piece is not self._current:
+            return 0
+        return self._made - length_hint(self._unread) - len(self._left)
+
+    def _is_current_made(self) -> bool:
+        """True if all records of the piece that is being handed out are made."""
+        return self._current is None or self._made >= len(self._current)
+
+    def _unmake_records(self) -> None:
+        """Forget the records that are made but not handed out. They are made again later."""
+        records = self._records
+        self._made, self._records, self._unread = self._made - length_hint(self._unread), [], iter(())
+        records.clear()  # a list iterator ends with its list, even if a loop holds the iterator
+
+    def _forget(self, partition: int) -> None:
+        """Drop the pieces of this partition. Those of others stay: it may be impossible to read them again."""
+        if self._current is not None and self._current.partition == partition:
+            self._unmake_records()
+            self._current = None
+        self._pieces = deque(piece for piece in self._pieces if piece.partition != partition)
+
+    def _take_batch(self, batch: Batch) -> Batch:
+        """Hand out the remaining records of the first piece, which is a batch."""
+        part = batch.part(self._next_number(batch), len(batch))
+        self._unmake_records()
+        self._current, self._made = batch, len(batch)
+        return part
+
+    def _split_bundle(self, bundle: Bundle) -> None:
+        """Replace the first piece, a bundle, by the batches of its remaining records."""
+        batches = bundle.part(self._next_number(bundle), len(bundle)).batches()
+        others = islice(self._pieces, 1, None)
+        self._unmake_records()
+        self._pieces = deque([*batches, *others])  # one step: from here on the bundle's progress does not count
+
+    def _take_arrow(self, columns: Sequence[str] | None, batch_bytes: int) -> pa.RecordBatch:
+        """Hand out the first pieces as one batch of about `batch_bytes` bytes; at least one record."""
+        from ..format.arrow import join
+
+        batches: list[pa.RecordBatch] = []
+        last = made = 0  # the last of the pieces, and how many of its records are taken
+        for number, piece in enumerate(self._pieces):
+            start = self._next_number(piece)
+            part = piece.part(start, len(piece))
+            size = part.content_bytes
+            if size > batch_bytes:
+                if batches:
+                    break
+                part = part.part(0, max(1, len(part) * batch_bytes // size))
+            try:
+                batches.append(part.to_arrow(columns))
+            except CorruptLogError:
+                if not batches:
+                    raise
+                break  # the next call meets it again
+            batch_bytes -= size
+            last, made = number, start + len(part)
+        joined = join(batches)
+        pieces = deque(islice(self._pieces, last, None))
+        self._unmake_records()
+        self._pieces, self._current, self._made = pieces, pieces[0], made
+        return joined
