@@ -24,8 +24,7 @@ __all__ = ["Former", "check_apart", "check_no_circle", "former_of", "is_same"]
 
 
 class Former(NamedTuple):
-    """The directories whose place a copy takes: one, or those of a topic with replicas. The first one has all records.
-    """
+    """The directories whose place a copy takes: one, or those of a topic with replicas. The first has all records."""
 
     paths: tuple[str, ...] = ()  # none: the chain ends at a copy of one moment, which is no topic's successor
     are_members: bool = False

@@ -198,7 +198,7 @@ class _Healing(LogCare):
             self._touched.add(lost.stop)
 
     def _place(self, base: int, ranges: list[ProvenRange]) -> str:
-        """Put proven batches where they belong: in a segment with this base. Says why not, if it cannot."""
+        """Write proven batches into the segment with this base. Returns why not, if that cannot be done."""
         start, end = ranges[0].start, ranges[-1].end
         if self._is_held(base):
             return self._held_text

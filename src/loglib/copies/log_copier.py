@@ -287,7 +287,7 @@ class LogCopier(NotCopyable):
         kept = copied.cut(common, mark)
         self._join_last()
         self.set_aside += kept
-        if not kept:  # only a segment without batches went
+        if not kept:  # only an empty segment was removed
             return common.end
         logger.warning(
             "%s: its source %s does not have the offsets from %d on; they are set aside in %s",

@@ -160,7 +160,7 @@ class SourceLog(NotCopyable):
         if any(each.end > mark.flushed_end for each in ends):  # there may be more than an old watermark says
             mark = max(mark, self.log.scanned(mark), key=lambda each: each.flushed_end)
         count = len(list(takewhile(lambda each: self._has(each, mark), ends)))
-        if count < len(ends):  # it may differ only because retention was quicker
+        if count < len(ends):  # it may differ only because retention was faster
             self.log.check_not_dropped(ends[count].end)
         return count
 
@@ -208,7 +208,7 @@ def own_mark(mark: Mark) -> Mark:
     """The mark of a copy that has all below this mark of its source, durable."""
     applied = mark.applied_txn, mark.applied_id
     if mark.held_txn and mark.flushed_end <= mark.held_from:  # the mark ends before that transaction
-        applied = min(applied, (mark.held_txn - 1, 0))  # whose id it is not is not known
+        applied = min(applied, (mark.held_txn - 1, 0))  # the id of that number is not known
     own = Mark.at_rest(mark.sequence, mark.log_start_offset, mark.flushed_end, mark.flushed_tail)
     return own._replace(
         writer_epoch=mark.writer_epoch, writer_nonce=mark.writer_nonce, applied_txn=applied[0], applied_id=applied[1],

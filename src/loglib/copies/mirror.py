@@ -289,8 +289,7 @@ class Mirror(NotCopyable):
         self._described = content
 
     def _carry_store_pointer(self) -> None:
-        """Name the store of the source's transactions in the copy: the numbers in the copy's marks are of this store.
-        """
+        """Write the path of the source's transaction store into the copy: it gave the numbers in the copy's marks."""
         content = self._origin.store_pointer(self.path)
         if content is not None and content != self._store_pointer:
             with Directory.open(self._files, self.path) as directory:
@@ -392,7 +391,7 @@ class Mirror(NotCopyable):
                     pause_s = _LOOK_S * max(1, len(self._copiers) // _MANY)  # idle: 50 us a partition
                     full_at = time.monotonic() + pause_s
                 if self._origin.watch():
-                    full_at = 0.0  # look again: the logs are watched only now
+                    full_at = 0.0  # look again: some logs are watched only from now on
                 elif numbers := self._origin.wait_for_changes(full_at - time.monotonic()):
                     with enter(self._in_pass, self.path):
                         self._check_open()

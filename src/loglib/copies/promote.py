@@ -91,7 +91,7 @@ def _promoted(files: Files, path: str, described: tuple[bytes, TopicConfig], *, 
             return False
         if found.role == copy_role.TIER:  # it has only partitions with a sealed segment
             _make_empty_partitions(files, path, *described, now=now)
-        _lock(files, path, described[1], held)  # nobody copies into it any more
+        _lock(files, path, described[1], held)  # no mirror copies into it any more
         again = copy_role.read(files, path)
         if again is None or again.role != found.role:
             return False

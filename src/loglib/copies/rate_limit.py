@@ -15,7 +15,7 @@ _BEAT_S = 5.0  # the longest silence of one that waits
 
 
 class RateLimit:
-    """So many bytes per second, or no limit. Setting `ended` ends a wait."""
+    """A limit of bytes per second, or none. Setting `ended` ends a wait."""
 
     def __init__(self, bytes_per_second: float | None, ended: threading.Event) -> None:
         if bytes_per_second is not None and not bytes_per_second > 0:

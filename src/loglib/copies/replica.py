@@ -442,8 +442,7 @@ class Replica(NotCopyable):
         return _PartitionFollower(self._files, writer, copier)
 
     def _catch_up(self, follower: _PartitionFollower, writer: Writer) -> None:
-        """Copy up to near the writer's tail. All bytes before the tail are written, so no lock of the writer is needed.
-        """
+        """Copy up to near the writer's tail. All bytes before it are written, so no lock of the writer is needed."""
         while not self._ending:
             tail = writer.batch.tail
             follower.advance(tail)

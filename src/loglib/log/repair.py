@@ -44,7 +44,7 @@ class RepairReport(NamedTuple):
     """The result of repairing a topic."""
 
     repairs: tuple[Repair, ...]  # what was done; of a dry run: what would be done
-    verified: VerifyReport  # after the repair; of a dry run: as the topic is
+    verified: VerifyReport  # after the repair; of a dry run: of the unchanged topic
 
     @property
     def lost_bytes(self) -> int:
