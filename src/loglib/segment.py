@@ -251,7 +251,7 @@ class SegmentReader(NotCopyable):
             self.refuse(error, offset)
 
     def header_after(self, offset: int) -> Header:
-        """The header at the end of the batches that were read last. Their block often has it, and then nothing is read."""
+        """The header after the batches that were read last. Their block often has it, and then nothing is read."""
         place, content = self._after
         if place != offset or len(content) < BATCH_HEADER_BYTES:
             return self.header_at(offset)
