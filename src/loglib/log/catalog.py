@@ -61,8 +61,8 @@ def _names(files: Files, directory: str) -> list[str]:
 def describe_all(files: Files, directory: str | os.PathLike[str], *, groups_of: GroupsOf) -> list[TopicInfo]:
     """The topics in a directory, sorted by name. `groups_of` lists the groups in a topic's directory.
 
-    `FileNotFoundError` or `NotADirectoryError` if there is no such directory: a path that is mistyped or not mounted must
-    not look like a directory without topics.
+    `FileNotFoundError` or `NotADirectoryError` if there is no such directory: a mistyped path, or an
+    unmounted one, must not look like a directory without topics.
     """
     absolute = os.path.abspath(os.fsdecode(directory))
     return [_describe(files, name, os.path.join(absolute, name), groups_of) for name in _names(files, absolute)]

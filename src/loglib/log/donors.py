@@ -124,9 +124,9 @@ class Donor(NotCopyable):
         return Source(segment.path, segment.file_position(offset))
 
     def has_durable(self, end: int, by: tuple[int, int], of: tuple[int, int]) -> bool:
-        """True if this copy has durable what the writer `by` published up to `end`; `of` is the writer of its batch there.
+        """True if this copy has durable what the writer `by` published up to `end`.
 
-        Either the batch or the mark of the copy must name the writer `by`.
+        `of` is the writer of the copy's batch there. It, or the writer in the copy's mark, must be `by`.
         """
         ours = self.mark.writer_epoch, self.mark.writer_nonce
         return self.mark.durable_end >= end and by[0] > 0 and by in (of, ours)
