@@ -1,18 +1,18 @@
-"""Repair: makes a damaged topic one that opens, whose readers pass over what is lost and say so.
+"""Repair: makes a damaged topic open again. Its readers skip lost records and report them.
 
 Invariant: what can be read before a repair is read after it, at the same offsets. No offset is used again. Bytes that
 a repair overwrites or cuts are copied aside first, and damaged bytes of batches stay where they are. A repair may
 crash at any point and be run again.
 
-    gaps.json       declares the ranges that cannot be read (gaps.py), and no longer those that can be read again
-    headers         a damaged header of a segment is made anew, from the segment before it and its own first batch
+    gaps.json       declares the ranges that cannot be read (gaps.py); ranges that can be read again are taken out
+    headers         a damaged header of a segment is rebuilt from the segment before it and its own first batch
     places          a missing segment becomes a file of zeros, and a file that is too short ends with zeros: gaps;
-                    what a file has too much is cut
-    the end         if the end of the log is damaged, the last segment is sealed, and a new one begins behind it
-    the watermark   is written anew, if one of its slots is not whole
-    topic.json      is written anew if it is damaged, with the default policies
+                    surplus bytes of a file are cut
+    the end         if the end of the log is damaged, the last segment is sealed, and a new one begins after it
+    the watermark   is written again if one of its slots is not whole
+    topic.json      is written again if it is damaged, with the default policies
 
-The last step is what a writer does before it appends (recovery.py): it proves that the partition opens.
+The last step is the recovery of a writer before it appends (recovery.py). It proves that the partition opens.
 
 Threads: no state. Processes: declaring gaps needs no lock and may be done beside a writer. All else needs the
 partition's lock.
@@ -44,12 +44,12 @@ __all__ = ["Repair", "RepairReport", "repair_topic", "stated_log_id"]
 class RepairReport(NamedTuple):
     """The result of repairing a topic."""
 
-    repairs: tuple[Repair, ...]  # what was done; of a dry run: what would be done
+    repairs: tuple[Repair, ...]  # the actions; of a dry run: those of a real one
     verified: VerifyReport  # after the repair; of a dry run: as the topic is
 
     @property
     def lost_bytes(self) -> int:
-        """How many bytes of the log these repairs declare as lost."""
+        """The number of bytes of the log that these repairs declare as lost."""
         return sum(len(each.offsets) for each in self.repairs)
 
 
@@ -98,7 +98,7 @@ def _size(files: Files, path: str, identity: Identity) -> int:
 
 
 def _leave_lost_store(files: Files, path: str, repairs: list[Repair], *, dry_run: bool) -> None:
-    """Forget a store of transactions that is gone. What the logs have of its transactions shows who needs it."""
+    """Let the topic forget a store of transactions that is gone."""
     try:
         what = "" if not store_pointer.is_lost(files, path) else "its store of transactions is gone"
     except CorruptLogError as error:
@@ -120,7 +120,7 @@ def _leave_lost_store(files: Files, path: str, repairs: list[Repair], *, dry_run
 
 
 def _description(files: Files, path: str, repairs: list[Repair], *, dry_run: bool) -> tuple[bytes, TopicConfig]:
-    """The log id and the policies of the topic. A description that is lost is written anew."""
+    """The log id and the policies of the topic. A lost description is written again."""
     name = os.path.join(path, topic_file.NAME)
     try:
         described = topic_file.read(files, path)
@@ -137,7 +137,7 @@ def _description(files: Files, path: str, repairs: list[Repair], *, dry_run: boo
             if directory.exists(topic_file.NAME):
                 kept = copy_aside(directory, topic_file.NAME, 0, files.sizes(path)[topic_file.NAME])
             topic_file.write(directory, log_id, config)
-    policies = f"made anew for {config.partitions} partitions; all policies are the default ones: set them again"
+    policies = f"rebuilt for {config.partitions} partitions; all policies are the default ones: set them again"
     repairs.append(Repair(None, name, f"{policies} ({what})", kept=kept))
     return log_id, config
 

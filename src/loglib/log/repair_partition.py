@@ -1,8 +1,8 @@
-"""Repair partition: the repair of one partition. What it does to files, and in which order.
+"""Repair partition: the repair of one partition, as changes of its files in their order.
 
-Invariant: gaps are declared before anything else, and each step leaves a partition that another repair can go on with.
-Bytes are overwritten or cut only after they were copied aside. Segments are put right oldest first, because a header
-is made from the segment before it. The last step is recovery, which proves that the partition opens.
+Invariant: gaps are declared before anything else, and after each step another repair can continue. Bytes are
+overwritten or cut only after they were copied aside. Segments are repaired oldest first, because a header is made from
+the segment before it. The last step is recovery, which proves that the partition opens.
 
 Processes: declaring gaps needs no lock. All else is done with the partition's lock.
 """
@@ -50,11 +50,11 @@ _ADVICE = "close that writer: this damage cannot be repaired beside it"
 
 
 class Repair(NamedTuple):
-    """One thing that a repair has done, or would do. `str` gives it in words."""
+    """One action of a repair, done or planned. `str` gives it as a text."""
 
     partition: int | None  # None: the whole topic
     path: str  # of the file
-    what: str  # in words
+    what: str  # the action, as a text
     offsets: range = range(0)  # declared as lost
     kept: str | None = None  # the file that keeps the bytes which were overwritten or cut
 
@@ -75,9 +75,9 @@ class PartitionRepair:
         self._repairs: list[Repair] = []
 
     def run(self, *, dry_run: bool, progress: Callable[[int], object]) -> list[Repair]:
-        """Repair the partition; returns what was done, or would be done."""
+        """Repair the partition; returns the actions that were done, or would be done in a `dry_run`."""
         if not self._files.exists(self._path):
-            return self._begin_anew(dry_run=dry_run)
+            return self._make_empty(dry_run=dry_run)
         if dry_run:
             self._report(examine(self._files, self._path, self._identity, progress=progress))
             return self._repairs
@@ -101,7 +101,7 @@ class PartitionRepair:
                 self._mend(directory, findings)
         return self._repairs
 
-    def _begin_anew(self, *, dry_run: bool) -> list[Repair]:
+    def _make_empty(self, *, dry_run: bool) -> list[Repair]:
         """Make an empty log for a partition whose directory is gone."""
         if not dry_run:
             aside = f"{self._path}.{self._files.random_bytes(4).hex()}.tmp"
@@ -125,7 +125,7 @@ class PartitionRepair:
         return os.path.join(self._path, name)
 
     def _report(self, findings: Findings) -> None:
-        """Note what would be done."""
+        """Note the actions that would be done."""
         self._note_gaps(findings)
         for each in findings.undecodable:
             self._note(each.path, _invalid(each))
@@ -153,10 +153,10 @@ class PartitionRepair:
         if findings.healed:
             self._note(self._name(GAPS), f"{findings.healed} declared gaps can be read again: they are taken back")
         if findings.fault_of_gaps:
-            self._note(self._name(GAPS), f"made anew ({findings.fault_of_gaps})")
+            self._note(self._name(GAPS), f"rebuilt ({findings.fault_of_gaps})")
 
     def _declare(self, directory: Directory, findings: Findings) -> None:
-        """Declare what cannot be read as gaps. The damaged bytes stay."""
+        """Declare the ranges that cannot be read as gaps. The damaged bytes stay."""
         new = [
             Gap(each.offsets.start, each.offsets.stop, f"{os.path.basename(each.path)}: {each.found}", self._now_us)
             for each in findings.damage
@@ -196,7 +196,7 @@ class PartitionRepair:
             )
 
     def _invalidate(self, directory: Directory, bad: Damage) -> None:
-        """Copy a batch aside that has its checksums and is no batch, and make its header invalid: so it is damage."""
+        """Quarantine a batch that passes its checksums but cannot be decoded, and invalidate its header."""
         name, offsets = os.path.basename(bad.path), bad.offsets
         fd = directory.open_write(name)
         try:
@@ -211,7 +211,7 @@ class PartitionRepair:
     def _put_right(
         self, directory: Directory, findings: Findings, place: ExpectedSegment, before: SegmentHeader | None
     ) -> SegmentHeader:
-        """Make a segment lie as it should; returns its header, which is whole then."""
+        """Bring a segment to its place and size; returns its header, which is whole then."""
         name, header = segment_name(place.base), place.header
         is_last = place is findings.places[-1]
         end = findings.end if is_last and findings.needs_new_end else place.end
@@ -264,7 +264,7 @@ class PartitionRepair:
     ) -> SegmentHeader:
         """The header of a segment, from the segment before it and from its own first batch.
 
-        The first segment has its header as it was kept when what is before it was dropped.
+        The header of the first segment is the copy that was kept when the segments before it were dropped.
         """
         first = self._first_batch(base)
         if before is None and (found := self._kept_header(directory, base, first)) is not None:
@@ -297,7 +297,7 @@ class PartitionRepair:
         )  # fmt: skip
 
     def _kept_header(self, directory: Directory, base: int, first: Header | None) -> SegmentHeader | None:
-        """The header that was kept of the first segment, if its first batch follows what that says."""
+        """The kept header of the first segment, if the first batch follows it."""
         found = start_header.kept(directory, self._identity, base)
         if found is None or (first is not None and first.previous_crc != found.previous_crc):
             return None
@@ -316,7 +316,7 @@ class PartitionRepair:
         return None
 
     def _tail_of(self, findings: Findings, header: SegmentHeader, end: int) -> _Tail:
-        """What the whole batches of a segment leave for the header of the next one. Gaps are passed over."""
+        """The facts that the whole batches of a segment have for the header of the next one. Gaps are skipped."""
         before = read_producers(self._files, self._path, header)
         mark = findings.mark._replace(flushed_end=max(findings.mark.flushed_end, end))
         with closing(log_as_found(self._files, self._path, self._identity, mark)) as log:
@@ -334,16 +334,16 @@ class PartitionRepair:
 
 
 def _running_max_before(findings: Findings, base: int) -> int:
-    """What the largest event time before the first segment is at most, as far as the next one knows.
+    """The largest event time that the log before the first segment may have, by the header of the next one.
 
-    A search by time that begins too early finds its record all the same; one that begins too late does not.
+    A search by time that begins too early still finds its record; one that begins too late does not.
     """
     known = (each.header.running_max_timestamp for each in findings.places if each.base > base and each.header)
     return next(known, NO_TIMESTAMP) if base else NO_TIMESTAMP
 
 
 class _Tail(NamedTuple):
-    """What a segment leaves for the header of the next one."""
+    """The facts that a segment has for the header of the next one."""
 
     last_batch: int | None  # None: it is in a gap
     crc: int
@@ -362,7 +362,7 @@ def _invalid(bad: Damage) -> str:
 
 def _missing(findings: Findings, place: ExpectedSegment) -> str:
     end = findings.end if place is findings.places[-1] else place.end
-    return f"the segment was missing: made anew, with zeros up to offset {end}"
+    return f"the segment was missing: rebuilt, with zeros up to offset {end}"
 
 
 def _misplaced(size_bytes: int) -> str:
@@ -372,9 +372,9 @@ def _misplaced(size_bytes: int) -> str:
 
 
 def _header(place: ExpectedSegment) -> str:
-    return f"the segment header was made anew ({place.fault})"
+    return f"the segment header was rebuilt ({place.fault})"
 
 
 def _watermark(findings: Findings) -> str:
     mark = findings.mark
-    return f"written anew, for offsets [{mark.log_start_offset}, {mark.flushed_end}) ({findings.fault_of_mark})"
+    return f"written again, for offsets [{mark.log_start_offset}, {mark.flushed_end}) ({findings.fault_of_mark})"
