@@ -245,20 +245,13 @@ class SegmentReader(NotCopyable):
 
     def header_at(self, offset: int) -> Header:
         """The header of the batch that begins at `offset`."""
-        try:
-            return parse_header(self.read(offset, BATCH_HEADER_BYTES), 0, salt=self.salt, offset=offset)
-        except (BadBatch, NewerBatch) as error:
-            self.refuse(error, offset)
+        return self._header(self.read(offset, BATCH_HEADER_BYTES), 0, offset)
 
     def header_after(self, offset: int) -> Header:
         """The header after the batches that were read last. Their block often has it, and then nothing is read."""
         place, content = self._after
-        if place != offset or len(content) < BATCH_HEADER_BYTES:
-            return self.header_at(offset)
-        try:
-            return parse_header(content, 0, salt=self.salt, offset=offset)
-        except (BadBatch, NewerBatch) as error:
-            self.refuse(error, offset)
+        is_here = place == offset and len(content) == BATCH_HEADER_BYTES
+        return self._header(content, 0, offset) if is_here else self.header_at(offset)
 
     def length_after(self, offset: int) -> int:
         """The length in that header, unchecked: a hint for the next read. 0 if their block does not have it."""
@@ -323,14 +316,17 @@ class SegmentReader(NotCopyable):
         while offset < limit:
             if offset - begin + BATCH_HEADER_BYTES > len(window):
                 window, begin = self.read(offset, min(size, max(limit - offset, BATCH_HEADER_BYTES))), offset
-            try:
-                header = parse_header(window, offset - begin, salt=self.salt, offset=offset)
-            except (BadBatch, NewerBatch) as error:
-                self.refuse(error, offset)
+            header = self._header(window, offset - begin, offset)
             yield header
             offset = header.next_offset
             # Many headers of small batches come with one read. Of large batches only the header is read.
             size = _LARGEST_WINDOW if header.length < _FIRST_WINDOW else BATCH_HEADER_BYTES
+
+    def _header(self, content: bytes, position: int, offset: int) -> Header:
+        try:
+            return parse_header(content, position, salt=self.salt, offset=offset)
+        except (BadBatch, NewerBatch) as error:
+            self.refuse(error, offset)
 
     def refuse(self, error: BadBatch | NewerBatch, offset: int) -> NoReturn:
         """Raise the public error for a bad batch at `offset`."""

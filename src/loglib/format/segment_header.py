@@ -48,6 +48,7 @@ from typing import NamedTuple
 
 from ..config.policies import MAX_OFFSET
 from ..errors import CorruptLogError, UnsupportedFormatError
+from .chain import End
 from .header import crc32c, make_salt
 
 __all__ = [
@@ -127,6 +128,11 @@ class SegmentHeader(NamedTuple):
     def previous_batch(self) -> int:
         """Base offset of the last batch before the segment; the segment's base offset, if there is none."""
         return self.base_offset - self.previous_batch_bytes
+
+    @property
+    def chain_end(self) -> End:
+        """The end of the chain of batches before the segment."""
+        return End(self.base_offset, self.previous_batch, self.previous_crc)
 
     def encode(self) -> bytes:
         *before, last_append_time, running_max = self[:10]

@@ -97,10 +97,7 @@ class Donor(NotCopyable):
         segment = self.segment_of(base)
         if base + length > self.mark.flushed_end or not 0 < length <= MAX_BATCH_BYTES:
             segment.corrupt(base, f"a flushed end at {self.mark.flushed_end}", f"a batch of {length} bytes")
-        try:
-            batches = _whole_batches(segment.read(base, length), base, segment)
-        except (BadBatch, NewerBatch) as error:
-            segment.refuse(error, base)
+        batches = self._batches(base, length)
         if len(batches) > 1:
             segment.corrupt(base, f"{len(batches)} batches", f"one of {length} bytes")
         as_batch(batches[0], segment.partition, self.source(base)).decode()
@@ -108,15 +105,23 @@ class Donor(NotCopyable):
 
     def fetch(self, stretch: ProvenRange) -> list[CheckedBatch]:
         """The batches of the range, proven again, because the files of a donor may change at any time."""
-        segment = self.segment_of(stretch.start)
-        try:
-            batches = _whole_batches(segment.read(stretch.start, stretch.end - stretch.start), stretch.start, segment)
-        except (BadBatch, NewerBatch) as error:
-            segment.refuse(error, stretch.start)
+        batches = self._batches(stretch.start, stretch.end - stretch.start)
         if batches[-1].header.header_crc != stretch.last_crc:
             found = f"batches that end with CRC {batches[-1].header.header_crc:08x}"
-            segment.corrupt(stretch.start, found, f"{stretch.last_crc:08x}")
+            self.segment_of(stretch.start).corrupt(stretch.start, found, f"{stretch.last_crc:08x}")
         return batches
+
+    def _batches(self, start: int, size_bytes: int) -> list[CheckedBatch]:
+        """The batches that fill these bytes of the log, each following the one before."""
+        segment = self.segment_of(start)
+        content = segment.read(start, size_bytes)
+        try:
+            headers = list(follow(content, End(start, start, None), start=start, salt=segment.salt))
+        except (BadBatch, NewerBatch) as error:
+            segment.refuse(error, start)
+        if not headers or headers[-1].next_offset < start + len(content):
+            segment.corrupt(headers[-1].next_offset if headers else start, "a part of a batch", "a whole one")
+        return [CheckedBatch(each, content[each.base_offset - start : each.next_offset - start]) for each in headers]
 
     def source(self, offset: int) -> Source:
         """The place of a batch, for messages."""
@@ -233,15 +238,6 @@ def as_batch(whole: CheckedBatch, partition: int, source: Source) -> Batch:
         return taken(header, stored, source, partition=partition, body_at=HEADER_BYTES)
     except BadBatch as error:
         raise error.in_file(*source) from error
-
-
-def _whole_batches(content: bytes, start: int, segment: SegmentReader) -> list[CheckedBatch]:
-    """The batches that fill the bytes, each following the one before; `BadBatch` if they do not."""
-    headers = list(follow(content, End(start, start, None), start=start, salt=segment.salt))
-    size = headers[-1].next_offset - start if headers else 0
-    if not size or size < len(content):
-        raise BadBatch(size, f"{len(content) - size} bytes", "a whole batch")
-    return [CheckedBatch(each, content[each.base_offset - start : each.next_offset - start]) for each in headers]
 
 
 def _extend(proven: list[ProvenRange], whole: CheckedBatch, donor: Donor) -> None:

@@ -500,25 +500,12 @@ class Log(NotCopyable):
         """The segment that holds the offset, open; `OffsetOutOfRangeError` if retention has dropped it.
 
         With `past_damage` its header is not read.
-        """
-        base = self.index.find(offset)
-        if base is not None:
-            with suppress(FileNotFoundError):
-                segment = self.open_base(base, past_damage=past_damage)
-                if offset < segment.end_of_file():
-                    return segment
-                segment.close()
-        return self._look_for(offset, past_damage=past_damage)
 
-    def _look_for(self, offset: int, *, past_damage: bool) -> SegmentReader:
-        """The segment that holds the offset, when the index does not have it.
-
-        The writer may roll and drop while the directory is listed. So a segment counts as missing only if two
-        listings do not have it, and the log start has not moved between them.
+        The writer may roll and drop while the directory is listed. So a segment counts as missing only if two listings
+        do not have it, and the log start has not moved between them.
         """
-        log_start = -1  # the log start when the segment was missing last
+        was_listed, log_start = False, -1  # the log start when a listing did not have the segment
         while True:
-            self.refresh()
             base = self.index.find(offset)
             if base is not None:
                 with suppress(FileNotFoundError):
@@ -526,11 +513,14 @@ class Log(NotCopyable):
                     if offset < segment.end_of_file() or log_start >= 0:
                         return segment
                     segment.close()
-            mark = self.check_not_dropped(offset)
-            if mark.log_start_offset == log_start:
-                path, found = (self.directory, "no segment file") if base is None else (self._path(base), "no file")
-                raise CorruptLogError(path, 0, found, f"the segment that holds offset {offset}")
-            log_start = mark.log_start_offset
+            if was_listed:
+                mark = self.check_not_dropped(offset)
+                if mark.log_start_offset == log_start:
+                    path, found = (self.directory, "no segment file") if base is None else (self._path(base), "no file")
+                    raise CorruptLogError(path, 0, found, f"the segment that holds offset {offset}")
+                log_start = mark.log_start_offset
+            self.refresh()
+            was_listed = True
 
     def check_not_dropped(self, offset: int) -> Mark:
         """`OffsetOutOfRangeError` if retention has dropped the offset; otherwise the current mark."""
