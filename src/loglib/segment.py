@@ -1,4 +1,4 @@
-"""Segment: one append-only file of a partition; batches back to back after a fixed header.
+"""Segment: one append-only file of a partition: batches back to back after a fixed header.
 
 Invariant: `file position = HEADER_BYTES + offset - base_offset`. The next segment's base is this base plus
 this segment's bytes, so arithmetic finds a missing, swapped or cut segment. A file whose name ends in
@@ -92,9 +92,9 @@ def create_segment(directory: Directory, header: SegmentHeader, permissions: int
 
 
 def attach_segment(directory: Directory, header: SegmentHeader, path: str, fd: int) -> None:
-    """Make the file at `path`, which is open as `fd`, a segment: it has batches, and before them room for the header.
+    """Make a segment of the file at `path`, which is open as `fd`: it has room for the header, and batches after that.
 
-    It and its new name are synced; it keeps the old name, too. A crash at any point leaves a `.tmp` file, which is
+    It and its new name are synced, and it keeps the old name. A crash at any point leaves a `.tmp` file, which is
     garbage, or a whole segment.
     """
     files, name = directory.files, segment_name(header.base_offset)
@@ -105,7 +105,7 @@ def attach_segment(directory: Directory, header: SegmentHeader, path: str, fd: i
         directory.unlink(temporary)
     files.link(path, temporary, dst_dir_fd=directory.fd)
     directory.rename(temporary, name)
-    if directory.exists(temporary):  # the segment had its name already, and then a rename does nothing
+    if directory.exists(temporary):  # the segment had its name already: then a rename does nothing
         directory.unlink(temporary)
     directory.sync()
 
@@ -113,10 +113,10 @@ def attach_segment(directory: Directory, header: SegmentHeader, path: str, fd: i
 def write_producers(
     directory: Directory, base_offset: int, producers: Sequence[ProducerState], permissions: int
 ) -> tuple[tuple[ProducerState, ...], int, int]:
-    """Write the producers that do not fit the segment's header into a separate file. It and its name are synced.
+    """Write the producers that do not fit the segment's header into a separate file. The file and its name are synced.
 
-    Returns the facts for the header: its own table, the number of entries in the file, and the file's CRC. The
-    segment is created after this file, so a segment always has its file. A file without its segment is garbage.
+    Returns the facts for the header: its table, the number of entries in the file, and the file's CRC. The segment
+    is created after this file, so a segment always has its file. A file without its segment is garbage.
     """
     table, more = tuple(producers[-MAX_PRODUCERS:]), producers[:-MAX_PRODUCERS]
     if not more:
@@ -137,7 +137,7 @@ def read_producers(
     try:
         content = files.drain(_open(files, path, within), path, size)
     except FileNotFoundError as error:
-        expected = f"the {header.more_producers} producers that the segment speaks of"
+        expected = f"the {header.more_producers} producers that the segment names"
         raise CorruptLogError(path, 0, "no file", expected) from error
     if len(content) != size:
         raise CorruptLogError(path, len(content), "the end of the file", f"{header.more_producers} producers")
@@ -161,8 +161,8 @@ def read_segment_header(
 class SegmentReader(NotCopyable):
     """An open segment: batches and headers by offset. log/search.py finds batches whose offset is unknown.
 
-    With `base_offset` (from the file's name) the segment header is not read, and there is no `header`. This is
-    for reading around damage; each batch names its log itself. With `within`, an open directory, the file is
+    With `base_offset` (from the file's name) the segment header is not read, and there is no `header`. This is for
+    reading around damage: the salt of a batch's CRC proves its log. With `within`, an open directory, the file is
     looked up there by its name, and the path is only for messages.
     """
 
@@ -182,7 +182,7 @@ class SegmentReader(NotCopyable):
         self.salt = identity.salt
         self.partition = identity.partition
         self.path = path
-        self._after = -1, b""  # an offset, and the bytes from there on, behind the batches that were read last
+        self._after = -1, b""  # the offset after the batches that were read last, and the first bytes there
         self._fd = _open(files, path, within)
         if base_offset is not None:
             self.base_offset = base_offset
@@ -190,7 +190,7 @@ class SegmentReader(NotCopyable):
         try:
             self.header = _read_header(files, self._fd, path, identity)
         except BaseException:
-            self.close()  # only once: at the time of __del__ the number may belong to another file
+            self.close()  # only once: when __del__ runs, the number may belong to another file
             raise
         self.base_offset = self.header.base_offset
 
@@ -200,7 +200,7 @@ class SegmentReader(NotCopyable):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __del__(self) -> None:  # a reader that is dropped in mid-iteration must not leak its file
+    def __del__(self) -> None:  # a reader that is dropped in the middle of an iteration must not leak its file
         with suppress(OSError):  # no caller can get the error, and reading loses nothing
             self.close()
 
@@ -210,13 +210,13 @@ class SegmentReader(NotCopyable):
             self._files.close(fd)
 
     def end_of_file(self) -> int:
-        """The offset at which the file ends now. It does not prove that the bytes below it are whole."""
+        """The offset at which the file ends now. The bytes below it may be damaged."""
         return self.base_offset + self._files.size(self._fd) - HEADER_BYTES
 
     def end_of_data(self, offset: int) -> int:
-        """The offset behind the last byte from `offset` on that is not zero; `offset` if there is none.
+        """The offset after the last byte that is not zero; at least `offset`.
 
-        A file may be longer than its log: zeros behind it are room for batches to come, and mean nothing.
+        A file may be longer than its log: zeros after the log are room for batches to come, and mean nothing.
         """
         stop = self.end_of_file()
         while stop > offset:
@@ -232,7 +232,7 @@ class SegmentReader(NotCopyable):
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` bytes of the log from `offset`; fewer at the end of the file."""
         position = self.file_position(offset)
-        if position > _LAST_POSITION:  # from forged bytes; the system refuses such a number
+        if position > _LAST_POSITION:  # from forged bytes: the system would refuse such a number
             return b""
         try:
             return self._files.read_at(self._fd, max(size_bytes, 0), position)
@@ -245,23 +245,16 @@ class SegmentReader(NotCopyable):
 
     def header_at(self, offset: int) -> Header:
         """The header of the batch that begins at `offset`."""
-        try:
-            return parse_header(self.read(offset, BATCH_HEADER_BYTES), 0, salt=self.salt, offset=offset)
-        except (BadBatch, NewerBatch) as error:
-            self.refuse(error, offset)
+        return self._header(self.read(offset, BATCH_HEADER_BYTES), 0, offset)
 
     def header_after(self, offset: int) -> Header:
-        """The same, for the offset where the batches end that were read last: their block often has it already."""
+        """The header after the batches that were read last. Their block often has it, and then nothing is read."""
         place, content = self._after
-        if place != offset or len(content) < BATCH_HEADER_BYTES:
-            return self.header_at(offset)
-        try:
-            return parse_header(content, 0, salt=self.salt, offset=offset)
-        except (BadBatch, NewerBatch) as error:
-            self.refuse(error, offset)
+        is_here = place == offset and len(content) == BATCH_HEADER_BYTES
+        return self._header(content, 0, offset) if is_here else self.header_at(offset)
 
     def length_after(self, offset: int) -> int:
-        """The length that this header states, unchecked: a hint for the next read. 0 if it was not read."""
+        """The length in that header, unchecked: a hint for the next read. 0 if their block does not have it."""
         place, content = self._after
         return unchecked_header(content, 0).length if place == offset and len(content) == BATCH_HEADER_BYTES else 0
 
@@ -323,14 +316,17 @@ class SegmentReader(NotCopyable):
         while offset < limit:
             if offset - begin + BATCH_HEADER_BYTES > len(window):
                 window, begin = self.read(offset, min(size, max(limit - offset, BATCH_HEADER_BYTES))), offset
-            try:
-                header = parse_header(window, offset - begin, salt=self.salt, offset=offset)
-            except (BadBatch, NewerBatch) as error:
-                self.refuse(error, offset)
+            header = self._header(window, offset - begin, offset)
             yield header
             offset = header.next_offset
-            # Many small batches are read at once. Of large batches only the header is read.
+            # Many headers of small batches come with one read. Of large batches only the header is read.
             size = _LARGEST_WINDOW if header.length < _FIRST_WINDOW else BATCH_HEADER_BYTES
+
+    def _header(self, content: bytes, position: int, offset: int) -> Header:
+        try:
+            return parse_header(content, position, salt=self.salt, offset=offset)
+        except (BadBatch, NewerBatch) as error:
+            self.refuse(error, offset)
 
     def refuse(self, error: BadBatch | NewerBatch, offset: int) -> NoReturn:
         """Raise the public error for a bad batch at `offset`."""

@@ -214,7 +214,7 @@ def restore(path: Path, files: dict[str, bytes]) -> None:
 def test_a_damaged_list_of_gaps_is_left_to_a_repair(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
     (path / "0000" / "gaps.json").write_bytes(b"nonsense")
     [left] = heal(path, [copy]).unhealed
-    assert "loglib.repair makes it again" in left.why
+    assert "loglib.repair rebuilds it" in left.why
 
 
 def test_a_log_that_went_on_behind_a_gap_keeps_it(path: Path, copy: Path, whole: dict[str, bytes]) -> None:

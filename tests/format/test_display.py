@@ -19,7 +19,7 @@ def test_objects_say_what_a_person_at_a_prompt_wants(path: Path) -> None:
         with topic.group("etl", member="one") as group:
             group.poll()
             assert repr(group) == "<Group etl, member one, owning [0, 1]>"
-        assert repr(reader) == f"<Reader at {{0: 1, 1: 0}}, behind {sized(topic.partition(0).high_watermark - 1)}>"
+        assert repr(reader) == f"<Reader at {{0: 1, 1: 0}}, lag {sized(topic.partition(0).high_watermark - 1)}>"
         assert "offsets 0 to 5" in repr(topic.partition(0)) and "segments 1, since 20" in repr(topic.partition(0))
         assert "partitions 2, mode a, holding 52.1 kB, groups etl" in repr(topic)
         reader.close()

@@ -23,6 +23,7 @@ from loglib.format import segment_header as segment
 from loglib.groups.lock_file import MOST_BYTES
 from loglib.log import ages, topic_file
 from loglib.log.history import history_at
+from loglib.segment import read_segment_header
 from loglib.system.files import REAL
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "format.md").read_text("utf-8")
@@ -305,7 +306,7 @@ def test_file_of_producers_is_as_on_the_page(tmp_path: Path) -> None:
         assert name == f"{base:020d}.producers"
         content = (path / "0000" / name).read_bytes()
         identity = topic.partition(0)._access.log.identity
-        header = segment.read_segment_header(REAL, str(path / "0000" / f"{base:020d}.log"), identity)
+        header = read_segment_header(REAL, str(path / "0000" / f"{base:020d}.log"), identity)
         appended = [each._header for each in topic.batches()]
     entry = {row.field: (row.byte, row.size) for row in fields("Producers table entry")}
     assert len(content) == 32 * header.more_producers == 32 * 9

@@ -188,7 +188,7 @@ def test_a_damaged_list_of_gaps_is_reported_and_made_anew(
             list(topic.read())
     assert GAPS in caplog.text
     report = repair(path)
-    assert any("made again" in each.what for each in report.repairs) and not report.verified.damage
+    assert any("rebuilt" in each.what for each in report.repairs) and not report.verified.damage
     assert read_all(path) == (without(offsets, gap), [gap])
 
 

@@ -84,7 +84,7 @@ def test_a_segment_header_is_made_anew_with_its_producers(path: Path) -> None:
         before = segment.read_bytes()[:HEADER_BYTES]
         spoil(segment, 30)
         [done] = repair(path).repairs
-        assert "header was made again" in done.what and done.kept is not None
+        assert "header was rebuilt" in done.what and done.kept is not None
         assert Path(done.kept).read_bytes()[:30] == before[:30]
         # Only who made it, and when, is not known any more.
         after = segment.read_bytes()[:HEADER_BYTES]
@@ -111,7 +111,7 @@ def test_a_header_whose_producers_are_lost_keeps_those_it_has(path: Path) -> Non
     with pytest.raises(CorruptLogError):
         Topic.open(path)
     [done] = repair(path).repairs
-    assert "header was made again" in done.what
+    assert "header was rebuilt" in done.what
     assert extra.with_name(extra.name + ".damaged-0").read_bytes() == spoilt
     with Topic.open(path) as topic:  # the segment before has them all
         assert {topic.partition(0).last_sequence(f"app {number}") for number in range(200)} == {1}

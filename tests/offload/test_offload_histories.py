@@ -1,4 +1,4 @@
-"""Archives, places and floors know the history of their log: a copy that is ahead, behind or beside is told apart."""
+"""Archives, places and floors know the history of their log: a copy that is ahead, too old or beside is told apart."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ def test_a_later_writer_tells_that_an_archive_is_beside_and_not_ahead(path: Path
         archive(path, to)
 
 
-def test_an_archive_that_is_behind_goes_on_only_if_it_may_skip(path: Path, to: Path) -> None:
+def test_an_archive_that_is_too_old_continues_only_if_it_may_skip(path: Path, to: Path) -> None:
     with Topic.open(path) as topic:
         seal(topic)
         archive(topic, to)
         seal(topic, 2)
         topic.partition(0).delete_before(topic.partition(0).segments[2].base_offset)
-        with pytest.raises(OffsetOutOfRangeError, match="is behind: it ends at offset .* what lies between is missing"):
+        with pytest.raises(OffsetOutOfRangeError, match="is too old: it ends at offset .* what lies between is missing"):
             archive(topic, to)
         made = archive(topic, to, on_gap="skip")
         assert made.ends == {0: topic.partition(0).log_end_offset} and made.partitions[0].gaps

@@ -260,7 +260,7 @@ def test_a_gap_between_place_and_directory_is_an_error(open_topic: Open, path: P
         assert opened.partition(0).log_start_offset == topic.partition(0).log_start_offset
         with pytest.raises(OffsetOutOfRangeError):
             opened.partition(0).read(0)
-    with pytest.raises(LogError, match="is behind: .* what lies between is missing"):
+    with pytest.raises(LogError, match="is too old: .* what lies between is missing"):
         Topic.open(path, mode="r", tier=to)
 
 

@@ -243,7 +243,7 @@ class FollowerLog(NotCopyable):
         fd = create_segment(self.place, header, self._permissions)
         old, self._fd = self._fd, fd
         self.bases.append(header.base_offset)
-        self.end = self.synced = End(self.end.end, header.previous_batch, header.previous_crc)
+        self.end = self.synced = header.chain_end
         if old >= 0:
             self._files.close(old)
 
@@ -342,7 +342,7 @@ class FollowerLog(NotCopyable):
             self.release_files()
             self._put_producers(header, more_producers)
             self._fd = create_segment(self.place, header, self._permissions)
-            self.end = self.synced = End(header.base_offset, header.previous_batch, header.previous_crc)
+            self.end = self.synced = header.chain_end
 
     def _put_producers(self, header: SegmentHeader, more_producers: bytes | None) -> None:
         if more_producers is not None:
@@ -356,7 +356,6 @@ class FollowerLog(NotCopyable):
         start, old = header.base_offset, [each for each in self.bases if each != header.base_offset]
         self.begin(header, more_producers)
         self.bases = [*old, start]
-        self.end = self.synced = End(start, header.previous_batch, header.previous_crc)
         mark = Mark.at_rest(self.mark.sequence, start, start, header.previous_batch)
         self._publish_twice(mark._replace(**_applied(header)))
         self._drop(old)
@@ -394,9 +393,9 @@ class FollowerLog(NotCopyable):
     def cut_all(self) -> list[str]:
         """Remove all batches, and leave an empty log where it begins; returns the files that keep them. See `cut`."""
         header = self.header(self.bases[0])
-        start, last = header.base_offset, header.previous_batch
+        start, last, _ = end = header.chain_end
         mark = Mark.at_rest(self.mark.sequence, start, start, last)._replace(**_applied(header))
-        return self.cut(End(start, last, header.previous_crc), mark)
+        return self.cut(end, mark)
 
     def _cut_file(self, name: str, size: int) -> int:
         """Cut a file, and return it open for writing. Synced."""

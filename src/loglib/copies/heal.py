@@ -105,7 +105,7 @@ def _description(
             kept = None
             if not dry_run:
                 kept = _replace(files, path, content, permissions)
-            healed.append(Healed(None, fault.path, f"made again (found {fault.found})", donor=donor, kept=kept))
+            healed.append(Healed(None, fault.path, f"rebuilt (found {fault.found})", donor=donor, kept=kept))
             return described
     raise fault
 

@@ -274,7 +274,7 @@ class _Healing(LogCare):
         self._bases.add(base)
         self._touched.add(base)
         offsets = range(ranges[0].start, ranges[-1].end)
-        self._done(name, "the segment was missing: made again", offsets, donor=donor)
+        self._done(name, "the segment was missing: rebuilt", offsets, donor=donor)
         return ""
 
     # --- headers -----------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ class _Healing(LogCare):
     def _take_back_gaps(self) -> None:
         """Remove gaps that can be read again from the list of declared gaps."""
         if self._findings.fault_of_gaps:
-            self._refuse(GAPS, f"{self._findings.fault_of_gaps}; loglib.repair makes it again")
+            self._refuse(GAPS, f"{self._findings.fault_of_gaps}; loglib.repair rebuilds it")
         lost = [each.offsets for each in self._unhealed]
         still = self._findings.remaining(lambda gap: any(one.start < gap.end and gap.start < one.stop for one in lost))
         back = len({*self._findings.known_gaps} - {*still})

@@ -310,11 +310,11 @@ class LogCopier(NotCopyable):
             return copied.end
         for base in reversed(copied.bases):
             header = copied.header(base)
-            end = End(base, header.previous_batch, header.previous_crc)
+            end = header.chain_end
             if base < target.log_start_offset:  # the source has dropped what would have to be compared
                 return None
             if same([end], target):
-                ends = (End(each.next_offset, each.base_offset, each.header_crc) for each in copied.headers(base))
+                ends = map(End.after, copied.headers(base))
                 while some := list(islice(ends, _COMPARED_AT_ONCE)):
                     count = same(some, target)
                     end = (end, *some)[count]

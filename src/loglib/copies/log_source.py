@@ -187,8 +187,7 @@ class SourceLog(NotCopyable):
         """True if a segment begins there, after the same batch."""
         if end.end not in self.log.index.bases():
             return False
-        begun = self.begun(end.end).header
-        return (begun.previous_batch, begun.previous_crc) == (end.last_batch, end.crc)
+        return self.begun(end.end).header.chain_end == end
 
 
 def whole_batches(content: bytes, at: End, end: End, salt: int) -> tuple[End, BadBatch | NewerBatch | None]:

@@ -16,7 +16,6 @@ from typing import Any
 
 from ..config.arguments import check_names, topic_path
 from ..errors import LogClosedError, LogError, UnsupportedFormatError
-from ..format.chain import End
 from ..format.watermark import Mark
 from ..groups.offsets import offsets_identity
 from ..log import store_pointer
@@ -294,7 +293,7 @@ class MirrorServer(NotCopyable):
                 piece = log.piece(at, base, limit)
                 if isinstance(piece, SegmentStart):
                     self._link.send(_segment(log, piece))
-                    at, base = End(at.end, piece.header.previous_batch, piece.header.previous_crc), at.end
+                    at, base = piece.header.chain_end, at.end
                 else:
                     _, partition, salt = log.log.identity
                     kind = GAP if piece.end.crc is None else BATCHES

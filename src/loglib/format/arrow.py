@@ -69,7 +69,7 @@ def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def schema_of(columns: Sequence[str] | None) -> pa.Schema:
-    """The schema of these columns, in this order; of all, if `columns` is None."""
+    """The schema of these columns, in this order; of all columns if `columns` is None."""
     if columns is None:
         return SCHEMA
     if isinstance(columns, str):
@@ -77,7 +77,7 @@ def schema_of(columns: Sequence[str] | None) -> pa.Schema:
     return _schema_of(tuple(columns))
 
 
-@lru_cache(maxsize=64)  # for each batch of a stream it is the same
+@lru_cache(maxsize=64)  # all batches of a stream have the same one
 def _schema_of(columns: tuple[str, ...]) -> pa.Schema:
     unknown = [name for name in columns if name not in _NAMES]
     if unknown:
@@ -121,7 +121,7 @@ class _View:
         return pa.Array.from_buffers(type_, count, [validity, offsets, items])
 
     def _offsets(self, at: int, count: int, size: int | None) -> pa.Buffer:
-        """An offsets column that rises from 0, to `size` if that is known."""
+        """An offsets column that rises from 0, and ends at `size` if that is given."""
         needed = offsets_bytes(count)
         buffer = self._body[at : at + needed]
         if len(buffer) < needed:
@@ -159,7 +159,7 @@ class _View:
 
 
 def _repeated(column: pa.Array, times: int) -> pa.Array:
-    """A column of byte strings, again and again."""
+    """A column of byte strings, repeated."""
     _, offsets, content = column.buffers()
     bounds = np.frombuffer(offsets, "<i4", len(column) + 1)
     starts = np.arange(times, dtype=np.int32)[:, None] * bounds[-1] + bounds[:-1]

@@ -1,7 +1,7 @@
 """Batch: one stored batch, or a part of it, as columns.
 
-Invariant: offsets in a batch are consecutive (`offsets` is a `range`). `next_offset` is what follows the
-last record that the batch shows: the next record of the stored batch, or the next batch. All ranges are
+Invariant: offsets in a batch are consecutive (`offsets` is a `range`). `next_offset` is the place after
+the last record that the batch shows: the next record of the stored batch, or the next batch. All ranges are
 half-open, all times are microseconds UTC.
 
 Threads: immutable facts. A column is decoded at its first use; the batch keeps it.
@@ -90,7 +90,7 @@ class Batch(Shown):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the records that the batch shows, not the block or the rest of the stored batch.
 
-        A part becomes a separate batch, with a header that describes its records.
+        A part becomes a batch of its own, with a header that describes its records.
         """
         if len(self) == self._header.record_count:
             body = self._data[self._body_at : self._body_at + self._layout.end]
@@ -158,7 +158,7 @@ class Batch(Shown):
         return self.offsets.start + number if number < len(self) else self.next_offset
 
     def decode(self) -> None:
-        """Decode the columns now, once for all parts that `between` gives."""
+        """Decode the columns now, once for all parts that `between` returns."""
         at = self._layout
         _ = self.values
         if at.keys is not None:
@@ -182,7 +182,7 @@ class Batch(Shown):
 
     @property
     def append_time(self) -> int:
-        """When the batch was written, by the log's own clock: microseconds UTC, never falling."""
+        """When the batch was written, by the log's clock: microseconds UTC, never falling."""
         return self._header.append_time
 
     @property
@@ -226,7 +226,7 @@ class Batch(Shown):
         if len(self) == 1 and (record := self._lone_record()) is not None:
             return [record]
         offsets, at = self.offsets, self._layout
-        # A column that is left out has the same item for each record, and needs no list.
+        # A column that is left out has one item for all records, and needs no list.
         times = repeat(self._header.base_timestamp) if at.timestamps is None else self.timestamps
         keys = repeat(None) if at.keys is None else self.keys
         headers = repeat(()) if at.headers is None else self.headers
@@ -237,7 +237,7 @@ class Batch(Shown):
     def _lone_record(self) -> Record | None:
         """The record of a batch that has only one, without nulls and headers; None for any other batch.
 
-        A follower that waits for each record gets such batches. This takes a fifth of the time of the long way.
+        A follower that waits for each record gets such batches. This way takes a fifth of the time of the general one.
         """
         header, at, data, body_at = self._header, self._layout, self._data, self._body_at
         if header.record_count != 1 or at.timestamps is not None or at.headers is not None:
@@ -278,14 +278,14 @@ class Batch(Shown):
 
 
 def _only_item(data: bytes, body_at: int, at: BinaryColumn) -> bytes | None:
-    """The item of a column that has one; None if it is null, or if the offsets are not right."""
+    """The item of a column that has one; None if it is null, or if its offsets are wrong."""
     _, offsets, items, size_bytes, validity = at
     if validity is not None or _ONE_OFFSET.unpack_from(data, body_at + offsets) != (0, size_bytes):
         return None
     return data[body_at + items : body_at + items + size_bytes]
 
 
-# The header of the stored batch that a batch shows, or shows a part of.
+# The header of the stored batch of which a batch shows all records or some. In C, so it costs no call in Python.
 stored_header: Callable[[Batch], Header] = attrgetter("_header")
 
 

@@ -5,11 +5,11 @@ check and decode, most of it the interpreter's. Here each check is made once for
 
 Invariant: every batch of a bundle has passed the checks of `header.py` and `columns.py`, and each follows the batch
 before it. Batches are found by their lengths, one after the other, and never by what their bytes look like. A batch
-that fails a check ends the bundle, and so does one with what small batches rarely have: compression, nulls, record
-headers. The caller reads such a batch by itself, and gets its error in words.
+that fails a check ends the bundle, and so does one with compression, nulls or record headers, which are rare in small
+batches. The caller reads such a batch by itself, and that call raises its error.
 
 This module does no I/O and keeps no state: bytes in, facts out. It needs NumPy; the core imports it only when it reads
-many small batches and NumPy can be had.
+many small batches and NumPy is installed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Items(NamedTuple):
         begins = self.columns[batches.start : batches.stop]
         stops = (begins + self.sizes[batches.start : batches.stop]).tolist()
         begins = begins.tolist()
-        begins[0], stops[-1] = int(starts[0]), int(ends[-1])  # of these two batches some may be left out
+        begins[0], stops[-1] = int(starts[0]), int(ends[-1])  # records of these two batches may be left out
         offsets = np.zeros(len(starts) + 1, "<i4")
         np.cumsum(ends - starts, out=offsets[1:])
         body = b"".join([offsets.tobytes(), *map(block.__getitem__, map(slice, begins, stops))])
@@ -78,7 +78,7 @@ class Bundled(NamedTuple):
     positions: Numbers  # int64: each batch's place in the block
     first_records: Numbers  # int64: the number of records before each batch
     end: int  # the place after the last batch
-    previous_crc: int  # what the first batch follows
+    previous_crc: int  # of the batch before the first one
     last_crc: int  # the header CRC of the last batch
     offsets: Numbers  # int64, of each record
     timestamps: Numbers  # int64, of each record: microseconds UTC
@@ -118,7 +118,7 @@ def bundled(block: bytes, offset: int, *, salt: int) -> Bundled | None:
 
 
 def _places(block: bytes) -> Numbers:
-    """Where batches begin, found by their lengths, which are not yet checked; only whole ones."""
+    """The places of the whole batches, found by their lengths, which are not yet checked."""
     places, place, last = [], 0, len(block) - HEADER_BYTES
     while place <= last:
         (length,) = _length(block, place + _LENGTH_AT)
@@ -136,7 +136,7 @@ def _headers(block: bytes, positions: Numbers) -> Numbers:
 
 
 def _good(block: bytes, offset: int, salt: int, positions: Numbers, rows: Numbers) -> int:
-    """How many of the batches pass all checks of their headers, their CRCs and their links."""
+    """The number of leading batches that pass all checks of their headers, their CRCs and their links."""
     at = rows.view(_FIELDS).ravel()
     lengths, stored, counts = (at[name].astype(np.int64) for name in ("length", "stored_bytes", "record_count"))
     sealed = np.ascontiguousarray(rows[:, _UNSEALED:]).view(_SEALED).ravel().tolist()
@@ -194,7 +194,7 @@ def _decoded(block: bytes, positions: Numbers, rows: Numbers) -> Bundled | None:
     value_items, good = _items(block, value_offsets, values, at["value_bytes"], counts, batches, within)
     key_items = None
     if keyed.any():
-        # A batch without keys shows empty ones, that the caller takes for null.
+        # Batches without keys yield empty keys; the caller treats them as null.
         some = np.where(keyed, counts, 0)
         key_items, rising = _items(block, key_offsets, keys, at["key_bytes"], some, batches, within * keyed[batches])
         good &= rising
@@ -225,7 +225,7 @@ def _decoded(block: bytes, positions: Numbers, rows: Numbers) -> Bundled | None:
 def _items(
     block: bytes, offsets: Numbers, columns: Numbers, sizes: Numbers, counts: Numbers, batches: Numbers, within: Numbers
 ) -> tuple[Items, Numbers]:
-    """The items of a column, and in which batches their offsets rise from 0 to the size of the column.
+    """The items of a column; and for each batch, True if their offsets rise from 0 to the size of the column.
 
     A batch whose count is 0 has no such column. Its records get empty items.
     """

@@ -75,14 +75,14 @@ def _decompress_at_most(codec: int, stored: Buffer, limit: int) -> tuple[bytes, 
             lambda size: b"" if decoder.eof else decoder.decompress(b"", max_length=size), limit - len(first)
         )
         return b"".join([first, *rest]) if rest else first, decoder.eof
-    decompressor = package.ZstdDecompressor(max_window_size=MAX_DECOMPRESSED_BYTES)  # it allocates the window at once
+    decompressor = package.ZstdDecompressor(max_window_size=MAX_DECOMPRESSED_BYTES)  # it allocates the window first
     with decompressor.stream_reader(bytes(stored)) as reader:
         pieces = _pieces(reader.read, limit)
         return b"".join(pieces), True
 
 
 def _pieces(read: Callable[[int], bytes], limit: int) -> list[bytes]:
-    """All pieces up to the limit. Both packages allocate the requested size at once, so the pieces are small."""
+    """All pieces up to the limit. Both packages allocate the requested size first, so the pieces are small."""
     pieces: list[bytes] = []
     while limit and (piece := read(min(limit, _PIECE_BYTES))):
         pieces.append(piece)

@@ -1,7 +1,7 @@
 """Columns: the body of a batch. Records by column, to bytes and back.
 
 Invariant: each column begins at a multiple of 8 bytes, and its place follows from the header alone
-(`layout`). A column whose items would all be the same is left out, and the reader makes it again.
+(`layout`). A column whose items would all be the same is left out, and the reader makes it.
 Decoded items lie inside their column: offsets must rise from 0 to the column's size, else `BadColumns` is
 raised. This module does no I/O and keeps no state: bytes in, facts out.
 
@@ -69,7 +69,7 @@ __all__ = [
 KEYS, NULL_VALUES, NULL_KEYS, TIMESTAMPS, HEADERS = 1, 2, 4, 8, 16  # flags in the header of a batch
 SHARED_HEADERS = 64  # with HEADERS: all records have the same headers, and these are stored once
 
-# Joined at once: above half a mebibyte the bytes fall out of the processor's cache before they are written.
+# The most bytes of a piece: above half a mebibyte they fall out of the processor's cache before they are written.
 _PIECE_BYTES = 256 << 10
 _MOST_PIECES = 400  # of a column; the system takes 1,024 in one write
 _KEPT_MOST = 1 << 16  # the most items of an offsets column that is kept for the next batch: at most 4 MiB are kept
@@ -83,7 +83,7 @@ Headers = tuple[tuple[str, bytes], ...]  # of one record: pairs in order; names 
 
 
 class BadColumns(Exception):
-    """The bytes are not the expected columns. `at`: the byte of the body; `found` and `expected`: in words."""
+    """The bytes are not the expected columns. `at`: the byte of the body; `found` and `expected`: texts."""
 
     def __init__(self, at: int, found: str, expected: str) -> None:
         super().__init__(at, found, expected)
@@ -101,7 +101,7 @@ class Columns(NamedTuple):
     headers: Sequence[Headers] | None = None
 
     def part(self, take: slice) -> Columns:
-        """Some of the records."""
+        """The records of this slice."""
         values, keys, timestamps, headers = self
         return Columns(
             values[take],
@@ -212,7 +212,7 @@ def layout(count: int, flags: int, value_bytes: int, key_bytes: int, header_byte
 def common_headers(column: Sequence[Headers]) -> Headers | None:
     """The headers that all records have; None if they differ, or if there is no record."""
     if not column or not column[0] == column[-1] == column[len(column) // 2]:
-        return None  # most columns that differ need no look at each record
+        return None  # most columns with different headers end here, without a look at each record
     return column[0] if column.count(column[0]) == len(column) else None
 
 
@@ -251,9 +251,8 @@ def _last_offset(data: Buffer, at: int, count: int) -> int:
 def encode(columns: Columns, *, limit_bytes: int = MAX_BATCH_BYTES) -> Encoded:
     """Encode the records. Without a timestamp column they get the time of appending.
 
-    Raises `RecordTooLargeError` if they have more than `limit_bytes` of keys, values and headers, in nearly all cases
-    before more than twice as much is copied (see items.py), and `TypeError` for a value or key that is neither null nor
-    bytes.
+    Raises `RecordTooLargeError` if they have more than `limit_bytes` of keys, values and headers, nearly always before
+    more than twice as much is copied (see items.py), and `TypeError` for a value or key that is neither null nor bytes.
     Loops in C over whole lists make the columns, because work per record is too slow in Python.
     """
     values = _encode_binary(columns.values, limit_bytes)
@@ -329,17 +328,17 @@ def _encode_binary(items: Sequence[bytes | None], limit_bytes: int = MAX_BATCH_B
         raise RecordTooLargeError("the batch", size_bytes, limit_bytes)
     pieces = _joined(items, size_bytes)  # type: ignore[arg-type]
     if sum(map(len, pieces)) != size_bytes:
-        raise TypeError("an item whose length is not its size in bytes")  # for example a view of larger numbers
+        raise TypeError("an item whose length is not its size in bytes")  # such as a view of larger numbers
     return _new_tuple(_Column, (_encode_offsets(sizes), pieces, size_bytes, validity))
 
 
 def _may_use_arrow() -> bool:
-    """Whether the program has imported what items.py needs."""
+    """True if the program has imported the packages that items.py needs."""
     return {"pyarrow", "numpy"} <= sys.modules.keys() and sys.byteorder == "little"
 
 
 def _differ(items: Sequence[bytes | None]) -> bool:
-    """Whether the sizes of items differ, as far as a few of them tell. Those of one size need no Arrow."""
+    """True if a few of the items have different sizes. Items of one size need no Arrow."""
     return len({None if item is None else len(item) for item in items[:: max(1, len(items) // 8)]}) > 1
 
 

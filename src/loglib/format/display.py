@@ -1,6 +1,6 @@
-"""Display: what an object says of itself at a prompt and in a notebook.
+"""Display: the facts about an object that a prompt and a notebook show.
 
-Invariant: it never raises. A look at the disk may fail; then what was found before that is shown.
+Invariant: it never raises. If a look at the disk fails, the facts before it are shown.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 class Shown:
-    """A base class: `_facts` gives names and values, of which text and a table are made."""
+    """A base class that shows the names and values of `_facts` as a text or a table."""
 
     __slots__ = ()
 
     def _facts(self) -> Iterator[tuple[str, object]]:
-        """What to show, from the most to the least important. May raise midway."""
+        """The facts to show, the most important one first. It may raise in the middle."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -37,9 +37,9 @@ class Shown:
 def _found(shown: Shown) -> list[tuple[str, object]]:
     found: list[tuple[str, object]] = []
     try:
-        for fact in shown._facts():  # noqa: SLF001  It is for this module.
-            found.append(fact)  # noqa: PERF402  What comes before an error stays.
-    except Exception as error:  # noqa: BLE001  Whatever it is: it must not keep a person from seeing the object.
+        for fact in shown._facts():  # noqa: SLF001  It exists for this module.
+            found.append(fact)  # noqa: PERF402  The facts before an error stay.
+    except Exception as error:  # noqa: BLE001  No error may keep a person from seeing the object.
         found.append(("", f"({type(error).__name__})"))
     return found
 

@@ -1,6 +1,6 @@
-"""Header: a header and a body of columns; the unit of write, CRC, compression and read.
+"""Header: the header of a batch. A batch is a header and a body of columns: the unit of write, CRC and compression.
 
-Invariant: a batch that these functions return has passed the checks of its header CRC, its body CRC and its
+Invariant: a batch that these functions accept has passed the checks of its header CRC, its body CRC and its
 bounds, so every column lies inside the body. `columns` has the table of the body, and checks that every
 value lies inside its column. This module does no I/O and keeps no state: bytes in, facts out.
 
@@ -102,15 +102,15 @@ _KNOWN_FLAGS = KEYS | NULL_VALUES | NULL_KEYS | TIMESTAMPS | HEADERS | SHARED_HE
 _MUST_KNOW = 0x00FF
 
 _HEADER = Struct("<4sIIIQQIIBBHIIIIIqqqqQQIIQ")
-_HEADER_START, _SEALED = Struct("<4sI"), Struct("<IIQQIIBBHIIIIIqqqqQQIIQ")  # its two parts: what the CRC covers is one
+_HEADER_START, _SEALED = Struct("<4sI"), Struct("<IIQQIIBBHIIIIIqqqqQQIIQ")  # its two parts: the CRC covers the second
 _ONE_OFFSET, _TWO_OFFSETS = Struct("<2i").pack, Struct("<4i").pack  # the offsets columns of one record
-_PADDING = [bytes(-size & 7) for size in range(8)]  # behind a column, by the last three bits of its size
+_PADDING = [bytes(-size & 7) for size in range(8)]  # after a column, by the last three bits of its size
 HEADER_BYTES = _HEADER.size
 assert HEADER_BYTES == 128 == _HEADER_START.size + _SEALED.size
 
 
 class BadBatch(Exception):
-    """The bytes are not the expected batch. `at`: the byte of the batch; `found` and `expected`: in words."""
+    """The bytes are not the expected batch. `at`: the byte of the batch; `found` and `expected`: texts."""
 
     def __init__(self, at: int, found: str, expected: str) -> None:
         super().__init__(at, found, expected)
@@ -138,7 +138,7 @@ class NewerBatch(Exception):
 
 
 class Producer(NamedTuple):
-    """The producer of a batch, and its number for the batch. Appending the same pair again does nothing."""
+    """The producer of a batch, and its number for the batch. A pair that is appended again is ignored."""
 
     id: int
     sequence: int
@@ -193,7 +193,7 @@ class Header(NamedTuple):
 
 
 class Body(NamedTuple):
-    """An encoded body and its facts for a header; not yet bound to a place in a log."""
+    """An encoded body and its facts for a header, without a place in a log."""
 
     parts: list[Buffer]  # stored bytes and padding
     body_crc: int
@@ -274,7 +274,7 @@ def stamp(
 ) -> tuple[bytes, int]:
     """Bind a body to its place in a log; returns the header's bytes and its CRC.
 
-    It also takes a `Header`, to give an existing batch a new place without changing its body. Records without
+    A `Header` as `body` gives an existing batch a new place without a change of its body. Records without
     timestamps get the `event_time`. `section`: the flags SECTION and SECTION_END, for a transaction's batch.
     """
     flags = body.flags & _MUST_KNOW | (PRODUCERS if producers_in_segment else 0) | section
@@ -295,8 +295,9 @@ def batch_of_one(
 ) -> tuple[bytes, int]:
     """One record without headers, timestamp and codec as a whole batch; returns its bytes and its header's CRC.
 
-    The same bytes as those of `encode_body` and `stamp`, in one step: for a record that is flushed alone. Both tuples
-    are fields of the header in its order: `place` from base_offset to writer_epoch, `rest` from previous_crc on.
+    The bytes are those of `encode_body` and `stamp`, in one step: for a record that is flushed alone. Both tuples are
+    fields in the order of the header, because names would cost as much as the packing: `place` from base_offset to
+    writer_epoch, `rest` from previous_crc on.
     """
     value_bytes, key_bytes = len(value), 0
     if key is None:
@@ -344,7 +345,7 @@ def parse_header(buffer: Buffer, position: int, *, salt: int, offset: int) -> He
 
 
 def unchecked_header(buffer: Buffer, position: int) -> Header:
-    """The fields of the header at `position`, which has been checked before, or will be."""
+    """The fields of the header at `position`, which the caller has checked or will check."""
     return tuple.__new__(Header, _HEADER.unpack_from(buffer, position))  # as `new_tuple` in record.py
 
 
@@ -386,7 +387,7 @@ def check_body(header: Header, body: Buffer) -> None:
 
 
 def open_body(header: Header, body: Buffer) -> bytes:
-    """The columns of a compressed body that passed `check_body`; `BadBatch` if it cannot be decompressed."""
+    """The decompressed columns of a body that passed `check_body`; `BadBatch` if it cannot be decompressed."""
     try:
         return codecs.decompress(header.codec, body[: header.stored_bytes], body_bytes=layout(header).end)
     except codecs.BadCompression as error:

@@ -1,10 +1,11 @@
 """Items: the byte strings of a column to a list and back, by loops in C++.
 
-Arrow makes a list of byte strings of different sizes in a half to a third of the time of the fastest way of the
-standard library (46 to 75 ns an item against 130 to 160; 50 to 350 bytes each, 200 items or more). It makes a column of
-such a list in a good third of the time: it visits each object once, where len() and join() visit it twice. This module
-needs pyarrow and NumPy. `columns.py` imports it only in a program that has imported both already: the import would cost
-more memory than all that a reader keeps.
+Making a list of byte strings of different sizes this way takes a half to a third of the time of the fastest way of the
+standard library (46 to 75 ns an item against 130 to 160; 50 to 350 bytes each, 200 items or more). Making a column of
+such a list takes about a third of the time: Arrow visits each object once, and len() and join() visit it twice.
+
+This module needs pyarrow and NumPy. `columns.py` imports it only in a program that has imported both: the import would
+cost more memory than all that a reader keeps.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def column(found: Sequence[bytes | None], limit_bytes: int) -> tuple[bytes, list
     """The offsets column of items of different sizes, and their bytes with their number.
 
     None if they are not all `bytes` or `bytearray`, or have more bytes than the limit. Arrow would also take text, and
-    views whose items are not bytes. To measure each item would cost as much as is gained, so whether they are far too
-    large is told by every eighth of them, and whether they are too large by the result.
+    views whose items are not bytes. Measuring each item would cost as much as Arrow saves. So every eighth of them is
+    measured before, which finds items that are far too large, and the result is measured after.
     """
     sampled = 0
     for start in range(0, len(found), _AT_ONCE):

@@ -43,7 +43,7 @@ class Damage(NamedTuple):
 
     @classmethod
     def of(cls, error: CorruptLogError, partition: int | None, offsets: range = range(0)) -> Damage:
-        """The damage that an error has found, and the offsets that are lost to it."""
+        """The damage that an error names, and the offsets that are lost by it."""
         return cls(partition, offsets, error.path, error.file_position, error.found, error.expected)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Damage(NamedTuple):
 class Record(NamedTuple):
     """One record, with its place in the log.
 
-    `value` and `key` are bytes or None (null, which is not the same as empty). `headers` is a tuple of
+    `value` and `key` are bytes or None (null, which differs from empty). `headers` is a tuple of
     (name, bytes) pairs. `timestamp` is the event time in microseconds UTC. `next_offset` is where a
     reader continues after this record.
     """
@@ -71,6 +71,6 @@ class Record(NamedTuple):
     def time(self) -> datetime:
         """The timestamp as an aware UTC datetime.
 
-        `OverflowError`, which is also a `ValueError`, outside of the years 1 to 9999: no datetime has these.
+        Raises `OverflowError`, which is also a `ValueError`, outside the years 1 to 9999: no datetime has these.
         """
         return to_datetime(self.timestamp)

@@ -1,4 +1,4 @@
-"""Segment header: the fixed header of a segment's file, the names of segments, and whose they are.
+"""Segment header: the fixed header of a segment's file, the names of segments, and the log that they belong to.
 
 Invariant: the header has all facts about the log before the segment, so a sealed segment never changes. A header of
 another log or partition, or of another name, is refused by what reads it (segment.py).
@@ -48,6 +48,7 @@ from typing import NamedTuple
 
 from ..config.policies import MAX_OFFSET
 from ..errors import CorruptLogError, UnsupportedFormatError
+from .chain import End
 from .header import crc32c, make_salt
 
 __all__ = [
@@ -58,7 +59,7 @@ __all__ = [
 
 MAGIC = b"\x89LLSEG\r\n"
 VERSION = 3
-REWRITTEN = 0x0001  # reserved: a compaction has written the segment again, with other last batch
+REWRITTEN = 0x0001  # reserved: a compaction has written the segment again, with another last batch
 _MUST_KNOW = 0x00FF
 HEADER_BYTES = 4096
 NO_TIMESTAMP = -(1 << 63)  # running maximum of no timestamps at all
@@ -71,7 +72,7 @@ assert _FIELDS.size == 224 and MAX_PRODUCERS == 121
 
 
 class Identity(NamedTuple):
-    """Which partition of which log a file must belong to."""
+    """The log and the partition that a file must belong to."""
 
     log_id: bytes
     partition: int
@@ -93,7 +94,7 @@ class ProducerState(NamedTuple):
 
 
 class SegmentHeader(NamedTuple):
-    """The facts in a segment header; the table at the top of the module explains each."""
+    """The facts in a segment header. The table at the top of the module explains each."""
 
     log_id: bytes
     partition: int
@@ -127,6 +128,11 @@ class SegmentHeader(NamedTuple):
     def previous_batch(self) -> int:
         """Base offset of the last batch before the segment; the segment's base offset, if there is none."""
         return self.base_offset - self.previous_batch_bytes
+
+    @property
+    def chain_end(self) -> End:
+        """The end of the chain of batches before the segment."""
+        return End(self.base_offset, self.previous_batch, self.previous_crc)
 
     def encode(self) -> bytes:
         *before, last_append_time, running_max = self[:10]
@@ -203,7 +209,7 @@ def first_segment(identity: Identity, *, created: int) -> SegmentHeader:
 
 
 def encode_producers(producers: Iterable[ProducerState]) -> bytes:
-    """The producers as they are stored, in a header and in the separate file."""
+    """The stored form of the producers, in a header and in the separate file."""
     return b"".join(_PRODUCER.pack(*state) for state in producers)
 
 

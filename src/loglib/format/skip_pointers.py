@@ -1,9 +1,9 @@
-"""Skip pointers: each batch points to one earlier batch of its segment; any batch is found in O(log n) steps.
+"""Skip pointers: each batch points to one earlier batch of its segment, so any batch is found in O(log n) steps.
 
 Invariant: a batch's jump goes to an earlier batch of its segment. The jump of the segment's first batch goes
 to itself. The targets are chosen as in E. W. Myers, "An applicative random-access stack", Information
-Processing Letters 17 (1983). A search goes back by the jump if the jump does not go too far, else to the
-previous batch. It reaches any earlier batch within about 3 log2(n) steps.
+Processing Letters 17 (1983). A search follows the jump if the jump does not go too far, else it goes to
+the previous batch. It reaches any earlier batch within about 3 log2(n) steps.
 
 A search is correct for any choice of targets; only its length depends on them. Pure.
 """
@@ -31,7 +31,7 @@ class Jumps(NamedTuple):
 
 
 def added(last: Jumps | None, base_offset: int) -> Jumps:
-    """The batch at `base_offset`, which follows `last`. None: it is the first batch of the segment."""
+    """The jumps of the batch at `base_offset`, which follows `last`; None: it is the first batch of the segment."""
     if last is None:
         return _new_tuple(Jumps, (base_offset, 0, None))
     target = last.rest

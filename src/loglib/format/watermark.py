@@ -1,7 +1,7 @@
 """Watermark: how far a partition has been flushed, published for readers in any process.
 
 Invariant: the published `durable_end` is never above the last offset for which fdatasync has returned.
-`flushed_end` (readers see records below it) is never above the bytes that were handed to the system. Two
+`flushed_end` (readers see records below it) is never above the bytes that the system has taken. Two
 slots are written in turn, so one of them is whole at every instant. The valid slot with the higher sequence
 wins. If the file is lost, recovery scans the last segment; no data is lost.
 
@@ -55,18 +55,18 @@ NAME = "watermark"
 MAGIC = b"\x89LW"
 VERSION = 3
 SLOT_BYTES = 192
-SECOND_SLOT = 4096  # another sector, and another page: one torn write cannot spoil both
+SECOND_SLOT = 4096  # another sector, and another page: one torn write cannot damage both
 SEQUENCE_AT = 8
 FILE_BYTES = SECOND_SLOT + SLOT_BYTES
 MOST_BYTES = 1 << 16  # a larger file is not a watermark
 
 _SLOT = Struct("<3sBIQQQQIIQQQQI4xQQQQQQQ48x")
-_START, _FACTS = MAGIC + bytes([VERSION]), Struct("<QQQQIIQQQQI4xQQQQQQQ48x")  # what is before the CRC, and behind it
+_START, _FACTS = MAGIC + bytes([VERSION]), Struct("<QQQQIIQQQQI4xQQQQQQQ48x")  # before the CRC, and after it
 assert _SLOT.size == SLOT_BYTES == len(_START) + 4 + _FACTS.size
 
 
 class Mark(NamedTuple):
-    """One publication; see the table at the top of the module."""
+    """One publication. The table at the top of the module explains the fields."""
 
     sequence: int
     log_start_offset: int
@@ -147,11 +147,11 @@ class WatermarkWriter(NotCopyable):
         self._files.datasync(self._fd)
 
     def is_named(self) -> bool:
-        """Whether the path, where readers look, leads to the open file. One lstat."""
+        """True if the path, where readers look, leads to the open file. One lstat."""
         return _leads_to(self._files, self._path, self._identity)
 
     def fileno(self) -> int:
-        """The open file, for a caller that closes it with others."""
+        """The descriptor of the open file, for a caller that closes it with others."""
         return self._fd
 
     def close(self) -> None:
@@ -187,11 +187,11 @@ class WatermarkReader(NotCopyable):
         return last[1]
 
     def is_whole(self) -> bool:
-        """Whether both slots are whole, as they were read last. The other one may have been the newer one."""
+        """True if both slots were whole when they were read last. A slot that was not may have been the newer one."""
         return not broken_slots(self._last[0], self._salt, self._path)
 
     def has_next_mark(self) -> bool:
-        """Whether the slot that is due for the next publication has one, or cannot be read. One pread of 8 bytes."""
+        """True if the slot that is due has the next publication, or cannot be read. One pread of 8 bytes."""
         last = self._last[1]
         if last is None:
             return True
@@ -202,9 +202,9 @@ class WatermarkReader(NotCopyable):
         return int.from_bytes(number, "little") > last.sequence
 
     def next_mark(self) -> Mark | None:
-        """The publication after the one that was read last: one pread of the slot that is due for it. None if none is.
+        """The publication after the one that was read last, or None: one pread of the slot that is due for it.
 
-        It may be followed by a newer one, and a file that was written anew may have news in the other slot: call `read`
+        A newer one may follow it, and a file that was written again may have news in the other slot. So call `read`
         before you wait.
         """
         before, last = self._last
@@ -224,11 +224,11 @@ class WatermarkReader(NotCopyable):
         return mark
 
     def sync(self) -> None:
-        """Make durable what was read. Synced."""
+        """Make the mark that was read durable. Synced."""
         self._files.datasync(self._fd)
 
     def is_named(self) -> bool:
-        """Whether the path still leads to the open file. A restore or a new topic replaces the file."""
+        """True if the path still leads to the open file. A restore or a new topic replaces the file."""
         return _leads_to(self._files, self._path, self._identity)
 
     def __del__(self) -> None:  # not closed earlier, because another thread may be reading
@@ -270,7 +270,7 @@ def broken_slots(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> 
 
 
 def encode_new(first: Mark, salt: int) -> bytes:
-    """The content of a new watermark file: the same mark in both slots, so that one may be lost."""
+    """The content of a new watermark file: one mark in both slots, so that either slot may be lost."""
     slot = _encode(first, salt)
     return slot + bytes(SECOND_SLOT - SLOT_BYTES) + slot
 

@@ -1,15 +1,14 @@
-"""Ages: what a partition's stamps prove about the age of its segments, even if the wall clock was wrong.
+"""Ages: the ages of segments that a partition's stamps prove, even if the wall clock was wrong.
 
-Invariant: an age given here is never above the true age, if the wall clock was never wrong for longer
-than an hour at a time. Ages are monotone: a segment that was sealed before another one is at least as old.
+Invariant: an age is never above the true age, unless the wall clock was wrong for more than an hour without a
+break. Ages are monotone: a segment that was sealed before another one is at least as old.
 
 A stamp is a moment by both clocks (the wall clock and the time since the boot), with the base offset of the
 open segment at that moment. The header of each segment has a stamp, and retention adds one at each pass.
 Within a boot the time since the boot gives the age. Across boots only wall clocks can be compared. The
 *lead* of a boot is its wall clock minus its time since the boot. It changes only when a person or a program
-sets the clock. A lead is believed if it was seen at the beginning and at the end of more than an hour, and
-no other lead in between. Then every stamp of that boot is believed, even if the wall clock was wrong when
-the stamp was made.
+sets the clock. A lead is believed if it stayed the same for more than an hour. Then every stamp of that
+boot is believed, even if the wall clock was wrong when the stamp was made.
 
 The file `clock` of a partition keeps the stamps that matter, at most four for each boot. If it is lost,
 retention waits longer; no data is lost.
@@ -47,7 +46,7 @@ VERSION = 1
 _MUST_KNOW = 0x00FF
 _HEADER = Struct("<8sHHI")
 _STAMP = Struct("<Qqq16s")
-_MOST_STAMPS = 1024  # for example of 256 boots; without older stamps retention only waits longer
+_MOST_STAMPS = 1024  # of 256 boots, say; without older stamps retention only waits longer
 MOST_BYTES = _HEADER.size + _MOST_STAMPS * _STAMP.size
 assert _HEADER.size == 16 and _STAMP.size == 40
 
@@ -76,11 +75,11 @@ class Stamp(NamedTuple):
 
 
 class Age(NamedTuple):
-    """How old a sealed segment is."""
+    """The age of a sealed segment."""
 
     at_least_us: int
     exact: bool  # False: `at_least_us` is only a lower bound
-    order: tuple[int, int]  # sorts the segments of all partitions by age, the oldest first, as far as it is known
+    order: tuple[int, int]  # sorts the segments of all partitions by their known ages, the oldest first
 
 
 class _Boot:
@@ -119,7 +118,7 @@ class Timeline:
             self.add(stamp)
 
     def add(self, stamp: Stamp) -> bool:
-        """Add a stamp; the stamps of a boot must come in order. True if the stamp tells something new."""
+        """Add a stamp; the stamps of a boot must come in order. True if the stamp adds a fact."""
         if not any(stamp.boot_id):  # an unknown boot: its times cannot be compared
             return False
         boot = self._boots.get(stamp.boot_id)
@@ -153,7 +152,7 @@ class Timeline:
         return Age(max(bounds, default=0), False, order)
 
     def believes(self, now: Moment) -> bool:
-        """Whether the present time of the wall clock is believed."""
+        """True if the present time of the wall clock is believed."""
         if now.boot_id == TIME_ITSELF:
             return True
         boot = self._boots.get(now.boot_id)
@@ -161,7 +160,7 @@ class Timeline:
         return lead is not None and abs(now.wall_us - now.boottime_us - lead) <= TOLERANCE_US
 
     def steady_us(self, now: Moment) -> int:
-        """How long the clock has run without a jump, as far as it is known, in microseconds."""
+        """The time for which the clock is known to have run without a jump, in microseconds."""
         boot = self._boots.get(now.boot_id)
         if boot is None or abs(now.wall_us - now.boottime_us - boot.anchor.lead_us) > TOLERANCE_US:
             return 0
@@ -186,13 +185,13 @@ class Timeline:
 
 
 def open_since(segment: SegmentReader, now: Moment) -> int:
-    """When the first batch of an open segment that has one was written; see `began_boottime`."""
+    """The time at which the first batch of an open segment was written; see `began_boottime`. The segment has one."""
     first = segment.header_at(segment.base_offset)
     return began_boottime(Stamp.of(segment.header), first.append_time, now)
 
 
 def began_boottime(created: Stamp, first_append_time: int, now: Moment) -> int:
-    """When the first batch of the open segment was written, in microseconds since the boot; a guess across boots.
+    """The time at which its first batch was written, in microseconds since the boot; a guess across boots.
 
     The time only decides when the segment is rolled, so a wrong guess is acceptable. But the segment must be rolled
     some day, so a time in the future is not believed.

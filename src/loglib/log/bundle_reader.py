@@ -1,7 +1,7 @@
 """Bundle reader: neighbouring small batches of one block, handed out together.
 
-Invariant: a bundle shows what its batches would show one by one: the same records, in the same order, with the same
-places. Everything has been checked when a bundle is made (format/bundle.py), so nothing of it is damaged.
+Invariant: a bundle shows the records that its batches would show one by one, in the same order and with the same
+places. All checks are made when a bundle is made (format/bundle.py), so nothing in it is damaged.
 
 Threads: immutable facts.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bundle"]
 
-_WORTH_JOINING = 8  # records a batch; with so many, their values are joined and then decoded as one column
+_WORTH_JOINING = 8  # records per batch; from this number on, their values are joined and then decoded as one column
 
 
 @cache
@@ -56,7 +56,7 @@ class Bundle:
 
     @staticmethod
     def costs_no_import() -> bool:
-        """Whether the program has imported NumPy already."""
+        """True if the program has imported NumPy already."""
         return "numpy" in sys.modules
 
     @classmethod
@@ -73,7 +73,7 @@ class Bundle:
 
     @classmethod
     def of(cls, block: bytes, offset: int, source: Source, partition: int, salt: int) -> Bundle | None:
-        """The same, in bytes that were read already, from this place on."""
+        """The whole checked batches at the beginning of a block that was read already. The block begins at `offset`."""
         parse = _parser()
         facts = None if parse is None else parse(block, offset, salt=salt)
         return facts and cls(partition, facts, block, source.path, source.file_position)
@@ -108,7 +108,7 @@ class Bundle:
 
     @property
     def stored(self) -> bytes:
-        """The whole batches as they are stored, also those that are not shown."""
+        """The stored bytes of the batches, also of those that are not shown."""
         return self._block[: self._facts.end]
 
     @property
@@ -147,7 +147,7 @@ class Bundle:
         return self if batch == len(facts.positions) else self.part(0, int(facts.first_records[batch]) - self._first)
 
     def decode(self) -> None:
-        """Nothing is left to be decoded or found damaged."""
+        """Do nothing: all columns were decoded and checked when the bundle was made."""
 
     def records(self) -> list[Record]:
         """The records as `Record` objects."""
@@ -179,7 +179,7 @@ class Bundle:
         return map(self._block.__getitem__, map(slice, items.starts[take].tolist(), items.ends[take].tolist()))
 
     def batches(self) -> Iterator[Batch]:
-        """The same records batch by batch; the first and the last batch may be shown in part."""
+        """The records batch by batch; the first and the last batch may be shown in part."""
         facts, block = self._facts, self._block
         for number in facts.batches_of(self._first, self._stop):
             place = int(facts.positions[number])
@@ -189,7 +189,7 @@ class Bundle:
             yield batch.between(self.offset_of(0), self.next_offset)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The columns as `Batch.to_arrow` gives them, of all records at once. Keys and values are copied once."""
+        """The columns of all records, as in `Batch.to_arrow`. Keys and values are copied once."""
         from ..format.arrow import bundle_batch
 
         whole = bundle_batch(self.partition, self._facts, self._block, columns=columns)

@@ -53,7 +53,7 @@ def names(files: Files, directory: str) -> list[str]:
 def _names(files: Files, directory: str) -> list[str]:
     return sorted(
         name for name in files.listdir(directory)
-        if NAME.fullmatch(name) and not name.startswith(".")  # a volume has a lost+found that nobody may enter
+        if NAME.fullmatch(name) and not name.startswith(".")  # a volume has a lost+found, which nobody may enter
         and files.exists(os.path.join(directory, name, topic_file.NAME))
     )  # fmt: skip
 
@@ -61,8 +61,8 @@ def _names(files: Files, directory: str) -> list[str]:
 def describe_all(files: Files, directory: str | os.PathLike[str], *, groups_of: GroupsOf) -> list[TopicInfo]:
     """The topics in a directory, sorted by name. `groups_of` lists the groups in a topic's directory.
 
-    `FileNotFoundError` or `NotADirectoryError` if there is no such directory: a path that is mistyped, or not mounted,
-    is not one without topics.
+    `FileNotFoundError` or `NotADirectoryError` if there is no such directory: a mistyped path, or an
+    unmounted one, must not look like a directory without topics.
     """
     absolute = os.path.abspath(os.fsdecode(directory))
     return [_describe(files, name, os.path.join(absolute, name), groups_of) for name in _names(files, absolute)]
@@ -81,7 +81,7 @@ def _describe(files: Files, name: str, path: str, groups_of: GroupsOf) -> TopicI
 
 
 def delete(path: str | os.PathLike[str], *, check_unused: CheckUnused, files: Files = REAL) -> None:
-    """`Topic.delete`, which hands in what refuses a topic whose groups have members.
+    """`Topic.delete`. `check_unused` refuses a topic whose groups have members.
 
     A crash may leave a directory whose name begins with a dot; it is not a topic.
     """
@@ -105,7 +105,7 @@ def add_partitions(
     files: Files = REAL,
     clock: Callable[[], int] = SYSTEM,
 ) -> None:
-    """`Topic.add_partitions`, which hands in what refuses a topic whose groups have members."""
+    """`Topic.add_partitions`. `check_unused` refuses a topic whose groups have members."""
     absolute = _existing_topic(files, path)
     copy_role.check_leader(files, absolute)
     check_unused(files, absolute)

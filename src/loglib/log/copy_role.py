@@ -1,13 +1,13 @@
 """Copy role: the file `copy.json` of a topic, which says whether the directory is a copy, and of what.
 
 Invariant: a directory without the file is a topic of its own, a *leader*. Only a leader is opened for writing. So the
-bytes of a copy are those of its source until it is promoted. `ACTIONS` says who may do what; each function that writes
-asks `check` first, so a refused call changes no file. The same table stands in docs/mirrors.md.
+bytes of a copy are those of its source until it is promoted. `ACTIONS` has the roles that allow each action. Each
+function that writes calls `check` first, so a refused call changes no file. docs/mirrors.md has the same table.
 
     {"format": 1, "role": "snapshot", "log_id": "<32 digits>", "id": "<16 digits>", "of": "<path>", "time": <us>,
      "crc": "<8 digits>"}
 
-(in one line). `id` is drawn when the directory is made. `of` is the source: a path, or behind `stream:` a place on
+(in one line). `id` is drawn when the directory is made. `of` is the source: a path, or after `stream:` a place on
 another host, which is for messages only.
 
 Threads: no state, safe for all.
@@ -36,13 +36,13 @@ SUPERSEDED = "superseded"  # it was a leader; a copy has taken its place
 TIER = "tier"  # its sealed segments, as `loglib.tier` uploads them
 MANIFESTS = "_tier"  # the directory of a tier's manifests
 ROLES = (LEADER, MIRROR, SNAPSHOT, SUPERSEDED, REPLICA, TIER)
-ELSEWHERE = "stream:"  # so `of` begins if the source is known through a stream only
+ELSEWHERE = "stream:"  # the beginning of `of`, if the source is known through a stream only
 _MOST_BYTES = 1 << 20
-_WHAT = "what the directory is a copy of"
+_WHAT = "what the directory is a copy of"  # for errors
 
 
 class Action(NamedTuple):
-    """What may be done to a topic's directory."""
+    """Something that may be done to a topic's directory."""
 
     words: str
     roles: frozenset[str]  # of the directories to which it may be done
@@ -80,7 +80,7 @@ ACTIONS = (
 
 
 class Role(NamedTuple):
-    """What a directory is; the fields are those of the file."""
+    """The role of a directory. The fields are those of the file."""
 
     role: str
     log_id: bytes
@@ -113,7 +113,7 @@ def _role(facts: dict[str, Any]) -> Role:
 
 
 def is_tier(files: Files, path: str) -> bool:
-    """Whether `loglib.tier` has made the directory. A place that was promoted is a topic like others."""
+    """True if `loglib.tier` has made the directory, and it was not promoted: then it is a topic like others."""
     if not files.exists(os.path.join(path, MANIFESTS)):
         return False
     found = read(files, path)
@@ -121,7 +121,7 @@ def is_tier(files: Files, path: str) -> bool:
 
 
 def check(files: Files, topic_path: str, action: Action) -> None:
-    """`NotLeaderError` if this may not be done to the directory. It changes nothing."""
+    """`NotLeaderError` if the action may not be done to the directory. Changes nothing."""
     found = read(files, topic_path)
     if found is not None and found.role not in action.roles:
         raise refusal(topic_path, found, action)

@@ -1,11 +1,11 @@
-"""Cursor: a place in a log, and reading on from it, block by block.
+"""Cursor: a place in a log, from which it is read block by block.
 
 Invariant: the position is the base offset of a batch, or an end of the log. Each returned batch names the CRC of the
 batch returned before it, or comes after damage that was reported.
 
 If the files are replaced while a cursor reads, it continues in the same log, or raises `LogMovedError`. Damage is an
 error, or with `on_damage` a gap: offsets are places, so reading continues at the next place that a batch names as its
-own. A gap that a repair has declared is passed over in any case. With `donors`, other copies are asked before that for
+own. A gap that a repair has declared is always skipped. If the log has donors, these other copies are asked first for
 the batches that are damaged or declared as lost (donors.py).
 
 Threads: a cursor belongs to one thread.
@@ -36,22 +36,22 @@ logger = logging.getLogger("loglib")
 
 # The size of one read: a few batches, to spread the cost of the call, but small enough for the L2 cache.
 BLOCK_BYTES = 1 << 20
-_FEW = 16  # batches of a block: with so few, a batch that is read in part would cost a good part of the block
-_MANY = 64  # batches of a block: so many are read as a bundle; NumPy's calls cost as much as about ten batches
-_WORTH_IMPORT = 8192  # batches read one by one: to import NumPy takes as long
+_FEW = 16  # batches of a block; with fewer, a batch that is read in part would be a large part of the block
+_MANY = 64  # batches of a block; from here on they are read as a bundle: NumPy's calls cost as much as ten batches
+_WORTH_IMPORT = 8192  # batches; reading them one by one takes as long as the import of NumPy
 
 Piece = Batch | Bundle
 P = TypeVar("P", bound=Piece)
-_NEWS_BYTES = 1 << 16  # reading more takes longer than the short way saves
+_NEWS_BYTES = 1 << 16  # reading more takes longer than `read_news` saves
 
 
 class BorrowedRange(NamedTuple):
-    """Damaged or lost offsets, whose batches a reader got from another copy of the topic."""
+    """Damaged or lost offsets whose batches a reader got from another copy of the topic."""
 
     partition: int
     offsets: range
     path: str  # of the damaged file
-    found: str  # in words: the damage
+    found: str  # the damage, as a text
     donor: str  # the directory of the partition in the other copy
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class BorrowedRange(NamedTuple):
 
 
 class Cursor(NotCopyable):
-    """A place in a log, and reading on from it, block by block."""
+    """A place in a log, from which it is read block by block."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Cursor(NotCopyable):
         self._last_read: tuple[int, int] | None = None
         self._segment: SegmentReader | None = None
         self._block_bytes = BLOCK_BYTES
-        self._small: bool | None = None  # whether the next block may have many small batches; None: nothing is read yet
+        self._small: bool | None = None  # True if the next block may have many small batches; None: nothing is read yet
         self._alone = 0  # the number of small batches that were read one by one
         self._restored = log.restored  # its value when the segment was opened
 
@@ -132,7 +132,7 @@ class Cursor(NotCopyable):
         return self._read_on(self._batches, limit)
 
     def read_pieces(self, limit: int) -> list[Piece]:
-        """The same records. A block of many small batches comes as one bundle, which costs a tenth of its batches."""
+        """The records of `read`. A block of many small batches comes as one bundle, which is ten times cheaper."""
         return self._read_on(self._pieces, limit)
 
     def _read_on(self, read: Callable[[SegmentReader, int, int], list[P]], limit: int) -> list[P]:
@@ -151,17 +151,17 @@ class Cursor(NotCopyable):
                     continue
                 gap = self.log.gap_at(self.position)
                 if gap is not None:
-                    self._go_behind(gap)
+                    self._skip_gap(gap)
                     continue
                 if self._on_damage is None:
                     raise
                 self._pass_over(error, limit)
 
     def read_news(self) -> Batch | None:
-        """The next batch, if it is small and all that was published since the last read; else None: `read` looks.
+        """The next batch, if it is small and all that was published since the last read; else None, and `read` looks.
 
-        The short way for a follower that waits for each record. Every check of `read` is made; whatever is not as it
-        is in nearly all cases is left to `read`.
+        A follower that waits for each record gets it this way in few steps. Every check of `read` is made. Any unusual
+        case gives None.
         """
         segment, last_read, log, position = self._segment, self._last_read, self.log, self.position
         if segment is None or last_read is None or last_read[0] != position or self._restored != log.restored:
@@ -212,7 +212,7 @@ class Cursor(NotCopyable):
             stop = limit if end is None else min(limit, end)
             if pieces := read(segment, stop, limit):
                 return pieces
-            self.log.check_not_dropped(self.position)  # if so, the index no longer has this segment's end
+            self.log.check_not_dropped(self.position)  # otherwise the index has lost this segment's end
             if looked_again:
                 position = segment.file_position(self.position)
                 raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {stop}")
@@ -228,7 +228,7 @@ class Cursor(NotCopyable):
         return [*self._batches(segment, stop, limit)] if bundle is None else [bundle]
 
     def _bundle(self, segment: SegmentReader, stop: int, limit: int) -> Bundle | None:
-        """The small batches of the next block; None if they are few, or if anything about them is unusual."""
+        """The small batches of the next block; None if they are few, or in any unusual case."""
         bundle = Bundle.read(segment, self.position, stop, block_bytes=BLOCK_BYTES)
         if bundle is None or bundle.batch_count < _MANY or not self._is_linked(bundle, segment, limit):
             return None
@@ -237,7 +237,7 @@ class Cursor(NotCopyable):
         return bundle.between(self._skip_before, self.position) if self._skip_before > begin else bundle
 
     def _is_linked(self, bundle: Bundle, segment: SegmentReader, limit: int) -> bool:
-        """Whether the bundle follows the batch read last, and the next batch follows the bundle."""
+        """True if the bundle follows the batch read last, and the next batch follows the bundle."""
         last_read = self._last_read
         if last_read is not None and last_read[0] == self.position and last_read[1] != bundle.previous_crc:
             return False
@@ -261,15 +261,15 @@ class Cursor(NotCopyable):
         return batches
 
     def _next_block(self, batches: int, used: int, segment: SegmentReader) -> int:
-        """The size of the next read, after one that had so many batches in so many bytes: no batch is read in part."""
+        """The size of the next read, after one of `batches` in `used` bytes. It should end where a batch ends."""
         if batches > _FEW or used <= BLOCK_BYTES // 2:
             return BLOCK_BYTES
         if batches == 1 and used // 2 < (length := segment.length_after(self.position)) <= 2 * used:
-            return length + HEADER_BYTES  # the next batch, and the header behind it
-        return used + used // _FEW  # batches have similar sizes: about as many
+            return length + HEADER_BYTES  # the next batch, and the header after it
+        return used + used // _FEW  # as many batches, which have similar sizes
 
     def seek(self, offset: int) -> None:
-        """Go to a record's offset or the flushed end. Raises the same errors as `Cursor.at`."""
+        """Go to a record's offset or the flushed end. Raises the errors of `Cursor.at`."""
         past_damage = self._on_damage is not None or self._donors is not None
         position = self.log.batch_base(offset, self.log.mark(), past_damage=past_damage)
         self.place = position, offset
@@ -277,7 +277,7 @@ class Cursor(NotCopyable):
 
     @property
     def place(self) -> tuple[int, int]:
-        """The cursor's place, to go back to it: the batch, and the first wanted record in it."""
+        """The place to which the cursor can go back: the batch, and the first wanted record in it."""
         return self.position, self._skip_before
 
     @place.setter
@@ -298,8 +298,8 @@ class Cursor(NotCopyable):
     def _check_chain(self, batches: list[Batch], segment: SegmentReader, limit: int) -> None:
         """Drop or refuse a whole batch of another history.
 
-        If the disk has lost a write, the older bytes from before a crash are visible: a batch that fits its
-        place, but the next batch does not follow it.
+        If the disk has lost a write, bytes from before a crash are visible. They may hold a batch that fits its place,
+        but the next batch does not follow it.
         """
         last_read, headers = self._last_read, [stored_header(each) for each in batches]
         before = last_read[1] if last_read is not None and last_read[0] == self.position else None
@@ -348,9 +348,9 @@ class Cursor(NotCopyable):
         self._report(error, range(start, self.position))
 
     def _borrow(self, donors: Donors, error: CorruptLogError, limit: int) -> list[Batch] | None:
-        """The batches of a donor, for some of those that are damaged here; None if no donor has them all.
+        """A donor's batches for the first of those that are damaged here; None if the donors do not have all of them.
 
-        An empty list: all of these are before the first wanted record.
+        The list is empty if all of these batches are before the first wanted record.
         """
         start, last_read = self.position, self._last_read
         before = last_read[1] if last_read is not None and last_read[0] == start else None
@@ -365,14 +365,14 @@ class Cursor(NotCopyable):
         batches = [each for each in batches if each.next_offset > self._skip_before]
         return [each.between(self._skip_before, self.position) for each in batches[:1]] + batches[1:]
 
-    def _go_behind(self, gap: Gap) -> None:
-        """Continue behind a declared gap. Its first batches may be whole again."""
+    def _skip_gap(self, gap: Gap) -> None:
+        """Continue after a declared gap. A repair may have restored its first batches."""
         gap = gap._replace(start=self.position)
         self.position, self._last_read = gap.end, None
         if self._on_gap is not None:
             self._on_gap(gap.as_damage(self.log.partition, self.log.directory))
         else:
-            logger.warning("%s: passed over the gap [%d, %d)", self.log.directory, gap.start, gap.end)
+            logger.warning("%s: skipped the gap [%d, %d)", self.log.directory, gap.start, gap.end)
 
     def _report(self, error: CorruptLogError, offsets: range) -> None:
         assert self._on_damage is not None
@@ -380,7 +380,7 @@ class Cursor(NotCopyable):
 
 
 def has_records(log: Log, start: int, end: int) -> bool:
-    """Whether a record of the offsets [start, end) can be read; `start` is the place of a batch, perhaps damaged."""
+    """True if a record of the offsets [start, end) can be read. A batch begins at `start`; it may be damaged."""
     met: list[Damage] = []
     with closing(Cursor(log, start, on_damage=met.append)) as cursor:
         return start < end and bool(cursor.read(end))

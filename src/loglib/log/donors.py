@@ -1,18 +1,17 @@
-"""Donors: other copies of a log, whose batches stand in for damaged ones.
+"""Donors: other copies of a log, whose batches replace damaged ones.
 
-Invariant: a batch of a donor is taken only if this log names it. The batch behind the damage has the CRC and the place
-of the batch before it, and so each proven batch proves the one before: the walk goes backwards from what is whole here.
-So a copy that is older, or of another history, has nothing that is taken, and several damaged copies complete each
-other.
+Invariant: a batch of a donor is taken only if this log names it. The batch after the damage names the CRC and the place
+of the batch before it, and each proven batch names the one before. So the proof goes backwards from what is whole here.
+Nothing is taken from older or diverged copies, and several damaged copies can together restore a log.
 
-    behind the damage      what names the last damaged batch
+    after the damage       what names the last damaged batch
     a batch                its previous_crc and previous_bytes
     a segment without one  the same facts in its header
-    the end of the log     the watermark has its place only. The batch's own header, if that is still whole; otherwise
-                           the writer: a writer's log only grows, so a copy that has durable what the same writer (its
-                           epoch and its nonce) has published has the same bytes
+    the end of the log     the header of the last batch, if it is whole. Otherwise the watermark names the place of the
+                           batch and its writer (the epoch and the nonce). A writer's log only grows: so a copy that
+                           has durable what this writer has published has the same bytes
 
-Also the batch before the damage, if it is whole, must be the one that the first proven batch follows.
+If the batch before the damage is whole, the first proven batch must follow it, too.
 
 Threads: one.
 """
@@ -37,11 +36,11 @@ from .log import Log
 __all__ = ["CheckedBatch", "Donor", "Donors", "ProvenRange", "crc_before", "header_here", "named_end"]
 
 _STRETCH_BYTES = 1 << 20
-_MOST_DECOMPRESSED = 4 << 20  # of the batches of a stretch, if they are more than one
+_MOST_DECOMPRESSED = 4 << 20  # of the batches of a range, if they are more than one
 
 
 class CheckedBatch(NamedTuple):
-    """A batch that has passed the checks of its CRCs, as it is stored."""
+    """The stored bytes of a batch whose CRCs are right."""
 
     header: Header
     stored: bytes
@@ -60,10 +59,10 @@ class ProvenRange(NamedTuple):
 
 
 class _Link(NamedTuple):
-    """What a log says of its batch that ends at an offset."""
+    """The facts that a log has about its batch that ends at an offset."""
 
     base: int
-    crc: int | None  # of the batch's header; None: only who wrote it is known
+    crc: int | None  # of the batch's header; None: only its writer is known
     writer: tuple[int, int] = (0, 0)  # epoch and nonce
 
 
@@ -94,30 +93,35 @@ class Donor(NotCopyable):
         return segment
 
     def batch(self, base: int, length: int) -> CheckedBatch:
-        """The batch of this place and length, checked down to its columns."""
+        """The batch at `base` with this length, checked down to its columns."""
         segment = self.segment_of(base)
         if base + length > self.mark.flushed_end or not 0 < length <= MAX_BATCH_BYTES:
             segment.corrupt(base, f"a flushed end at {self.mark.flushed_end}", f"a batch of {length} bytes")
-        try:
-            batches = _whole_batches(segment.read(base, length), base, segment)
-        except (BadBatch, NewerBatch) as error:
-            segment.refuse(error, base)
+        batches = self._batches(base, length)
         if len(batches) > 1:
             segment.corrupt(base, f"{len(batches)} batches", f"one of {length} bytes")
         as_batch(batches[0], segment.partition, self.source(base)).decode()
         return batches[0]
 
     def fetch(self, stretch: ProvenRange) -> list[CheckedBatch]:
-        """The batches of a stretch, proven again: the files of a donor may change at any time."""
-        segment = self.segment_of(stretch.start)
-        try:
-            batches = _whole_batches(segment.read(stretch.start, stretch.end - stretch.start), stretch.start, segment)
-        except (BadBatch, NewerBatch) as error:
-            segment.refuse(error, stretch.start)
+        """The batches of the range, proven again, because the files of a donor may change at any time."""
+        batches = self._batches(stretch.start, stretch.end - stretch.start)
         if batches[-1].header.header_crc != stretch.last_crc:
             found = f"batches that end with CRC {batches[-1].header.header_crc:08x}"
-            segment.corrupt(stretch.start, found, f"{stretch.last_crc:08x}")
+            self.segment_of(stretch.start).corrupt(stretch.start, found, f"{stretch.last_crc:08x}")
         return batches
+
+    def _batches(self, start: int, size_bytes: int) -> list[CheckedBatch]:
+        """The batches that fill these bytes of the log, each following the one before."""
+        segment = self.segment_of(start)
+        content = segment.read(start, size_bytes)
+        try:
+            headers = list(follow(content, End(start, start, None), start=start, salt=segment.salt))
+        except (BadBatch, NewerBatch) as error:
+            segment.refuse(error, start)
+        if not headers or headers[-1].next_offset < start + len(content):
+            segment.corrupt(headers[-1].next_offset if headers else start, "a part of a batch", "a whole one")
+        return [CheckedBatch(each, content[each.base_offset - start : each.next_offset - start]) for each in headers]
 
     def source(self, offset: int) -> Source:
         """The place of a batch, for messages."""
@@ -125,23 +129,23 @@ class Donor(NotCopyable):
         return Source(segment.path, segment.file_position(offset))
 
     def has_durable(self, end: int, by: tuple[int, int], of: tuple[int, int]) -> bool:
-        """Whether this copy has durable what the writer `by` published up to `end`; its batch there is one `of` that.
+        """True if this copy has durable what the writer `by` published up to `end`.
 
-        The copy's own mark may name that writer, too.
+        `of` is the writer of the copy's batch there. It, or the writer in the copy's mark, must be `by`.
         """
         ours = self.mark.writer_epoch, self.mark.writer_nonce
         return self.mark.durable_end >= end and by[0] > 0 and by in (of, ours)
 
 
 class Donors(NotCopyable):
-    """The other copies of a log. They are opened by their first use."""
+    """The other copies of a log. Each is opened at its first use."""
 
     def __init__(self, files: Files, directories: Sequence[str], identity: Identity) -> None:
         self._files = files
         self._directories = directories
         self._identity = identity
         self._opened: list[Donor] | None = None
-        self._proven: dict[int, ProvenRange] = {}  # what the last reader was promised, by its start
+        self._proven: dict[int, ProvenRange] = {}  # by start: what `lend` has proven and not yet returned
         self.refused: list[str] = []  # the donors that cannot be used, and why
 
     def close(self) -> None:
@@ -165,7 +169,7 @@ class Donors(NotCopyable):
     # --- the proof -------------------------------------------------------------------------------------
 
     def prove(self, log: Log, lost: range, mark: Mark, *, before: int | None) -> tuple[list[ProvenRange], str]:
-        """What the donors have of the damaged offsets, oldest first, up to their end; and why it is not all.
+        """The parts of the damaged offsets that the donors have, oldest first, up to their end; and why not all.
 
         `lost` begins and ends where a batch of the log does. `before` is the CRC of the batch before, if it is known.
         """
@@ -192,7 +196,7 @@ class Donors(NotCopyable):
         return proven[::-1], "; ".join([why, *self.refused]) if why else ""
 
     def _find(self, link: _Link, end: int, *, latest: Donor | None) -> tuple[CheckedBatch, Donor] | None:
-        """The batch before `end` that is named so, and who has it. The latest donor is asked first."""
+        """The batch before `end` that the link names, and a donor that has it. The latest donor is asked first."""
         for donor in sorted(self.opened(), key=lambda each: each is not latest):
             with suppress(LogError, OSError):
                 whole = donor.batch(link.base, end - link.base)
@@ -236,17 +240,8 @@ def as_batch(whole: CheckedBatch, partition: int, source: Source) -> Batch:
         raise error.in_file(*source) from error
 
 
-def _whole_batches(content: bytes, start: int, segment: SegmentReader) -> list[CheckedBatch]:
-    """The batches that fill the bytes, each following the one before; `BadBatch` if they do not."""
-    headers = list(follow(content, End(start, start, None), start=start, salt=segment.salt))
-    size = headers[-1].next_offset - start if headers else 0
-    if not size or size < len(content):
-        raise BadBatch(size, f"{len(content) - size} bytes", "a whole batch")
-    return [CheckedBatch(each, content[each.base_offset - start : each.next_offset - start]) for each in headers]
-
-
 def _extend(proven: list[ProvenRange], whole: CheckedBatch, donor: Donor) -> None:
-    """Note one more proven batch, which stands before those that are noted."""
+    """Add a proven batch. It comes before those that were added earlier."""
     header, segment = whole.header, donor.segment_of(whole.header.base_offset).base_offset
     size, crc = layout(header).end, header.header_crc
     if proven:
@@ -264,7 +259,7 @@ def _extend(proven: list[ProvenRange], whole: CheckedBatch, donor: Donor) -> Non
 
 
 def header_here(log: Log, offset: int) -> Header | None:
-    """The header of the log's own batch at the place; None if it is not whole."""
+    """The header of this log's batch at the offset; None if it is not whole."""
     base = log.index.find(offset)
     if base is not None:
         with suppress(LogError, OSError), log.open_base(base, past_damage=True) as segment:
@@ -273,7 +268,7 @@ def header_here(log: Log, offset: int) -> Header | None:
 
 
 def crc_before(log: Log, offset: int, mark: Mark) -> int | None:
-    """The CRC of the log's own batch that ends at the offset; None if it is not whole, or if there is none."""
+    """The CRC of this log's batch that ends at the offset; None if it is not whole, or if there is none."""
     if offset > mark.log_start_offset:
         with suppress(LogError, OSError):
             header = log.header_around(offset - 1, mark)
@@ -283,7 +278,7 @@ def crc_before(log: Log, offset: int, mark: Mark) -> int | None:
 
 
 def named_end(log: Log, offset: int, limit: int) -> int:
-    """The next place behind damage at which this log says what ends there; `limit` if there is none before."""
+    """The first place after the damage for which this log names the batch that ends there; at most `limit`."""
     end, mark = log.after_damage(offset, limit), log.mark()
     while end < limit and _link_at(log, end, mark) is None:  # the batch there is damaged, too
         end = log.after_damage(end, limit)
@@ -291,7 +286,7 @@ def named_end(log: Log, offset: int, limit: int) -> int:
 
 
 def _link_at(log: Log, end: int, mark: Mark) -> _Link | None:
-    """What names the batch that ends there."""
+    """The link that names the batch that ends at `end`; None if nothing whole names it."""
     following = header_here(log, end) if end < mark.flushed_end else None
     if following is not None:
         return _Link(following.previous_offset, following.previous_crc)

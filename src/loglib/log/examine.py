@@ -1,7 +1,7 @@
-"""Examine: the faults of a partition's files, and the files that should be there instead. For repair and healing.
+"""Examine: the faults of a partition's files, and how the files should lie. For repair and healing.
 
-Invariant: an examination changes nothing. It finds each range of offsets that a reader with `on_gap="skip"` would
-leave out, and no other range, so that a declared gap hides nothing that can be read.
+Invariant: an examination changes nothing. It finds exactly the ranges of offsets that a reader with
+`on_gap="skip"` would leave out. So a declared gap hides nothing that can be read.
 
 The end of the log is that of the watermark. If no slot of it is whole, the end is that of the last whole batch that
 can be found in the last segment.
@@ -46,31 +46,31 @@ _BLOCK_BYTES = 1 << 20
 
 
 class ExpectedSegment(NamedTuple):
-    """A segment that should be there, and its state."""
+    """The place where a segment should lie, and the file that is there."""
 
     base: int
     end: int  # of its batches: the base of the next segment
     held: int | None  # bytes of batches in the file; None if there is no file
     header: SegmentHeader | None  # None if it is damaged, or contradicts the other files
-    fault: str  # of the header; "" if it is whole
+    fault: str  # of the header, as a text; "" if it is whole
 
 
 class Findings(NamedTuple):
     """The faults of a partition."""
 
     mark: Mark  # of the whole log
-    fault_of_mark: str  # "" if the watermark is whole
-    places: tuple[ExpectedSegment, ...]  # all segments that should be there, oldest first
+    fault_of_mark: str  # as a text; "" if the watermark is whole
+    places: tuple[ExpectedSegment, ...]  # all segments as they should lie, oldest first
     known_gaps: tuple[Gap, ...]
     met: tuple[Damage, ...]  # the parts of them that still cannot be read
     fault_of_gaps: str
     damage: tuple[Damage, ...]  # ranges that cannot be read and that no gap declares
-    undecodable: tuple[Damage, ...]  # damage with valid checksums that does not decode as a batch
+    undecodable: tuple[Damage, ...]  # those of them whose bytes have right checksums, but are no batch
     end: int  # of the last whole batch, at or above the mark's
 
     @property
     def healed(self) -> int:
-        """Number of declared gaps that can be read again."""
+        """The number of declared gaps that can be read again."""
         return len({*self.known_gaps} - {*self.still_gaps})
 
     @property
@@ -80,7 +80,7 @@ class Findings(NamedTuple):
         return self.remaining(lambda gap: gap.end in ends)
 
     def remaining(self, is_lost: Callable[[Gap], bool]) -> tuple[Gap, ...]:
-        """The declared gaps that are lost, and of the others the part before the log start: a tier may have it."""
+        """The declared gaps that are lost, and the parts of the others before the log, which a tier may have."""
         start = self.mark.log_start_offset
         kept = (gap if is_lost(gap) else gap._replace(end=min(gap.end, start)) for gap in self.known_gaps)
         return tuple(each for each in kept if each.start < each.end)
@@ -95,7 +95,7 @@ class Findings(NamedTuple):
         return lost or any(each.offsets.stop > last.base for each in (*self.damage, *self.met))
 
     def misplaced(self, place: ExpectedSegment) -> int:
-        """Number of surplus bytes of the file; negative if bytes are missing. The last file may be longer."""
+        """The number of bytes that the file has too many; negative if they are too few. The last file may be longer."""
         assert place.held is not None
         if place is self.places[-1]:
             return place.held - (self.end - place.base) if self.needs_new_end else 0
@@ -103,16 +103,16 @@ class Findings(NamedTuple):
 
     @property
     def needs_lock(self) -> bool:
-        """True if more than a declaration of gaps is needed."""
+        """True if the repair needs more than a declaration of gaps."""
         faulty = any(each.held is None or each.fault or self.misplaced(each) for each in self.places)
         return bool(self.fault_of_mark or faulty or self.undecodable or self.needs_new_end)
 
 
 def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[int], object]) -> Findings:
-    """Examine a partition. Reads all of it, and calls `progress` now and then with the bytes that it has read.
+    """Examine a partition. Reads all of it, and calls `progress` now and then with the number of bytes that are read.
 
-    Raises `CorruptLogError` if there is neither a watermark nor a segment, so that nothing identifies the log, and
-    `UnsupportedFormatError` for files of a newer format.
+    Raises `CorruptLogError` if there is neither a watermark nor a segment, so that nothing shows what the log was,
+    and `UnsupportedFormatError` for files of a newer format.
     """
     found = {base: size - HEADER_BYTES for base, size in list_segments(files, path).items()}
     mark, fault_of_mark = _mark(files, path, identity, found)
@@ -122,7 +122,7 @@ def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[
     met: list[Damage] = []
     undecodable: list[Damage] = []
     if _is_unfinishable(files, path, identity, mark):
-        fault_of_mark = f"part of transaction {mark.held_txn}, which nobody can finish, hides the records after it"
+        fault_of_mark = f"part of transaction {mark.held_txn}, which nobody can finish, hides what follows it"
         unfinished, mark = mark, mark._replace(held_txn=0, held_id=0, applied_txn=mark.held_txn, applied_id=0)
     else:
         unfinished = None
@@ -149,7 +149,7 @@ def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[
 
 
 def _is_unfinishable(files: Files, path: str, identity: Identity, mark: Mark) -> bool:
-    """True if the log has a part of a transaction that is not pending, so that no process adds the rest."""
+    """True if the log has a part of a transaction that is not pending, so that nobody adds the rest."""
     if not mark.held_txn or mark.applied_txn == mark.held_txn:
         return False
     if is_pending_here(files, os.path.dirname(path), mark.held_txn, mark.held_id):
@@ -200,7 +200,7 @@ def _mark(files: Files, path: str, identity: Identity, found: dict[int, int]) ->
 
 
 def _mark_without_watermark(files: Files, path: str, identity: Identity, found: dict[int, int]) -> Mark:
-    """A mark after the last whole batch that can be found in the last segment."""
+    """A mark at the end of the last whole batch that can be found in the last segment."""
     last = max(found)
     header = _whole_header(files, path, identity, last)
     end, tail = last, last if header is None else header.previous_batch
@@ -233,7 +233,7 @@ def _batch_before(files: Files, path: str, identity: Identity, found: dict[int, 
 
 
 def _end_of_whole(files: Files, path: str, identity: Identity, last: int, mark: Mark) -> int:
-    """The end of the whole batches that follow the mark's end in the last segment: perhaps not yet synced."""
+    """The end of the whole batches after the mark's end in the last segment. They may not be synced yet."""
     end = mark.flushed_end
     with suppress(FileNotFoundError, CorruptLogError), _segment(files, path, identity, last) as segment:
         before, limit = mark.flushed_tail, segment.end_of_file()

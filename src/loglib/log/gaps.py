@@ -1,13 +1,13 @@
 """Gaps: the file `gaps.json` of a partition, which declares offsets as lost.
 
 Invariant: a declared gap begins where a batch of the log begins or should begin, and ends where one does. It changes
-no byte of the log: what can be read is read. The file is looked at only after damage was met, so a whole log pays
-nothing for it. It is replaced in one step, and may be replaced while others read the log.
+no byte of the log, so batches that can be read are read. The file is read only after damage was met, so it costs
+nothing for a whole log. It is replaced in one step, also while others read the log.
 
     {"format": 1, "log_id": "<32 digits>", "partition": 0, "gaps": [
         {"start": 1024, "end": 2048, "found": "...", "time": 1764000000000000}], "crc": "<8 digits>"}
 
-(in one line). `found` is what the damage was, in words; `time` is when it was declared, in microseconds UTC.
+(in one line). `found` is a text about the damage; `time` is when it was declared, in microseconds UTC.
 
 Threads: no state, safe for all.
 """
@@ -31,16 +31,16 @@ __all__ = ["NAME", "Gap", "between", "encode_gaps", "joined", "parse_gaps", "rea
 
 NAME = "gaps.json"
 _MOST_BYTES = 16 << 20  # some hundred thousand gaps
-_MOST_WORDS = 200  # characters about one gap
+_MOST_WORDS = 200  # characters of the text about one gap
 _WHAT = "the gaps of this partition"
 
 
 class Gap(NamedTuple):
-    """Offsets [start, end) of a log that are declared as lost: a reader passes over them and goes on behind them."""
+    """Offsets [start, end) of a log that are declared as lost. A reader skips them."""
 
     start: int
     end: int
-    found: str  # what the damage was, in words
+    found: str  # a text about the damage
     time: int  # when the gap was declared, microseconds UTC
 
     def as_damage(self, partition: int, path: str) -> Damage:

@@ -1,15 +1,15 @@
-"""History: a place in a log as others remember it, and whether a log still has the history up to there.
+"""History: a place in a log that is remembered elsewhere, and the question if the log still has the history up to it.
 
 Invariant: the chain at an offset is the CRC of the header of the batch that ends there, or that holds it. A batch's
 header covers the CRC of the batch before. So two logs with one id and one chain at an offset have the same bytes below
-it. A chain of 0 is not known: the log begins there, or a gap is in the way.
+it. A chain of 0 is unknown: the log begins there, or a gap is in the way.
 
-Whoever stores a place in a log elsewhere stores a `HistoryPoint`, and compares before it acts on it. What is stored
-elsewhere is
+A program that remembers a place in a log stores a `HistoryPoint`, and compares it before acting on it. An archive, a
+tier or a copy that holds the point is one of these:
 
     same      it ends where the log has the same history
-    ahead     it has more than the log, and nothing says that the rest is of another history
-    behind    it ends before the log begins: nothing can be compared any more
+    ahead     it has more than the log, and nothing shows that the rest is of another history
+    too old   it ends before the log begins: nothing can be compared any more
     beside    it has another history from some offset on
     foreign   it is of another log
 
@@ -29,11 +29,11 @@ from ..segment import SegmentHeader, read_segment_header, segment_name
 from .log import Log
 
 __all__ = [
-    "AHEAD", "BEHIND", "BESIDE", "FOREIGN", "SAME", "Comparison", "HistoryPoint", "compare_history", "history_at",
+    "AHEAD", "BESIDE", "FOREIGN", "SAME", "TOO_OLD", "Comparison", "HistoryPoint", "compare_history", "history_at",
     "point_at",
 ]  # fmt: skip
 
-SAME, AHEAD, BEHIND, BESIDE, FOREIGN = "same", "ahead", "behind", "beside", "foreign"
+SAME, AHEAD, TOO_OLD, BESIDE, FOREIGN = "same", "ahead", "too old", "beside", "foreign"
 
 
 class HistoryPoint(NamedTuple):
@@ -45,16 +45,16 @@ class HistoryPoint(NamedTuple):
     epoch: int = 0  # of the writer there, or of a later one; 0: not known
 
     def agrees(self, other: HistoryPoint) -> bool | None:
-        """Whether both are of one history, if they are at one offset; None if that is not known."""
+        """True if both are of one history, given that they are at one offset; None if that is not known."""
         return self.chain == other.chain if self.chain and other.chain else None
 
 
 class Comparison(NamedTuple):
-    """How what is stored elsewhere stands to a log. What damage hides, or a gap, counts as the same."""
+    """The relation of a stored history to a log. Offsets that damage or a gap hides count as the same."""
 
     relation: str
     common: int  # both are proven to have the same history up to here; 0: nothing is proven
-    point: HistoryPoint  # where what is stored elsewhere ends
+    point: HistoryPoint  # the end of the stored history
     log_start: int
     log_end: int
 
@@ -63,13 +63,13 @@ class Comparison(NamedTuple):
         return self.relation == SAME
 
     def words(self, holder: str, log: str) -> str:
-        """The finding in words; `holder` has the point, and `log` is the path of the log."""
+        """The finding as a text; `holder` has the point, and `log` is the path of the log."""
         end, holds = self.point.offset, f"{log} holds [{self.log_start}, {self.log_end})"
         match self.relation:
             case "ahead":
-                return f"{holder} is ahead: it ends at offset {end}, and {holds}; nothing says that they differ"
-            case "behind":
-                return f"{holder} is behind: it ends at offset {end}, and {holds}: what lies between is missing"
+                return f"{holder} is ahead: it ends at offset {end}, and {holds}; nothing shows that they differ"
+            case "too old":
+                return f"{holder} is too old: it ends at offset {end}, and {holds}: what lies between is missing"
             case "beside":
                 return (
                     f"{holder} has another history than {log}: they are proven to be the same up to offset "
@@ -80,11 +80,11 @@ class Comparison(NamedTuple):
         return f"{holder} has the history of {log} up to offset {end}"
 
     def check(self, holder: str, log: Log, advice: str) -> None:
-        """`OffsetOutOfRangeError` or `LogError` unless it is the same history; `advice` says the way out."""
+        """`OffsetOutOfRangeError` or `LogError` unless it is the same history; `advice` is what a person can do."""
         if self.is_same:
             return
         words = f"partition {log.partition}: {self.words(holder, log.directory)}; {advice}"
-        if self.relation in (AHEAD, BEHIND):
+        if self.relation in (AHEAD, TOO_OLD):
             raise OffsetOutOfRangeError(log.partition, self.point.offset, self.log_start, self.log_end, words=words)
         raise LogError(words)
 
@@ -92,8 +92,8 @@ class Comparison(NamedTuple):
 def history_at(log: Log, offset: int) -> int:
     """The chain at an offset. It identifies the whole log up to there.
 
-    0 at the beginning of a log, and in a declared gap. Raises `OffsetOutOfRangeError` and `CorruptLogError` like a
-    read.
+    It is 0 at the beginning of a log, and in a declared gap. Raises `OffsetOutOfRangeError` and `CorruptLogError` like
+    a read.
     """
     return point_at(log, offset).chain
 
@@ -134,7 +134,7 @@ def _segment_at(log: Log, offset: int) -> SegmentHeader:
 
 
 def compare_history(points: Sequence[HistoryPoint], log: Log) -> Comparison:
-    """Compare what is stored elsewhere with a log. `points` rise, at least one; the last one is its end."""
+    """Compare a stored history with a log. `points`, at least one, rise; the last one is the end of that history."""
     while True:
         mark, last = log.mark(), points[-1]
         start, end = mark.log_start_offset, mark.flushed_end
@@ -145,20 +145,20 @@ def compare_history(points: Sequence[HistoryPoint], log: Log) -> Comparison:
         if last.log_id != log.identity.log_id:
             return result(FOREIGN, 0)
         if last.offset < start:
-            return result(BEHIND, last.offset)
+            return result(TOO_OLD, last.offset)
         with suppress(OffsetOutOfRangeError):  # retention has meanwhile dropped more
             common, differs = _common([each for each in points if start <= each.offset <= end], log)
             if differs:
                 return result(BESIDE, common)
             if last.offset <= end:
                 return result(SAME, common)
-            # Epochs never fall along a log: what is stored behind the log's end cannot be of an older writer.
+            # Epochs never fall along a log: nothing after the log's end can be of an older writer.
             is_newer = end > start and 0 < last.epoch < point_at(log, end).epoch
             return result(BESIDE if is_newer else AHEAD, common)
 
 
 def _common(points: Sequence[HistoryPoint], log: Log) -> tuple[int, bool]:
-    """The last of these points that the log has, too, and whether there is a later one that differs."""
+    """The last of these points that the log has, too; and True if a later one differs."""
     differs = False
     for each in reversed(points):
         try:

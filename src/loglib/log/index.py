@@ -2,7 +2,7 @@
 
 Invariant: the segment that holds an offset is the segment with the largest base at or below it. The index is
 not stored on disk; it comes from the file names. A listing of the directory never replaces newer facts: another
-thread's later listing, or a change by the writer. A dropped segment does not come back if a listing still
+thread's later listing, or a change by the writer. A dropped segment does not come back if a later listing
 finds its file.
 
 Threads: safe for all. A search uses an immutable snapshot and takes no lock; a change puts a new snapshot in
@@ -45,7 +45,7 @@ class SegmentIndex:
         return bases[at - 1] if at else None
 
     def after(self, base_offset: int) -> int | None:
-        """The base of the segment after the one that begins at `base_offset`; None if it is the last."""
+        """The base of the segment after the one that begins at `base_offset`; None after the last."""
         bases = self._bases
         at = bases.bisect_right(base_offset)
         return bases[at] if at < len(bases) else None

@@ -1,4 +1,4 @@
-"""Lag: how far a position in a log is behind the log's end, in bytes, seconds and records.
+"""Lag: how far behind the log's end a position is, in bytes, seconds and records.
 
 Invariant: measuring changes nothing and reads no batch body. Bytes come from offsets, the rest from batch headers.
 """

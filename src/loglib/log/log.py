@@ -1,7 +1,7 @@
 """Log: one partition's segments as a single range of offsets, for reading.
 
 Invariant: readers see [log start, flushed end) and nothing else. They take no lock and write
-nothing: the watermark says how far to read, the file names say where.
+nothing: the watermark has the end, the file names have the places.
 
 Retention may remove a segment between a look at the index and the opening of the file. The caller then gets
 `OffsetOutOfRangeError` with the new log start, never a missing file. If a file is missing and the log start
@@ -10,10 +10,10 @@ has not moved, that is corruption.
 The files may be replaced or removed under a reader: by a restore, or by a new topic at the old path. A log
 looks for that once a second. It continues in the same log, or raises `LogMovedError` if the log is gone.
 
-Offsets that a repair has declared as lost (gaps.py) are met as damage first. Then they are passed over: for the
-headers of batches, a gap is one without records.
+Offsets that a repair has declared as lost (gaps.py) are met as damage first, and then skipped. Among the headers of
+batches, a gap is a header without records.
 
-Reading on from an offset is in cursor.py; finding the offset of a time is in lookup.py.
+cursor.py reads from an offset; lookup.py finds the offset of a time.
 
 Threads: safe for all.
 """
@@ -66,7 +66,7 @@ __all__ = [
 
 logger = logging.getLogger("loglib")
 
-LOOK_S = 1.0  # how often to look whether the files are still those that the path names
+LOOK_S = 1.0  # how often to check that the path still names the open files
 _GONE = "was moved or removed, or holds another log now"
 _NOTHING_FOUND = ((-1, 0, 0), 0)
 _NO_RECORDS = Header._make((b"", *[0] * (len(Header._fields) - 1)))
@@ -81,7 +81,7 @@ class Wakeable(Protocol):
 
 
 class LiveWriter(Protocol):
-    """What a log needs from a writer in its own process."""
+    """The methods that a log needs from a writer in its process."""
 
     def mark(self) -> Mark:
         """The writer's last publication; raises if the writer is closed."""
@@ -90,11 +90,11 @@ class LiveWriter(Protocol):
         """Wake the waiter after every publication. The writer refers to it weakly."""
 
     def is_moved(self) -> bool:
-        """Whether the writer's files are no longer where readers look."""
+        """True if the writer's files are no longer where readers look."""
 
 
 class FixedMark:
-    """Stands for the writer of a log that no longer grows: readers get this mark."""
+    """Takes the place of the writer of a log that no longer grows: readers get this mark."""
 
     def __init__(self, mark: Mark) -> None:
         self._mark = mark
@@ -103,21 +103,21 @@ class FixedMark:
         return self._mark
 
     def listen(self, waiter: Wakeable) -> None:
-        """Nothing will be published."""
+        """Do nothing, since nothing will be published."""
 
     def is_moved(self) -> bool:
         return False
 
 
 def log_as_found(files: Files, directory: str, identity: Identity, mark: Mark) -> Log:
-    """The partition's log up to this mark, with what is held, whatever the watermark says. Close it."""
+    """The partition's log up to this mark, with the records that are held. The watermark is not used. Close it."""
     log = Log(files, directory, identity)
     log.writer = FixedMark(mark._replace(held_txn=0))
     return log
 
 
 def promised_marks(logs: Sequence[Log]) -> dict[int, Mark | None]:
-    """The marks in the file that these logs of a copy wait for, all read in one moment, by partition."""
+    """The marks in the file that these logs of a copy wait for, by partition. The file is read once for all of them."""
     found = read_marks(logs[0].files, os.path.dirname(logs[0].directory), logs[0].identity.log_id) if logs else {}
     return {log.partition: found.get(log.partition) for log in logs}
 
@@ -127,12 +127,12 @@ def unfinishable(directory: str, mark: Mark) -> CorruptLogError:
     found = f"a part of transaction {mark.held_txn} from offset {mark.held_from} on, and nobody can finish it"
     expected = (
         "a store of transactions that knows it. Put the store back as it was; or run `loglib repair` for the topic, "
-        "which declares this part as lost and shows what stands behind it"
+        "which declares this part as lost and shows what follows it"
     )
     return CorruptLogError(directory, 0, found, expected)
 
 
-# Logs that have opened their watermark. If there are no more descriptors, those of all are closed until their next use.
+# Logs that have opened their watermark. If descriptors run out, all watermarks are closed until their next use.
 _with_files: set[weakref.ref[Log]] = set()
 
 
@@ -160,7 +160,7 @@ class Log(NotCopyable):
         self.donors: tuple[str, ...] = ()  # directories of other copies, for readers that meet damage here
         self.restored = 0  # how often the log was found replaced by an older or newer state of itself
         self._look_at = monotonic() + LOOK_S
-        self._missing = False  # whether the files were missing at the last look
+        self._missing = False  # True if the files were missing at the last look
         self._warned = False
         self._closed = False
         # The last result of `batch_base`, and its mark: one attribute, because threads may share the log.
@@ -177,7 +177,7 @@ class Log(NotCopyable):
         self._watermark = None
 
     def release_files(self) -> None:
-        """Close the watermark until its next use, so that few of thousands of logs have open files."""
+        """Close the watermark until its next use, so that only a few of thousands of logs have open files."""
         self._watermark = None
 
     # --- range ---------------------------------------------------------------------------------
@@ -188,10 +188,10 @@ class Log(NotCopyable):
         return self.visible(mark) if mark.held_txn else mark
 
     def visible(self, mark: Mark) -> Mark:
-        """What readers may see of a publication. One without a hold is visible as it is.
+        """The part of a publication that readers may see: all of it, unless a transaction is held.
 
         A transaction that is not pending is over: it is done, or its store is gone or was set back. Then the log
-        itself decides: what has its end is shown. `CorruptLogError` for a part of it that hides records behind it.
+        itself decides, and shows a section that has its end. `CorruptLogError` for a part that hides later records.
         """
         if is_held(mark):
             return shown(mark, promised_marks([self])[self.partition])
@@ -211,18 +211,18 @@ class Log(NotCopyable):
         return mark.without_hold(applied=extent == Extent.WHOLE)
 
     def _extent(self, mark: Mark) -> Extent:
-        """How much the log has of the transaction that is held; `CorruptLogError` if a part hides records for ever."""
+        """The extent of the held transaction in the log; `CorruptLogError` if a part of it hides records for ever."""
         headers = self.headers_from(mark.held_from, mark)
         extent = Extent.among(headers, *mark.held)
         if extent != Extent.PART:
             return extent
-        news = self.published().transactions != mark.transactions  # it was done meanwhile: then the next look shows it
+        news = self.published().transactions != mark.transactions  # it was done meanwhile, and the next look shows it
         if not news and any(each.record_count and not is_part(each, *mark.held) for each in headers):
             raise unfinishable(self.directory, mark)
         return extent
 
     def _note_hold(self, mark: Mark) -> None:
-        """Warn once if a transaction is held for long: its process has died, or its store is out of reach."""
+        """Warn once if a transaction is held for a long time: its process has died, or its store is out of reach."""
         held, since = self._held_since
         now = monotonic()
         if held != mark.held_txn:
@@ -235,7 +235,7 @@ class Log(NotCopyable):
             )  # fmt: skip
 
     def published(self) -> Mark:
-        """The ends that the writer has published: with a transaction that is not done."""
+        """The ends that the writer has published, with a transaction that is not done."""
         if monotonic() >= self._look_at:
             self.check_moved()
         if self.writer is not None:
@@ -252,9 +252,9 @@ class Log(NotCopyable):
         return watermark.read() or self._proven_mark()
 
     def found(self) -> Mark:
-        """The published mark, for copies. If the watermark is not whole, it is found as a writer's recovery would.
+        """The published mark, for copies. If the watermark is not whole, the mark that a writer's recovery would find.
 
-        A mark that was found has the sequence 0. It says what is there, and not what was dropped or lost.
+        A mark that was found has the sequence 0. It shows what is there, and not what was dropped or lost.
         """
         mark, watermark = self.published(), self._watermark
         if self.writer is not None or (watermark is not None and watermark.is_whole()):
@@ -262,7 +262,7 @@ class Log(NotCopyable):
         return self.scanned(None if watermark is None or watermark.read() is None else mark)
 
     def scanned(self, known: Mark | None) -> Mark:
-        """The mark of what a writer's recovery would find behind this one; without one, in the last segment."""
+        """The mark that a writer's recovery would find after `known`; without `known`, in the last segment."""
         missing: int | None = None
         while True:
             self.refresh()
@@ -285,14 +285,14 @@ class Log(NotCopyable):
         if held.held_from < first or not held.held_txn:  # retention drops it only when it is done
             last_one = max((held.applied_txn, held.applied_id), (held.held_txn, held.held_id))
             held = Sections(last_one[0], 0, 0, 0, last_one[1], 0, held.txn_store)
-        elif held.held_tail < 0:  # only a segment's header says so, and not the batch before it
+        elif held.held_tail < 0:  # only a segment's header has the hold, without the batch before it
             start = min(held.held_from, tail.end)
             before = tail.last_batch if start == tail.end else self.header_around(start, mark).previous_offset
             held = held._replace(held_from=start, held_tail=before)
         return mark._replace(**held._asdict())
 
     def next_mark(self) -> Mark | None:
-        """The ends after the next publication, for a follower at the end of the log; None if only `mark` can tell."""
+        """The ends after the next publication, for a follower at the end of the log; None if `mark` must look."""
         if monotonic() >= self._look_at:
             return None
         if self.writer is not None:
@@ -310,7 +310,7 @@ class Log(NotCopyable):
     def check_moved(self, *, patient: bool = True) -> None:
         """Use the watermark that the path names now. `LogMovedError` if the log is no longer there.
 
-        If `patient`, the log may be missing at one look, because its files may be just being replaced.
+        If `patient`, the log may be missing at one look: its files may be in the middle of a replacement.
         """
         self._look_at = monotonic() + LOOK_S
         watermark = self._watermark
@@ -335,10 +335,10 @@ class Log(NotCopyable):
                 raise LogMovedError(self.directory, _GONE)
             self._missing = True
             self._look_at = monotonic() + _SWAP_S
-        # Otherwise only the watermark is gone. The open watermark says more than any other source.
+        # Otherwise only the watermark is gone. The open one knows more than any other source.
 
     def _is_here(self) -> bool:
-        """Whether the directory has a segment of this log, or a segment that is too damaged to tell."""
+        """True if the directory has a segment of this log, or a segment that is too damaged to show its log."""
         try:
             path = self._path(max(list_segments(self.files, self.directory), default=0))
             fd = self.files.open_read(path)
@@ -397,7 +397,7 @@ class Log(NotCopyable):
     def batch_base(self, offset: int, mark: Mark, *, past_damage: bool = False) -> int:
         """The base offset of the batch with the record at `offset`; at the end, the offset itself.
 
-        With `past_damage` an offset in a damaged batch gives the place of the damage.
+        With `past_damage`, the place of the damage for an offset in a damaged batch.
         """
         if not mark.log_start_offset <= offset <= mark.flushed_end:
             raise OffsetOutOfRangeError(self.partition, offset, mark.log_start_offset, mark.flushed_end)
@@ -405,7 +405,7 @@ class Log(NotCopyable):
             return offset
         found = (offset, mark.sequence, mark.flushed_end)
         known, place = self._found
-        if known == found:  # a start is resolved first, and then used
+        if known == found:  # a start is first resolved and then used
             self._found = _NOTHING_FOUND
             return place
         try:
@@ -427,7 +427,7 @@ class Log(NotCopyable):
         return header
 
     def headers(self, start: int, end: int, mark: Mark) -> Iterator[Header]:
-        """The headers of the batches from `start`, the place of one, to `end`. A gap is one without records."""
+        """The headers of the batches from `start`, where one begins, to `end`. A gap is a header without records."""
         gaps = iter([gap for gap in self.gaps() if start < gap.end])
         gap, end = next(gaps, None), min(end, mark.flushed_end)
         while start < end:
@@ -450,7 +450,7 @@ class Log(NotCopyable):
         """The declared gaps, in order. Reads their file."""
         try:
             return read_gaps(self.files, self.directory, self.identity)
-        except CorruptLogError as error:  # then damage is damage
+        except CorruptLogError as error:  # then no gap is declared, and damage is damage
             logger.warning("%s", error)
             return ()
 
@@ -459,7 +459,7 @@ class Log(NotCopyable):
         return next((gap for gap in self.gaps() if gap.start <= offset < gap.end), None)
 
     def _as_header(self, gap: Gap) -> Header:
-        """The gap as a header without records, as old as the batch behind it."""
+        """The gap as a header without records, as old as the batch after it."""
         append_time = gap.time
         with suppress(LogError), self.open_segment(gap.end, past_damage=True) as segment:
             append_time = segment.header_at(gap.end).append_time
@@ -491,7 +491,7 @@ class Log(NotCopyable):
         with suppress(CorruptLogError, FileNotFoundError), self.open_base(following) as after:
             return after.header.previous_batch, following
         with suppress(CorruptLogError, FileNotFoundError), self.open_base(following, past_damage=True) as after:
-            return after.header_at(following).previous_offset, following  # the batch tells, too
+            return after.header_at(following).previous_offset, following  # the first batch names it, too
         return None, following
 
     # --- segments --------------------------------------------------------------------------------
@@ -500,25 +500,12 @@ class Log(NotCopyable):
         """The segment that holds the offset, open; `OffsetOutOfRangeError` if retention has dropped it.
 
         With `past_damage` its header is not read.
-        """
-        base = self.index.find(offset)
-        if base is not None:
-            with suppress(FileNotFoundError):
-                segment = self.open_base(base, past_damage=past_damage)
-                if offset < segment.end_of_file():
-                    return segment
-                segment.close()
-        return self._look_for(offset, past_damage=past_damage)
 
-    def _look_for(self, offset: int, *, past_damage: bool) -> SegmentReader:
-        """The segment that holds the offset, if the index does not have it.
-
-        The writer may roll and drop while the directory is listed. So a segment counts as missing only if two
-        listings do not have it, and the log start has not moved between them.
+        The writer may roll and drop while the directory is listed. So a segment counts as missing only if two listings
+        do not have it, and the log start has not moved between them.
         """
-        log_start = -1  # the log start when the segment was missing last
+        was_listed, log_start = False, -1  # the log start when a listing did not have the segment
         while True:
-            self.refresh()
             base = self.index.find(offset)
             if base is not None:
                 with suppress(FileNotFoundError):
@@ -526,11 +513,14 @@ class Log(NotCopyable):
                     if offset < segment.end_of_file() or log_start >= 0:
                         return segment
                     segment.close()
-            mark = self.check_not_dropped(offset)
-            if mark.log_start_offset == log_start:
-                path, found = (self.directory, "no segment file") if base is None else (self._path(base), "no file")
-                raise CorruptLogError(path, 0, found, f"the segment that holds offset {offset}")
-            log_start = mark.log_start_offset
+            if was_listed:
+                mark = self.check_not_dropped(offset)
+                if mark.log_start_offset == log_start:
+                    path, found = (self.directory, "no segment file") if base is None else (self._path(base), "no file")
+                    raise CorruptLogError(path, 0, found, f"the segment that holds offset {offset}")
+                log_start = mark.log_start_offset
+            self.refresh()
+            was_listed = True
 
     def check_not_dropped(self, offset: int) -> Mark:
         """`OffsetOutOfRangeError` if retention has dropped the offset; otherwise the current mark."""
@@ -542,7 +532,7 @@ class Log(NotCopyable):
     def after_damage(self, offset: int, limit: int) -> int:
         """The next place below `limit` with a whole batch, after none was found at `offset`."""
         if self.writer is None:
-            self.refresh()  # otherwise the search could run into a newer segment
+            self.refresh()  # otherwise the search could enter a newer segment
         base = self.index.find(offset)
         if base is not None:
             with suppress(FileNotFoundError), self.open_base(base, past_damage=True) as segment:

@@ -46,8 +46,8 @@ def starts_of(
 def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past_damage: bool = False) -> int:
     """The offset of a start. A time gives the first record at or after it, or the flushed end.
 
-    A declared gap that may contain the record counts as the first, so that a reader reports the gap; with
-    `past_damage`, other damage does so, too.
+    A declared gap that may contain the record counts as the first, so that a reader reports the gap. With
+    `past_damage`, other damage counts as the first, too.
     """
     mark = mark or log.mark()
     if start == "begin":
@@ -64,7 +64,7 @@ def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past
 def before_end(log: Log, count: int) -> int:
     """The offset of the first of the last `count` records; the log start if there are fewer, the end for none.
 
-    Reads the headers of the batches that have them. If damage is in the way, it is the offset behind the damage.
+    Reads the headers of the batches that have them. If damage is in the way, it is the offset after the damage.
     """
     while True:
         mark = log.mark()
@@ -140,10 +140,10 @@ def _segments_from(log: Log, timestamp: int, mark: Mark) -> list[int]:
 
 
 def _first_whole_at_or_after(log: Log, timestamp: int, mark: Mark, *, past_damage: bool) -> int:
-    """The same with possible damage: if damage blocks the search, it looks at every batch from that segment on.
+    """The offset of a time in a log with possible damage, which may block the search.
 
-    If segment headers are damaged, it looks at every batch of the log. Without `past_damage` damage that is no
-    declared gap raises.
+    Then every batch from that segment on is looked at, and every batch of the log if segment headers are damaged.
+    Without `past_damage`, damage that is no declared gap raises.
     """
     try:
         return _first_at_or_after(log, timestamp, mark)
@@ -161,7 +161,7 @@ def _first_whole_at_or_after(log: Log, timestamp: int, mark: Mark, *, past_damag
 def _next_at_or_after(timestamp: int, cursor: Cursor, mark: Mark, doubtful: list[Damage] | None = None) -> int:
     log = cursor.log
     segment: int | None = None
-    early = False  # whether all events before that segment are known to be before the time
+    early = False  # True if all events before that segment are known to be before the time
     try:
         while batches := cursor.read(mark.flushed_end):
             for batch in batches:
@@ -174,7 +174,7 @@ def _next_at_or_after(timestamp: int, cursor: Cursor, mark: Mark, doubtful: list
                 if stored_header(batch).max_timestamp >= timestamp:
                     stamped = zip(batch.offsets, batch.timestamps, strict=True)
                     late = next((offset for offset, each in stamped if each >= timestamp), None)
-                    if late is not None:  # None: a forged header states a later time than its records have
+                    if late is not None:  # None: a forged header has a later time than its records
                         return late
     finally:
         cursor.close()
@@ -182,7 +182,7 @@ def _next_at_or_after(timestamp: int, cursor: Cursor, mark: Mark, doubtful: list
 
 
 def _begins_before(log: Log, timestamp: int, offset: int) -> bool:
-    """Whether all events before the segment that holds the offset are known to be before the time."""
+    """True if all events before the segment that holds the offset are known to be before the time."""
     with suppress(CorruptLogError), log.open_segment(offset) as segment:
         return segment.header.running_max_timestamp < timestamp
     return False

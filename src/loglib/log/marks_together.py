@@ -1,4 +1,4 @@
-"""Marks together: how far the logs of a topic can be read, so that each transaction is in all of them or in none.
+"""Marks together: the marks of a topic's logs, chosen so that each transaction is in all of them or in none.
 
 Threads: safe for all.
 """
@@ -17,10 +17,10 @@ __all__ = ["marks_together"]
 def marks_together(logs: Collection[Log], look: Callable[[Log], Mark] | None = None) -> dict[int, Mark]:
     """The marks of a topic's logs, by partition.
 
-    `look` gives a log's mark: `Log.found` for copies; by default what it has published.
+    `look` returns a log's mark: `Log.found` for copies; by default the mark that it has published.
 
-    A mark that shows a transaction, and one that was read before the transaction came, do not fit: then the
-    second look finds a change.
+    A mark that shows a transaction does not fit a mark that was read before the transaction came. In that case the
+    second look finds a change, and all marks are read again.
     """
     look = look or _published
     while True:

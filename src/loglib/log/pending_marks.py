@@ -1,11 +1,11 @@
 """Pending marks: the file `marks.json` of a mirror, which has the marks that are about to be published together.
 
 Invariant: all that the marks promise is synced before the file is written. It is removed after the marks were published
-and synced. So whoever finds it publishes them, and a transaction is in all partitions of a copy or in none.
+and synced. A program that finds it publishes them, so a transaction is in all partitions of a copy or in none.
 
-Readers see that, too. Before the file is written, each of these partitions publishes a mark that *holds* what is new,
-with the number `HELD_TOGETHER`. A reader that meets it looks for the file. If the file is there, the reader takes the
-mark in it; if not, the reader stops where the hold begins. So all partitions change at the moment when the file comes.
+This holds for readers, too. Before the file is written, each of these partitions publishes a mark that *holds* the new
+records, with the number `HELD_TOGETHER`. A reader that meets it looks for the file. If the file is there, the reader
+takes the mark in it; if not, the reader stops where the hold begins. So all partitions change when the file comes.
 
     {"format": 1, "log_id": "<32 digits>", "marks": {"<partition>": [<the fields of the mark>], ...},
      "crc": "<8 digits>"}
@@ -34,12 +34,12 @@ _MOST_BYTES = 64 << 20
 
 
 def is_held(mark: Mark) -> bool:
-    """Whether the mark waits for the file."""
+    """True if the mark waits for the file."""
     return mark.held_txn == HELD_TOGETHER
 
 
 def held(own: Mark, end: int, last_batch: int) -> Mark:
-    """The mark of a log that is durable up to `end`. Until the file is there, readers see what they see by `own`."""
+    """The mark of a log that is durable up to `end`. Until the file is there, readers see only what `own` shows."""
     before = own.committed()
     return own.durable_to(end, last_batch)._replace(
         held_txn=HELD_TOGETHER, held_from=before.flushed_end, held_tail=before.flushed_tail
@@ -47,12 +47,12 @@ def held(own: Mark, end: int, last_batch: int) -> Mark:
 
 
 def settled(mark: Mark) -> Mark:
-    """A mark that waits for the file, when the file will never come."""
+    """The mark instead of one that waits for the file, when the file will never come."""
     return mark.committed()._replace(held_txn=0, held_from=0, held_tail=0)
 
 
 def shown(mark: Mark, promised: Mark | None) -> Mark:
-    """What readers may see by a mark that waits for the file, which has `promised` for the partition."""
+    """The mark for readers of one that waits for the file; `promised` is that of the partition in the file."""
     return promised if promised is not None and promised.sequence > mark.sequence else mark.committed()
 
 

@@ -1,4 +1,4 @@
-"""Producers: which batch each idempotent producer appended last, so that a repeat appends nothing.
+"""Producers: the last batch of each idempotent producer, so that a repeated append is ignored.
 
 Invariant: a producer's entry describes its batch with the highest sequence in this partition. A segment's
 header has the entries of earlier segments; if there are many, a separate file has the rest. Batch headers have
@@ -21,7 +21,7 @@ from ..segment import ProducerState
 
 __all__ = ["Producers", "parse_producer", "producer_id"]
 
-_LAST_S = (1 << 32) - 1  # the year 2106; what is stored is not larger
+_LAST_S = (1 << 32) - 1  # the year 2106; no larger time is stored
 
 
 class Producers:
@@ -47,7 +47,7 @@ class Producers:
         return range(last.base_offset, last.base_offset + last.record_count)
 
     def is_news(self, producer: Producer) -> bool:
-        """Whether a batch of this producer is newer than those that it appended before."""
+        """True if the batch is newer than those that the producer appended before."""
         if not producer.id:
             return False
         last = self.last_sequence(producer.id)
@@ -60,7 +60,7 @@ class Producers:
         return None if last is None else last.sequence
 
     def remember(self, producer: Producer, offsets: range, append_time: int) -> None:
-        """Note that the producer's last batch was written at these offsets. Repeating this does no harm."""
+        """Note that the producer's last batch was written at these offsets. A repeated call does no harm."""
         self._load()
         self._add(producer, offsets, append_time)
 
@@ -103,6 +103,6 @@ def parse_producer(producer: tuple[str, int]) -> Producer:
 
 def producer_id(name: str) -> int:
     """The number for a producer's name in batch headers; never 0, which means no producer."""
-    from hashlib import blake2b  # here, because this import takes longer than the rest of the library
+    from hashlib import blake2b  # here, because this import takes longer than all of loglib
 
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1

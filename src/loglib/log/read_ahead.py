@@ -10,7 +10,7 @@ step: the step of an iterator in C. So an interrupt in any line loses no record 
     _unread        an iterator over `_records`: it has those that are not yet handed out
     _left          those that were not yet handed out when the reader was closed
 
-Threads: as for a reader, which is the only subclass.
+Threads: those of a reader, which is the only subclass.
 """
 
 from __future__ import annotations

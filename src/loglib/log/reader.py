@@ -1,8 +1,8 @@
 """Reader: reads records from one or more partitions, up to an end or for ever.
 
-Invariant: a reader owns its position and writes nothing to the log. `tell` gives the next record for each
-partition, without the records that were read ahead; `seek` accepts what `tell` gave. Order holds within a
-partition. Partitions take turns, one block each.
+Invariant: a reader owns its position and writes nothing to the log. `tell` returns the offset of the next
+record for each partition, and records that are only read ahead do not count; `seek` accepts the result of `tell`.
+Order holds within a partition. Partitions take turns, one block each.
 
 A reader keeps a batch until all its records are handed out, and notes each record in one step. So an
 interrupt in any line (Ctrl-C) loses no record: the next call yields the next record.
@@ -11,8 +11,8 @@ A reader refers to its topic, because a topic that nothing refers to closes itse
 iteration. If the topic is closed, an iteration that would have ended by itself raises `LogClosedError`;
 otherwise it would look complete. An iteration that follows for ever just ends.
 
-A reader that follows a topic takes in the partitions that are added, and reads them from their begin: what they have is
-newer than the reader. The system reports that the topic's description was replaced. Without a report the reader looks
+A reader that follows a topic also reads the partitions that are added, from their beginning: their records are newer
+than the reader. The system reports that the topic's description was replaced. Without a report the reader looks
 twice a second.
 
 Threads: a reader belongs to one thread. `close` may be called from any thread, and ends the iteration.
@@ -59,7 +59,7 @@ logger = logging.getLogger("loglib")
 
 OnGap = Literal["raise", "skip"]
 _FOR_EVER = 1 << 63
-_ADDED_S = 0.5  # how often to look for added partitions without a report, which costs a call of the system
+_ADDED_S = 0.5  # how often to look for added partitions without a report: a look costs a system call
 
 
 class Reader(ReadAhead, Shown, NotCopyable):
@@ -72,9 +72,9 @@ class Reader(ReadAhead, Shown, NotCopyable):
     Damage raises `CorruptLogError`. With `on_gap="skip"` the reader logs a warning, adds the damage to
     `gaps`, and continues at the next whole batch. It always does so with a gap that `repair` has declared.
 
-    If the topic was opened with `donors`, damage and gaps are first looked for there. What another copy has, proven to
-    be the same, is handed out; the reader logs a warning and adds it to `healed`. A start that is a time may then begin
-    with some earlier records, of the damage that may hold the first one.
+    If the topic was opened with `donors`, these copies are asked first for damaged and lost offsets. Records of a copy
+    that are proven to be the same are handed out; the reader logs a warning and adds the range to `healed`. A start
+    that is a time may then begin with earlier records, if damage may hold the first one.
     """
 
     def __init__(
@@ -91,26 +91,26 @@ class Reader(ReadAhead, Shown, NotCopyable):
         track: Callable[[Callable[[str], None]], object],
         logs_now: Callable[[], Sequence[Log]] | None = None,
     ) -> None:
-        """`logs_now` gives the logs of a topic that may get more partitions."""
+        """`logs_now` returns the logs of a topic that may get more partitions."""
         if on_gap not in ("raise", "skip"):
             raise ValueError(f'on_gap must be "raise" or "skip", not {on_gap!r}')
         check_timeout(timeout)
         self.gaps: list[Damage] = []  # the damage skipped so far, in reading order
-        self.healed: list[BorrowedRange] = []  # what other copies have given for damaged bytes so far, in reading order
+        self.healed: list[BorrowedRange] = []  # read from other copies so far, in reading order
         self._skip = on_gap == "skip"
         self._logs = {log.partition: log for log in logs}
         self._logs_now = logs_now
-        self._added_at = monotonic() + _ADDED_S  # when to look whether partitions were added
+        self._added_at = monotonic() + _ADDED_S  # when to look for added partitions
         self._clock = clock
         self._follow = follow
         still = [log for log in logs if isinstance(log.writer, FixedMark)]
         self._timeout = 0.0 if still and follow else timeout  # logs that do not grow are followed to their ends
-        self._spin_s = spin_seconds(spin)  # how long a wait reads the watermarks again and again before it sleeps
+        self._spin_s = spin_seconds(spin)  # how long a wait polls the watermarks before it sleeps
         self._closed = False
         self._why = ""  # why the reader is closed, if its topic was closed
         self._reading = threading.RLock()  # held while files are in use, so that close() can see it
         self._waiter: Waiter | None = None
-        self._has_waited = False  # since the last look: then most often there is one small batch to read
+        self._has_waited = False  # since the last look: then there is usually one small batch to read
         # The waiter's process id, and the logs' number and restores when it was made.
         self._watching = (0, 0, 0)
         super().__init__()
@@ -131,7 +131,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         if self._closed:
             yield "", "closed"
         yield "at", self.tell()
-        yield "behind", sized(sum(self.lag_bytes().values()))
+        yield "lag", sized(sum(self.lag_bytes().values()))
 
     def __enter__(self) -> Reader:
         return self
@@ -154,7 +154,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         self._check_not_cut_short()
 
     def _next_batch(self, timeout: float | None) -> Batch | None:
-        """The batch that is handed out next, perhaps in part; None if `_has_records` gives False."""
+        """The batch that is handed out next, perhaps in part; None if `_has_records` would return False."""
         while (piece := self._next_piece(timeout)) is not None:
             if isinstance(piece, Batch):
                 return piece
@@ -165,9 +165,9 @@ class Reader(ReadAhead, Shown, NotCopyable):
         """The records as a `pyarrow.RecordBatchReader`, which reads while it is read; columns as in `Batch.to_arrow`.
 
         Small batches are joined up to `batch_bytes` bytes of keys and values, and larger ones are cut; a larger record
-        comes by itself. About so much is in memory. A reader that follows gives what there is, and waits for more.
-        `tell` is behind the batch that was given last. The stream ends and raises as iterating does; an error comes
-        as it is if you iterate in Python, and in Arrow's words from other engines. Needs the extra [arrow].
+        comes by itself. About `batch_bytes` are in memory. A reader that follows hands out what there is, and waits for
+        more. `tell` is after the last batch that was handed out. The stream ends and raises as iterating does; other
+        engines than Python put an error into a message of Arrow. Needs the extra [arrow].
         """
         import pyarrow as pa
 
@@ -177,7 +177,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         return pa.RecordBatchReader.from_batches(schema_of(columns), self._arrow_batches(columns, batch_bytes))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The rest of the records, all columns, for what takes Arrow streams: DuckDB, Polars, pandas, DataFusion."""
+        """The remaining records, all columns, for readers of Arrow streams: DuckDB, Polars, pandas, DataFusion."""
         return self.arrow().__arrow_c_stream__(requested_schema)
 
     def _arrow_batches(self, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -191,7 +191,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         """Return up to `max_records` records, or the first that together reach `max_bytes` of keys and values.
 
         Waits up to `timeout` seconds (None: for ever) for the first record, and returns an empty list if
-        none comes. Without limits it returns one batch, or the rest of a partly read one, or many small
+        none comes. Without limits it returns one batch, or the remaining records of a partly read one, or many small
         batches that were read together. Raises `LogClosedError` if the reader is closed, or if the topic is
         closed before a record comes.
         """
@@ -234,7 +234,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         """Go to a start. A mapping moves only the partitions that it names.
 
         The keys of a mapping may be strings of digits, as when a result of `tell` was stored as JSON. An
-        invalid start raises the same errors as `Topic.read`, and moves nothing.
+        invalid start raises the errors of `Topic.read`, and moves nothing.
         """
         self._check_open()
         self._take_in_added()
@@ -252,7 +252,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
 
     @property
     def closed(self) -> bool:
-        """Whether the reader is closed, by `close` or with its topic."""
+        """True if the reader is closed, by `close` or with its topic."""
         return self._closed
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         self._left.extend(self._unread)  # empties the iterator in one step in C, so that its loop ends
         if (waiter := self._waiter) is not None:
             waiter.wake()
-        # Otherwise the thread that is reading cleans up; a signal handler may have interrupted it to come here.
+        # Otherwise the thread that is reading cleans up. This call may be a signal handler that has interrupted it.
         if not is_mine(self._reading) and self._reading.acquire(blocking=False):
             try:
                 self._release()
@@ -295,7 +295,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         return starts_of(start, self._logs, now_us=self._clock(), others=others)
 
     def _passes(self, log: Log) -> bool:
-        """Whether a start or an end may lie in damage. A time then gives the damage that may hold its record."""
+        """True if a start or an end may lie in damage. A time then means the damage that may hold its record."""
         return self._skip or bool(log.donors)
 
     def _cursor(self, partition: int, start: str | int | Time) -> Cursor:
@@ -324,7 +324,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
             log.check_moved()
 
     def _take_in_added(self) -> None:
-        """Take in the partitions that were added to the topic. Each fact is replaced: other threads may look at it."""
+        """Add the partitions that the topic has got. Each dictionary is replaced: other threads may look at it."""
         if self._logs_now is None or self._closed:
             return
         self._added_at = monotonic() + _ADDED_S
@@ -333,7 +333,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
             if number not in self._turns:
                 self._logs, self._ends = self._logs | {number: log}, self._ends | {number: _FOR_EVER}
                 self._cursors = self._cursors | {number: self._cursor(number, "begin")}
-                self._turns.append(number)  # last: after an interrupt it is taken in again
+                self._turns.append(number)  # last: after an interrupt the partition is added again
 
     # --- records ---------------------------------------------------------------------------------
 
@@ -359,9 +359,9 @@ class Reader(ReadAhead, Shown, NotCopyable):
             return False
 
     def _next_piece(self, timeout: float | None, *, wanted_bytes: int = 0) -> Piece | None:
-        """The piece that is handed out next, perhaps in part; None if `_has_records` gives False.
+        """The piece that is handed out next, perhaps in part; None if `_has_records` would return False.
 
-        If there is one, as many more are read as have the wanted bytes together, and are there now.
+        If there is one, and it is small, more pieces are read without waiting, up to `wanted_bytes` in all.
         """
         with enter(self._reading, "the reader"):
             try:
@@ -407,9 +407,9 @@ class Reader(ReadAhead, Shown, NotCopyable):
             while sum(piece.content_bytes for piece in self._pieces) < wanted_bytes and self._read_ahead():
                 pass
     def _read_news(self) -> bool:
-        """After a wait: read the one batch that a partition has got, in few steps. False: `_read_ahead` must look.
+        """Read the one batch that a partition has got during a wait, in few steps. False: `_read_ahead` must look.
 
-        Only once after each wait, so that a busy partition does not keep the others from their turns.
+        This is done once after each wait, so that a busy partition does not keep the others from their turns.
         """
         waited, self._has_waited = self._has_waited, False
         for cursor in self._cursors.values() if waited else ():
@@ -459,7 +459,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         return False
 
     def _is_sound(self, piece: Piece) -> bool:
-        """Whether the columns of a batch agree with its header. If not, the batch is a gap."""
+        """True if the columns of a batch agree with its header. Otherwise the batch is a gap."""
         try:
             piece.decode()
         except CorruptLogError as error:
@@ -468,9 +468,9 @@ class Reader(ReadAhead, Shown, NotCopyable):
         return True
 
     def _spin(self, until: float, deadline: float | None) -> bool:
-        """Read the watermarks again and again. False when it is time to sleep; True to look, whatever it has seen.
+        """Poll the watermarks for a moment. False when it is time to sleep; True if the caller should look for records.
 
-        A log that this process writes is not spun on: its writer needs the interpreter, and wakes the reader.
+        A log that this process writes is not polled: its writer needs the interpreter, and wakes the reader.
         """
         now = monotonic()
         watermarks = [log.watermark_of_another() for log in self._logs.values()]
@@ -493,7 +493,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
             return  # the caller looks once more: records from before the watch are not reported
         if self._waiter.wait(LOOK_S if timeout is None else min(timeout, LOOK_S)):
             self._check_moved()
-            self._watching = (0, 0, 0)  # what was replaced must be watched anew
+            self._watching = (0, 0, 0)  # the files that were replaced need a new watch
 
     def _watch(self) -> Waiter:
         """A waiter for all partitions. Its descriptors are more important than segments, which are opened again."""
@@ -534,13 +534,13 @@ def watch(logs: Iterable[Log], description: str | None = None) -> Waiter:
 
 def _note(gaps: list[Damage], gap: Damage) -> None:
     """A function, not a method: cursors must not refer to their reader, which is freed with its last user."""
-    if gap not in gaps:  # after a seek back the reader meets it again
+    if gap not in gaps:  # a reader that went back meets it again
         logger.warning("%s", gap)
         gaps.append(gap)
 
 
 def _note_lent(healed: list[BorrowedRange], lent: BorrowedRange) -> None:
-    """The same for what another copy has given. Neighbouring pieces become one."""
+    """Note a range that another copy has given. Neighbouring ranges become one."""
     if any(_has(each, lent) for each in healed):  # after a seek back
         return
     last = healed[-1] if healed else lent

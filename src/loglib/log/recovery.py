@@ -1,4 +1,4 @@
-"""Recovery: what a writer does to a partition before it appends, and what every reader may assume.
+"""Recovery: the steps of a writer on a partition before it appends, and what every reader may assume.
 
 Invariant: recovery cuts only bytes that were never promised, and keeps a copy of them. Damage below the
 durable end raises `CorruptLogError` and changes nothing. Recovery may crash at any point and be run again:
@@ -67,7 +67,7 @@ _PAGE_BYTES = 1 << 16  # the largest page size of any system
 
 
 class Sections(NamedTuple):
-    """Which transactions' records the log has; the fields are those of the watermark (format/watermark.py)."""
+    """The transactions whose records the log has. The fields are those of the watermark (format/watermark.py)."""
 
     applied_txn: int
     held_txn: int
@@ -86,7 +86,7 @@ class Sections(NamedTuple):
         )  # fmt: skip
 
     def after(self, header: Header) -> Sections:
-        """What they are after one more batch. A batch of a new transaction begins its section.
+        """The state after one more batch. A batch of a new transaction begins its section.
 
         A transaction begins in a log only after the one before it is done.
         """
@@ -103,25 +103,24 @@ class Sections(NamedTuple):
             found = found._replace(applied_txn=number, applied_id=found.held_id)
         return found
 
-
     def progress(self) -> tuple[int, int]:
-        """Grows with each step of each transaction. The older of two states counts less."""
+        """A value that grows with each step of each transaction: the older of two states has the smaller one."""
         return max(self.applied_txn, self.held_txn), self.applied_txn
 
 
 def is_part(header: Header, number: int, txn_id: int) -> bool:
-    """Whether a batch is one of the transaction's."""
+    """True if the batch is part of the transaction."""
     return bool(header.flags & SECTION) and (header.producer_id, header.producer_sequence) == (txn_id, number)
 
 
 class Extent(Enum):
-    """How much of a transaction a log has."""
+    """The extent of a transaction in a log."""
 
     NOTHING, PART, WHOLE = range(3)
 
     @classmethod
     def among(cls, headers: Iterable[Header], number: int, txn_id: int) -> Extent:
-        """That of a transaction among these batches of a log."""
+        """The extent of a transaction in these batches of a log."""
         parts = [each for each in headers if is_part(each, number, txn_id)]
         if not parts:
             return cls.NOTHING
@@ -133,7 +132,7 @@ _UNKNOWN = -1  # as `held_tail`: to be looked up
 
 
 class Tail(NamedTuple):
-    """Where the next batch is written, and the facts about the log before it for its header."""
+    """The place where the next batch is written, and the facts about the log before it for its header."""
 
     end: int  # base offset of the next batch
     last_batch: int  # base offset of the batch before it; `end` if the log has none
@@ -143,10 +142,10 @@ class Tail(NamedTuple):
     segment_max_timestamp: int  # in the segment of the batch before
     writer_epoch: int  # of the previous writer
     jumps: Jumps | None = None  # of the last batch
-    producers_in_segment: bool = False  # whether a batch before this in the segment names a producer
+    producers_in_segment: bool = False  # True if a batch before this in the segment names a producer
     records: int = 0  # appended by this writer so far
     sections: Sections = NO_SECTIONS  # found by recovery
-    produced: tuple[tuple[Producer, range], ...] = ()  # producers and offsets of the last batches, if not yet noted
+    produced: tuple[tuple[Producer, range], ...] = ()  # of the last batches, if not yet noted
 
     @property
     def chain_end(self) -> End:
@@ -155,7 +154,7 @@ class Tail(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """What recovery found and did; all zero after a clean close."""
+    """The findings and actions of a recovery; all zero after a clean close."""
 
     cut_bytes: int  # bytes of a torn tail, cut off
     rewritten_bytes: int  # bytes of whole but unsynced batches, written again
@@ -164,7 +163,7 @@ class Recovery(NamedTuple):
 
     @property
     def clean(self) -> bool:
-        """Whether there was nothing to repair."""
+        """True if there was nothing to repair."""
         return not (self.cut_bytes or self.rewritten_bytes or self.watermark_lost)
 
 
@@ -184,7 +183,7 @@ def list_segments(files: Files, directory: str) -> dict[int, int]:
     `LogMovedError` if the directory and its parent are gone.
     """
     try:
-        if not files.is_directory(directory):  # behind a planted link, the writer would lock and write elsewhere
+        if not files.is_directory(directory):  # through a planted link, the writer would lock and write elsewhere
             raise CorruptLogError(directory, 0, "something else", "a directory, and no link to one")
         return _segments_of(files.sizes(directory))
     except FileNotFoundError as error:
@@ -199,7 +198,7 @@ def _segments_of(found: dict[str, int]) -> dict[int, int]:
 
 
 def load_headers(directory: Directory, segments: dict[int, int], identity: Identity) -> dict[int, SegmentHeader]:
-    """The headers of the segments, checked against each other: a chain without a gap."""
+    """The headers of the segments. Each follows the one before, without a gap."""
     headers: dict[int, SegmentHeader] = {}
     previous: SegmentHeader | None = None
     for base in segments:
@@ -261,7 +260,7 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
         sections = tail.sections
         if sections.held_txn and sections.held_from < first:  # retention drops it only when it is done
             sections = Sections(max(sections[:2]), 0, 0, 0)
-        if sections.held_txn and sections.held_from > valid_end:  # a power cut took what came before its section
+        if sections.held_txn and sections.held_from > valid_end:  # a power cut took the batches before its section
             sections = sections._replace(held_from=valid_end, held_tail=tail.last_batch)
         if sections.held_tail == _UNKNOWN:
             held_tail = 0
@@ -340,7 +339,7 @@ def _batch_before(directory: Directory, identity: Identity, segments: dict[int, 
 
 
 def _check_place(directory: Directory) -> None:
-    """Check that the directory is still at its path: readers would not find records in a moved one."""
+    """Check that the directory is still at its path. Readers would not find records in a moved one."""
     if not directory.is_named():
         if directory.files.exists(directory.path) and not directory.files.is_directory(directory.path):
             raise CorruptLogError(directory.path, 0, "something else", "a directory, and no link to one")
@@ -348,11 +347,11 @@ def _check_place(directory: Directory) -> None:
 
 
 def detach(directory: Directory) -> None:
-    """Let the watermark and the last segment be files of this directory alone.
+    """Make the watermark and the last segment files of this directory alone.
 
-    In a copy made of hard links (`cp -al`) they are files of the original, too, and a writer may be there. The
-    watermark is copied first: then the copy of the segment has all that it promises. Sealed segments stay shared. What
-    writes into one copies it first.
+    In a copy made of hard links (`cp -al`) they are files of the original, too, where a writer may be at work. The
+    watermark is copied first: then the copy of the segment has all that it promises. Sealed segments stay shared, and
+    are copied before something writes into them.
     """
     directory.make_own(WATERMARK)
     _detach_last(directory, _segments_of(directory.sizes()))
@@ -395,7 +394,7 @@ def measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
 
 
 def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, CorruptLogError | None]:
-    """The tail after the last whole batch that follows in the chain from `tail`, and the fault after it, if any."""
+    """The tail after the last whole batch of the chain that continues at `tail`, and the fault after it, if any."""
     while tail.end < end:
         try:
             for batch in reader.batches(tail.end, end, block_bytes=_BLOCK_BYTES):
@@ -414,7 +413,7 @@ def _mend(
 ) -> str | None:
     """Copy the torn tail aside, cut it, write the unsynced batches again and sync; returns the path of the copy.
 
-    Zeros behind the tail are cut as well, and are not copied.
+    Zeros after the tail are cut as well, and are not copied.
     """
     quarantine = None
     files, name = directory.files, segment_name(reader.base_offset)
@@ -437,8 +436,8 @@ def rewrite(files: Files, fd: int, start: int, end: int) -> None:
     A second fsync after a failed one succeeds without writing anything. Only pages that are dirtied again are
     written. They must not be the same pages: ext4 treats pages that it failed to write as written, and never
     records that their blocks hold data. Such blocks read as zeros after a restart. So whole pages are read and
-    dropped from the cache before they are written. A crash in between is harmless, and so is a repetition: the
-    same bytes go to the same place.
+    dropped from the cache before they are written. A crash in between is harmless, and so is a repetition, since
+    equal bytes go to the same place.
     """
     while start < end:
         block_end = min(end, _whole_pages(start + _BLOCK_BYTES))

@@ -105,7 +105,7 @@ def _description(files: Files, path: str, repairs: list[Repair], *, dry_run: boo
     kept = None
     if not dry_run:
         kept = change_description(files, path, topic_file.NAME, lambda made: topic_file.write(made, log_id, config))
-    what = f"made again for {config.partitions} partitions; all policies are the default ones: set them again"
+    what = f"rebuilt for {config.partitions} partitions; all policies are the default ones: set them again"
     repairs.append(Repair(None, fault.path, f"{what} (found {fault.found})", kept=kept))
     return log_id, config
 

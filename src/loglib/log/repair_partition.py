@@ -121,7 +121,7 @@ class _PartitionRepair(LogCare):
         if findings.healed:
             self._note(GAPS, f"{findings.healed} declared gaps can be read again: they are taken back")
         if findings.fault_of_gaps:
-            self._note(GAPS, f"made again ({findings.fault_of_gaps})")
+            self._note(GAPS, f"rebuilt ({findings.fault_of_gaps})")
             self._keep(GAPS)
         if self.done and not self._dry_run:
             gaps = joined([*findings.still_gaps, *new])
@@ -182,7 +182,7 @@ class _PartitionRepair(LogCare):
             header = self._make(place.base, before)
             self._resize(name, HEADER_BYTES + end - place.base)
             end = findings.end if is_last else place.end
-            self._note(name, f"the segment was missing: made again, with zeros up to offset {end}")
+            self._note(name, f"the segment was missing: rebuilt, with zeros up to offset {end}")
             return header
         if misplaced := findings.misplaced(place):
             kept = self._keep(name, HEADER_BYTES + end - place.base, misplaced)
@@ -197,7 +197,7 @@ class _PartitionRepair(LogCare):
             if not self._dry_run:
                 header = self._header(place.base, before)
                 self._write(name, 0, header.encode())
-            self._note(name, f"the segment header was made again ({place.fault})", kept=kept)
+            self._note(name, f"the segment header was rebuilt ({place.fault})", kept=kept)
         return header
 
     def _make(self, base: int, before: SegmentHeader | None) -> SegmentHeader | None:
@@ -285,7 +285,7 @@ class _PartitionRepair(LogCare):
 def _running_max_before(findings: Findings, base: int) -> int:
     """An upper bound of the event times before the first segment, which the next whole header states.
 
-    A search by time that begins too early finds its record all the same; one that begins too late does not.
+    A search by time that begins too early still finds its record; one that begins too late does not.
     """
     known = (each.header.running_max_timestamp for each in findings.places if each.base > base and each.header)
     return next(known, NO_TIMESTAMP) if base else NO_TIMESTAMP

@@ -1,4 +1,4 @@
-"""Search: finds the batches of a segment by pointers that only a writer of the log has written.
+"""Search: finds the batches of a segment by pointers that only a writer of the log can have written.
 
 Invariant: the contents of records play no part. A place is trusted as the place of a batch in these cases: it is the
 segment's base; the watermark or the next segment's header names it as the last batch; a batch at a trusted place points
@@ -14,7 +14,7 @@ If even that is not enough, for example if a page of small batches and the segme
 looks for chains of batches in the bytes. A chain counts only if it leads to the place of the last batch, and
 the batch there is linked to the chain in the same way. A chain inside a record cannot lead out of it.
 
-Threads: as the segment.
+Threads: those of the segment.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _MOST_LOOKS = 4096  # headers to read for a way around damage: about ten millise
 
 
 def refuse_damage(segment: SegmentReader, offset: int, place: int) -> NoReturn:
-    """Raise that the batch that holds `offset` cannot be read, because of the damage at `place`."""
-    segment.header_at(place)  # raises what is wrong, unless the batch was just being written
+    """Raise the error for the batch that holds `offset`, which cannot be read because of the damage at `place`."""
+    segment.header_at(place)  # raises the fault, unless the batch was just being written
     segment.corrupt(place, "no batch", f"the batch that holds offset {offset}")
 
 
@@ -56,7 +56,7 @@ def around(segment: SegmentReader, offset: int, last: int | None, limit: int) ->
     `last` is the base offset of the segment's last batch, or of any batch at or after the wanted one; None if
     unknown. `limit` is the end of the segment's batches.
     """
-    lower = [segment.base_offset]  # places to go forwards from, if the way back is blocked
+    lower = [segment.base_offset]  # places for a way forwards, if the way back is blocked
     header = _whole(segment, last)
     while header is not None:
         if header.base_offset <= offset:
@@ -115,7 +115,7 @@ def _first_reaching(segment: SegmentReader, timestamp: int, last: int | None, li
 
 
 def after_damage(segment: SegmentReader, offset: int, limit: int, last: int | None) -> int:
-    """Where to continue after the damaged batch at `offset`: the beginning of the next batch, or `limit`.
+    """The place after the damaged batch at `offset` where reading continues: the next batch, or `limit`.
 
     `offset` must be a trusted place.
     """
@@ -141,7 +141,7 @@ def after_damage(segment: SegmentReader, offset: int, limit: int, last: int | No
 def proven_headers(
     segment: SegmentReader, offset: int, limit: int, walked: set[int] | None = None
 ) -> Iterator[Header]:
-    """The headers of the batches from `offset` on, past damage, as long as each is linked to the batch before.
+    """The headers of the batches from `offset` on, past damage, while each is linked to the batch before.
 
     `offset` must be a trusted place. This is for a log without a pointer to its last batch. The walk stops at the
     places in `walked`, and adds its own places to it.
@@ -179,7 +179,7 @@ def likely_headers(segment: SegmentReader, offset: int, limit: int) -> Iterator[
 
 
 def jumps_at(segment: SegmentReader, last: int) -> Jumps | None:
-    """The jumps of the segment's last batch, as far as they are whole. The next batch is added to them."""
+    """The jumps of the segment's last batch, up to the first damaged one. The next batch is added to them."""
     path: list[tuple[int, int]] = []
     place = last
     while (header := _whole(segment, place)) is not None:
@@ -217,7 +217,7 @@ def _whole(segment: SegmentReader, offset: int | None) -> Header | None:
 
 
 def _follows(header: Header, before: Header) -> bool:
-    """Whether the first batch names the second as its predecessor."""
+    """True if the batch with `header` names the other one as its predecessor."""
     return (header.previous_crc, header.previous_offset) == (before.header_crc, before.base_offset)
 
 
@@ -285,7 +285,7 @@ def _length_by(remains: bytes, salt: int) -> int:
     """The length of a batch by the remains of its header, if two facts agree on it; otherwise 0.
 
     A batch is as long as its header and body, or as its number of records. If only one of these numbers is damaged,
-    the others and the CRC tell which one.
+    the others and the CRC show which one.
     """
     at = (_LENGTH_AT, _COUNT_AT, _STORED_AT)
     length, count, stored = (int.from_bytes(remains[each : each + 4], "little") for each in at)
@@ -300,7 +300,7 @@ def _length_by(remains: bytes, salt: int) -> int:
 
 
 def _has_crc_with(remains: bytes, at: int, number: int, salt: int) -> bool:
-    """Whether the header's CRC is right if it has this number at this byte."""
+    """True if the header's CRC is right when it has this number at this byte."""
     if number >> 32:
         return False
     mended = remains[8:at] + number.to_bytes(4, "little") + remains[at + 4 :]
@@ -331,7 +331,7 @@ def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Heade
             return
         for place in _named_places(window, start) if MAGIC in window else ():
             header = None
-            with suppress(UnsupportedFormatError):  # a record may say that it is of a version to come
+            with suppress(UnsupportedFormatError):  # a record may claim a version to come
                 header = _whole(segment, place)
             if header is not None and header.next_offset <= stop:
                 yield header
@@ -341,7 +341,7 @@ def _candidates(segment: SegmentReader, start: int, stop: int) -> Iterator[Heade
 def _named_places(window: bytes, start: int) -> Iterator[int]:
     """The places in a window of bytes where a header would name its own place; `start` is the window's first place.
 
-    All words are compared at once, as two long integers. A loop over each apparent magic would take minutes for a
+    All words are compared together, as two long integers. A loop over each apparent magic would take minutes for a
     record made of magics.
     """
     size = len(window) - HEADER_BYTES & -8

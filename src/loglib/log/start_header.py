@@ -1,9 +1,8 @@
 """Start header: a copy of the header of the segment at which a log begins, in the file `start.header`.
 
-Invariant: the copy was a whole header of this log. A damaged header is made anew from the segment before it. When that
-segment is dropped, the copy is all that still says how the log goes on behind what an archive or a tier has: after
-which batch, with which largest event time, and with which producers. A copy that is damaged, or of another segment,
-does not count.
+Invariant: the copy was a whole header of this log. A damaged header is rebuilt from the segment before it. When that
+segment is dropped, only the copy still has the facts that link the log to an archive or a tier: the batch before the
+segment, the largest event time and the producers. A copy that is damaged, or of another segment, does not count.
 
 Threads: no state.
 """
@@ -22,9 +21,10 @@ NAME = "start.header"
 
 
 def keep(directory: Directory, identity: Identity, base: int, permissions: int) -> None:
-    """Keep a copy of the header of this segment, at which the log begins from now on. Synced.
+    """Keep a copy of the header of the segment at which the log begins from now on. Synced.
 
-    Nothing is kept of a damaged header, or on a full disk: that must not stop the pass that frees it.
+    A damaged header is not kept. On a full disk nothing is kept either: the pass of retention that frees it must go
+    through.
     """
     with suppress(CorruptLogError, OSError):
         path = directory.path_of(segment_name(base))

@@ -33,7 +33,7 @@ _MOST_BYTES = 1 << 16
 class StorePointer(NamedTuple):
     """The store of a topic's transactions."""
 
-    path: str  # absolute, not normalized: as far as links lead
+    path: str  # absolute, not normalized, since parts of it may be links
     id: bytes  # 16 bytes
 
 
@@ -76,7 +76,7 @@ def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, p
 
 
 def is_lost(files: Files, topic_path: str) -> bool:
-    """Whether the topic names a store that is not where it says, or that is another one."""
+    """True if the topic's store is not at the place that the file names, or if another store is there."""
     pointer = read_pointer(files, topic_path)
     if pointer is None:
         return False
@@ -90,7 +90,7 @@ def is_lost(files: Files, topic_path: str) -> bool:
 
 
 def lost_store(topic_path: str, store_path: str) -> str:
-    """What a message says of a topic whose store is gone, or has another one in its place."""
+    """The message for a topic whose store is gone, or has another one in its place."""
     return (
         f"{store_path}, the store of the transactions of {topic_path}, is gone, or another one is in its place. Put it "
         f"back, or open the topic by a path that leads to it; or run `loglib repair {topic_path}`: then the topic gets "
@@ -108,7 +108,7 @@ def sealed(relative: str, store_id: bytes) -> bytes:
 
 
 def is_pending_here(files: Files, topic_path: str, number: int, txn_id: int) -> bool:
-    """Whether the topic's store has the transaction, and it is not done. False if the store cannot be read."""
+    """True if the topic's store has the transaction, and it is not done. False if the store cannot be read."""
     try:
         home = read_pointer(files, topic_path)
         return home is not None and is_pending(files, home.path, number, txn_id)

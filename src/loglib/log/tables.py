@@ -1,6 +1,6 @@
-"""Tables: a log as a table, for what works on columns: DuckDB, Polars, pandas, DataFusion, pyarrow.
+"""Tables: a log as a table, for programs that work on columns: DuckDB, Polars, pandas, DataFusion, pyarrow.
 
-Invariant: a stream reads while it is read, in constant memory. A table that is asked for as a whole is in memory.
+Invariant: a stream reads the log while it is read, in constant memory. A whole table is in memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReadArchive(Protocol):
 
 
 class Columnar(ABC):
-    """What can be read as a table: a topic, or a partition of it."""
+    """Something that can be read as a table: a topic, or a partition of it."""
 
     _read_archive: ReadArchive  # handed in by the topic, since archives are built on logs
 
@@ -71,8 +71,8 @@ class Columnar(ABC):
         `batch_bytes` are as in `Reader.arrow`. For a stream that does not end: `follow(...).arrow()`.
 
         With `archive`, a directory or a URI of `loglib.archive`, the records up to the end of the archive come from its
-        files, partition after partition, and then the rest from the log, from exactly there. So the stream goes back to
-        what retention has dropped. Raises `LogError` if it is another topic's archive, and `OffsetOutOfRangeError` if
+        files, partition after partition, and all later ones from the log. So the stream has the records that retention
+        has dropped. Raises `LogError` if it is another topic's archive, and `OffsetOutOfRangeError` if
         retention has dropped records that are not in the archive.
         """
         if archive is not None:
@@ -81,7 +81,7 @@ class Columnar(ABC):
 
     @abstractmethod
     def _parts(self) -> Sequence[Part]:
-        """What is read: the logs of the partitions."""
+        """The partitions whose logs are read."""
 
     def _with_past(
         self, archive: str | os.PathLike[str], start: StartLike, end: StartLike | None,
@@ -118,5 +118,5 @@ class Columnar(ABC):
         return pl.DataFrame(self.arrow(start, end, columns=columns, on_gap=on_gap))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """All records and all columns, for what takes Arrow streams: `duckdb.sql("select ... from topic")`."""
+        """All records and all columns, for readers of Arrow streams: `duckdb.sql("select ... from topic")`."""
         return self.arrow().__arrow_c_stream__(requested_schema)

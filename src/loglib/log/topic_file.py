@@ -1,8 +1,8 @@
 """Topic file: the file `topic.json` of a topic, and how a topic is created.
 
 Invariant: a directory that has a `topic.json` is a whole topic. It is built aside, all its files and
-directories are synced, and then it is renamed into place. If several processes create it at once, one of
-them wins and the others use its topic.
+directories are synced, and then it is renamed into place. If several processes create it, one of them
+wins and the others use its topic.
 
 The file is JSON for people to read: format version, log id (a UUID, the salt of every checksum), and
 the policies under their names in `Topic.open`. Readers ignore unknown names. The last value is a CRC of
@@ -38,7 +38,7 @@ __all__ = [
 FORMAT = 3
 NAME = "topic.json"
 MOST_BYTES = 1 << 20
-_ASIDE_LETTERS = 40  # of the name: enough for a person to know whose directory it was
+_ASIDE_LETTERS = 40  # of the name: enough for a person to recognize the directory
 
 
 def partition_directory(path: str, number: int) -> str:
@@ -54,7 +54,7 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
         return None
     says_how_many, log_id, config = _parse(name, content)
     beyond = partition_directory(path, config.partitions)
-    if not says_how_many or _has_records(files, beyond):  # with too small a number, records would be hidden
+    if not says_how_many or _has_records(files, beyond):  # a number that is too small would hide records
         if files.read_whole(name, MOST_BYTES) != content:  # partitions were added meanwhile
             return read(files, path)
         _refuse_number(name, config, path)
@@ -75,7 +75,7 @@ def _refuse_number(name: str, config: TopicConfig, path: str) -> NoReturn:
 
 @lru_cache(maxsize=64)  # transactions look at it before each commit
 def _parse(name: str, content: bytes) -> tuple[bool, bytes, TopicConfig]:
-    """Whether it says how many partitions there are, the log id and the policies."""
+    """True if the file has the number of partitions; the log id; and the policies."""
     try:
         values = json.loads(content)
         if "crc" in values:
@@ -94,7 +94,7 @@ def _parse(name: str, content: bytes) -> tuple[bool, bytes, TopicConfig]:
 
 
 def _has_records(files: Files, directory: str) -> bool:
-    """Whether the directory has more than an empty log. A crash in `add_partitions` leaves empty logs."""
+    """True if the directory has more than an empty log. A crash in `add_partitions` leaves empty logs."""
     if not files.exists(directory):
         return False
     if not files.is_directory(directory):

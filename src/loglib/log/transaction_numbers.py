@@ -1,14 +1,15 @@
-"""Transaction numbers: the names in a store of transactions, and whether a number is applied everywhere.
+"""Transaction numbers: the names in a store of transactions, and the question if a number is applied everywhere.
 
 Invariant: once a transaction is done and this is synced, it stays done: through power cuts, deletions and names that
-another process gives. A checkpoint says that all numbers up to its own are done. A store has a checkpoint at every
+another process gives. A checkpoint means that all numbers up to its own are done. A store has a checkpoint at every
 instant; its first one has the number 0.
 
     00000000000000000017               manifest: transaction 17 is committed
     00000000000000000017.done          it is applied everywhere; a second name of the manifest
     00000000000000000016.checkpoint    all transactions up to 16, folded; each of them is done
 
-A manifest at or below the newest checkpoint is void: a process that stood still has linked it to a deleted name.
+A manifest at or below the newest checkpoint is void: a process that had stopped for a while has linked it to a deleted
+name.
 
 Threads: no state, safe for all.
 """
@@ -31,9 +32,9 @@ _LISTINGS = 3  # a listing misses the checkpoint only if another one replaces it
 
 
 def is_done(files: Files, store_path: str, number: int) -> bool:
-    """Whether the store says that the transaction is applied everywhere; False also if the store cannot be read.
+    """True if the transaction is applied everywhere, by the store; False also if the store cannot be read.
 
-    The manifest is not looked at, because a void one may stand there for a transaction that is done.
+    The manifest is not read, because the number of a transaction that is done may have a void one.
     """
     try:
         if files.exists(os.path.join(store_path, name_of(number, DONE))):
@@ -48,7 +49,7 @@ def is_done(files: Files, store_path: str, number: int) -> bool:
 
 
 def is_pending(files: Files, store_path: str, number: int, txn_id: int) -> bool:
-    """Whether the store has the transaction, and it is not done. The number alone may be that of another one."""
+    """True if the store has the transaction, and it is not done. The number alone may be that of another one."""
     try:
         content = files.read_whole(os.path.join(store_path, name_of(number)), MOST_BYTES)
         facts = unseal_mended(content[: content.find(b"\n") + 1])
@@ -58,7 +59,7 @@ def is_pending(files: Files, store_path: str, number: int, txn_id: int) -> bool:
 
 
 def newest_checkpoint(names: Iterable[str]) -> int | None:
-    """The highest number of a checkpoint; None for a listing that missed it, because another one replaced it then."""
+    """The highest number of a checkpoint; None if the listing missed it, because another one was just replacing it."""
     return max(numbers(names, CHECKPOINT), default=None)
 
 

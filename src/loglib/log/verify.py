@@ -1,8 +1,7 @@
 """Verify: reads a whole partition and trusts nothing.
 
 Invariant: verifying changes nothing. It reports no damage only if both slots of the watermark, every
-segment header, every batch header and body, every column's bounds and every link between them are as
-they were written.
+segment header, every batch header and body, every column's bounds and every link between them are whole.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from .recovery import check_link, list_segments
 
 __all__ = ["Progress", "VerifyReport", "size_of", "verify_description", "verify_log"]
 
-Progress = Callable[[int, int], object]  # is called with the bytes that are done, and those of all
+Progress = Callable[[int, int], object]  # is called with the number of bytes that are done, and of all bytes
 
 
 class VerifyReport(NamedTuple):
-    """The result of verifying: how much is whole, the damage, and the gaps that a repair has declared."""
+    """The result of verifying: the amounts that are whole, the damage, and the gaps that a repair has declared."""
 
     segments: int
     batches: int
@@ -48,7 +47,7 @@ class VerifyReport(NamedTuple):
 
     @classmethod
     def of_error(cls, error: CorruptLogError, partition: int | None) -> VerifyReport:
-        """The report on what is so damaged that nothing else can be checked."""
+        """The report on damage that prevents all other checks."""
         return cls(0, 0, 0, 0, (Damage.of(error, partition),))
 
 
@@ -87,7 +86,7 @@ def verify_description(files: Files, path: str, log_id: bytes) -> VerifyReport:
 
 
 class _Links(NamedTuple):
-    """What a batch or a segment header states about the log before it."""
+    """The facts about the log before it in the header of a batch or a segment."""
 
     end: int  # the end of the log before it
     last_batch: int
@@ -219,7 +218,7 @@ class _Verification:
             cursor.close()
 
     def _check_links(self, batch: Batch, before: _Links | None, headers: dict[int, SegmentHeader]) -> _Links:
-        """Check what a batch states about itself and earlier batches. The cursor has checked the chain of CRCs."""
+        """Check the facts in a batch about itself and earlier batches. The cursor has checked the chain of CRCs."""
         header = stored_header(batch)
         base, largest = header.base_offset, max(batch.timestamps)
         if base in headers:

@@ -27,7 +27,7 @@ from ..config.uri import is_remote, local_path
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
 from ..log import copy_role
 from ..log.cursor import BLOCK_BYTES, has_records
-from ..log.history import BEHIND, HistoryPoint, compare_history, point_at
+from ..log.history import TOO_OLD, HistoryPoint, compare_history, point_at
 from ..log.log import Log
 from ..log.reader import OnGap, Reader, StartLike
 from ..log.topic_file import NAME
@@ -198,7 +198,7 @@ class _Archiver:
             return self._ending(ArchivedPartition(partition.id, start, start), start)
         (each,) = known
         found = compare_history(each.points(self._topic.log_id), log)
-        if found.relation == BEHIND and self._on_gap == "skip":
+        if found.relation == TOO_OLD and self._on_gap == "skip":
             return self._ending(each._replace(gaps=(*each.gaps, (each.end, start))), start)
         found.check(f"the archive {self._place.path}", log, _ADVICE)
         return each

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..config.arguments import Start, Time, check_count, parse_start, partition_numbers
 from ..config.times import to_datetime
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
-from ..log.history import BEHIND, compare_history
+from ..log.history import TOO_OLD, compare_history
 from ..log.log import Log
 from ..log.reader import Reader, StartLike
 from ..system.files import Files
@@ -75,7 +75,7 @@ class ArchiveReader:
         for log in logs:
             for each in self.archived.partitions[log.partition : log.partition + 1]:
                 found = compare_history(each.points(log_id), log)
-                if found.relation != BEHIND:  # records that are missing are missed when they are wanted
+                if found.relation != TOO_OLD:  # records that are missing are missed when they are wanted
                     found.check(f"the archive {self.path}", log, _ADVICE)
 
     def split(self, partitions: Collection[int], start: StartLike, end: StartLike | None, *, now_us: int) -> Split:

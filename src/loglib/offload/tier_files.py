@@ -30,7 +30,7 @@ from ..format.watermark import Mark
 from ..log import topic_file
 from ..log.copy_role import MANIFESTS, is_tier
 from ..log.gaps import Gap, joined, read_gaps
-from ..log.history import AHEAD, BEHIND, compare_history, point_at
+from ..log.history import AHEAD, TOO_OLD, compare_history, point_at
 from ..log.log import FixedMark, Log
 from ..segment import Identity, parse_producers_name, parse_segment_name, segment_name
 from ..system.directory import Directory
@@ -275,7 +275,7 @@ class TierOverlayLog(Log):
                 if past.mark().log_start_offset <= found.log_end:
                     found = compare_history([point_at(tail, found.log_end)], past)
                 holder = f"{self.directory}, which ends before its place does,"
-        if found.relation == BEHIND:
+        if found.relation == TOO_OLD:
             raise LogError(f"{found.words(holder, self.directory)}; {_ADVICE}")
         found.check(holder, tail, _ADVICE)
 
