@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..config.arguments import check_names
 from ..config.policies import TopicConfig
@@ -51,15 +51,6 @@ _MOST_WORDS = 1000
 _NO_ANSWER = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, CorruptLogError)
 
 
-class _Reading(NamedTuple):
-    """A READ that the source is answering: the next piece that it will send."""
-
-    log: RemoteLog
-    at: int
-    base: int
-    limit: int
-
-
 class RemoteTopic(NotCopyable):
     """The topic at the other end of a stream; see `TopicSource`."""
 
@@ -68,7 +59,8 @@ class RemoteTopic(NotCopyable):
         self.credit_bytes = credit_bytes
         self._logs: dict[int, RemoteLog] = {}
         self._fresh: set[int] = set()  # partitions whose marks came with the last changes, of one moment
-        self._reading: _Reading | None = None
+        # The READ that the source is answering: a log, where the next piece begins, its segment's base, and the limit.
+        self._reading: tuple[RemoteLog, int, int, int] | None = None
         self._heard_at = time.monotonic()
         self._host = copy_role.ELSEWHERE
         try:
@@ -148,14 +140,14 @@ class RemoteTopic(NotCopyable):
         """Return the next piece of a log; see `LogSource.piece`. The caller checks it, and then calls `has_read`."""
         if self._reading != (log, at.end, base, limit):
             self.request("read", log=log.address, at=at, base=base, limit=limit)
-            self._reading = _Reading(log, at.end, base, limit)
+            self._reading = log, at.end, base, limit
         return self.receive()
 
     def has_read(self, log: RemoteLog, end: int, base: int, limit: int) -> None:
         """Note that the piece up to `end` was whole. After the last piece comes the answer."""
         if self._reading is None:  # it was stopped, for a question about this piece
             return
-        self._reading = _Reading(log, end, base, limit)
+        self._reading = log, end, base, limit
         if end == limit:
             frame = self.receive()
             if frame.kind != ANSWER:
