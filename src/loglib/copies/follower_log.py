@@ -318,7 +318,7 @@ class FollowerLog(NotCopyable):
     def set_epoch(self, epoch: int, nonce: int) -> None:
         """Take this log for that of a writer, from whose log it does not differ; all of it is durable. Synced."""
         assert self.synced == self.end
-        self.publish(self.mark._replace(writer_epoch=epoch, writer_nonce=nonce, promised_epoch=epoch))
+        self.publish(self.mark.with_writer(epoch, nonce)._replace(promised_epoch=epoch))
         self.sync_mark()
 
     def publish_end(self, end: int, last_batch: int) -> None:
