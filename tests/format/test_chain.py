@@ -14,9 +14,10 @@ PARTS = [Columns([b"value %d" % number]) for number in range(3)]
 STORED = chained(PARTS)
 SIZE = len(STORED) // 3
 HERE = Source("the block", 0)
+BEGIN = End(0, 0, 0)
 
 
-def followed(content: bytes, end: End = End(0, 0, 0), start: int = 0) -> list[int]:
+def followed(content: bytes, end: End = BEGIN, start: int = 0) -> list[int]:
     return [header.base_offset for header in follow(content, end, start=start, salt=IDENTITY.salt)]
 
 
