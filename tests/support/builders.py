@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from loglib.config.policies import TopicConfig
 from loglib.format import header as batch
-from loglib.format.batch import Batch, Source
+from loglib.format.batch import Batch, Source, take
 from loglib.format.columns import Columns
 from loglib.format.header import NO_PRODUCER, Body, Header, Producer, crc32c
 from loglib.format.record import Record
@@ -125,13 +125,11 @@ def read_back(path: Path, *, limit: int | None = None, identity: Identity = IDEN
 
 def batch_of(stored: bytes, base_offset: int = 0, *, identity: Identity = IDENTITY) -> Batch:
     """The batch in these bytes, checked as a segment's reader checks it."""
-    header = header_of(stored, base_offset, identity=identity)
-    body = memoryview(stored)[BODY_AT : header.length]
-    batch.check_body(header, body)
-    source = Source("a batch", 0)
-    if header.codec:
-        return Batch(identity.partition, header, batch.open_body(header, body), 0, source)
-    return Batch(identity.partition, header, stored, BODY_AT, source)
+    found = take(
+        stored, 0, Source("a batch", 0), offset=base_offset, partition=identity.partition, salt=identity.salt
+    )
+    assert isinstance(found, Batch), "it is cut"
+    return found
 
 
 def columns_of(found: Batch) -> Columns:

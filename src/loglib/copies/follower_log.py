@@ -302,7 +302,7 @@ class FollowerLog(NotCopyable):
     def set_epoch(self, epoch: int, nonce: int) -> None:
         """Record that this log is a durable, identical copy of this writer's log. Synced."""
         assert self.synced == self.end
-        self.publish(self.mark._replace(writer_epoch=epoch, writer_nonce=nonce, promised_epoch=epoch))
+        self.publish(self.mark.with_writer(epoch, nonce)._replace(promised_epoch=epoch))
         self.sync_mark()
 
     def publish_end(self, end: int, last_batch: int) -> None:

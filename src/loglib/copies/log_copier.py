@@ -206,7 +206,7 @@ class LogCopier(NotCopyable):
             self.copied.publish(held_together(mark, end.end, end.last_batch))
             return
         if acknowledged is None:
-            mark = mark._replace(writer_epoch=target.writer_epoch, writer_nonce=target.writer_nonce)
+            mark = mark.with_writer(target.writer_epoch, target.writer_nonce)
         elif not mark.flushed_end <= end.end <= acknowledged:
             return
         self.copied.publish(mark.durable_to(end.end, end.last_batch))

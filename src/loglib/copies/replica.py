@@ -152,7 +152,7 @@ class _PartitionFollower(NotCopyable):
     def advance(self, tail: Tail) -> None:
         """Catch up with the writer's tail from any distance, checking the chain. Synced."""
         mark = self._writer.disk.mark
-        target = mark._replace(flushed_end=tail.end, flushed_tail=tail.last_batch)
+        target = mark.flushed_to(tail.end, tail.last_batch)
         self.copier.advance(target, lambda _: None, restart=True, acknowledged=mark.flushed_end)
 
     def _file(self, base_offset: int) -> int:

@@ -106,6 +106,14 @@ class Mark(NamedTuple):
         """The mark when the log is flushed and durable up to `end`, and its last batch begins at `tail`."""
         return self._replace(flushed_end=end, flushed_tail=tail, durable_end=end, durable_tail=tail)
 
+    def flushed_to(self, end: int, tail: int) -> Mark:
+        """The mark when readers see up to `end`, where the batch at `tail` ends. The durable end stays."""
+        return self._replace(flushed_end=end, flushed_tail=tail)
+
+    def with_writer(self, epoch: int, nonce: int) -> Mark:
+        """The mark as a publication of this writer."""
+        return self._replace(writer_epoch=epoch, writer_nonce=nonce)
+
     def without_hold(self, *, applied: bool) -> Mark:
         """The mark when the transaction that is held is over. `applied`: the log has its records."""
         last = (self.held_txn, self.held_id) if applied else (self.applied_txn, self.applied_id)

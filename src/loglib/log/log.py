@@ -280,7 +280,7 @@ class Log(NotCopyable):
         _, tail = measure(reader, known)
         last = reader.header if tail.end == reader.base_offset else reader.header_at(tail.last_batch)
         mark = Mark.at_rest(0, first if known is None else known.log_start_offset, tail.end, tail.last_batch)
-        mark = mark._replace(writer_epoch=last.writer_epoch, writer_nonce=last.writer_nonce)
+        mark = mark.with_writer(last.writer_epoch, last.writer_nonce)
         held = tail.sections
         if held.held_from < first or not held.held_txn:  # retention drops it only when it is done
             last_one = max((held.applied_txn, held.applied_id), (held.held_txn, held.held_id))

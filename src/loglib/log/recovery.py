@@ -294,7 +294,7 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     if mark is not None:
         # With durability "os" readers may have seen more than the disk has kept.
         if mark.flushed_end > valid_end:
-            mark = mark._replace(flushed_end=valid_end, flushed_tail=tail.last_batch)
+            mark = mark.flushed_to(valid_end, tail.last_batch)
         return Recovered(headers, tail, mark._replace(**sections._asdict()), report, producers)
     mark = Mark.at_rest(1, first, valid_end, tail.last_batch)._replace(**sections._asdict())
     rebuild_watermark(directory, identity, permissions, mark)

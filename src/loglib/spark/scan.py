@@ -117,7 +117,7 @@ def _as_planned(mark: Mark, wanted: Range) -> Mark:
     """The mark with the end of the plan, which lies in the planned segments. Newer segments need not be listed."""
     if not wanted.segments or mark.flushed_end < wanted.flushed_end:  # the log was replaced by an older state
         return mark
-    return mark._replace(flushed_end=wanted.flushed_end, flushed_tail=wanted.flushed_tail)
+    return mark.flushed_to(wanted.flushed_end, wanted.flushed_tail)
 
 
 def _first(log: Log, position: int, mark: Mark) -> int:
