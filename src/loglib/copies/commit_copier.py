@@ -38,12 +38,11 @@ class CopiedCommits:
         self._permissions = permissions
         self._copied: dict[str, GroupSnapshot] = {}  # when they were copied last
 
-    def note(self) -> dict[str, GroupSnapshot]:
-        """Return the ends of each group's commits now. Call it before the data's ends are noted."""
-        return self._source.groups()
-
     def copy(self, noted: Mapping[str, GroupSnapshot]) -> None:
-        """Copy the commits up to the noted ends. Call it after the data was published."""
+        """Copy the commits up to the ends that `TopicSource.groups` has returned.
+
+        They must have been noted before the ends of the data, and the data be published.
+        """
         for group, found in noted.items():
             if self._copied.get(group) == found:
                 continue

@@ -307,7 +307,7 @@ class Mirror(NotCopyable):
             self._check_open()
             self._carry_description()
             self._carry_store_pointer()
-            commits = self._commits.note()
+            commits = self._origin.groups()
             copied = self._copy(self._copiers)
             self._commits.copy(commits)
             return copied

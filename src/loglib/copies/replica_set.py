@@ -209,7 +209,7 @@ class ReplicaSet(NotCopyable):
             commits = CopiedCommits(files, self._here, replica.path, self._members.log_id, permissions)
             commits.adopt()
             commits.own_nothing()
-        commits.copy(commits.note())
+        commits.copy(self._here.groups())
         content = files.read_whole(os.path.join(self._own.path, topic_file.NAME), _MOST_BYTES)
         if content != described:
             with Directory.open(files, replica.path) as directory:

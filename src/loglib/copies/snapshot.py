@@ -174,7 +174,9 @@ class _Snapshot:
         files.make_directory(to, permissions)
         found = list_segments(files, source)
         bases = [base for base in found if mark.log_start_offset <= base <= mark.flushed_end]
-        start = self._first(source, identity, mark, bases)
+        start = mark.log_start_offset
+        if bases[:1] != [start]:  # retention has dropped the first ones
+            start = self._dropped(source, identity, start, bases)
         with Directory.open(files, to) as made:
             for base in reversed(bases):  # the newest first: retention drops the oldest
                 stop = None if base == bases[-1] else next(each for each in found if each > base)
@@ -192,11 +194,6 @@ class _Snapshot:
             own = own_mark(mark._replace(log_start_offset=start))
             made.write_new(WATERMARK, encode_new(own, identity.salt), permissions)
             made.sync()
-
-    def _first(self, source: str, identity: Identity, mark: Mark, bases: list[int]) -> int:
-        """The log start of the copy: the first of these segments, if retention has dropped those before it."""
-        start = mark.log_start_offset
-        return start if bases[:1] == [start] else self._dropped(source, identity, start, bases)
 
     def _copy_segment(
         self, source: str, made: Directory, base: int, sealed_at: int | None, mark: Mark, permissions: int
