@@ -16,7 +16,8 @@ from ..errors import LogClosedError
 from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
 from ..system.reentry import enter
-from .writer import Timer, Writer
+from .batch_writer import Timer
+from .section_writer import SectionWriter
 
 __all__ = ["Handles"]
 
@@ -30,7 +31,7 @@ class Handles(NotCopyable):
         self.closed: LogClosedError | None = None
         self.timer: Timer | None = None  # for future writers
         self.flush_observers: list[Callable[[float], object]] = []  # called with the seconds of each flush
-        self.writers: list[Writer] = []
+        self.writers: list[SectionWriter] = []
         self.store: object = None  # of the topic's transactions: it stays open as long as the topic
         self._readers: Listeners[[str]] = Listeners()  # readers, and members of groups
 
@@ -55,7 +56,7 @@ class Handles(NotCopyable):
             for writer in self.writers:
                 writer.timer = timer
 
-    def add_writer(self, writer: Writer) -> None:
+    def add_writer(self, writer: SectionWriter) -> None:
         writer.timer = self.timer
         writer.flush_clock.observers = self.flush_observers
         self.writers.append(writer)

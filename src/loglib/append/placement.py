@@ -20,7 +20,7 @@ from ..format.header import NO_PRODUCER, Producer
 from .access import Access
 from .handles import Handles
 from .partitioner import Partitioner, spread
-from .writer import Writer
+from .section_writer import SectionWriter
 
 __all__ = ["Placement"]
 
@@ -44,7 +44,7 @@ class Placement:
         self._partitioner = partitioner  # None: it is a function of the application, which has not given it
         self._partitioner_name = named
         self._writable = writable
-        self.sticky: Writer | None = None  # where keyless records go until a batch is full
+        self.sticky: SectionWriter | None = None  # where keyless records go until a batch is full
 
     def check_writable(self) -> None:
         """Raise the error of a topic that is closed, or open for reading only."""
@@ -94,12 +94,12 @@ class Placement:
             return {partition: columns}
         return spread(columns, len(self._accesses), self.partitioner(), keyless)
 
-    def writer_of(self, number: int) -> Writer:
+    def writer_of(self, number: int) -> SectionWriter:
         """The writer of a partition. `LockedError` if another process has it; `ValueError` if there is none."""
         self.check_writable()
         return self._accesses[self.number(number)].writer()
 
-    def choose(self, records: int = 1, size_bytes: int = 0) -> Writer:
+    def choose(self, records: int = 1, size_bytes: int = 0) -> SectionWriter:
         """The writer for keyless records: the sticky one until its batch is full, then one at random."""
         self.check_writable()
         sticky = self.sticky
@@ -108,7 +108,7 @@ class Placement:
             sticky = self.sticky = writers[_random_below(len(writers)) if len(writers) > 1 else 0]
         return sticky
 
-    def _own_any(self) -> Writer:
+    def _own_any(self) -> SectionWriter:
         """In shared mode, take one partition that no other process has.
 
         If none is free, it waits for a process that has a partition only to run retention.
