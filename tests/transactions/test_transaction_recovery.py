@@ -11,8 +11,8 @@ import pytest
 
 from conftest import NOW, QUIET, run_python, sound, start_python
 from loglib import Topic, testing, transaction
+from loglib.append.publication import Publication
 from loglib.append.section_writer import SectionWriter
-from loglib.append.tail import TailWriter
 from loglib.testing import CrashFS, Image, MemoryFiles
 from loglib.transactions import apply, staging
 from loglib.transactions import transaction as transaction_module
@@ -88,7 +88,7 @@ def test_publication_of_an_owner_in_another_process_is_synced_for_it(monkeypatch
 
     def serve(*_: Any) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(TailWriter, "sync_watermark", lambda _: None)
+            patched.setattr(Publication, "sync", lambda _: None)
             for owner in owners:
                 owner._serving.serve()
 

@@ -22,9 +22,9 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .flusher import from_background
 from .handles import Handles
+from .publication import Copies
 from .retention_pass import RetentionRunner
 from .section_writer import SectionWriter
-from .tail import Copies
 
 __all__ = ["Access", "Replicated"]
 

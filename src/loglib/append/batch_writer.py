@@ -197,7 +197,7 @@ class BatchWriter(NotCopyable):
             except OSError as error:
                 self._cut_back(error)
             self.disk.close_retired()
-            self.disk.publish()  # wakes those that copy the log: they adopt the end of the sealed segment
+            self.disk.publication.publish()  # wakes those that copy the log: they adopt the end of the sealed segment
             self.disk.rolled = False  # the callers of `roll` run retention themselves
             return True
 
@@ -214,5 +214,5 @@ class BatchWriter(NotCopyable):
             self._seal()
             tail = self.batch.tail
             self.disk.sync(self.disk.active, tail)
-            self.disk.publish(flushed=tail, durable=tail)
+            self.disk.publication.publish(flushed=tail, durable=tail)
         self.disk.fail(moved)

@@ -27,7 +27,8 @@ from ..format.header import SECTION, SECTION_END, Header, Producer
 from ..log.recovery import Extent, is_part
 from ..system.files import Buffer
 from ..system.reentry import enter
-from .tail import NO_HOLD, Hold, NewBatch, Txn
+from .publication import NO_HOLD, Hold
+from .tail import NewBatch, Txn
 from .writer import Writer
 
 __all__ = ["Piece", "SectionWriter"]
@@ -121,7 +122,7 @@ class SectionWriter(Writer):
             self.check_usable()
             self._seal()  # the offsets of its records are promised
             tail = self.batch.tail
-            self.disk.publish(hold=Hold(txn.number, tail.end, tail.last_batch, txn.id, txn.store))
+            self.disk.publication.publish(hold=Hold(txn.number, tail.end, tail.last_batch, txn.id, txn.store))
 
     def append_section(self, batches: Sequence[NewBatch]) -> None:
         """Append batches of a section, all of them or none. They must fit one segment, or be one batch."""
@@ -181,15 +182,15 @@ class SectionWriter(Writer):
             self._check_moved()
             tail, active = self.batch.tail, self.disk.active
         self.disk.sync(active, tail)
-        self.disk.publish(flushed=tail, durable=tail, applied=True)
-        self.disk.sync_watermark()  # else a power cut takes the section from readers here, and not elsewhere
+        self.disk.publication.publish(flushed=tail, durable=tail, applied=True)
+        self.disk.publication.sync()  # else a power cut takes the section from readers here, and not elsewhere
         self._limits.flushed_records = tail.records
         self.disk.close_retired()
 
     def release(self, txn: int) -> None:
         """Show readers the section of a transaction that is done. Does nothing if it is not held."""
         if self.disk.mark.held_txn == txn and self.closed is None:
-            self.disk.publish(hold=NO_HOLD)
+            self.disk.publication.publish(hold=NO_HOLD)
 
 
 def _assign_together(*assignments: tuple[object, str, object]) -> None:
