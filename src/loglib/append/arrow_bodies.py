@@ -28,7 +28,7 @@ from ..format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, SHARED_HEADE
 from ..format.header import Body, body_of
 from ..system.files import Buffer
 
-__all__ = ["BinaryView", "Numbers", "Rows"]
+__all__ = ["BinaryView", "Numbers", "Rows", "joined"]
 
 Numbers = np.ndarray[Any, Any]
 
@@ -245,6 +245,11 @@ class Rows:
         if sum(sizes) + repeated_bytes > MAX_BATCH_BYTES:
             raise RecordTooLargeError("the batch", sum(sizes) + repeated_bytes, MAX_BATCH_BYTES)
         return body_of(Encoded(_padded([*before, *behind]), flags, *sizes, base, most), stop - start, codec=codec)
+
+
+def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The records of several batches in one; nothing is copied of a single one."""
+    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _padded(columns: list[Buffer]) -> list[Buffer]:

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from .arrow_bodies import BinaryView, Numbers
-from .partitioner import BUILT_IN, Partitioner
+from .partitioner import BUILT_IN, Partitioner, check_choice
 
-__all__ = ["Share", "can_hash", "deal", "partitions_by", "partitions_of"]
+__all__ = ["Share", "can_hash", "deal", "partitions_by", "partitions_of", "place_rows"]
 
 _FEW = 48  # so many keys of a length take as long as one pass over columns
 _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)  # of murmur2, as in partitioner.py
@@ -49,6 +49,40 @@ def deal(records: pa.RecordBatch, partitions: Numbers) -> Iterator[Share]:
     bounds = np.flatnonzero(np.diff(partitions[order])) + 1
     for start, stop in zip([0, *bounds.tolist()], [*bounds.tolist(), len(order)], strict=True):
         yield Share(int(partitions[order[start]]), sorted_records.slice(start, stop - start), order[start:stop])
+
+
+def place_rows(
+    count: int,
+    keys: pa.Array | None,
+    chosen: pa.Array | None,
+    of_keys: Callable[[pa.Array], Numbers],
+    partitions: int,
+    *,
+    keyless: int,
+    topic: str = "the topic",
+) -> Numbers:
+    """The partition of each of `count` records, as uint16.
+
+    It is the one in the column `chosen`; where that is null, `of_keys` finds it; without a key it is `keyless`.
+    `ValueError` if a chosen partition does not exist; the message names the topic.
+    """
+
+    def checked(column: pa.Array) -> Numbers:
+        numbers: Numbers = column.to_numpy()
+        wrong = (numbers < 0) | (numbers >= partitions)
+        if wrong.any():
+            first = int(numbers[np.argmax(wrong)])
+            raise ValueError(f"a record for partition {first}, and {topic} has {partitions} partitions")
+        return numbers.astype(np.uint16)
+
+    if chosen is not None and not chosen.null_count:
+        return checked(chosen)
+    has_keys = keys is not None and keys.null_count < len(keys)
+    found = of_keys(keys) if has_keys else np.full(count, keyless, np.uint16)
+    if chosen is not None:
+        given = chosen.is_valid().to_numpy(zero_copy_only=False)
+        found[given] = checked(chosen.drop_null())
+    return found
 
 
 # --- the partitions of keys ------------------------------------------------------------------------------
@@ -76,10 +110,7 @@ def partitions_by(function: Partitioner, keys: pa.Array, partitions: int, *, key
     `ValueError` if it chooses a partition that there is not.
     """
     coded = keys.dictionary_encode()
-    chosen = [function(key, partitions) for key in coded.dictionary.to_pylist()]
-    for each in chosen:
-        if not 0 <= each < partitions:
-            raise ValueError(f"the partitioner chose partition {each} of {partitions}")
+    chosen = [check_choice(function(key, partitions), partitions) for key in coded.dictionary.to_pylist()]
     numbers = coded.indices.fill_null(len(chosen)).to_numpy()
     found: Numbers = np.array([*chosen, keyless], np.uint16)[numbers]
     return found

@@ -19,7 +19,7 @@ from ..format.columns import Columns
 from ..format.header import NO_PRODUCER, Producer
 from .access import Access
 from .handles import Handles
-from .partitioner import Partitioner, spread
+from .partitioner import Partitioner, check_choice, spread
 from .section_writer import SectionWriter
 
 __all__ = ["Placement"]
@@ -75,10 +75,7 @@ class Placement:
 
     def of_key(self, key: bytes) -> int:
         """The partition of a key."""
-        number = self.partitioner()(key, len(self._accesses))
-        if not 0 <= number < len(self._accesses):
-            raise ValueError(f"the partitioner chose partition {number} of {len(self._accesses)}")
-        return number
+        return check_choice(self.partitioner()(key, len(self._accesses)), len(self._accesses))
 
     def of_no_key(self, producer: Producer, records: int = 1, size_bytes: int = 0) -> int:
         """The partition for a call's records without a key; with a producer it is the same at each try."""
