@@ -52,7 +52,7 @@ class Access(NotCopyable):
         writable: bool,
         clock: Callable[[], int],
         handles: Handles,
-        keeper: RetentionRunner,
+        retention: RetentionRunner,
         check: Callable[[], None] | None = None,
         on_hold: Callable[[SectionWriter], None] | None = None,
         make_log: Callable[[Files, str, Identity], Log] = Log,
@@ -64,14 +64,14 @@ class Access(NotCopyable):
         self.log = make_log(files, directory, identity)
         self.clock = clock
         self.handles = handles
-        self.keeper = keeper
+        self.retention = retention
         self._files = files
         self._writable = writable
         self._check = check  # raises if this topic must not be written any more; called before the lock and under it
         self._on_hold = on_hold  # called for a writer that finds a transaction that is not known to be done
         self._replicated = replicated
         self._writer: SectionWriter | None = None
-        keeper.add(self.log)
+        retention.add(self.log)
 
     # --- the writer ------------------------------------------------------------------------------
 
@@ -105,8 +105,8 @@ class Access(NotCopyable):
                 except BaseException:
                     writer.close()
                     raise
-                writer.on_roll = lambda: self._in_background(lambda: self.keeper.run(self.id, rolled=True))
-                self.keeper.own(self.id, writer)
+                writer.on_roll = lambda: self._in_background(lambda: self.retention.run(self.id, rolled=True))
+                self.retention.own(self.id, writer)
                 self.handles.add_writer(writer)
                 self.log.writer = self._writer = writer
             return self._writer
@@ -148,7 +148,7 @@ class Access(NotCopyable):
         """Do the housekeeping that is due by the clock: roll an old segment, then run retention."""
         if self._writer is not None:
             self._in_background(self._roll_if_old)
-            self._in_background(lambda: self.keeper.run(self.id))
+            self._in_background(lambda: self.retention.run(self.id))
 
     def _roll_if_old(self) -> None:
         age = self.config.segment_age
