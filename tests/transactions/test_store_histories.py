@@ -11,6 +11,7 @@ from transacted import append_to_all, dying, store_of
 import loglib
 from conftest import values_of
 from loglib import CommitPendingError, LogError, Topic, last_version, transaction
+from loglib.append.section_writer import apply_section
 from loglib.append.tail import Txn
 from loglib.log.store_pointer import sealed
 from loglib.system.files import REAL
@@ -221,10 +222,10 @@ def test_number_of_another_history_is_not_taken_for_applied(pair: tuple[Topic, T
     writer = orders._handles.writers[0]
     number = store_number(store.id)
     with pytest.raises(LogError, match="of another history"):
-        writer.apply_section(Txn(first, 12345, number), [])
+        apply_section(writer, Txn(first, 12345, number), [])
     commit(orders, b"y")
     id_of_first = next(each for each in writer.section_headers(0) if each.producer_sequence == first).producer_id
-    writer.apply_section(Txn(first, id_of_first, number), [])  # it is here, though others came behind it
+    apply_section(writer, Txn(first, id_of_first, number), [])  # it is here, though others came behind it
     assert values_of(orders) == [b"x", b"y"]
 
 

@@ -31,7 +31,7 @@ from .publication import NO_HOLD, Hold
 from .tail import NewBatch, Txn
 from .writer import Writer
 
-__all__ = ["Piece", "SectionWriter"]
+__all__ = ["Piece", "SectionWriter", "apply_section"]
 
 _PIECE_BYTES = 8 << 20  # of one write, during which the writer's lock is held
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP)
@@ -48,72 +48,6 @@ class Piece(NamedTuple):
 
 class SectionWriter(Writer):
     """A writer that also appends the sections of transactions."""
-
-    def apply_section(self, txn: Txn, pieces: Sequence[Piece]) -> None:
-        """Append what the log does not have of the transaction's section yet. Synced.
-
-        No other transaction may be held. Raises the errors of `append_body`, and `LogError` if the log has a number of
-        another history that is not below this one. The call may be repeated.
-        """
-        with enter(self.applying, self.directory):
-            if not self._is_applied(txn):
-                self._apply(txn, pieces)
-
-    def _is_applied(self, txn: Txn) -> bool:
-        """True if the log has the section. A number alone proves nothing: another store may have given it, too."""
-        mark = self.disk.mark
-        if mark.applied_txn < txn.number:
-            return False
-        if (mark.applied_txn, mark.applied_id) == txn[:2]:
-            return True
-        if Extent.among(self.section_headers(mark.log_start_offset), txn.number, txn.id) == Extent.WHOLE:
-            return True
-        raise LogError(
-            f"{self.directory} has transaction {mark.applied_txn} of another history, and not transaction "
-            f"{txn.number}, which was committed for it: the directory was replaced since. Put the one that was there "
-            "back, or give the transaction up with `loglib repair` for its store"
-        )
-
-    def _apply(self, txn: Txn, pieces: Sequence[Piece]) -> None:
-        mark = self.disk.mark
-        there = 0
-        if mark.held_txn:
-            there = sum(1 for each in self.section_headers(mark.held_from) if is_part(each, txn.number, txn.id))
-        else:
-            self.begin_section(txn)
-        count = sum(each.total for each in pieces)
-
-        def new(number: int, header: Header, *parts: Buffer) -> NewBatch:
-            flags = SECTION | SECTION_END if number == count else SECTION
-            return NewBatch(header, parts, Producer(txn.id, txn.number), flags)
-
-        before = 0  # batches of the pieces before
-        for piece in pieces:
-            present = min(max(there - before, 0), piece.total)
-            first, before = before + present + 1, before + piece.total
-            if present == piece.total:
-                continue
-            ready = [] if present else [new(number, header) for number, header in enumerate(piece.headers(), first)]
-            if ready and self.attach_section(piece.path, ready):
-                continue
-            rest = enumerate(islice(piece.batches(), present, None), first)
-            self._copy(new(number, header, body) for number, (header, body) in rest)
-        self.end_section()
-
-    def _copy(self, batches: Iterable[NewBatch]) -> None:
-        """Append the batches, of which there is at least one; many in one write."""
-        waiting: list[NewBatch] = []
-        size = 0
-        for batch in batches:
-            length = batch.body.length
-            if waiting and size + length > min(_PIECE_BYTES, self.disk.segment_bytes()):
-                self.append_section(waiting)
-                waiting, size = [], 0
-            waiting.append(batch)
-            size += length
-        self.append_section(waiting)
-
-    # --- steps -----------------------------------------------------------------------------------
 
     def begin_section(self, txn: Txn) -> None:
         """Hide from readers all that is appended from now on, until `release` of this transaction."""
@@ -196,3 +130,74 @@ class SectionWriter(Writer):
 def _assign_together(*assignments: tuple[object, str, object]) -> None:
     """Assign attributes in C code, so that no interrupt comes between the first assignment and the last."""
     deque(starmap(setattr, assignments), maxlen=0)
+
+
+# --- a whole section -------------------------------------------------------------------------------
+
+
+def apply_section(writer: SectionWriter, txn: Txn, pieces: Sequence[Piece]) -> None:
+    """Append what the log does not have of the transaction's section yet. Synced.
+
+    No other transaction may be held. Raises the errors of `Writer.append_body`, and `LogError` if the log has a number
+    of another history that is not below this one. The call may be repeated.
+    """
+    with enter(writer.applying, writer.directory):
+        if not _is_applied(writer, txn):
+            _apply(writer, txn, pieces)
+
+
+def _is_applied(writer: SectionWriter, txn: Txn) -> bool:
+    """True if the log has the section. A number alone proves nothing: another store may have given it, too."""
+    mark = writer.disk.mark
+    if mark.applied_txn < txn.number:
+        return False
+    if (mark.applied_txn, mark.applied_id) == txn[:2]:
+        return True
+    if Extent.among(writer.section_headers(mark.log_start_offset), txn.number, txn.id) == Extent.WHOLE:
+        return True
+    raise LogError(
+        f"{writer.directory} has transaction {mark.applied_txn} of another history, and not transaction "
+        f"{txn.number}, which was committed for it: the directory was replaced since. Put the one that was there "
+        "back, or give the transaction up with `loglib repair` for its store"
+    )
+
+
+def _apply(writer: SectionWriter, txn: Txn, pieces: Sequence[Piece]) -> None:
+    mark = writer.disk.mark
+    there = 0
+    if mark.held_txn:
+        there = sum(1 for each in writer.section_headers(mark.held_from) if is_part(each, txn.number, txn.id))
+    else:
+        writer.begin_section(txn)
+    count = sum(each.total for each in pieces)
+
+    def new(number: int, header: Header, *parts: Buffer) -> NewBatch:
+        flags = SECTION | SECTION_END if number == count else SECTION
+        return NewBatch(header, parts, Producer(txn.id, txn.number), flags)
+
+    before = 0  # batches of the pieces before
+    for piece in pieces:
+        present = min(max(there - before, 0), piece.total)
+        first, before = before + present + 1, before + piece.total
+        if present == piece.total:
+            continue
+        ready = [] if present else [new(number, header) for number, header in enumerate(piece.headers(), first)]
+        if ready and writer.attach_section(piece.path, ready):
+            continue
+        rest = enumerate(islice(piece.batches(), present, None), first)
+        _copy(writer, (new(number, header, body) for number, (header, body) in rest))
+    writer.end_section()
+
+
+def _copy(writer: SectionWriter, batches: Iterable[NewBatch]) -> None:
+    """Append the batches, of which there is at least one; many in one write."""
+    waiting: list[NewBatch] = []
+    size = 0
+    for batch in batches:
+        length = batch.body.length
+        if waiting and size + length > min(_PIECE_BYTES, writer.disk.segment_bytes()):
+            writer.append_section(waiting)
+            waiting, size = [], 0
+        waiting.append(batch)
+        size += length
+    writer.append_section(waiting)

@@ -27,7 +27,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
-from ..append.section_writer import Piece, SectionWriter
+from ..append.section_writer import Piece, SectionWriter, apply_section
 from ..append.tail import Txn
 from ..config.policies import TopicConfig
 from ..errors import CommitPendingError, CorruptLogError, LockedError, LogError
@@ -222,7 +222,7 @@ class Applier(NotCopyable):
             return False
         self._end_hold(writer, manifest)
         pieces = [self._piece(manifest, target, each, identity) for each in sections]
-        writer.apply_section(Txn(manifest.number, manifest.id, store_number(self._store.id)), pieces)
+        apply_section(writer, Txn(manifest.number, manifest.id, store_number(self._store.id)), pieces)
         return True
 
     def apply_own(self, manifest: Manifest) -> None:
