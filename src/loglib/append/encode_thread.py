@@ -1,9 +1,10 @@
 """Encode thread: a thread that encodes the next batches of a call while the caller writes.
 
-Invariant: what is taken comes in the order of what was given, and an error of the work is raised where its result
+Invariant: results are taken in the order in which pieces were given. An error of the work is raised where its result
 would be taken. The thread ends with `stop`, which waits for it.
 
-Threads: the methods belong to one thread. The work runs in the helper, so it must call nothing of the application.
+Threads: the methods belong to one thread. The work runs in the other thread, so it must call nothing of the
+application.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Made = TypeVar("Made")
 
 
 class _End(Exception):
-    """Stands behind the results of one piece."""
+    """Follows the results of one piece."""
 
 
 class Helper(NotCopyable, Generic[Given, Made]):
-    """Makes several results of each piece that it is given, in a thread of its own."""
+    """A thread that makes several results from each piece that it is given."""
 
     def __init__(self, work: Callable[[Given], Iterator[Made]]) -> None:
         self._work = work
@@ -37,11 +38,11 @@ class Helper(NotCopyable, Generic[Given, Made]):
         self._thread.start()
 
     def give(self, piece: Given) -> None:
-        """Let the helper work on this piece, after those before it."""
+        """Let the thread work on this piece, after the pieces before it."""
         self._given.put((piece,))
 
     def take(self) -> Iterator[Made]:
-        """The results of the oldest piece of which they were not yet taken."""
+        """The results of the oldest piece whose results were not taken yet."""
         while True:
             found = self._made.get()
             if isinstance(found, _End):
@@ -51,7 +52,7 @@ class Helper(NotCopyable, Generic[Given, Made]):
             yield found[0]
 
     def stop(self) -> None:
-        """End the thread, after the result that it is making."""
+        """End the thread after its present result."""
         self._stopped = True
         self._given.put(None)
         self._thread.join()

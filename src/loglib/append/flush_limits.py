@@ -39,7 +39,7 @@ class FlushLimits:
         )
 
     def room(self, tail: Tail) -> tuple[int, int]:
-        """How many records and bytes the batch after `tail` takes until it is full or a flush is due."""
+        """The number of records and bytes that the batch after `tail` takes until it is full or a flush is due."""
         policy, records, size = self._policy, self._batch_records, self._batch_bytes
         if policy.records is not None or policy.bytes is not None:
             unflushed_records, unflushed_bytes = self._unflushed(tail)
@@ -62,7 +62,7 @@ class FlushLimits:
         self._asked = (tail.records, tail.end)
 
     def is_lagging(self, tail: Tail) -> bool:
-        """True if the background has left so much unflushed that the appending thread must flush."""
+        """True if the background lags: then the appending thread must flush."""
         policy = self._policy
         records, size = tail.records - self.flushed_records, tail.end - self._disk.mark.flushed_end
         return (policy.records is not None and records > _LAG_ALLOWED * policy.records) or (

@@ -1,11 +1,11 @@
-"""Hash columns: the records of Arrow columns, dealt to the partitions of their keys without a Python object for each.
+"""Hash columns: the records of Arrow columns, split by the partitions of their keys without a Python object for each.
 
 Invariant: a key has the same partition as in partitioner.py, bit for bit, and records of one partition keep their
-order. All keys of one length are hashed at once. A few keys of a length, and long keys, are hashed one by one.
+order. All keys of one length are hashed together. A few keys of a length, and long keys, are hashed one by one.
 
-    crc32     is linear: the checksum of a key is that of as many zeros, XOR a number for each pair of its bytes. The
-              number depends on the pair and its place, so a table of 65,536 numbers for each place is enough.
-    murmur2   takes a word of 4 bytes of all keys at a time.
+    crc32     is linear: the checksum of a key is that of the same number of zeros, XOR a number for each pair of its
+              bytes. The number depends on the pair and its place: a table of 65,536 numbers for each place is enough.
+    murmur2   processes one word of 4 bytes of all keys at a time.
 
 Needs the extra [arrow]. Threads: safe for all.
 """
@@ -26,12 +26,12 @@ from .partitioner import BUILT_IN, Partitioner, check_choice
 
 __all__ = ["Share", "can_hash", "deal", "partitions_by", "partitions_of", "place_rows"]
 
-_FEW = 48  # so many keys of a length take as long as one pass over columns
+_FEW = 48  # keys of one length; hashing them one by one takes as long as one pass over columns
 _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)  # of murmur2, as in partitioner.py
 
 
 class Share(NamedTuple):
-    """The records of one partition, and their indexes among all that were dealt."""
+    """The records of one partition, and their indexes among all records of the piece."""
 
     partition: int
     records: pa.RecordBatch
@@ -44,7 +44,7 @@ def deal(records: pa.RecordBatch, partitions: Numbers) -> Iterator[Share]:
     if (partitions == partitions[0]).all():
         yield Share(first, records, range(len(partitions)))
         return
-    order = np.argsort(partitions, kind="stable")  # by the digits, because the numbers have 16 bits
+    order = np.argsort(partitions, kind="stable")  # a radix sort, because the numbers have 16 bits
     sorted_records = records.take(pa.array(order))
     bounds = np.flatnonzero(np.diff(partitions[order])) + 1
     for start, stop in zip([0, *bounds.tolist()], [*bounds.tolist(), len(order)], strict=True):
@@ -89,7 +89,7 @@ def place_rows(
 
 
 def can_hash(partitioner: str) -> bool:
-    """Whether the partitioner is one that this module knows; a function of the application is not."""
+    """True if this module knows the partitioner. A function of the application is not known."""
     return partitioner in _HASHES
 
 
@@ -105,9 +105,9 @@ def partitions_of(keys: pa.Array, partitioner: str, partitions: int, *, keyless:
 
 
 def partitions_by(function: Partitioner, keys: pa.Array, partitions: int, *, keyless: int) -> Numbers:
-    """The same by a function of the application, which is called once for each different key.
+    """The partition of each key by a function of the application, which is called once for each different key.
 
-    `ValueError` if it chooses a partition that there is not.
+    `ValueError` if it returns an invalid partition number.
     """
     coded = keys.dictionary_encode()
     chosen = [check_choice(function(key, partitions), partitions) for key in coded.dictionary.to_pylist()]
@@ -117,7 +117,7 @@ def partitions_by(function: Partitioner, keys: pa.Array, partitions: int, *, key
 
 
 def _modulo(hashes: Numbers, partitions: int) -> Numbers:
-    """The remainders, as uint16. numpy divides by one number at once, and takes remainders one by one."""
+    """The remainders, as uint16. A division by one number is vectorised in NumPy; the remainder operator is not."""
     count = np.uint32(partitions)
     found: Numbers = (hashes - hashes // count * count).astype(np.uint16)
     return found
@@ -147,7 +147,7 @@ def _hash(keys: pa.Array, partitioner: str) -> Numbers:
     return found
 
 
-_CRC_LONGEST = 64  # bytes; the tables for so many take 8 MiB
+_CRC_LONGEST = 64  # bytes; the tables for this length take 8 MiB
 
 
 def _crc32(keys: Numbers) -> Numbers:
@@ -165,10 +165,10 @@ def _crc32(keys: Numbers) -> Numbers:
 
 
 @lru_cache(maxsize=_CRC_LONGEST // 2)
-def _crc_table(behind: int) -> Numbers:
-    """What a pair of bytes adds to the CRC-32 of a key with so many pairs behind it; by the pair as a number."""
-    if behind:
-        before = _crc_table(behind - 1)
+def _crc_table(pairs_after: int) -> Numbers:
+    """The share of each pair of bytes, as a number, in the CRC-32 of a key that has `pairs_after` pairs after it."""
+    if pairs_after:
+        before = _crc_table(pairs_after - 1)
         found: Numbers = _crc_table(0)[before & 0xFFFF] ^ before >> np.uint32(16)
         return found
     of_byte = np.arange(256, dtype=np.uint32)

@@ -1,10 +1,10 @@
-"""Placement: which partition each record of a topic goes to, and which writer takes it there.
+"""Placement: the partition that each record of a topic goes to, and its writer.
 
 Invariant: a key always goes to the same partition, and so does a record that a producer repeats. Records without a
 key go to the partition of the *sticky* writer until its batch is full, and then to one that is drawn at random. In
 shared mode they go to partitions that this process has, or that no process has.
 
-Threads: safe for all. Two threads may draw a sticky writer at once; one of both stays.
+Threads: safe for all. Two threads may draw a sticky writer at the same time; one of the two stays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Placement:
         self._path = path
         self._accesses = accesses
         self._handles = handles
-        self._partitioner = partitioner  # None: it is a function of the application, which has not given it
+        self._partitioner = partitioner  # None: it is a function that the application has not given
         self._partitioner_name = named
         self._writable = writable
         self.sticky: SectionWriter | None = None  # where keyless records go until a batch is full
@@ -54,7 +54,7 @@ class Placement:
             raise ReadOnlyError(self._path)
 
     def check_still(self, partitions: int) -> None:
-        """`LogMovedError` if the topic has another number of partitions now: keys would go to other ones."""
+        """Raise `LogMovedError` if the topic has another number of partitions now: keys would go to other ones."""
         count = len(self._accesses)
         if partitions != count:
             raise LogMovedError(self._path, f"has other than the {count} partitions that it was opened with")

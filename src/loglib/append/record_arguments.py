@@ -197,7 +197,7 @@ def look_at_unit(timestamp: int) -> None:
 
 
 def _header_column(headers: Iterable[HeadersLike | None]) -> list[Headers]:
-    """The headers of each record as pairs. One object that is given for all records is looked at once."""
+    """The headers of each record as pairs. If all records have the same object, it is checked a single time."""
     column = _listed("headers", headers)
     if column and isinstance(column[0], Mapping | Sequence) and all(map(is_, column, repeat(column[0]))):
         return [header_pairs(column[0])] * len(column)

@@ -96,11 +96,11 @@ class TailWriter(NotCopyable):
         self._files = place.files
         self._identity = identity
         self._index = index
-        self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock is known to be right
+        self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock can be trusted
         self.segment_limit: Callable[[], int] = lambda: MAX_OFFSET  # bytes; for when space is short
         self.failure: BaseException | None = None
-        self.rolled = False  # since the last look at this flag
-        self._begun_segment = -1  # base offset of a segment whose making a roll has begun
+        self.rolled = False  # since this flag was last reset
+        self._begun_segment = -1  # base offset of a segment that a roll has begun to make
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
         self.go_by(config)
         recovered = recover(place, identity, config.permissions)
@@ -141,7 +141,7 @@ class TailWriter(NotCopyable):
                 yield from reader.headers(self.active.base_offset, self.start.end)
 
     def headers(self, start: int, end: int) -> Iterator[Header]:
-        """The headers of the batches from `start` to `end`, which are places of batches, across segments."""
+        """The headers of the batches from `start` to `end`, two boundaries of batches, across segments."""
         while start < end:
             base = self._index.find(start)
             assert base is not None  # retention drops nothing that a transaction holds
@@ -169,7 +169,7 @@ class TailWriter(NotCopyable):
     # --- write -------------------------------------------------------------------------------------
 
     def write(self, tail: Tail, batches: Sequence[NewBatch], now: Moment) -> tuple[Tail, list[range]]:
-        """Write batches together at the tail, after a roll if one is due; returns the tail behind, and their offsets.
+        """Write batches together at the tail, after a roll if one is due; returns the new tail, and their offsets.
 
         Raises `LogMovedError` and `OSError`; the caller then cuts back. The append time never falls. The records'
         default times follow the clock even when it falls: records from a wrong clock must not date later ones.
@@ -233,7 +233,7 @@ class TailWriter(NotCopyable):
         ))  # fmt: skip
 
     def _stamp(self, tail: Tail, active: ActiveSegment, batch: NewBatch, now: Moment) -> tuple[bytes, Tail]:
-        """The header of the next batch, and the tail behind it."""
+        """The header of the next batch, and the tail after it."""
         body, _, producer, section = batch
         latest = now.wall_us if body.max_timestamp is None else body.max_timestamp
         first = tail.end == active.base_offset  # first of its segment: facts about the segment before end here
@@ -265,7 +265,7 @@ class TailWriter(NotCopyable):
         ))  # fmt: skip
 
     def note_producers(self, tail: Tail) -> None:
-        """Remember the producers of the last batches. The tail has them, so an interrupt cannot separate the two."""
+        """Remember the producers of the last batches. They are in the tail, so an interrupt cannot separate the two."""
         for producer, offsets in tail.produced:
             self.producers.remember(producer, offsets, tail.append_time)
 
@@ -306,11 +306,11 @@ class TailWriter(NotCopyable):
         self.retire(old)
 
     def attach(self, tail: Tail, path: str, batches: Sequence[NewBatch], now: Moment) -> tuple[Tail, ActiveSegment]:
-        """Seal the active segment, and make of a file the next one. Synced, as in `roll`.
+        """Seal the active segment, and make a file the next one. Synced, as in `roll`.
 
-        The file has room for a segment's header, and behind it these batches of a section, whose headers are written
-        anew here: they say where the batches are in the log. The active segment must have batches. Both results count
-        when the caller assigns them, at once; until then a write begins a segment of its own in the file's place.
+        The file has room for a segment's header, and after it these batches of a section. Their headers are written
+        again here, because they contain the places of the batches in the log. The active segment must have batches.
+        The caller must assign both results in one step. Until then a write begins a segment in the file's place.
         """
         header = self._seal(tail, now)
         fd = self._files.open_write(path)
@@ -388,7 +388,7 @@ class TailWriter(NotCopyable):
         if asked is not None:
             asked.settle()
 
-    # --- whether the files are where readers look --------------------------------------------------
+    # --- files that were moved ---------------------------------------------------------------------
 
     def find_gone(self, end: int) -> LogMovedError | None:
         """An error if the segment has lost its name or was changed by another program, else None. One fstat."""
@@ -411,13 +411,13 @@ class TailWriter(NotCopyable):
             if thorough and not place.exists(segment_name(active.base_offset)):
                 return LogMovedError(active.path, "was moved elsewhere", kept=True)
             if self._watermark.is_named():
-                # In a copy made of hard links the files are the same, but the directory is not.
+                # A copy made of hard links has the same files in another directory.
                 if active.links == 1 or place.is_named():
                     return None
             elif place.is_named():
                 path = place.path_of(WATERMARK)
                 return LogMovedError(path, "was removed, or another file put in its place", kept=True)
-        except PermissionError:  # this process may have dropped its right to look there, as daemons do
+        except PermissionError:  # this process may have dropped its rights there, as daemons do
             return None
         except OSError as error:
             raise StorageIOError(place.path, error, "looking whether it is still there") from error
@@ -445,25 +445,25 @@ class TailWriter(NotCopyable):
     # --- retention ---------------------------------------------------------------------------------
 
     def catch_up_start(self, log_start: int) -> None:
-        """Drop what another directory of a replicated partition has dropped already."""
+        """Drop the segments that another directory of a replicated partition has dropped already."""
         if log_start in self._index.bases():
             self.drop_before(log_start)
 
     def drop_before(self, base_offset: int) -> list[str]:
         """Drop the sealed segments below `base_offset`, which must be a segment's; returns their paths.
 
-        The new log start is durable before the first file goes, so that a crash between leaves
-        files that recovery removes, never a gap.
+        The new log start is durable before the first file is removed. So a crash leaves files that recovery removes,
+        and never a gap.
         """
         dropped = [base for base in self._index.bases() if base < base_offset]
         log_start = self._watermark.mark.log_start_offset
         last = self._watermark.mark.held_from if self._watermark.mark.held_txn else self.active.base_offset
         if not log_start <= base_offset <= min(last, self.active.base_offset) or not dropped:
-            return []  # below the log start: another pass has already dropped it
+            return []  # below the log start: another pass has dropped it already
         self.publication.publish(log_start=base_offset)
         self.publication.sync()
-        self.publication.publish()  # into the other slot: if either rots, the other knows
-        self.publication.sync()  # before a file goes: a torn write may leave either slot alone
+        self.publication.publish()  # into the other slot: if one of them rots, the other has it
+        self.publication.sync()  # before a file is removed: a torn write may leave either slot alone
         start_header.keep(self.place, self._identity, base_offset, self._permissions)
         names = [segment_name(base) for base in dropped]
         for name in names + [producers_name(base) for base in dropped if base in self._with_file]:
@@ -471,7 +471,7 @@ class TailWriter(NotCopyable):
                 self.place.unlink(name)
         self._with_file.difference_update(dropped)
         self.place.sync()
-        self._index.drop_before(base_offset)  # last: the next pass still knows the files that this one left
+        self._index.drop_before(base_offset)  # last: after an interrupt, the next pass still finds the remaining files
         return list(map(self.place.path_of, names))
 
     # --- end ---------------------------------------------------------------------------------------
