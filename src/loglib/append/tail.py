@@ -137,8 +137,7 @@ class TailWriter(NotCopyable):
     def _headers_with_producers(self) -> Iterator[Header]:
         """The headers of the batches that the segment had when it was opened, if any names a producer."""
         if self.start.producers_in_segment:
-            with SegmentReader(self._files, self.active.path, self._identity, within=self.place) as reader:
-                yield from reader.headers(self.active.base_offset, self.start.end)
+            yield from self.headers(self.active.base_offset, self.start.end)
 
     def headers(self, start: int, end: int) -> Iterator[Header]:
         """The headers of the batches from `start` to `end`, two boundaries of batches, across segments."""
