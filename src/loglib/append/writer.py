@@ -17,7 +17,7 @@ dropped; the error names its offsets (losses.py, batch_writer.py). After a faile
 Threads: any number may append and flush. `lock` guards the open batch and the active segment. It is
 held while a batch is written, and never during the sync of a flush. `_turn` is held during the sync:
 the thread that has it syncs for all waiting threads (group commit). Locks are acquired in this order: the
-lock of a retention pass (retention_pass.py), _turn, lock, the lock of a publication (tail.py).
+lock of a retention pass (retention_pass.py), _turn, lock, the lock of a publication (publication.py).
 """
 
 from __future__ import annotations
@@ -467,7 +467,7 @@ class Writer(BatchWriter):
     # --- end -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush, sync the watermark and release the partition. Released also when the flush fails.
+        """Flush, sync the watermark and release the partition, even when the flush fails.
 
         After an interrupt the caller may call it again, and it continues. It raises its own error, or an owed
         one. The error names the appended records that could not be written.
@@ -479,9 +479,7 @@ class Writer(BatchWriter):
         except OSError as error:
             self._take_turn(lambda: self._release(closed))
             self.batch.owe(StorageIOError(self.directory, error, "closing"))
-        owed, self.batch.owed = self.batch.owed, None
-        if owed is not None:
-            raise owed
+        self._losses.raise_owed()
 
     def _settle(self, closed: LogClosedError) -> None:
         """Leave the files clean: no bytes after the end, everything synced."""
