@@ -22,17 +22,13 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
-class _End(Exception):
-    """Follows the results of one piece."""
-
-
 class Helper(NotCopyable, Generic[Given, Made]):
     """A thread that makes several results from each piece that it is given."""
 
     def __init__(self, work: Callable[[Given], Iterator[Made]]) -> None:
         self._work = work
         self._given: SimpleQueue[tuple[Given] | None] = SimpleQueue()
-        self._made: SimpleQueue[tuple[Made] | BaseException] = SimpleQueue()
+        self._made: SimpleQueue[tuple[Made] | BaseException | None] = SimpleQueue()  # None: the end of a piece
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="loglib-encode", daemon=True)
         self._thread.start()
@@ -43,13 +39,10 @@ class Helper(NotCopyable, Generic[Given, Made]):
 
     def take(self) -> Iterator[Made]:
         """The results of the oldest piece whose results were not taken yet."""
-        while True:
-            found = self._made.get()
-            if isinstance(found, _End):
-                return
-            if isinstance(found, BaseException):
-                raise found
-            yield found[0]
+        while (made := self._made.get()) is not None:
+            if isinstance(made, BaseException):
+                raise made
+            yield made[0]
 
     def stop(self) -> None:
         """End the thread after its present result."""
@@ -64,6 +57,6 @@ class Helper(NotCopyable, Generic[Given, Made]):
                     if self._stopped:
                         return
                     self._made.put((made,))
-                self._made.put(_End())
+                self._made.put(None)
             except BaseException as error:  # noqa: BLE001  `take` raises it.
                 self._made.put(error)

@@ -41,7 +41,7 @@ class Handles(NotCopyable):
         return enter(self._opening, "the topic")
 
     def check_outside(self) -> None:
-        """`LogError` in the middle of a call of this thread on one of the writers."""
+        """Raise `LogError` in the middle of a call of this thread on one of the writers."""
         for writer in self.writers:
             writer.check_outside()
 
@@ -70,7 +70,7 @@ class Handles(NotCopyable):
         return self.topic()
 
     def end_readers(self) -> list[Exception]:
-        """Tell all readers that the topic is closed; returns the errors that they raised."""
+        """End all readers, because the topic is closed; returns the errors that they raised."""
         return self._readers.call(str(self.closed))
 
     def abandon_in_child(self, why: LogClosedError) -> None:

@@ -191,7 +191,7 @@ class RetentionRunner(NotCopyable):
 
     @contextmanager
     def _turn(self) -> Iterator[bool]:
-        """Take the turn to lock partitions that no process holds. Gives False if this process may not do so now."""
+        """Take the turn to lock partitions that no process holds. Yields False if this process may not do so now."""
         held: lock.Lock | None = None
         with suppress(OSError):  # for example the topic was moved
             held = lock.try_acquire(self._files, self._path) if self._shared else None
