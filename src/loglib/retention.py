@@ -22,17 +22,8 @@ from .config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Rete
 from .log.ages import BELIEVED_AFTER_US, Age
 
 __all__ = [
-    "ArchiveFloors",
-    "ArchiveHold",
-    "Candidate",
-    "Hold",
-    "RetentionPlan",
-    "Sealed",
-    "SegmentDecision",
-    "Space",
-    "due",
-    "reason_to_keep",
-    "segment_limit",
+    "ArchiveFloors", "ArchiveHold", "Candidate", "Hold", "RetentionPlan", "Sealed", "SegmentDecision", "Space",
+    "due", "reason_to_keep", "segment_limit",
 ]  # fmt: skip
 
 
