@@ -54,7 +54,7 @@ class BatchWriter(NotCopyable):
         self._clock = clock
         self._losses = Losses(self)
         self._limits = FlushLimits(config, disk)
-        self._go_by(config)
+        self._set_policies(config)
         self.batch = OpenBatch(disk.start, partition, any_size=self._takes_any_size)
 
     @property
@@ -72,7 +72,7 @@ class BatchWriter(NotCopyable):
         """True if there are records that a flush can still make visible."""
         return self.disk.failure is None and self.closed is None and self.next_offset > self.flushed_end
 
-    def _go_by(self, config: TopicConfig) -> None:
+    def _set_policies(self, config: TopicConfig) -> None:
         self._codec = codec_id(config.compression)
         self._config = config
         self._takes_any_size = config.max_record_bytes >= config.batch_bytes
@@ -206,9 +206,9 @@ class BatchWriter(NotCopyable):
     def _check_moved(self) -> None:
         moved = self.disk.find_gone(self.batch.tail.end) or self.disk.find_moved(thorough=True)
         if moved is not None:
-            self._leave(moved)
+            self._fail_moved(moved)
 
-    def _leave(self, moved: LogMovedError) -> NoReturn:
+    def _fail_moved(self, moved: LogMovedError) -> NoReturn:
         """Make the appended records durable in the moved files, if these still exist; then refuse every call."""
         if moved.kept:
             self._seal()

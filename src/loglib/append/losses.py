@@ -46,7 +46,7 @@ class Losses(NotCopyable):
     def raise_soon(self, error: LogError) -> None:
         """Let the writer's next call raise an error of the background."""
         with self._writer.lock:
-            self.note_failure()
+            self.mark_lost()
             self._writer.batch.owe(error)
 
     def raise_owed(self) -> None:
@@ -60,7 +60,7 @@ class Losses(NotCopyable):
         writer = self._writer
         if isinstance(error, LogError):
             with writer.lock:
-                self.note_failure()
+                self.mark_lost()
                 owed, writer.batch.owed = writer.batch.owed, None
                 if owed is not None and owed is not error:
                     error.take_over(owed)
@@ -89,7 +89,7 @@ class Losses(NotCopyable):
         following.owe(failure)
         self._writer.batch = following
 
-    def note_failure(self) -> None:
+    def mark_lost(self) -> None:
         """If the writer has failed: owe an error that names the lost records, and those in doubt. Once."""
         writer = self._writer
         failure = writer.disk.failure
@@ -113,7 +113,7 @@ class Losses(NotCopyable):
         writer.batch = dead
         self._noted = True
 
-    def note_unacknowledged(self, error: LogError) -> None:
+    def mark_in_doubt(self, error: LogError) -> None:
         """Name the records that are written here, but not in enough other directories: nobody can flush them now."""
         disk = self._writer.disk
         shown, end = disk.mark.flushed_end, self._writer.batch.tail.end

@@ -102,7 +102,7 @@ class TailWriter(NotCopyable):
         self.rolled = False  # since this flag was last reset
         self._begun_segment = -1  # base offset of a segment that a roll has begun to make
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
-        self.go_by(config)
+        self.use(config)
         recovered = recover(place, identity, config.permissions)
         self.recovery: Recovery = recovered.report
         tail, mark = recovered.tail, recovered.mark
@@ -150,7 +150,7 @@ class TailWriter(NotCopyable):
                 yield from reader.headers(start, stop)
             start = stop
 
-    def go_by(self, config: TopicConfig) -> None:
+    def use(self, config: TopicConfig) -> None:
         """Roll by these policies from now on."""
         self._roll_bytes, self._permissions = config.roll_bytes, config.permissions
         self._segment_age_us = None if config.segment_age is None else microseconds(config.segment_age)

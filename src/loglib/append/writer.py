@@ -154,9 +154,9 @@ class Writer(BatchWriter):
         with self._losses.reporting(), self.lock:
             self.check_usable()
             self._seal()
-            self._go_by(config)
+            self._set_policies(config)
             self._limits.use(config)
-            self.disk.go_by(config)
+            self.disk.use(config)
             self.batch = self.open_batch(self.batch.tail)
 
     # --- append --------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Writer(BatchWriter):
                 if self._codec or not self._write_one(value, None, self._clock.moment()):  # both check the segment
                     self._seal()
                 if (moved := self.disk.find_moved()) is not None:
-                    self._leave(moved)
+                    self._fail_moved(moved)
                 tail, active = self.batch.tail, self.disk.active
             self._publish(tail, active)
 
@@ -424,7 +424,7 @@ class Writer(BatchWriter):
             else:
                 moved = self.disk.find_gone(self.batch.tail.end) or self.disk.find_moved()
             if moved is not None:
-                self._leave(moved)
+                self._fail_moved(moved)
             tail, active = self.batch.tail, self.disk.active
         self._publish(tail, active)
 
@@ -498,10 +498,10 @@ class Writer(BatchWriter):
                 self.disk.publication.publish(flushed=tail, durable=tail)  # now both slots have the same end
                 self.disk.publication.sync()
                 if moved is not None:
-                    self._leave(moved)
+                    self._fail_moved(moved)
             except LogError as error:
-                self._losses.note_failure()
-                self._losses.note_unacknowledged(error)
+                self._losses.mark_lost()
+                self._losses.mark_in_doubt(error)
                 self._losses.drop(error)  # the records that could not be written
             except OSError as error:
                 self._losses.drop(StorageIOError(self.directory, error, "closing"))
