@@ -454,7 +454,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         if (
             key is None and partition is None and timestamp is None and headers is None
             and not sync and producer is None and type(value) is bytes and writer is not None
-            and not writer.disk.publication.in_progress and not writer.has_lock()  # else `append` may refuse
+            and not writer.publication.in_progress and not writer.has_lock()  # else `append` may refuse
         ):  # fmt: skip
             with writer.lock:
                 batch = writer.batch

@@ -46,7 +46,7 @@ class BatchWriter(NotCopyable):
 
     def __init__(self, disk: TailWriter, partition: int, config: TopicConfig, clock: Clock) -> None:
         self.partition = partition
-        self.disk = disk
+        self.disk, self.publication = disk, disk.publication
         self.timer: Timer | None = None
         self.closed: LogClosedError | None = None
         self.lock = threading.RLock()  # reentrant, so that it knows its thread; no call takes it twice
@@ -197,7 +197,7 @@ class BatchWriter(NotCopyable):
             except OSError as error:
                 self._cut_back(error)
             self.disk.close_retired()
-            self.disk.publication.publish()  # wakes those that copy the log: they adopt the end of the sealed segment
+            self.publication.publish()  # wakes those that copy the log: they adopt the end of the sealed segment
             self.disk.rolled = False  # the callers of `roll` run retention themselves
             return True
 
@@ -214,5 +214,5 @@ class BatchWriter(NotCopyable):
             self._seal()
             tail = self.batch.tail
             self.disk.sync(self.disk.active, tail)
-            self.disk.publication.publish(flushed=tail, durable=tail)
+            self.publication.publish(flushed=tail, durable=tail)
         self.disk.fail(moved)

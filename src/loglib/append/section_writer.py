@@ -56,7 +56,7 @@ class SectionWriter(Writer):
             self.check_usable()
             self._seal()  # the offsets of its records are promised
             tail = self.batch.tail
-            self.disk.publication.publish(hold=Hold(txn.number, tail.end, tail.last_batch, txn.id, txn.store))
+            self.publication.publish(hold=Hold(txn.number, tail.end, tail.last_batch, txn.id, txn.store))
 
     def append_section(self, batches: Sequence[NewBatch]) -> None:
         """Append batches of a section, all of them or none. They must fit one segment, or be one batch."""
@@ -116,15 +116,15 @@ class SectionWriter(Writer):
             self._check_moved()
             tail, active = self.batch.tail, self.disk.active
         self.disk.sync(active, tail)
-        self.disk.publication.publish(flushed=tail, durable=tail, applied=True)
-        self.disk.publication.sync()  # else a power cut takes the section from readers here, and not elsewhere
+        self.publication.publish(flushed=tail, durable=tail, applied=True)
+        self.publication.sync()  # else a power cut takes the section from readers here, and not elsewhere
         self._limits.flushed_records = tail.records
         self.disk.close_retired()
 
     def release(self, txn: int) -> None:
         """Show readers the section of a transaction that is done. Does nothing if it is not held."""
         if self.disk.mark.held_txn == txn and self.closed is None:
-            self.disk.publication.publish(hold=NO_HOLD)
+            self.publication.publish(hold=NO_HOLD)
 
 
 def _assign_together(*assignments: tuple[object, str, object]) -> None:

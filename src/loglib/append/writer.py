@@ -133,7 +133,7 @@ class Writer(BatchWriter):
 
     def check_outside(self) -> None:
         """Raise `LogError` in the middle of a call of this thread that holds one of the writer's locks."""
-        if self.has_lock() or self.disk.publication.is_mine():
+        if self.has_lock() or self.publication.is_mine():
             refuse(self.directory)
 
     def last_sequence(self, producer_id: int) -> int | None:
@@ -146,7 +146,7 @@ class Writer(BatchWriter):
 
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter after every publication, from the flushing thread, while the waiter exists."""
-        self.disk.publication.listen(waiter)
+        self.publication.listen(waiter)
 
     def use(self, config: TopicConfig) -> None:
         """Use these policies from now on. The records in the open batch are written by the old ones."""
@@ -436,7 +436,7 @@ class Writer(BatchWriter):
             if self._config.durability == "disk":
                 self.disk.sync(active, tail)
                 durable = tail
-            self.disk.publication.publish(flushed=tail, durable=durable)
+            self.publication.publish(flushed=tail, durable=durable)
             self.flush_clock.note(perf_counter() - began)
         self._limits.flushed_records = tail.records
         self.disk.close_retired()
@@ -494,9 +494,9 @@ class Writer(BatchWriter):
                 moved = self.disk.find_moved(thorough=True)
                 if tail.end > self.disk.mark.durable_end or active.in_doubt:
                     self.disk.sync(active, tail)
-                    self.disk.publication.publish(flushed=tail, durable=tail)
-                self.disk.publication.publish(flushed=tail, durable=tail)  # now both slots have the same end
-                self.disk.publication.sync()
+                    self.publication.publish(flushed=tail, durable=tail)
+                self.publication.publish(flushed=tail, durable=tail)  # now both slots have the same end
+                self.publication.sync()
                 if moved is not None:
                     self._fail_moved(moved)
             except LogError as error:
@@ -524,6 +524,6 @@ class Writer(BatchWriter):
         self.lock, self.applying = threading.RLock(), threading.RLock()
         self.has_lock = asker(self.lock)
         self._turn = Turn()
-        self.disk.publication.abandon_in_child()
+        self.publication.abandon_in_child()
         self.batch.owed = None
         self._release(ForkedHandleError(self.directory, parent_pid))
