@@ -267,9 +267,9 @@ class Partition(Shown, Columnar, NotCopyable):
         """
         self._access.handles.check_open()
         if dry_run:
-            return self._access.keeper.explain([self.id])
+            return self._access.retention.explain([self.id])
         self._access.writer()  # this process must own the partition
-        return self._access.keeper.retain(self.id)
+        return self._access.retention.retain(self.id)
 
     def delete_before(self, offset: int) -> int:
         """Drop the segments that lie wholly before a record's offset; returns the new log start, at or below it.

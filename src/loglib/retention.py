@@ -22,17 +22,8 @@ from .config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Rete
 from .log.ages import BELIEVED_AFTER_US, Age
 
 __all__ = [
-    "ArchiveFloors",
-    "ArchiveHold",
-    "Candidate",
-    "Hold",
-    "RetentionPlan",
-    "Sealed",
-    "SegmentDecision",
-    "Space",
-    "due",
-    "reason_to_keep",
-    "segment_limit",
+    "ArchiveFloors", "ArchiveHold", "Candidate", "Hold", "RetentionPlan", "Sealed", "SegmentDecision", "Space",
+    "due", "reason_to_keep", "segment_limit",
 ]  # fmt: skip
 
 
@@ -43,7 +34,7 @@ class Space(NamedTuple):
     total: int
 
     def is_short(self, policy: Retention) -> bool:
-        """Whether less space is free than the policy demands."""
+        """True if less space is free than the policy demands."""
         return self.free < policy.keep_free * self.total
 
 
@@ -60,7 +51,7 @@ class Sealed(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """How far the slowest group has committed. Segments that end above it are held."""
+    """The commit of the slowest group. Segments that end above it are held."""
 
     group: str
     offset: int | None  # None: the group has no commit here
@@ -74,7 +65,7 @@ class Hold(NamedTuple):
 
 
 class ArchiveHold(NamedTuple):
-    """How far an archive holds a partition safely. Segments that end above it stay."""
+    """The offset up to which an archive holds a partition safely. Segments that end above it stay."""
 
     archive: str  # path of its directory
     offset: int | None  # None: it has nothing of the partition, or cannot be read
@@ -88,10 +79,10 @@ class ArchiveHold(NamedTuple):
 
 
 class ArchiveFloors(Protocol):
-    """How far an archive holds the partitions of one topic. Raises nothing: what cannot be read holds nothing."""
+    """The archive of one topic. Raises nothing: an archive that cannot be read holds nothing."""
 
     def hold(self, partition: int, start: int) -> ArchiveHold:
-        """How far it holds the partition without a break from the offset `start` on."""
+        """The end of what it has of the partition, without a gap from the offset `start` on."""
 
 
 class Candidate(NamedTuple):
@@ -99,13 +90,13 @@ class Candidate(NamedTuple):
 
     partition: int
     kept_bytes: int  # of all its segments, including the open one
-    sealed: Iterable[Sealed]  # oldest first; read only as far as needed
+    sealed: Iterable[Sealed]  # oldest first; at most one more is read than is dropped
     hold: Callable[[], Hold | None] = lambda: None  # called at most once, and only if a segment is due
     archived: Callable[[], ArchiveHold | None] = lambda: None  # likewise
 
 
 class RetentionPlan(NamedTuple):
-    """What goes from a partition: one reason per segment, oldest first; and what holds the next one, if it is due."""
+    """The segments of a partition to drop, oldest first, as one reason each; and what prevents the next due one."""
 
     reasons: list[str]
     blocker: Hold | ArchiveHold | None = None
@@ -113,7 +104,7 @@ class RetentionPlan(NamedTuple):
 
 
 class SegmentDecision(NamedTuple):
-    """Whether a segment is dropped, and the reason in words."""
+    """The decision on one segment, with its reason."""
 
     partition: int
     base_offset: int
@@ -122,14 +113,14 @@ class SegmentDecision(NamedTuple):
     drop: bool
     reason: str
     path: str
-    held_by: str | None = None  # the group, or the archive's directory, that it waits for; else it would be dropped
+    held_by: str | None = None  # the group, or the archive's directory, without which it would be dropped
 
 
 def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dict[int, RetentionPlan]:
-    """For each partition what goes: its oldest segments.
+    """The plan for each partition. Only its oldest segments are dropped.
 
-    Age and bytes are limits of each partition. To free space, the oldest segments of all partitions go first; what a
-    group holds goes last.
+    Age and bytes are limits of each partition. To free space, the oldest segments of all partitions are dropped first,
+    and what a group holds last.
     """
     fronts = [_Front(each, policy) for each in candidates]
     for front in fronts:
@@ -139,11 +130,11 @@ def due(candidates: Iterable[Candidate], policy: Retention, space: Space) -> dic
     if space.is_short(policy):
         free = _free_space(fronts, policy, space, free, held=False)
         _free_space(fronts, policy, space, free, held=True)
-    return {front.partition: front.verdict() for front in fronts}
+    return {front.partition: front.plan() for front in fronts}
 
 
 def _free_space(fronts: Iterable[_Front], policy: Retention, space: Space, free: int, *, held: bool) -> int:
-    """Give up the oldest segments until enough is free, with `held` also what groups hold; returns what is free."""
+    """Drop the oldest segments until enough is free, with `held` also what groups hold; returns the free bytes."""
     wanted = round(policy.keep_free * space.total)
     oldest = [each for front in fronts for each in front.in_order(held=held)]
     heapq.heapify(oldest)
@@ -168,7 +159,7 @@ def segment_limit(policy: Retention, space: Space, partitions: int) -> int:
 
 
 def reason_to_keep(age: Age | None, policy: Retention, *, believed: bool, steady_us: int) -> str:
-    """Why the oldest remaining segment stays. Without an age it is the open segment."""
+    """The reason why the oldest remaining segment stays. Without an age it is the open segment."""
     if age is None:
         return "the segment that is being written"
     if age.exact or policy.age is None:
@@ -200,7 +191,7 @@ class _Front:
         return "" if self.oldest is None else self._beyond(self.oldest, self._policy.age, self._policy.bytes)
 
     def blocker(self) -> Hold | ArchiveHold | None:
-        """What holds the oldest segment; for groups, None beyond a ceiling."""
+        """The hold on the oldest segment. A hold of a group ends beyond its ceiling."""
         if self.oldest is not None and (unarchived := self._unarchived(self.oldest)) is not None:
             return unarchived
         if self.oldest is None or self._beyond(self.oldest, self._policy.hold_age, self._policy.hold_bytes):
@@ -208,15 +199,15 @@ class _Front:
         return self._hold_on(self.oldest)
 
     def in_order(self, *, held: bool) -> list[tuple[tuple[int, int], int, _Front]]:
-        """The oldest segment's place among those of all, if it may go; with `held` also if a group holds it."""
+        """The oldest segment's rank among those of all, if it may be dropped; `held`: also if a group holds it."""
         if self.oldest is None or self._unarchived(self.oldest) is not None:
             return []
         if not held and self.blocker() is not None:
             return []
         return [(self.oldest.age.order, self.partition, self)]
 
-    def verdict(self) -> RetentionPlan:
-        """What was given up, and what holds the next segment if that is due."""
+    def plan(self) -> RetentionPlan:
+        """The segments that are marked to be dropped, and what holds the next one if that is due."""
         reason = self.beyond_limit()
         return RetentionPlan(self.reasons, self.blocker(), reason) if reason else RetentionPlan(self.reasons)
 

@@ -149,13 +149,13 @@ class Topic(Shown, Columnar, TopicWithGroups):
         self._unended: list[Exception] = []  # errors of readers and groups when the topic was closed
         self._failed: list[tuple[Access, Exception]] = []  # partitions whose closing raised, with the errors
         self._serving = Participant(files, path, self._handles, clock)
-        self._keeper = RetentionRunner(
+        self._retention = RetentionRunner(
             files, path, config, clock_of(clock),
             shared=self.shared, committed=partial(_committed_of, weakref.ref(self)), archives=_floors_of,
         )  # fmt: skip
         self._make_access = partial(
             _access, path, log_id, donors, files=files, config=config,
-            writable=mode == "a", clock=clock, handles=self._handles, keeper=self._keeper,
+            writable=mode == "a", clock=clock, handles=self._handles, retention=self._retention,
             check=partial(_check_still, files, path, config.partitions) if shared else None,
             on_hold=self._serving.apply if shared else None,
             make_log=make_log, replicated=replicas,
@@ -454,7 +454,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         if (
             key is None and partition is None and timestamp is None and headers is None
             and not sync and producer is None and type(value) is bytes and writer is not None
-            and not writer.disk.in_publication and not writer.has_lock()  # else `Writer.append` looks, and may refuse
+            and not writer.publication.in_progress and not writer.has_lock()  # else `append` may refuse
         ):  # fmt: skip
             with writer.lock:
                 batch = writer.batch
@@ -808,10 +808,10 @@ class Topic(Shown, Columnar, TopicWithGroups):
         """
         if dry_run:
             self._handles.check_open()
-            return self._keeper.explain(range(len(self.partitions)))
+            return self._retention.explain(range(len(self.partitions)))
         self._placement.check_writable()
         self._refuse_inside()
-        return self._keeper.retain()
+        return self._retention.retain()
 
     def close(self) -> None:
         """End the readers, flush, and release the locks. Released also when the flush fails.
@@ -855,7 +855,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
     def _is_interrupted(self) -> bool:
         """Whether this thread is in the middle of another call on this topic."""
         parts = chain.from_iterable(list(self._parts_made.values()))
-        return is_interrupting([self, *parts, *self._handles.writers, self._keeper])
+        return is_interrupting([self, *parts, *self._handles.writers, self._retention])
 
     def _refuse_inside(self) -> None:
         """`LogError` in the middle of another call of this thread: what the call holds may be waited for."""
@@ -907,7 +907,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
     def _use(self, config: TopicConfig) -> None:
         """Use these policies from now on."""
         self.config = config
-        self._keeper.use(config)
+        self._retention.use(config)
         for access in self._accesses:
             access.use(config)
         self._go_by_the_clock()
@@ -921,7 +921,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
             self._flusher = Flusher(
                 self._handles.writers,
                 interval=interval,
-                housekeeping=_housekeeper(self._accesses, self._keeper),
+                housekeeping=_housekeeper(self._accesses, self._retention),
                 housekeeping_every=_HOUSEKEEPING_S,
             )
         self._handles.set_timer(None if interval is None else self._flusher)  # None: appending threads flush when due
@@ -1131,11 +1131,11 @@ def _what_is_here(files: Files, path: str, mode: str) -> str:
     return "no topic here; mode='a' makes one" if mode == "r" else "no topic here; create=True makes one"
 
 
-def _housekeeper(accesses: tuple[Access, ...], keeper: RetentionRunner) -> Callable[[], None]:
+def _housekeeper(accesses: tuple[Access, ...], retention: RetentionRunner) -> Callable[[], None]:
     def keep_house() -> None:
         for access in accesses:
             access.keep_house()
-        keeper.run_for_others()
+        retention.run_for_others()
 
     return keep_house
 

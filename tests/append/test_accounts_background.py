@@ -43,7 +43,7 @@ def test_failed_background_flush_is_tried_again_without_another_append(open_topi
 
 def test_thread_survives_what_no_one_foresaw_and_says_so(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """One `MemoryError` ended the thread: appends were accepted, nothing was flushed, and no error came."""
-    from loglib.append import writer as writer_module
+    from loglib.append import batch_writer
 
     failures = [MemoryError(), MemoryError(), SystemExit()]
 
@@ -54,7 +54,7 @@ def test_thread_survives_what_no_one_foresaw_and_says_so(open_topic: Open, monke
 
     topic = open_topic(flush=SOON)
     reader = topic.follow("begin")
-    monkeypatch.setattr(writer_module, "encode_body", no_memory)
+    monkeypatch.setattr(batch_writer, "encode_body", no_memory)
     topic.append(b"accepted")
     assert [each.value for each in reader.poll(timeout=60)] == [b"accepted"]
     assert not failures

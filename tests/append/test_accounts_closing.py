@@ -45,7 +45,7 @@ def test_interrupted_flush_and_close_keep_what_they_have_to_tell(open_topic: Ope
 
 def test_interrupt_after_memory_ran_out_in_another_partition(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing that such an error names, and so nothing to be told later."""
-    from loglib.append import writer
+    from loglib.append import batch_writer
 
     raising = [KeyboardInterrupt(), MemoryError()]
 
@@ -57,7 +57,7 @@ def test_interrupt_after_memory_ran_out_in_another_partition(open_topic: Open, m
     topic = open_topic(partitions=2)
     for number in range(2):
         topic.append(b"%d" % number, partition=number)
-    monkeypatch.setattr(writer, "encode_body", encode_or_raise)
+    monkeypatch.setattr(batch_writer, "encode_body", encode_or_raise)
     with pytest.raises(KeyboardInterrupt):
         topic.flush()
     topic.flush()
@@ -79,7 +79,7 @@ def test_topics_that_are_closed_at_exit_raise_one_error(open_topic: Open, tmp_pa
 def test_memory_that_runs_out_in_one_partition_stops_no_other(
     open_topic: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from loglib.append import writer
+    from loglib.append import batch_writer
 
     def no_memory(columns: Any, **keywords: Any) -> Any:
         if columns.values[0] == b"0":
@@ -89,7 +89,7 @@ def test_memory_that_runs_out_in_one_partition_stops_no_other(
     topic = open_topic(partitions=3)
     for number in range(3):
         topic.append(b"%d" % number, partition=number)
-    monkeypatch.setattr(writer, "encode_body", no_memory)
+    monkeypatch.setattr(batch_writer, "encode_body", no_memory)
     for _ in range(2):
         with pytest.raises(MemoryError):
             topic.flush()

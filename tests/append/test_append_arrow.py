@@ -1,4 +1,4 @@
-"""append/tables.py, append/pieces.py: append_arrow appends the same records as append_many, to the same partitions."""
+"""append/tables.py: append_arrow appends the same records as append_many, to the same partitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from test_arrow_columns import BINARY_TYPES, OneStream, reader
 
 from conftest import NOW, QUIET, run_python, sound
 from loglib import LogError, RecordTooLargeError, StorageFullError, Topic, testing
-from loglib.append import pieces, tables
+from loglib.append import tables
 from loglib.format.arrow import HEADERS_TYPE
 from loglib.testing import FaultyFiles, MemoryFiles
 
@@ -35,7 +35,7 @@ MANY = 5000
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 4 kB, and 8 kB ahead of a stream, so that little data takes every way."""
     monkeypatch.setattr(tables, "_PIECE_BYTES", 4000)
-    monkeypatch.setattr(pieces, "_AHEAD_BYTES", 8000)
+    monkeypatch.setattr(tables, "_AHEAD_BYTES", 8000)
 
 
 def by_first(key: bytes, partitions: int) -> int:
@@ -135,7 +135,7 @@ def test_same_records_as_append_many(
     ):
         patch.setattr(tables, "_PIECE_BYTES", piece_bytes)
         patch.setattr(tables, "MANY", many)
-        patch.setattr(pieces, "_AHEAD_BYTES", 2 * piece_bytes)
+        patch.setattr(tables, "_AHEAD_BYTES", 2 * piece_bytes)
         for call in given_calls:
             where = None if "keys" in call and None not in call["keys"] else partitions - 1
             expected = theirs.append_many(**encoded(call), partition=where)
@@ -170,9 +170,9 @@ def test_column_says_the_partition_and_where_it_is_null_the_key(open_topic: Open
     topic.append_arrow(table.select(["value", "to"]).slice(2), partition="to")
     assert sum(map(len, contents(topic))) == 6
     for wrong in (4, -1):
-        with pytest.raises(ValueError, match=f"a record for partition {wrong}; there are 0 to 3"):
+        with pytest.raises(ValueError, match=f"a record for partition {wrong}, and the topic has 4 partitions"):
             topic.append_arrow(pa.table({"value": [b"v", b"w"], "to": [0, wrong]}), partition="to")
-        with pytest.raises(ValueError, match=f"a record for partition {wrong}; there are 0 to 3"):
+        with pytest.raises(ValueError, match=f"a record for partition {wrong}, and the topic has 4 partitions"):
             topic.append_arrow(pa.table({"value": [b"v", b"w"], "to": [None, wrong]}), partition="to")
     assert sum(map(len, contents(topic))) == 6
 
@@ -363,7 +363,7 @@ def test_refused_record_leaves_the_log_as_it_was(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(tables, "_PIECE_BYTES", 4000)
     if not isinstance(form, type):  # of a table everything is checked, of a stream what fits 16 MiB
-        monkeypatch.setattr(pieces, "_AHEAD_BYTES", 8000)
+        monkeypatch.setattr(tables, "_AHEAD_BYTES", 8000)
     topic = open_topic(partitions=3, batch_bytes=1000, max_record_bytes=3000)
     topic.append(b"before", partition=0)
     good = {"value": [b"v"] * MANY, "key": [b"%d" % n for n in range(MANY)], "headers": pa.nulls(MANY, HEADERS_TYPE)}

@@ -17,7 +17,7 @@ from mirrored import Meanwhile
 import loglib
 from conftest import QUIET, fill, start_python, tree, values_of
 from loglib import CorruptLogError, LogError, NotLeaderError, Retention, Topic, snapshot, testing, transaction
-from loglib.append.tail import Hold
+from loglib.append.publication import Hold
 from loglib.copies.promote import promote_on
 from loglib.copies.snapshot import take_snapshot
 from loglib.format.watermark import FILE_BYTES
@@ -240,7 +240,7 @@ def test_snapshot_ends_before_a_transaction_that_is_held(
     end = fill(topic, 3)[-1]
     writer = topic._accesses[0].writer()
     tail = writer.batch.tail
-    writer.disk.publish(hold=Hold(7, tail.end, tail.last_batch, 5, 0))
+    writer.disk.publication.publish(hold=Hold(7, tail.end, tail.last_batch, 5, 0))
     topic.append(b"behind it")
     topic.flush()
     made = snapshot(topic.path, tmp_path / "copy")

@@ -179,7 +179,7 @@ def test_partitions_that_nobody_holds_wait_too(path: Path) -> None:
 def test_pass_over_a_topic_that_nobody_has_any_more_finds_no_commits(path: Path) -> None:
     Topic.open(path).close()
     topic = Topic.open(path, mode="r")
-    keeper = topic._keeper
+    keeper = topic._retention
     del topic
     gc.collect()
     assert keeper._commits_of("etl") == {}

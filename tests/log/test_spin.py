@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import interrupted, last_segment, run_python, start_python, values_of
 from loglib import CorruptLogError, FlushPolicy, LogClosedError, LogMovedError, OffsetOutOfRangeError, Retention, Topic
-from loglib.append.tail import Hold
+from loglib.append.publication import Hold
 from loglib.format.batch import Batch
 from loglib.format.watermark import WatermarkReader
 from loglib.log.cursor import Cursor
@@ -145,7 +145,7 @@ def test_record_of_a_pending_transaction_is_not_shown(
     monkeypatch.setattr("loglib.log.log.is_pending_here", lambda *_: True)
     reader = follower(reading, "begin")
     disk = topic.partition(0)._access.writer().disk
-    disk.publish(hold=Hold(7, disk.mark.flushed_end, disk.mark.flushed_tail, 5, 0))
+    disk.publication.publish(hold=Hold(7, disk.mark.flushed_end, disk.mark.flushed_tail, 5, 0))
     topic.append(b"held", sync=True)
     assert [read_news(reader), read_news(reader)] == [None, None]
 

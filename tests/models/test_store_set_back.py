@@ -2,7 +2,7 @@
 
 Three transactions are committed one after the other for two partitions. At any moment the process may die, and an
 operator may copy the store, put the copy back, or replace the store by a new one; and copy one partition, and put it
-back (transactions/fit.py, append/section.py and log/log.py have the rules). Each order of steps is tried.
+back (transactions/fit.py, append/section_writer.py and log/log.py have the rules). Each order of steps is tried.
 """
 
 from __future__ import annotations

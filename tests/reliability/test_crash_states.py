@@ -149,7 +149,7 @@ class PublishesFirst(TailWriter):
         return written
 
     def sync(self, active: ActiveSegment, tail: Tail) -> None:
-        self.publish(flushed=tail, durable=tail)
+        self.publication.publish(flushed=tail, durable=tail)
         super().sync(active, tail)
 
 

@@ -12,8 +12,8 @@ from unittest import mock
 from crash_worlds import NOW, Recorder, Workload
 
 from loglib import Group, LogError, Topic, testing, transaction
-from loglib.append import section
-from loglib.append.writer import Writer
+from loglib.append import section_writer
+from loglib.append.section_writer import SectionWriter
 from loglib.groups import group as group_module
 from loglib.testing import CrashFS, Image, MemoryFiles, Mode
 from loglib.transactions import staging, store
@@ -240,30 +240,31 @@ def fixed_clock() -> int:
 @contextmanager
 def small(world: World) -> Iterator[None]:
     """Sections of several pieces, with native records between them; few entries between two checkpoints."""
-    append_section, attach_section, end_section = Writer.append_section, Writer.attach_section, Writer.end_section
+    append_section, attach_section = SectionWriter.append_section, SectionWriter.attach_section
+    end_section = SectionWriter.end_section
 
-    def place_of(writer: Writer) -> Place | None:
+    def place_of(writer: SectionWriter) -> Place | None:
         """The partition whose writer it is, if the program goes on and may append there."""
         of_program = [each for topic in world.topics.values() for each in topic._handles.writers]
         name, number = writer.directory.split("/")[-2:]
         return (name, int(number)) if world.fs.left is None and writer in of_program else None
 
-    def appended(writer: Writer, batches: Any) -> None:
+    def appended(writer: SectionWriter, batches: Any) -> None:
         append_section(writer, batches)
         go_between(writer)
 
-    def attached(writer: Writer, path: str, batches: Any) -> bool:
+    def attached(writer: SectionWriter, path: str, batches: Any) -> bool:
         done = attach_section(writer, path, batches)
         world.attached += done
         go_between(writer)
         return done
 
-    def go_between(writer: Writer) -> None:
+    def go_between(writer: SectionWriter) -> None:
         place = place_of(writer)
         if place is not None and world.choose.random() < 0.3:
             world.native(place, sync=world.choose.random() < 0.5)
 
-    def ended(writer: Writer) -> None:
+    def ended(writer: SectionWriter) -> None:
         end_section(writer)
         place = place_of(writer)
         if place is not None:
@@ -272,9 +273,9 @@ def small(world: World) -> Iterator[None]:
                 world.native(place, sync=world.choose.random() < 0.5)
 
     with ExitStack() as patched:
-        patched.enter_context(mock.patch.object(Writer, "append_section", appended))
-        patched.enter_context(mock.patch.object(Writer, "attach_section", attached))
-        patched.enter_context(mock.patch.object(Writer, "end_section", ended))
+        patched.enter_context(mock.patch.object(SectionWriter, "append_section", appended))
+        patched.enter_context(mock.patch.object(SectionWriter, "attach_section", attached))
+        patched.enter_context(mock.patch.object(SectionWriter, "end_section", ended))
         with steady(world.choose):
             yield
 
@@ -282,7 +283,7 @@ def small(world: World) -> Iterator[None]:
 @contextmanager
 def steady(choose: Random) -> Iterator[None]:
     with ExitStack() as patched:
-        patched.enter_context(mock.patch.object(section, "_PIECE_BYTES", 700))
+        patched.enter_context(mock.patch.object(section_writer, "_PIECE_BYTES", 700))
         patched.enter_context(mock.patch.object(staging, "_LARGE_BYTES", 400))
         patched.enter_context(mock.patch.object(store, "CHECKPOINT_EVERY", 3))
         patched.enter_context(mock.patch.object(group_module, "_LOOK_S", 0.0))

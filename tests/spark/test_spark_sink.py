@@ -147,7 +147,7 @@ def test_column_says_which_partition(spark: SparkSession, target: Path) -> None:
     for record in all_records(target):
         assert record.key is not None
         assert record.partition == (2 if int(record.value or b"") < 20 else by_crc32(record.key, 3))
-    with pytest.raises(PySparkException, match="a row for partition 3, and .* has 3 partitions"):
+    with pytest.raises(PySparkException, match="a record for partition 3, and .* has 3 partitions"):
         save(frame.withColumn("partition", f.lit(3)), target)
     assert len(values(target)) == 30
 

@@ -194,7 +194,7 @@ def test_rows_are_dealt_by_topic_and_partition_in_their_order(path: Path) -> Non
     with pytest.raises(ValueError, match="is not a name"):
         deal(target, value=["a"], topic=["../x"], partition=pa.array([0], pa.int32()))
     for wrong in (-1, 3):
-        with pytest.raises(ValueError, match=f"a row for partition {wrong}, and .* has 3 partitions"):
+        with pytest.raises(ValueError, match=f"a record for partition {wrong}, and .* has 3 partitions"):
             deal(target, value=["a"], topic=["topic"], partition=pa.array([wrong], pa.int32()))
     assert deal(target, value=[], topic=[], partition=[]) == []
 

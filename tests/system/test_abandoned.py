@@ -54,7 +54,7 @@ def look(topic: Topic) -> None:
     """What the background thread does once a minute."""
     for partition in topic.partitions:
         partition._access.keep_house()
-    topic._keeper.run_for_others()
+    topic._retention.run_for_others()
 
 
 def dropped(topic: Topic) -> list[int]:
@@ -111,7 +111,7 @@ def test_topic_that_is_not_shared_has_no_such_passes(open_topic: Open) -> None:
     topic = open_topic(retention=NOTHING)
     topic.append(b"x", sync=True)
     topic.partition(0).roll()
-    topic._keeper.run_for_others()
+    topic._retention.run_for_others()
     assert sizes(topic) == [2]
 
 
@@ -216,7 +216,7 @@ def test_space_is_freed_by_the_oldest_segments_of_partitions_with_and_without_a_
     topic.alter(retention=Retention(age=None, keep_free=0.1))
     assert dropped(topic) == [0], "3 is older, and held"
     assert dropped(topic) == [1]
-    topic._keeper.run_for_others()
+    topic._retention.run_for_others()
     assert sizes(topic) == [2, 2, 1, 2], "the next oldest is that of 2"
     files.free = 0
     assert dropped(topic) == [0, 1]
@@ -280,7 +280,7 @@ def test_topic_that_was_moved_is_left_alone(open_shared: Open, path: Path) -> No
     topic = open_shared()
     path.rename(path.with_name("elsewhere"))
     assert topic.retain() == []
-    topic._keeper.run_for_others()
+    topic._retention.run_for_others()
     assert len(list((path.with_name("elsewhere") / "0000").glob("*.log"))) == 2
 
 
@@ -351,7 +351,7 @@ def test_files_that_somebody_has_put_in_place_meanwhile_are_not_cut_at_an_offset
     files = Restored()
     topic = open_shared(files=files)
     files.armed = True
-    topic._keeper.run_for_others()
+    topic._retention.run_for_others()
     with Topic.open(path, mode="r") as reading:
         assert values_of(reading) == [b"x", b"z" * 1000]
         assert not reading.verify().damage
@@ -376,7 +376,7 @@ def test_segments_that_another_has_dropped_meanwhile_are_not_dropped_again(
     topic = open_shared(files=files)
     files.armed = True
     with caplog.at_level(logging.INFO, "loglib"):
-        topic._keeper.run_for_others()
+        topic._retention.run_for_others()
     assert caplog.text.count("retention dropped 2 segments") == 1
     assert sizes(topic) == [1]
 
@@ -415,7 +415,7 @@ def slow_pass(open_shared: Open) -> Iterator[tuple[Topic, threading.Event, threa
     leave_segments(open_shared(retention=NOTHING, partitions=2), 0, 1)
     topic = open_shared(files=files)
     topic.partition(1)._access.writer()
-    thread = threading.Thread(target=topic._keeper.run_for_others)
+    thread = threading.Thread(target=topic._retention.run_for_others)
     thread.start()
     assert files.inside.wait(60)
     yield topic, files.inside, files.go_on

@@ -130,7 +130,7 @@ def test_close_within_a_call_on_another_topic_closes_at_once(open_topic: Open, t
     def values() -> Iterator[bytes | None]:
         yield from values_of(source)
         source.close()
-        assert source.partition(0)._access.writer()._closed is not None
+        assert source.partition(0)._access.writer().closed is not None
 
     target = open_topic(tmp_path / "target")
     target.append_many(values())

@@ -11,7 +11,7 @@ from transacted import append_to_all, dying, store_of
 import loglib
 from conftest import values_of
 from loglib import CommitPendingError, LogError, Topic, last_version, transaction
-from loglib.append.section import apply_section
+from loglib.append.section_writer import apply_section
 from loglib.append.tail import Txn
 from loglib.log.store_pointer import sealed
 from loglib.system.files import REAL

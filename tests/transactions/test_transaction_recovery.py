@@ -11,8 +11,8 @@ import pytest
 
 from conftest import NOW, QUIET, run_python, sound, start_python
 from loglib import Topic, testing, transaction
-from loglib.append.tail import TailWriter
-from loglib.append.writer import Writer
+from loglib.append.publication import Publication
+from loglib.append.section_writer import SectionWriter
 from loglib.testing import CrashFS, Image, MemoryFiles
 from loglib.transactions import apply, staging
 from loglib.transactions import transaction as transaction_module
@@ -88,7 +88,7 @@ def test_publication_of_an_owner_in_another_process_is_synced_for_it(monkeypatch
 
     def serve(*_: Any) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(TailWriter, "sync_watermark", lambda _: None)
+            patched.setattr(Publication, "sync", lambda _: None)
             for owner in owners:
                 owner._serving.serve()
 
@@ -109,7 +109,7 @@ def test_hold_begins_at_the_end_of_what_a_power_cut_left(monkeypatch: pytest.Mon
     orders, bills = open_both(files)
     bills.append(b"lost")  # in front of the section, and not synced
     with monkeypatch.context() as patched:
-        patched.setattr(Writer, "append_section", die)
+        patched.setattr(SectionWriter, "append_section", die)
         with pytest.raises(Killed), transaction("etl", version=1) as tx:
             tx.append(bills, b"once")
     states = [each for each in files.crash_states(random=0, since=len(files.operations)) if not each.whole]
@@ -120,7 +120,7 @@ def test_hold_begins_at_the_end_of_what_a_power_cut_left(monkeypatch: pytest.Mon
     for state in published:
         after = state.files
         with monkeypatch.context() as patched:
-            patched.setattr(Writer, "end_section", die)
+            patched.setattr(SectionWriter, "end_section", die)
             with pytest.raises(Killed):
                 testing.open_topic("/data/bills", files=after, clock=lambda: NOW)
         after.kill()
@@ -168,13 +168,13 @@ def test_group_whose_files_went_back_in_a_power_cut_goes_on_behind_its_transacti
 LARGE = """
     import os, signal, sys
     from loglib import Topic, transaction
-    from loglib.append.writer import Writer
+    from loglib.append.section_writer import SectionWriter
     from loglib.transactions import staging
 
     path, way, chunk, when = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if way == "append_section":
         staging.Staged.large_bytes = 1 << 40  # nothing becomes a segment
-    method = getattr(Writer, way)
+    method = getattr(SectionWriter, way)
     calls = 0
 
     def called(*arguments):
@@ -187,7 +187,7 @@ LARGE = """
             os.kill(os.getpid(), signal.SIGKILL)
         return found
 
-    setattr(Writer, way, called)
+    setattr(SectionWriter, way, called)
     with Topic.open(path) as topic, transaction("etl", version=1) as tx:
         for number in range(200):
             tx.append_many(topic, [b"%d %d " % (number, each) + bytes(10_000) for each in range(100)])

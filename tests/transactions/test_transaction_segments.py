@@ -15,8 +15,8 @@ from interrupts import Interrupter, every_point
 from conftest import NOW, QUIET, sound, values_of
 from loglib import CommitPendingError, Topic, segment, testing, transaction
 from loglib.append import tail
+from loglib.append.section_writer import SectionWriter
 from loglib.append.tail import TailWriter, Txn
-from loglib.append.writer import Writer
 from loglib.segment import HEADER_BYTES
 from loglib.system.directory import Directory
 from loglib.testing import CrashFS, Image, MemoryFiles, UnsyncedFiles
@@ -68,14 +68,14 @@ def staged_files(topic: Topic) -> dict[str, int]:
 def attached(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """The names of the files that were to become segments, and whether they did."""
     found: list[tuple[str, bool]] = []
-    attach_section = Writer.attach_section
+    attach_section = SectionWriter.attach_section
 
-    def attach(writer: Writer, path: str, batches: Any) -> bool:
+    def attach(writer: SectionWriter, path: str, batches: Any) -> bool:
         done = attach_section(writer, path, batches)
         found.append((os.path.basename(path), done))
         return done
 
-    monkeypatch.setattr(Writer, "attach_section", attach)
+    monkeypatch.setattr(SectionWriter, "attach_section", attach)
     return found
 
 
@@ -83,8 +83,8 @@ def test_files_become_segments_and_are_not_copied(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, attached: list[tuple[str, bool]]
 ) -> None:
     staged: dict[str, int] = {}
-    begin = noting(Writer.begin_section, lambda: staged.update(staged_files(topic)))
-    monkeypatch.setattr(Writer, "begin_section", begin)
+    begin = noting(SectionWriter.begin_section, lambda: staged.update(staged_files(topic)))
+    monkeypatch.setattr(SectionWriter, "begin_section", begin)
     topic.append(b"before")
     assert not append(topic)
     topic.append(b"after", sync=True)
@@ -192,16 +192,16 @@ def test_attaching_is_repeated_behind_the_second_name(
 def test_next_process_finds_what_is_attached(
     topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_topic: Open, attached: list[tuple[str, bool]]
 ) -> None:
-    attach = Writer.attach_section
+    attach = SectionWriter.attach_section
 
-    def third(writer: Writer, path: str, batches: Any) -> bool:
+    def third(writer: SectionWriter, path: str, batches: Any) -> bool:
         done = attach(writer, path, batches)
         if len(attached) == 3:
             raise Killed
         return done
 
     with monkeypatch.context() as patched:
-        patched.setattr(Writer, "attach_section", third)
+        patched.setattr(SectionWriter, "attach_section", third)
         with pytest.raises(Killed):
             append(topic)
     copy = tmp_path / "copy"
@@ -242,14 +242,14 @@ def test_disk_that_fails_delays_what_is_committed(topic: Topic, monkeypatch: pyt
 
 
 def test_directory_that_was_moved_is_named(topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def move(writer: Writer, txn: Txn) -> None:
+    def move(writer: SectionWriter, txn: Txn) -> None:
         begin(writer, txn)
         (Path(topic.path) / "0000" / "00000000000000000000.log").unlink()
 
-    begin = Writer.begin_section
+    begin = SectionWriter.begin_section
     topic.append(b"x", sync=True)
-    monkeypatch.setattr(Writer, "begin_section", move)
-    monkeypatch.setattr(Writer, "append_section", lambda *_: None)  # so that attaching is the first to see it
+    monkeypatch.setattr(SectionWriter, "begin_section", move)
+    monkeypatch.setattr(SectionWriter, "append_section", lambda *_: None)  # so that attaching is the first to see it
     with pytest.raises(CommitPendingError, match="removed"):
         append(topic)
 
@@ -257,13 +257,13 @@ def test_directory_that_was_moved_is_named(topic: Topic, tmp_path: Path, monkeyp
 def test_segment_without_a_batch_is_kept(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, attached: list[tuple[str, bool]]
 ) -> None:
-    attach = Writer.attach_section
+    attach = SectionWriter.attach_section
 
-    def behind_a_roll(writer: Writer, path: str, batches: Any) -> bool:
+    def behind_a_roll(writer: SectionWriter, path: str, batches: Any) -> bool:
         assert writer.roll()
         return attach(writer, path, batches)
 
-    monkeypatch.setattr(Writer, "attach_section", behind_a_roll)
+    monkeypatch.setattr(SectionWriter, "attach_section", behind_a_roll)
     append(topic)
     assert values_of(topic) == VALUES
     assert {done for _, done in attached} == {False}
@@ -305,9 +305,9 @@ def test_power_cut_at_any_operation_leaves_all_or_nothing(monkeypatch: pytest.Mo
 def test_file_that_cannot_be_a_segment_is_copied(
     change: str, topic: Topic, monkeypatch: pytest.MonkeyPatch, attached: list[tuple[str, bool]]
 ) -> None:
-    begin = Writer.begin_section
+    begin = SectionWriter.begin_section
 
-    def changing(writer: Writer, txn: Txn) -> None:
+    def changing(writer: SectionWriter, txn: Txn) -> None:
         begin(writer, txn)
         if change == "larger segments were allowed":
             topic.alter(segment_bytes=8 << 10)
@@ -315,7 +315,7 @@ def test_file_that_cannot_be_a_segment_is_copied(
             with each.open("ab") as file:
                 file.write(bytes(8))
 
-    monkeypatch.setattr(Writer, "begin_section", changing)
+    monkeypatch.setattr(SectionWriter, "begin_section", changing)
     if change == "elsewhere":
         monkeypatch.setattr(apply, "_attempt", lambda _: None)
     append(topic)
@@ -325,16 +325,16 @@ def test_file_that_cannot_be_a_segment_is_copied(
 
 
 def test_copied_headers_are_checked(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Writer.begin_section
+    begin = SectionWriter.begin_section
 
-    def changing(writer: Writer, txn: Txn) -> None:
+    def changing(writer: SectionWriter, txn: Txn) -> None:
         begin(writer, txn)
         for each in (Path(topic.path) / "staging").glob("*/*.headers"):
             with each.open("r+b") as file:
                 file.seek(40)
                 file.write(b"?")
 
-    monkeypatch.setattr(Writer, "begin_section", changing)
+    monkeypatch.setattr(SectionWriter, "begin_section", changing)
     with pytest.raises(CommitPendingError, match="0000-1"):
         append(topic)
     assert values_of(topic) == []
@@ -348,7 +348,7 @@ def test_interrupt_before_the_new_end_counts_changes_nothing(topic: Topic, monke
 
     def attach_and_interrupt(*arguments: Any) -> Any:
         done = attach(*arguments)
-        patched.setattr(Writer, "_open_batch", interrupted)
+        patched.setattr(SectionWriter, "open_batch", interrupted)
         return done
 
     with monkeypatch.context() as patched:
@@ -373,13 +373,13 @@ def test_interrupt_at_any_point_leaves_one_of_each_record(tmp_path: Path) -> Non
         shutil.rmtree(tmp_path / "data", ignore_errors=True)
         topic = testing.open_topic(path, files=UnsyncedFiles(), **SMALL)
         topic.append(b"before", sync=True)
-        attach_section = Writer.attach_section
+        attach_section = SectionWriter.attach_section
 
-        def attach(writer: Writer, path: str, batches: Any) -> Any:
+        def attach(writer: SectionWriter, path: str, batches: Any) -> Any:
             return interrupter.run(lambda: attach_section(writer, path, batches))
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Writer, "attach_section", attach)
+            patched.setattr(SectionWriter, "attach_section", attach)
             try:
                 append(topic, values=values)
             except KeyboardInterrupt:

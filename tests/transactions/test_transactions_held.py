@@ -12,8 +12,8 @@ from transacted import all_values, append_to_all, dying, store_of
 import loglib
 from conftest import Clock, crash_copy, sound, values_of
 from loglib import CommitPendingError, LogClosedError, Topic, transaction
+from loglib.append.section_writer import SectionWriter
 from loglib.append.tail import Txn
-from loglib.append.writer import Writer
 from loglib.log.recovery import recover
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
@@ -39,10 +39,10 @@ STEPS: list[tuple[object, str, int]] = [
     (apply, "apply_section", 1),
     (apply, "apply_section", 2),
     (apply, "apply_section", 3),
-    (Writer, "begin_section", 2),
-    (Writer, "append_section", 2),
-    (Writer, "end_section", 1),
-    (Writer, "end_section", 3),
+    (SectionWriter, "begin_section", 2),
+    (SectionWriter, "append_section", 2),
+    (SectionWriter, "end_section", 1),
+    (SectionWriter, "end_section", 3),
     (apply.Applier, "_apply_offsets", 1),
     (Store, "finish", 1),
 ]

@@ -13,7 +13,7 @@ from transacted import append_to_all, store_of
 import loglib
 from conftest import start_python, values_of
 from loglib import CommitPendingError, LogError, Topic, transaction
-from loglib.append.writer import Writer
+from loglib.append.section_writer import SectionWriter
 from loglib.format.watermark import Mark
 from loglib.log.log import Log
 from loglib.transactions.store import Store
@@ -27,13 +27,13 @@ def test_topic_moved_while_its_transaction_is_applied_keeps_it(
     tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = open_topic(tmp_path / "data" / "topic")
-    append = Writer.append_section
+    append = SectionWriter.append_section
 
-    def move(self: Writer, batches: Any) -> None:
+    def move(self: SectionWriter, batches: Any) -> None:
         append(self, batches)
         Path(topic.path).rename(tmp_path / "data" / "moved")
 
-    monkeypatch.setattr(Writer, "append_section", move)
+    monkeypatch.setattr(SectionWriter, "append_section", move)
     with pytest.raises(CommitPendingError, match="moved"), transaction("etl") as tx:
         tx.append(topic, b"x")
     (tmp_path / "data" / "moved").rename(topic.path)

@@ -11,7 +11,7 @@ from transacted import dying, store_of
 import loglib
 from conftest import crash_copy, sound, values_of
 from loglib import CorruptLogError, Topic, transaction
-from loglib.append.writer import Writer
+from loglib.append.section_writer import SectionWriter
 from loglib.system.files import REAL
 from loglib.system.lock import try_acquire
 from loglib.transactions import apply
@@ -27,7 +27,7 @@ def half(tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> P
     """A copy of a topic whose log ends with a part of a transaction, before the store is copied: it has no store."""
     topic = open_topic(tmp_path / "data" / "topic", segment_bytes=4096)
     topic.append(b"before", sync=True)
-    with dying(monkeypatch, Writer, "append_section", at_call=2), transaction("etl") as tx:
+    with dying(monkeypatch, SectionWriter, "append_section", at_call=2), transaction("etl") as tx:
         tx.append_many(topic, [bytes(1 << 20)] * 4, partition=0)
     topic.append(b"acknowledged", sync=True)
     return crash_copy(tmp_path / "data" / "topic", tmp_path / "copy")
@@ -67,7 +67,7 @@ def test_part_at_the_end_hides_nothing_and_is_not_shown(
 ) -> None:
     topic = open_topic(tmp_path / "data" / "topic")
     topic.append(b"before", sync=True)
-    with dying(monkeypatch, Writer, "append_section", at_call=2), transaction("etl") as tx:
+    with dying(monkeypatch, SectionWriter, "append_section", at_call=2), transaction("etl") as tx:
         tx.append_many(topic, [bytes(9 << 20)] * 2, partition=0)
     topic.flush()
     copy = crash_copy(tmp_path / "data" / "topic", tmp_path / "copy")
@@ -81,7 +81,7 @@ def test_part_at_the_end_hides_nothing_and_is_not_shown(
 
 def test_hold_without_a_record_hides_nothing(tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = open_topic(tmp_path / "data" / "topic")
-    with dying(monkeypatch, Writer, "append_section"), transaction("etl") as tx:
+    with dying(monkeypatch, SectionWriter, "append_section"), transaction("etl") as tx:
         tx.append(topic, b"x")
     topic.append(b"acknowledged", sync=True)
     assert values_of(topic) == [], "the transaction is pending"
@@ -120,7 +120,7 @@ def test_end_that_was_written_and_not_published_is_found(
 ) -> None:
     """The writer died between the last batch and the mark that says so, and then the store was lost."""
     topic = open_topic(tmp_path / "data" / "topic")
-    with dying(monkeypatch, Writer, "end_section"), transaction("etl") as tx:
+    with dying(monkeypatch, SectionWriter, "end_section"), transaction("etl") as tx:
         tx.append(topic, b"x")
     topic.append(b"behind it", sync=True)
     copy = crash_copy(tmp_path / "data" / "topic", tmp_path / "copy")
@@ -139,7 +139,7 @@ def test_repair_of_a_lost_mark_beside_a_waiting_transaction_shows_no_half(
 ) -> None:
     _, bills = pair
     bills.append(b"before", sync=True)
-    with dying(monkeypatch, Writer, "append_section", at_call=2), transaction("etl") as tx:
+    with dying(monkeypatch, SectionWriter, "append_section", at_call=2), transaction("etl") as tx:
         tx.append_many(bills, [bytes(9 << 20), b"end"])
     bills.append(b"behind it", sync=True)
     data = crash_copy(tmp_path / "data", tmp_path / "copy")
@@ -158,7 +158,7 @@ def test_store_that_disappears_under_a_writer_hides_nothing(
 ) -> None:
     _, bills = pair
     step, call = ("end_section", 1) if ends == "as a whole" else ("append_section", 2)
-    with dying(monkeypatch, Writer, step, at_call=call), transaction("etl") as tx:
+    with dying(monkeypatch, SectionWriter, step, at_call=call), transaction("etl") as tx:
         tx.append_many(bills, [bytes(9 << 20), b"end"])
     store_of(bills).rename(store_of(bills).with_name("elsewhere"))
     bills._serving.serve()
@@ -182,7 +182,7 @@ def test_transaction_is_committed_behind_a_hold_without_a_record(
     tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = open_topic(tmp_path / "data" / "topic")
-    with dying(monkeypatch, Writer, "append_section"), transaction("etl") as tx:
+    with dying(monkeypatch, SectionWriter, "append_section"), transaction("etl") as tx:
         tx.append(topic, b"lost with its store")
     copy = crash_copy(tmp_path / "data" / "topic", tmp_path / "copy")
     (copy / "transactions.json").unlink()
@@ -201,7 +201,7 @@ def test_marks_of_a_store_that_another_one_replaced_are_not_believed(
         tx.append(orders, b"0", partition=0)
         tx.append(bills, b"0")
     backup = crash_copy(tmp_path / "data" / ".transactions", tmp_path / "backup")
-    with dying(monkeypatch, Writer, "append_section", at_call=2), transaction("etl") as tx:
+    with dying(monkeypatch, SectionWriter, "append_section", at_call=2), transaction("etl") as tx:
         tx.append_many(bills, [bytes(9 << 20), b"end"])
     data = crash_copy(tmp_path / "data", tmp_path / "copy")
     shutil.rmtree(data / ".transactions")
@@ -238,7 +238,7 @@ def test_store_that_cannot_be_read_for_a_moment_gives_nothing_up(
     pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, bills = pair
-    with dying(monkeypatch, Writer, "end_section"), transaction("etl") as tx:
+    with dying(monkeypatch, SectionWriter, "end_section"), transaction("etl") as tx:
         tx.append(bills, b"x")
 
     def fail(*_: object) -> None:
@@ -261,7 +261,7 @@ def test_repair_of_a_lost_mark_finds_a_part_that_begins_in_an_earlier_segment(
     topic.append(b"before", sync=True)
     if begins != "within it":
         writer.roll()
-    with dying(monkeypatch, Writer, "append_section", at_call=2), transaction("etl") as tx:
+    with dying(monkeypatch, SectionWriter, "append_section", at_call=2), transaction("etl") as tx:
         tx.append_many(topic, [bytes(9 << 20), b"end"])
     writer.roll()
     topic.append(b"behind it", sync=True)

@@ -22,9 +22,9 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .flusher import from_background
 from .handles import Handles
+from .publication import Copies
 from .retention_pass import RetentionRunner
-from .tail import Copies
-from .writer import Writer
+from .section_writer import SectionWriter
 
 __all__ = ["Access", "Replicated"]
 
@@ -52,9 +52,9 @@ class Access(NotCopyable):
         writable: bool,
         clock: Callable[[], int],
         handles: Handles,
-        keeper: RetentionRunner,
+        retention: RetentionRunner,
         check: Callable[[], None] | None = None,
-        on_hold: Callable[[Writer], None] | None = None,
+        on_hold: Callable[[SectionWriter], None] | None = None,
         make_log: Callable[[Files, str, Identity], Log] = Log,
         replicated: Replicated | None = None,
     ) -> None:
@@ -64,23 +64,23 @@ class Access(NotCopyable):
         self.log = make_log(files, directory, identity)
         self.clock = clock
         self.handles = handles
-        self.keeper = keeper
+        self.retention = retention
         self._files = files
         self._writable = writable
         self._check = check  # raises if this topic must not be written any more; called before the lock and under it
         self._on_hold = on_hold  # called for a writer that finds a transaction that is not known to be done
         self._replicated = replicated
-        self._writer: Writer | None = None
-        keeper.add(self.log)
+        self._writer: SectionWriter | None = None
+        retention.add(self.log)
 
     # --- the writer ------------------------------------------------------------------------------
 
     @property
-    def open_writer(self) -> Writer | None:
+    def open_writer(self) -> SectionWriter | None:
         """The writer, if this process has one."""
         return self._writer
 
-    def writer(self, *, wait: bool = True) -> Writer:
+    def writer(self, *, wait: bool = True) -> SectionWriter:
         """The writer. The first call takes its lock; `LockedError` if another process has the lock.
 
         Unless `wait` is False, it waits for a process that has the lock only to run retention.
@@ -105,27 +105,27 @@ class Access(NotCopyable):
                 except BaseException:
                     writer.close()
                     raise
-                writer.on_roll = lambda: self._in_background(lambda: self.keeper.run(self.id, rolled=True))
-                self.keeper.own(self.id, writer)
+                writer.on_roll = lambda: self._in_background(lambda: self.retention.run(self.id, rolled=True))
+                self.retention.own(self.id, writer)
                 self.handles.add_writer(writer)
                 self.log.writer = self._writer = writer
             return self._writer
 
-    def _make_writer(self, *, wait: bool) -> Writer:
+    def _make_writer(self, *, wait: bool) -> SectionWriter:
         """Make the writer. If another process holds the partition only to run retention, wait for it (decision 21)."""
         arguments = (self._files, self.directory, self.log.identity, self.config)
         if (others := self._replicated) is not None:
             held, copies = others.first_lock(self.id), others.copies(self.id)
-            return Writer(*arguments, index=self.log.index, clock=self.clock, held=held, copies=copies)
+            return SectionWriter(*arguments, index=self.log.index, clock=self.clock, held=held, copies=copies)
         try:
-            return Writer(*arguments, index=self.log.index, clock=self.clock)
+            return SectionWriter(*arguments, index=self.log.index, clock=self.clock)
         except LockedError as error:
             if not wait:
                 raise
             holder = error.holder
         with Directory.open(self._files, os.path.dirname(self.directory)) as topic:
             topic.lock_for_a_moment(holder, advice="try again; it drops segments of partitions that nobody holds")
-            return Writer(*arguments, index=self.log.index, clock=self.clock)
+            return SectionWriter(*arguments, index=self.log.index, clock=self.clock)
 
     def use(self, config: TopicConfig) -> None:
         """Use these policies from now on."""
@@ -148,7 +148,7 @@ class Access(NotCopyable):
         """Do the housekeeping that is due by the clock: roll an old segment, then run retention."""
         if self._writer is not None:
             self._in_background(self._roll_if_old)
-            self._in_background(lambda: self.keeper.run(self.id))
+            self._in_background(lambda: self.retention.run(self.id))
 
     def _roll_if_old(self) -> None:
         age = self.config.segment_age

@@ -1,9 +1,9 @@
-"""Active: the segment to which a partition's writer writes.
+"""Active: the segment that a partition's writer appends to.
 
 Invariant: bytes are written at the caller's position, never at the file's own end. So a write that is
 repeated after an interrupt puts the same bytes in the same place. After `sync` has returned, everything
 below `end` is on the disk. After `sync` has failed, the contents of the file cannot be trusted. If the
-file has no name any more, or does not end where its writer says, `LogMovedError` is raised: no record may
+file was removed, or does not end where its writer has left it, `LogMovedError` is raised: no record may
 be written to a removed file, or after a hole in a restored one.
 
 Threads: `write` and `cut_back` under the writer's lock; `sync` from one thread at a time.
@@ -31,9 +31,9 @@ class ActiveSegment(NotCopyable):
         self.path = path
         self.base_offset = base_offset
         self.began = began  # the time of its first batch: microseconds since the boot, negative before the boot
-        self.in_doubt = False  # whether the result of a sync may have been lost
-        self.links = 1  # the file's number of names at the last look
-        self._reach = 0  # the largest position that this writer may have written to, in finished writes or not
+        self.in_doubt = False  # whether an interrupt may have lost the result of a sync
+        self.links = 1  # the file's number of names at the last check
+        self._reach = 0  # the largest position that a write of this writer has reached, even if the write failed
 
     def file_position(self, offset: int) -> int:
         return HEADER_BYTES + offset - self.base_offset
@@ -46,7 +46,7 @@ class ActiveSegment(NotCopyable):
         self._files.write_all(self.fd, parts, position)
 
     def ends_at(self, end: int) -> bool:
-        """Whether the file surely ends at `end`."""
+        """True if the file surely ends at `end`."""
         try:
             return self._files.size(self.fd) == self.file_position(end)
         except OSError:
@@ -75,7 +75,7 @@ class ActiveSegment(NotCopyable):
         return facts.st_size
 
     def sync(self, *, durable_end: int, end: int) -> None:
-        """Make everything below `end` durable; below `durable_end` it already is. Synced; an `OSError` is final."""
+        """Make everything below `end` durable; everything below `durable_end` already is. An `OSError` is final."""
         try:
             if self.in_doubt:
                 start = max(durable_end, self.base_offset)

@@ -1,10 +1,10 @@
 """Arrow bodies: Arrow columns as the bodies of batches, without a Python object for each record.
 
-Invariant: the bytes are those that `encode_body` makes of the same records. Both are columns, so Arrow's offsets and
-bytes go to the file as they lie: offsets are made to begin at 0, and a null takes no bytes. The content of keys and
-values is not copied, so the columns must live until the batch is written.
+Invariant: the bytes are those that `encode_body` makes of the same records. Both are columns, so Arrow's bytes go to
+the file without a copy, and its offsets after a subtraction, because they begin at 0 there. A null has no bytes. The
+columns must exist until the batch is written.
 
-    column      Arrow type                                         if it is not there
+    column      Arrow type                                         without it
     value       binary or large_binary                             never
     key         binary or large_binary                             no record has a key
     timestamp   int64, microseconds, without nulls                 the time of appending
@@ -28,7 +28,7 @@ from ..format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, SHARED_HEADE
 from ..format.header import Body, body_of
 from ..system.files import Buffer
 
-__all__ = ["BinaryView", "Numbers", "Rows"]
+__all__ = ["BinaryView", "Numbers", "Rows", "joined"]
 
 Numbers = np.ndarray[Any, Any]
 
@@ -50,7 +50,7 @@ class BinaryView:
         self.offsets, self.content = _memory(column)
 
     def check(self) -> None:
-        """Raise `ValueError` unless the offsets rise within the content: another program may have made them."""
+        """Raise `ValueError` unless the offsets rise within the content. Another program may have made them."""
         first, last = int(self.offsets[0]), int(self.offsets[-1])
         if first < 0 or last > len(self.content) or not (self.offsets[1:] >= self.offsets[:-1]).all():
             raise ValueError("an Arrow column whose offsets do not rise within its bytes; validate() says more")
@@ -66,7 +66,7 @@ class BinaryView:
         return offsets.astype("<i4", copy=False).view(np.uint8).data, self.content[first:last]
 
     def is_repeated(self, start: int, stop: int, times: int) -> bool:
-        """Whether some items are the same few items again and again."""
+        """True if some items are the same few items, repeated `times` times."""
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         if (last - first) % times or not _all_as_first(np.diff(self.offsets[start : stop + 1]), times):
             return False
@@ -90,7 +90,7 @@ def _memory(column: pa.Array) -> tuple[Numbers, memoryview]:
 
 
 def _all_as_first(numbers: Numbers, times: int) -> bool:
-    """Whether an array that is cut into equal pieces has the same in each."""
+    """True if all pieces are equal when the array is cut into `times` equal pieces."""
     rows = numbers.reshape(times, -1)
     return bool((rows[-1] == rows[0]).all() and (rows == rows[0]).all())
 
@@ -100,7 +100,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 class _HeadersView:
-    """The headers of all records: pairs in one column each of names and values, and where each record's begin."""
+    """The headers of all records: a column of names, a column of values, and the first pair of each record."""
 
     __slots__ = ("counts", "names", "values")
 
@@ -115,19 +115,19 @@ class _HeadersView:
         self.names, self.values = BinaryView(names), BinaryView(values)
 
     def running_sizes(self) -> Numbers:
-        """The size of the headers before each record, as the limits of a topic count it."""
+        """The cumulative size of the headers, in the count of a topic's limits; n + 1 numbers for n records."""
         pairs = self.names.offsets.astype(np.int64) + self.values.offsets
         found: Numbers = pairs[self.counts] + _HEADER_OVERHEAD * self.counts.astype(np.int64)
         return found
 
     def size_bytes(self, start: int, stop: int) -> int:
-        """The size of the headers of some records, as the limits of a topic count it."""
+        """The size of the headers of some records, in the count of a topic's limits."""
         first, last = int(self.counts[start]), int(self.counts[stop])
         pairs = [int(view.offsets[last]) - int(view.offsets[first]) for view in (self.names, self.values)]
         return sum(pairs) + _HEADER_OVERHEAD * (last - first)
 
     def have_equal(self, start: int, stop: int) -> bool:
-        """Whether these records all have the same headers."""
+        """True if these records all have the same headers."""
         counts, records = self.counts[start : stop + 1], stop - start
         first, last = int(counts[0]), int(counts[-1])
         if (last - first) % records or not _all_as_first(np.diff(counts), records):
@@ -160,7 +160,7 @@ class Rows:
         self.headers = None if view is None or not view.counts[-1] else view
 
     def check(self, *, limit_bytes: int, first: int = 0) -> None:
-        """Raise `RecordTooLargeError` for a record above the limit, and `ValueError` for columns that are broken.
+        """Raise `RecordTooLargeError` for a record above the limit, and `ValueError` for broken columns.
 
         `first` is the number of the first record, for the message.
         """
@@ -177,12 +177,12 @@ class Rows:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all records, as the limits of a topic count it."""
+        """The size of all records, in the count of a topic's limits."""
         running = self._running_sizes()
         return int(running[-1]) - int(running[0])
 
     def _running_sizes(self) -> Numbers:
-        """The size of the records before each one, but for a constant; a number more than there are records."""
+        """The cumulative size of the records, up to a constant; n + 1 numbers for n records."""
         found = self.values.offsets
         if self.keys is not None:
             found = found.astype(np.int64) + self.keys.offsets
@@ -209,27 +209,27 @@ class Rows:
     def body(self, start: int, stop: int, codec: int) -> Body:
         """Some records as one batch; `RecordTooLargeError` for more than a batch can hold."""
         offsets, values = self.values.part(start, stop)
-        flags, before, behind, header_bytes, repeated_bytes = 0, [offsets], [values], 0, 0
+        flags, fixed, contents, header_bytes, repeated_bytes = 0, [offsets], [values], 0, 0
         validity = [(NULL_VALUES, self.values.validity(start, stop))]
         key_bytes = 0
         if self.keys is not None and (self.keys.valid is None or self.keys.valid[start:stop].any()):
             flags |= KEYS
             offsets, keys = self.keys.part(start, stop)
-            before.append(offsets)
-            behind.append(keys)
+            fixed.append(offsets)
+            contents.append(keys)
             key_bytes = len(keys)
             validity.append((NULL_KEYS, self.keys.validity(start, stop)))
         for flag, bitmap in validity:
             if bitmap:
                 flags |= flag
-                before.append(bitmap)
+                fixed.append(bitmap)
         base = most = None
         if self.times is not None:
             times = self.times[start:stop]
             base, most = int(times[0]), int(times.max())
             if most != base or int(times.min()) != base:
                 flags |= TIMESTAMPS
-                before.append(times.astype("<i8", copy=False).view(np.uint8).data)
+                fixed.append(times.astype("<i8", copy=False).view(np.uint8).data)
         if self.headers is not None and self.headers.counts[start] != self.headers.counts[stop]:
             flags |= HEADERS
             if self.headers.have_equal(start, stop):
@@ -238,13 +238,18 @@ class Rows:
                 repeated_bytes = self.headers.size_bytes(start + 1, stop)
             else:
                 counts, section = self.headers.part(start, stop)
-                before.append(counts)
-            behind.append(section)
+                fixed.append(counts)
+            contents.append(section)
             header_bytes = len(section)
         sizes = len(values), key_bytes, header_bytes
         if sum(sizes) + repeated_bytes > MAX_BATCH_BYTES:
             raise RecordTooLargeError("the batch", sum(sizes) + repeated_bytes, MAX_BATCH_BYTES)
-        return body_of(Encoded(_padded([*before, *behind]), flags, *sizes, base, most), stop - start, codec=codec)
+        return body_of(Encoded(_padded([*fixed, *contents]), flags, *sizes, base, most), stop - start, codec=codec)
+
+
+def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The records of several batches in one; nothing is copied of a single one."""
+    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _padded(columns: list[Buffer]) -> list[Buffer]:

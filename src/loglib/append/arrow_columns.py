@@ -1,4 +1,4 @@
-"""Arrow columns: what a caller gives to `append_arrow`, as record batches of the columns of a log.
+"""Arrow columns: the data of a caller of `append_arrow`, as record batches of the columns of a log.
 
 Invariant: a batch that `Source.batches` yields has only these columns, in these types, with header names in UTF-8.
 Content that is binary or string already is not copied. Everything else raises a `TypeError` or `ValueError` that says
@@ -29,9 +29,9 @@ from .record_arguments import look_at_unit
 
 __all__ = ["Names", "Source", "open_source"]
 
-_PIECE_BYTES = 16 << 20  # converted at once, if a column must be converted
+_PIECE_BYTES = 16 << 20  # converted together, if a column must be converted
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-# Beside `offset` these say where records lay in the log that they come from, in the output of loglib and of Spark.
+# Beside `offset`, in the output of loglib and of Spark: the places of records in the log that they were read from.
 _PLACE = ("topic", "partition", "offset", "timestampType")
 _WANTED = "a pyarrow Table, RecordBatch or RecordBatchReader, or an object with __arrow_c_stream__ (a data frame)"
 _PACKING = (
@@ -56,7 +56,7 @@ class Source(NamedTuple):
 
     given: Iterable[pa.RecordBatch]
     convert: Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]]
-    columns: tuple[str, ...]  # those of the table above that there are
+    columns: tuple[str, ...]  # those of the table above that the data has
     records: int | None  # their number, if they are in memory: then `batches` can be called again. None: a stream
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -66,7 +66,7 @@ class Source(NamedTuple):
 
 
 def open_source(data: Any, names: Names) -> Source:
-    """Check the columns of the data; no record is looked at yet."""
+    """Check the columns of the data. The records are not checked yet."""
     given: Iterable[pa.RecordBatch]
     match data:
         case pa.RecordBatch():
@@ -82,7 +82,7 @@ def open_source(data: Any, names: Names) -> Source:
     converters = {name: _converter(name, schema.field(place)) for name, place in places.items()}
 
     def convert(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        # A view or a dictionary may say more than its memory holds, so it is converted in parts.
+        # A view or a dictionary may expand to more than its own memory, so it is converted in parts.
         step = max(1, batch.num_rows * _PIECE_BYTES // max(batch.nbytes, 1))
         if not any(each.copies for each in converters.values()):
             step = max(batch.num_rows, 1)
@@ -126,7 +126,7 @@ def _places(schema: pa.Schema, names: Names) -> dict[str, int]:
             raise TypeError(f"{name} must be the name of a column, not {given!r}")
         found = schema.get_all_field_indices(name if given is None else given)
         if name == "partition" and given is None:
-            continue  # in the output of a log it says where a record was, so it is used only on request
+            continue  # in the output of a log it is the place where a record was, so it is used only on request
         if len(found) > 1:
             raise ValueError(f"column {schema.field(found[0]).name!r} is there {len(found)} times")
         if found:
@@ -147,7 +147,7 @@ def _places(schema: pa.Schema, names: Names) -> dict[str, int]:
 
 
 def _index_of(schema: pa.Schema) -> list[object]:
-    """The names of the columns that are the index of a data frame of pandas."""
+    """The names of the index columns of a pandas data frame."""
     return list((schema.pandas_metadata or {}).get("index_columns", ()))
 
 
@@ -173,7 +173,7 @@ def _converter(name: str, field: pa.Field) -> _Converter:
 
 def _binary_converter(name: str, field: pa.Field) -> _Converter:
     kind, types = field.type, pa.types
-    if isinstance(kind, pa.BaseExtensionType):  # for example JSON and UUID: what they are stored as
+    if isinstance(kind, pa.BaseExtensionType):  # for example JSON and UUID: their storage
         stored = _binary_converter(name, field.with_type(kind.storage_type))
         return stored._replace(convert=lambda column: stored.convert(column.storage))
     if types.is_binary(kind) or types.is_large_binary(kind):

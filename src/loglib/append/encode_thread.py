@@ -1,9 +1,10 @@
 """Encode thread: a thread that encodes the next batches of a call while the caller writes.
 
-Invariant: what is taken comes in the order of what was given, and an error of the work is raised where its result
+Invariant: results are taken in the order in which pieces were given. An error of the work is raised where its result
 would be taken. The thread ends with `stop`, which waits for it.
 
-Threads: the methods belong to one thread. The work runs in the helper, so it must call nothing of the application.
+Threads: the methods belong to one thread. The work runs in the other thread, so it must call nothing of the
+application.
 """
 
 from __future__ import annotations
@@ -21,37 +22,30 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
-class _End(Exception):
-    """Stands behind the results of one piece."""
-
-
 class Helper(NotCopyable, Generic[Given, Made]):
-    """Makes several results of each piece that it is given, in a thread of its own."""
+    """A thread that makes several results from each piece that it is given."""
 
     def __init__(self, work: Callable[[Given], Iterator[Made]]) -> None:
         self._work = work
         self._given: SimpleQueue[tuple[Given] | None] = SimpleQueue()
-        self._made: SimpleQueue[tuple[Made] | BaseException] = SimpleQueue()
+        self._made: SimpleQueue[tuple[Made] | BaseException | None] = SimpleQueue()  # None: the end of a piece
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="loglib-encode", daemon=True)
         self._thread.start()
 
     def give(self, piece: Given) -> None:
-        """Let the helper work on this piece, after those before it."""
+        """Let the thread work on this piece, after the pieces before it."""
         self._given.put((piece,))
 
     def take(self) -> Iterator[Made]:
-        """The results of the oldest piece of which they were not yet taken."""
-        while True:
-            found = self._made.get()
-            if isinstance(found, _End):
-                return
-            if isinstance(found, BaseException):
-                raise found
-            yield found[0]
+        """The results of the oldest piece whose results were not taken yet."""
+        while (made := self._made.get()) is not None:
+            if isinstance(made, BaseException):
+                raise made
+            yield made[0]
 
     def stop(self) -> None:
-        """End the thread, after the result that it is making."""
+        """End the thread after its present result."""
         self._stopped = True
         self._given.put(None)
         self._thread.join()
@@ -63,6 +57,6 @@ class Helper(NotCopyable, Generic[Given, Made]):
                     if self._stopped:
                         return
                     self._made.put((made,))
-                self._made.put(_End())
+                self._made.put(None)
             except BaseException as error:  # noqa: BLE001  `take` raises it.
                 self._made.put(error)

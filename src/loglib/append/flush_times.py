@@ -1,7 +1,7 @@
-"""Flush times: how long the flushes of one writer took, in figures that are cheap to keep.
+"""Flush times: the durations of the flushes of one writer, in figures that are cheap to keep.
 
-Invariant: noting a flush raises nothing. The writer's turn guards it; others read it at any time, and may see a flush
-that is noted in part.
+Invariant: `note` raises nothing. The writer's turn guards it. Others read the figures at any time, and may see a flush
+that is counted in part.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ FLUSH_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 
 
 class FlushTimes(NamedTuple):
-    """How long flushes took: each is a sync and a write of the watermark."""
+    """The durations of flushes: each is a sync and a write of the watermark."""
 
     flushes: int = 0
-    seconds: float = 0.0  # of all together
+    seconds: float = 0.0  # sum of all flushes
     longest: float = 0.0  # seconds
     counts: tuple[int, ...] = (0,) * (len(FLUSH_BOUNDS_S) + 1)  # between the bounds of `FLUSH_BOUNDS_S`
 
 
 class FlushClock:
-    """The times of one writer, so far."""
+    """The flush times of one writer."""
 
     def __init__(self) -> None:
         self.observers: Sequence[Callable[[float], object]] = ()  # called with the seconds of each flush

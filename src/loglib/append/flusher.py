@@ -25,7 +25,7 @@ from .writer import Writer
 __all__ = ["Flusher", "from_background"]
 
 _FIRST_PAUSE_S = 0.05  # after a failed flush; a disk that is full now is often full for longer
-_LONGEST_PAUSE_S = 5.0  # a person who has made room waits at most this long
+_LONGEST_PAUSE_S = 5.0  # the longest wait of a person who has made room on the disk
 
 
 def from_background(error: BaseException, path: str, doing: str) -> LogError:
@@ -33,11 +33,11 @@ def from_background(error: BaseException, path: str, doing: str) -> LogError:
     if isinstance(error, LogError):
         return error
     if isinstance(error, OSError):
-        told: LogError = StorageIOError(path, error, f"{doing} in the background")
+        raised: LogError = StorageIOError(path, error, f"{doing} in the background")
     else:
-        told = LogError(f"{path}: {error!r} while {doing} in the background; it is tried again")
-    told.__cause__ = error
-    return told
+        raised = LogError(f"{path}: {error!r} while {doing} in the background; it is tried again")
+    raised.__cause__ = error
+    return raised
 
 
 def _seconds(interval: float | None) -> float:
@@ -94,7 +94,7 @@ class Flusher(NotCopyable):
             self._thread.join()
 
     def is_here(self) -> bool:
-        """Whether the caller is the flusher's own thread."""
+        """True if the caller is the flusher's own thread."""
         return self._thread is threading.current_thread()
 
     def _advance(self, flush_at: float) -> None:

@@ -16,7 +16,8 @@ from ..errors import LogClosedError
 from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
 from ..system.reentry import enter
-from .writer import Timer, Writer
+from .batch_writer import Timer
+from .section_writer import SectionWriter
 
 __all__ = ["Handles"]
 
@@ -30,7 +31,7 @@ class Handles(NotCopyable):
         self.closed: LogClosedError | None = None
         self.timer: Timer | None = None  # for future writers
         self.flush_observers: list[Callable[[float], object]] = []  # called with the seconds of each flush
-        self.writers: list[Writer] = []
+        self.writers: list[SectionWriter] = []
         self.store: object = None  # of the topic's transactions: it stays open as long as the topic
         self._readers: Listeners[[str]] = Listeners()  # readers, and members of groups
 
@@ -40,7 +41,7 @@ class Handles(NotCopyable):
         return enter(self._opening, "the topic")
 
     def check_outside(self) -> None:
-        """`LogError` in the middle of a call of this thread on one of the writers."""
+        """Raise `LogError` in the middle of a call of this thread on one of the writers."""
         for writer in self.writers:
             writer.check_outside()
 
@@ -55,7 +56,7 @@ class Handles(NotCopyable):
             for writer in self.writers:
                 writer.timer = timer
 
-    def add_writer(self, writer: Writer) -> None:
+    def add_writer(self, writer: SectionWriter) -> None:
         writer.timer = self.timer
         writer.flush_clock.observers = self.flush_observers
         self.writers.append(writer)
@@ -69,7 +70,7 @@ class Handles(NotCopyable):
         return self.topic()
 
     def end_readers(self) -> list[Exception]:
-        """Tell all readers that the topic is closed; returns the errors that they raised."""
+        """End all readers, because the topic is closed; returns the errors that they raised."""
         return self._readers.call(str(self.closed))
 
     def abandon_in_child(self, why: LogClosedError) -> None:

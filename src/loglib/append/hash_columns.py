@@ -1,11 +1,11 @@
-"""Hash columns: the records of Arrow columns, dealt to the partitions of their keys without a Python object for each.
+"""Hash columns: the records of Arrow columns, split by the partitions of their keys without a Python object for each.
 
 Invariant: a key has the same partition as in partitioner.py, bit for bit, and records of one partition keep their
-order. All keys of one length are hashed at once. A few keys of a length, and long keys, are hashed one by one.
+order. All keys of one length are hashed together. A few keys of a length, and long keys, are hashed one by one.
 
-    crc32     is linear: the checksum of a key is that of as many zeros, XOR a number for each pair of its bytes. The
-              number depends on the pair and its place, so a table of 65,536 numbers for each place is enough.
-    murmur2   takes a word of 4 bytes of all keys at a time.
+    crc32     is linear: the checksum of a key is that of the same number of zeros, XOR a number for each pair of its
+              bytes. The number depends on the pair and its place: a table of 65,536 numbers for each place is enough.
+    murmur2   processes one word of 4 bytes of all keys at a time.
 
 Needs the extra [arrow]. Threads: safe for all.
 """
@@ -22,16 +22,16 @@ import numpy as np
 import pyarrow as pa
 
 from .arrow_bodies import BinaryView, Numbers
-from .partitioner import BUILT_IN, Partitioner
+from .partitioner import BUILT_IN, Partitioner, check_choice
 
-__all__ = ["Share", "can_hash", "deal", "partitions_by", "partitions_of"]
+__all__ = ["Share", "can_hash", "deal", "partitions_by", "partitions_of", "place_rows"]
 
-_FEW = 48  # so many keys of a length take as long as one pass over columns
+_FEW = 48  # keys of one length; hashing them one by one takes as long as one pass over columns
 _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)  # of murmur2, as in partitioner.py
 
 
 class Share(NamedTuple):
-    """The records of one partition, and their indexes among all that were dealt."""
+    """The records of one partition, and their indexes among all records of the piece."""
 
     partition: int
     records: pa.RecordBatch
@@ -44,18 +44,52 @@ def deal(records: pa.RecordBatch, partitions: Numbers) -> Iterator[Share]:
     if (partitions == partitions[0]).all():
         yield Share(first, records, range(len(partitions)))
         return
-    order = np.argsort(partitions, kind="stable")  # by the digits, because the numbers have 16 bits
+    order = np.argsort(partitions, kind="stable")  # a radix sort, because the numbers have 16 bits
     sorted_records = records.take(pa.array(order))
     bounds = np.flatnonzero(np.diff(partitions[order])) + 1
     for start, stop in zip([0, *bounds.tolist()], [*bounds.tolist(), len(order)], strict=True):
         yield Share(int(partitions[order[start]]), sorted_records.slice(start, stop - start), order[start:stop])
 
 
+def place_rows(
+    count: int,
+    keys: pa.Array | None,
+    chosen: pa.Array | None,
+    of_keys: Callable[[pa.Array], Numbers],
+    partitions: int,
+    *,
+    keyless: int,
+    topic: str = "the topic",
+) -> Numbers:
+    """The partition of each of `count` records, as uint16.
+
+    It is the one in the column `chosen`; where that is null, `of_keys` finds it; without a key it is `keyless`.
+    `ValueError` if a chosen partition does not exist; the message names the topic.
+    """
+
+    def checked(column: pa.Array) -> Numbers:
+        numbers: Numbers = column.to_numpy()
+        wrong = (numbers < 0) | (numbers >= partitions)
+        if wrong.any():
+            first = int(numbers[np.argmax(wrong)])
+            raise ValueError(f"a record for partition {first}, and {topic} has {partitions} partitions")
+        return numbers.astype(np.uint16)
+
+    if chosen is not None and not chosen.null_count:
+        return checked(chosen)
+    has_keys = keys is not None and keys.null_count < len(keys)
+    found = of_keys(keys) if has_keys else np.full(count, keyless, np.uint16)
+    if chosen is not None:
+        given = chosen.is_valid().to_numpy(zero_copy_only=False)
+        found[given] = checked(chosen.drop_null())
+    return found
+
+
 # --- the partitions of keys ------------------------------------------------------------------------------
 
 
 def can_hash(partitioner: str) -> bool:
-    """Whether the partitioner is one that this module knows; a function of the application is not."""
+    """True if this module knows the partitioner. A function of the application is not known."""
     return partitioner in _HASHES
 
 
@@ -71,22 +105,19 @@ def partitions_of(keys: pa.Array, partitioner: str, partitions: int, *, keyless:
 
 
 def partitions_by(function: Partitioner, keys: pa.Array, partitions: int, *, keyless: int) -> Numbers:
-    """The same by a function of the application, which is called once for each different key.
+    """The partition of each key by a function of the application, which is called once for each different key.
 
-    `ValueError` if it chooses a partition that there is not.
+    `ValueError` if it returns an invalid partition number.
     """
     coded = keys.dictionary_encode()
-    chosen = [function(key, partitions) for key in coded.dictionary.to_pylist()]
-    for each in chosen:
-        if not 0 <= each < partitions:
-            raise ValueError(f"the partitioner chose partition {each} of {partitions}")
+    chosen = [check_choice(function(key, partitions), partitions) for key in coded.dictionary.to_pylist()]
     numbers = coded.indices.fill_null(len(chosen)).to_numpy()
     found: Numbers = np.array([*chosen, keyless], np.uint16)[numbers]
     return found
 
 
 def _modulo(hashes: Numbers, partitions: int) -> Numbers:
-    """The remainders, as uint16. numpy divides by one number at once, and takes remainders one by one."""
+    """The remainders, as uint16. A division by one number is vectorised in NumPy; the remainder operator is not."""
     count = np.uint32(partitions)
     found: Numbers = (hashes - hashes // count * count).astype(np.uint16)
     return found
@@ -116,7 +147,7 @@ def _hash(keys: pa.Array, partitioner: str) -> Numbers:
     return found
 
 
-_CRC_LONGEST = 64  # bytes; the tables for so many take 8 MiB
+_CRC_LONGEST = 64  # bytes; the tables for this length take 8 MiB
 
 
 def _crc32(keys: Numbers) -> Numbers:
@@ -134,10 +165,10 @@ def _crc32(keys: Numbers) -> Numbers:
 
 
 @lru_cache(maxsize=_CRC_LONGEST // 2)
-def _crc_table(behind: int) -> Numbers:
-    """What a pair of bytes adds to the CRC-32 of a key with so many pairs behind it; by the pair as a number."""
-    if behind:
-        before = _crc_table(behind - 1)
+def _crc_table(pairs_after: int) -> Numbers:
+    """The share of each pair of bytes, as a number, in the CRC-32 of a key that has `pairs_after` pairs after it."""
+    if pairs_after:
+        before = _crc_table(pairs_after - 1)
         found: Numbers = _crc_table(0)[before & 0xFFFF] ^ before >> np.uint32(16)
         return found
     of_byte = np.arange(256, dtype=np.uint32)

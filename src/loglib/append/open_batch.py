@@ -1,7 +1,7 @@
 """Open batch: records appended to a partition but not yet written.
 
-Invariant: all columns are as long as `values`, or become so by `resume` after an interrupt; record i
-will get offset `tail.end + i`, whatever the batch will look like on disk.
+Invariant: all columns are as long as `values`, or `resume` makes them so after an interrupt. Record i gets
+offset `tail.end + i`, whatever the batch looks like on disk.
 
 Threads: guarded by the writer's lock.
 """
@@ -43,7 +43,7 @@ class OpenBatch:
     def __init__(self, tail: Tail, partition: int, *, any_size: bool = False, owed: LogError | None = None) -> None:
         """`any_size`: a record that fits the batch is within all limits, so its size need not be checked."""
         self.tail = tail
-        self.owed = owed  # the writer's next call raises it; kept here so that both change at once
+        self.owed = owed  # the writer's next call raises it; it is here so that one assignment changes both
         self.any_size = any_size
         self.partition = partition
         # The number of records and bytes at which the batch is full or a flush is due; set with the first record.
@@ -67,20 +67,20 @@ class OpenBatch:
         return size_bytes <= self.bytes_left() and len(self.values) + records <= self.limit
 
     def owe(self, error: LogError) -> None:
-        """Let the writer's next call raise this error, together with an error that is already owed."""
-        owed, told = self.owed, error.lost or error.in_doubt
+        """Let the writer's next call raise this error, together with an error that is owed already."""
+        owed, names_records = self.owed, error.lost or error.in_doubt
         if owed is None:
             self.owed = error
-        elif owed is not error and (told or type(owed) is not type(error)):  # otherwise the error is not new
-            most_telling = together([owed, error])
-            assert isinstance(most_telling, LogError)
-            self.owed = most_telling
-            other = error if most_telling is owed else owed
+        elif owed is not error and (names_records or type(owed) is not type(error)):  # otherwise the error is not new
+            main = together([owed, error])
+            assert isinstance(main, LogError)
+            self.owed = main
+            other = error if main is owed else owed
             other.lost = other.in_doubt = ()  # it may still be raised, and lost records must be named only once
         self.room, self.plain_room = self.bytes_left(), NO_ROOM
 
     def is_full(self) -> bool:
-        """Whether a limit is reached."""
+        """True if a limit is reached."""
         return len(self.values) >= self.limit or self.bytes_left() <= 0
 
     def buffered_bytes(self) -> int:

@@ -20,7 +20,7 @@ from ..config.policies import PARTITIONER_NAME
 from ..format.columns import Columns, common_headers
 from .record_arguments import binary_column
 
-__all__ = ["BUILT_IN", "Partitioner", "by_crc32", "by_murmur2", "murmur2", "name_of", "spread"]
+__all__ = ["BUILT_IN", "Partitioner", "by_crc32", "by_murmur2", "check_choice", "murmur2", "name_of", "spread"]
 
 Partitioner = Callable[[bytes, int], int]  # (key, number of partitions) -> partition
 
@@ -107,7 +107,7 @@ def spread(
             pass
     keys = binary_column("key", columns.keys)
     elsewhere = keyless() if None in keys else 0
-    targets = [elsewhere if key is None else _checked(partitioner(key, partitions), partitions) for key in keys]
+    targets = [elsewhere if key is None else check_choice(partitioner(key, partitions), partitions) for key in keys]
     values = _split(columns.values, targets, partitions)
     split_keys = _split(keys, targets, partitions)
     timestamps = _split(columns.timestamps, targets, partitions)
@@ -141,7 +141,8 @@ def _split(column: Sequence[Any] | None, targets: list[int], partitions: int) ->
     return lists
 
 
-def _checked(partition: int, partitions: int) -> int:
+def check_choice(partition: int, partitions: int) -> int:
+    """The partition that a partitioner has chosen; `ValueError` if there is no such partition."""
     if not 0 <= partition < partitions:
         raise ValueError(f"the partitioner chose partition {partition} of {partitions}")
     return partition

@@ -1,10 +1,10 @@
-"""Placement: which partition each record of a topic goes to, and which writer takes it there.
+"""Placement: the partition that each record of a topic goes to, and its writer.
 
 Invariant: a key always goes to the same partition, and so does a record that a producer repeats. Records without a
 key go to the partition of the *sticky* writer until its batch is full, and then to one that is drawn at random. In
 shared mode they go to partitions that this process has, or that no process has.
 
-Threads: safe for all. Two threads may draw a sticky writer at once; one of both stays.
+Threads: safe for all. Two threads may draw a sticky writer at the same time; one of the two stays.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..format.columns import Columns
 from ..format.header import NO_PRODUCER, Producer
 from .access import Access
 from .handles import Handles
-from .partitioner import Partitioner, spread
-from .writer import Writer
+from .partitioner import Partitioner, check_choice, spread
+from .section_writer import SectionWriter
 
 __all__ = ["Placement"]
 
@@ -41,10 +41,10 @@ class Placement:
         self._path = path
         self._accesses = accesses
         self._handles = handles
-        self._partitioner = partitioner  # None: it is a function of the application, which has not given it
+        self._partitioner = partitioner  # None: it is a function that the application has not given
         self._partitioner_name = named
         self._writable = writable
-        self.sticky: Writer | None = None  # where keyless records go until a batch is full
+        self.sticky: SectionWriter | None = None  # where keyless records go until a batch is full
 
     def check_writable(self) -> None:
         """Raise the error of a topic that is closed, or open for reading only."""
@@ -54,7 +54,7 @@ class Placement:
             raise ReadOnlyError(self._path)
 
     def check_still(self, partitions: int) -> None:
-        """`LogMovedError` if the topic has another number of partitions now: keys would go to other ones."""
+        """Raise `LogMovedError` if the topic has another number of partitions now: keys would go to other ones."""
         count = len(self._accesses)
         if partitions != count:
             raise LogMovedError(self._path, f"has other than the {count} partitions that it was opened with")
@@ -75,10 +75,7 @@ class Placement:
 
     def of_key(self, key: bytes) -> int:
         """The partition of a key."""
-        number = self.partitioner()(key, len(self._accesses))
-        if not 0 <= number < len(self._accesses):
-            raise ValueError(f"the partitioner chose partition {number} of {len(self._accesses)}")
-        return number
+        return check_choice(self.partitioner()(key, len(self._accesses)), len(self._accesses))
 
     def of_no_key(self, producer: Producer, records: int = 1, size_bytes: int = 0) -> int:
         """The partition for a call's records without a key; with a producer it is the same at each try."""
@@ -94,12 +91,12 @@ class Placement:
             return {partition: columns}
         return spread(columns, len(self._accesses), self.partitioner(), keyless)
 
-    def writer_of(self, number: int) -> Writer:
+    def writer_of(self, number: int) -> SectionWriter:
         """The writer of a partition. `LockedError` if another process has it; `ValueError` if there is none."""
         self.check_writable()
         return self._accesses[self.number(number)].writer()
 
-    def choose(self, records: int = 1, size_bytes: int = 0) -> Writer:
+    def choose(self, records: int = 1, size_bytes: int = 0) -> SectionWriter:
         """The writer for keyless records: the sticky one until its batch is full, then one at random."""
         self.check_writable()
         sticky = self.sticky
@@ -108,7 +105,7 @@ class Placement:
             sticky = self.sticky = writers[_random_below(len(writers)) if len(writers) > 1 else 0]
         return sticky
 
-    def _own_any(self) -> Writer:
+    def _own_any(self) -> SectionWriter:
         """In shared mode, take one partition that no other process has.
 
         If none is free, it waits for a process that has a partition only to run retention.

@@ -20,14 +20,9 @@ from ..format.columns import Columns, Headers, common_headers, headers_bytes
 from ..format.record import new_tuple
 
 __all__ = [
-    "HeadersLike",
-    "binary_column",
-    "check_columns",
-    "gather_columns",
-    "look_at_unit",
-    "record_columns",
+    "HeadersLike", "binary_column", "check_columns", "gather_columns", "look_at_unit", "record_columns",
     "record_sizes",
-]
+]  # fmt: skip
 
 HeadersLike = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 
@@ -197,7 +192,7 @@ def look_at_unit(timestamp: int) -> None:
 
 
 def _header_column(headers: Iterable[HeadersLike | None]) -> list[Headers]:
-    """The headers of each record as pairs. One object that is given for all records is looked at once."""
+    """The headers of each record as pairs. If all records have the same object, it is checked a single time."""
     column = _listed("headers", headers)
     if column and isinstance(column[0], Mapping | Sequence) and all(map(is_, column, repeat(column[0]))):
         return [header_pairs(column[0])] * len(column)

@@ -1,4 +1,4 @@
-"""Retention state: a partition as a pass of retention sees it: the ages of its segments, and which it looked at.
+"""Retention state: one partition as passes of retention see it, with the ages of its segments.
 
 Invariant: only a writer drops segments, the partition's own or one that a pass has borrowed. The moment of a pass is
 read after the open segment is known. So all segments below it were sealed by then, and no age is too high.
@@ -8,7 +8,7 @@ a boot, the first after a jump, and the end of an hour without a jump. The pass 
 later processes; that is two writes per boot. If that file is lost, damaged or cannot be written, retention only waits
 longer.
 
-Threads: the keeper's lock guards it. A copy belongs to the call that made it.
+Threads: the lock of the `RetentionRunner` guards it. A copy belongs to the call that made it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from ..config.policies import TopicConfig
 from ..errors import CorruptLogError
@@ -34,7 +35,7 @@ logger = logging.getLogger("loglib")
 
 
 class PartitionRetention:
-    """One partition: its timeline, and its segments as far as a pass has looked at them."""
+    """One partition: its timeline, and the segments that the last pass has read."""
 
     def __init__(self, files: Files, log: Log, config: TopicConfig, clock: Clock) -> None:
         self.log = log
@@ -48,7 +49,7 @@ class PartitionRetention:
         self._now = Moment(0, 0, b"")  # the moment of the pass
         self._looks = Timeline()  # the moments of this process while it did not own the partition
         self._stamps: dict[int, Stamp] = {}  # by base offset
-        self._looked_at: list[Sealed] = []  # the segments that the pass looked at, oldest first
+        self._passed: list[Sealed] = []  # the segments that the pass has read, oldest first
         self._news = False  # whether the timeline has stamps that the file does not have
 
     def use(self, config: TopicConfig) -> None:
@@ -58,7 +59,7 @@ class PartitionRetention:
         return PartitionRetention(self._files, self.log, self._config, self._clock)
 
     def own(self, writer: Writer) -> None:
-        self._borrowed = None  # it has let the lock go, or this writer had not been made
+        self._borrowed = None  # it has released the lock, or this writer had not been made
         self._write_by(writer)
         self._timeline, self._stamps = None, {}  # another process may have changed the partition
 
@@ -68,7 +69,7 @@ class PartitionRetention:
         self._write_by(writer)
 
     def give_back(self) -> None:
-        """Close the writer that was borrowed, if any. When an interrupt ends it, it may be called again."""
+        """Close the borrowed writer, if there is one. After an interrupt it may be called again."""
         if self._borrowed is not None:
             self.writer = None
             self._borrowed.close()
@@ -81,9 +82,9 @@ class PartitionRetention:
     def candidate(
         self, hold: Callable[[int], Hold | None], archived: Callable[[int, int], ArchiveHold | None]
     ) -> Candidate:
-        """The partition as it is now. Also reads the clock.
+        """The partition at this moment. Also reads the clock.
 
-        `hold` tells what groups hold in a partition, and `archived` how far an archive holds it from its start on.
+        `hold` returns what groups hold of a partition, and `archived` what an archive has of it from its start on.
         """
         if self.writer is not None:
             self.writer.check_place()
@@ -97,34 +98,32 @@ class PartitionRetention:
         if self.writer is None:
             self._looks.add(look)
             self._looks.forget_before(mark.log_start_offset)
-        kept_bytes = mark.flushed_end - mark.log_start_offset
         number, start = self.log.partition, mark.log_start_offset
         return Candidate(
-            number, kept_bytes, self._sealed(start), lambda: hold(number), lambda: archived(number, start)
-        )
+            number, mark.flushed_end - start, self._sealed(start), partial(hold, number),
+            partial(archived, number, start),
+        )  # fmt: skip
 
-    def decisions(self, verdict: RetentionPlan) -> list[SegmentDecision]:
+    def decisions(self, plan: RetentionPlan) -> list[SegmentDecision]:
         """A decision for each segment, oldest first."""
-        dropped = {each.base_offset: reason for each, reason in zip(self._looked_at, verdict.reasons, strict=False)}
-        blocker = verdict.blocker
+        dropped = {each.base_offset: reason for each, reason in zip(self._passed, plan.reasons, strict=False)}
         decisions: list[SegmentDecision] = []
-        keeping = ""  # once a segment stays: why the rest stays
+        keeping = ""  # the reason to keep all segments after the first that is kept
         for segment in self.log.segments():
             age = self._age(segment.end_offset) if segment.sealed else None
             drop = segment.base_offset in dropped
-            held_by = None if drop or keeping or blocker is None else blocker[0]
+            held_by = None if drop or keeping or plan.blocker is None else plan.blocker[0]
             reason = dropped.get(segment.base_offset) or keeping
             if held_by is not None:
-                reason = f"{verdict.held_against}, but {blocker}"
-            reason = reason or self._reason_to_keep(age)
+                reason = f"{plan.held_against}, but {plan.blocker}"
             keeping = keeping if drop else "an older segment stays"
-            at_least_us = None if age is None else age.at_least_us
             decisions.append(
                 SegmentDecision(
-                    self.log.partition, segment.base_offset, segment.size_bytes, at_least_us, drop, reason,
-                    segment.path, held_by,
+                    self.log.partition, segment.base_offset, segment.size_bytes,
+                    None if age is None else age.at_least_us,
+                    drop, reason or self._reason_to_keep(age), segment.path, held_by,
                 )
-            )
+            )  # fmt: skip
         return decisions
 
     def open_bytes(self) -> int:
@@ -149,14 +148,14 @@ class PartitionRetention:
 
     def end_of(self, reasons: Sequence[str]) -> int:
         """The log start after dropping the oldest segments, one for each reason."""
-        return self._looked_at[len(reasons) - 1].end_offset
+        return self._passed[len(reasons) - 1].end_offset
 
     def drop(self, reasons: Sequence[str]) -> None:
-        """Drop the oldest segments that the pass looked at, one for each reason."""
+        """Drop the oldest segments that the pass has read, one for each reason."""
         assert self.writer is not None
         if not reasons:
             return
-        dropped = self._looked_at[: len(reasons)]
+        dropped = self._passed[: len(reasons)]
         if self.writer.drop_before(dropped[-1].end_offset):  # False: another pass has dropped them
             logger.info(
                 "%s: retention dropped %d segments, offsets %d to %d; reason for the last one: %s",
@@ -181,10 +180,10 @@ class PartitionRetention:
         self._news = False
 
     def _sealed(self, base: int) -> Iterator[Sealed]:
-        self._looked_at = []
+        self._passed = []
         while (end := self.log.index.after(base)) is not None:
-            self._looked_at.append(Sealed(base, end, self._age(end)))
-            yield self._looked_at[-1]
+            self._passed.append(Sealed(base, end, self._age(end)))
+            yield self._passed[-1]
             base = end
 
     def _age(self, end_offset: int) -> Age:
@@ -223,7 +222,7 @@ class PartitionRetention:
             read = self._read()
             looks = self._looks.worth_keeping() if self.writer is None else ()
             self._timeline = Timeline([*self._stamps.values(), *read, *looks])
-            self._news = set(self._timeline.worth_keeping()) != set(read)  # headers go when segments go
+            self._news = set(self._timeline.worth_keeping()) != set(read)  # a header is dropped with its segment
             return self._timeline
         for stamp in made:
             self._news |= self._timeline.add(stamp)

@@ -38,7 +38,7 @@ class PartitionStats(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What happened in each second between two moments."""
+    """Averages per second between two moments."""
 
     records: float
     bytes: float

@@ -1,61 +1,72 @@
 """Tables: how the records of one `append_arrow` become batches, from columns to writers.
 
-Invariant: as for `append_many` (batching.py), a bad record is refused before any record of its call is appended, as far
-as pieces.py says. Pieces are written in their order. So after an error, the records that are not in the log are some
-of the piece that was being written, and all behind it.
+Invariant: a bad record is refused before any record of its call is appended, if the records are in memory. Of a stream
+this holds for the first 16 MiB, and the rest is checked piece by piece. A piece has about `_PIECE_BYTES`, whatever the
+batches are that the caller gives, so memory is constant. Pieces are written in their order. So after an error, the
+records that are not in the log are some of the piece that was being written, and all after it.
 
     what the caller has -> batches of our columns    arrow_columns.py
-    gathered or cut into pieces, and checked         pieces.py
-    dealt to partitions, and encoded                 hash_columns.py, arrow_bodies.py; in a thread, if there is more
-    written                                          writer.py; meanwhile the helper encodes the next piece
+    gathered or cut into pieces, and checked         here
+    partitions found, and records encoded            hash_columns.py, arrow_bodies.py; in a thread, if there is more
+    written                                          writer.py; meanwhile the thread encodes the next piece
 
     few records for a partition   added to the open batch, with the records of other calls
     many                          as separate batches; those of a piece in one write
     with a producer               as one separate batch in each partition, for any number of records
 
 Needs the extra [arrow]. Threads: a call belongs to one thread, which alone calls the writers, reads the caller's
-stream and calls its function for keys. The helper ends with the call.
+stream and calls its function for keys. The thread that encodes ends with the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..config.policies import MAX_BATCH_BYTES, TopicConfig
-from ..errors import OffsetRange, report_appended, report_missing
+from ..errors import OffsetRange, RecordTooLargeError, report_appended, report_missing
 from ..format.codec import codec_id
 from ..format.columns import Columns
 from ..format.header import NO_PRODUCER, Body, Producer
-from .arrow_bodies import Numbers, Rows
-from .arrow_columns import Names, open_source
+from .arrow_bodies import Numbers, Rows, joined
+from .arrow_columns import Names, Source, open_source
 from .batching import MANY
 from .encode_thread import Helper
-from .hash_columns import Share, can_hash, deal, partitions_by, partitions_of
+from .hash_columns import Share, can_hash, deal, partitions_by, partitions_of, place_rows
 from .partitioner import Partitioner
-from .pieces import Piece, checked_pieces, gathered, whole
 from .writer import Writer
 
 __all__ = ["Names", "Route", "append_table"]
 
-_PIECE_BYTES = 16 << 20  # written at once: 1 MiB at a time costs up to 15 % more where the file is not aligned to it
+_PIECE_BYTES = 16 << 20  # of one write: 1 MiB at a time costs up to 15 % more where the file is not aligned to it
 _SPREAD_BYTES = 64 << 20  # at most, of a piece that is spread over many partitions
+_AHEAD_BYTES = 16 << 20  # checked before the first record is appended
 
 
 class Route(NamedTuple):
-    """Where the records of a call go. With a partition, nothing behind it is used."""
+    """Where the records of a call go. With a partition, the fields after it are not used."""
 
     writer_of: Callable[[int], Writer]
     partition: int | None  # of all records; None: the column `partition` chooses, and where it is null, the key
     partitions: int = 1
     partitioner: str = ""
     function: Callable[[], Partitioner] | None = None  # raises `ValueError` if the topic was opened without it
-    keyless: Callable[[int, int], int] | None = None  # the partition of records without a key: of so many, so large
+    keyless: Callable[[int, int], int] | None = None  # the partition of that many keyless records of that size
+
+
+class _Piece(NamedTuple):
+    """Some records of a call, checked."""
+
+    records: pa.RecordBatch  # of the columns that `Rows` knows
+    first: int  # the number of its first record in the call
+    partitions: Callable[[], Numbers]  # of each record; may be called in another thread
 
 
 class _Load(NamedTuple):
@@ -71,7 +82,7 @@ class _Load(NamedTuple):
 def append_table(
     data: Any, names: Names, route: Route, config: TopicConfig, producer: Producer, now_us: Callable[[], int]
 ) -> list[OffsetRange]:
-    """Append all records of the data; returns their offsets. An error's `appended` says which were appended."""
+    """Append all records of the data; returns their offsets. An error's `appended` has those that were appended."""
     source = open_source(data, names)
     spreads = route.partition is None and not {"key", "partition"}.isdisjoint(source.columns)
     if producer != NO_PRODUCER and route.partition is None and not spreads:
@@ -79,10 +90,7 @@ def append_table(
     encoder = _Encoder(route, config, producer, spreads=spreads)
     written = _Written(route.writer_of, producer)
     try:
-        pieces = checked_pieces(
-            source, encoder.gather, limit_bytes=config.max_record_bytes, now_us=now_us, place=encoder.place
-        )
-        with closing(_encoded_ahead(pieces, encoder)) as encoded:
+        with closing(_encoded_ahead(encoder.pieces(source, now_us), encoder)) as encoded:
             for piece, loads in encoded:
                 written.write(piece, loads)
     except BaseException as error:
@@ -91,7 +99,7 @@ def append_table(
     return written.ranges
 
 
-def _encoded_ahead(pieces: Iterator[Piece], encoder: _Encoder) -> Generator[tuple[Piece, Iterator[_Load]]]:
+def _encoded_ahead(pieces: Iterator[_Piece], encoder: _Encoder) -> Generator[tuple[_Piece, Iterator[_Load]]]:
     """Each piece and its loads. If there are several pieces, a thread encodes ahead while the caller writes."""
     piece, following = next(pieces, None), next(pieces, None)
     if piece is None:
@@ -112,7 +120,7 @@ def _encoded_ahead(pieces: Iterator[Piece], encoder: _Encoder) -> Generator[tupl
 
 
 class _Encoder:
-    """What happens to pieces before they are written."""
+    """The way of the records of one call to encoded batches."""
 
     def __init__(self, route: Route, config: TopicConfig, producer: Producer, *, spreads: bool) -> None:
         self.taken = 0  # records that the source has given
@@ -121,81 +129,88 @@ class _Encoder:
         self._producer = producer
         self._spreads = spreads
         self._codec = codec_id(config.compression)
-        self._keyless: int | None = None
+        self._keyless: int | None = None  # the partition of records without a key, when there are some
 
-    def gather(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches as pieces."""
-        route, size = self._route, self._config.batch_bytes
-        batches = self._counted(batches)
-        if self._producer != NO_PRODUCER:
-            return whole(batches, limit_bytes=MAX_BATCH_BYTES)
-        if self._spreads:
-            size = min(size * route.partitions, max(size, _SPREAD_BYTES))
-        return gathered(batches, max(size, _PIECE_BYTES))
+    # --- in the caller's thread ----------------------------------------------------------------------------
+
+    def pieces(self, source: Source, now_us: Callable[[], int]) -> Iterator[_Piece]:
+        """The records in pieces. Before the first one is yielded, records are checked as the invariant says.
+
+        Raises the errors of `Rows.check` and of `place_rows`, and those of the caller's stream.
+        """
+        checked = self._cut(source, now_us, check=True)
+        ahead: list[_Piece] = []
+        room = _AHEAD_BYTES
+        for piece in checked:
+            ahead.append(piece)
+            room -= piece.records.nbytes
+            if room < 0:
+                break
+        if source.records is None:
+            yield from ahead
+            yield from checked
+            return
+        for _ in checked:  # only checked, because the memory for what is converted has a limit
+            pass
+        yield from ahead
+        if room < 0:
+            yield from islice(self._cut(source, now_us, check=False), len(ahead), None)
+
+    def _cut(self, source: Source, now_us: Callable[[], int], *, check: bool) -> Iterator[_Piece]:
+        first = 0
+        for batch in self._gathered(self._counted(source.batches())):
+            records = _with_times(batch, now_us)
+            if check:
+                Rows(records).check(limit_bytes=self._config.max_record_bytes, first=first)
+            yield _Piece(records, first, self._placed(records))
+            first += len(records)
 
     def _counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             self.taken += len(batch)
             yield batch
 
-    # --- in the caller's thread ----------------------------------------------------------------------------
+    def _gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        size = self._config.batch_bytes
+        if self._producer != NO_PRODUCER:
+            return _whole(batches, limit_bytes=MAX_BATCH_BYTES)
+        if self._spreads:
+            size = min(size * self._route.partitions, max(size, _SPREAD_BYTES))
+        return _gathered(batches, max(size, _PIECE_BYTES))
 
-    def place(self, records: pa.RecordBatch) -> Numbers | int | None:
-        """The partitions of the records, or of all of them; None if `loads` can find them."""
-        route, names = self._route, records.schema.names
-        if route.partition is not None:
-            return route.partition
-        if route.partitions == 1 and "partition" not in names:
-            return 0
+    def _placed(self, records: pa.RecordBatch) -> Callable[[], Numbers]:
+        """The partitions of the records. What `loads` may compute in its thread is left to it."""
+        route, names, count = self._route, records.schema.names, len(records)
         chosen = records.column("partition") if "partition" in names else None
-        if chosen is not None and not chosen.null_count:
-            return _checked(chosen, route.partitions)
+        if route.partition is not None or (route.partitions == 1 and chosen is None):
+            return partial(np.full, count, route.partition or 0, np.uint16)
         keys = records.column("key") if "key" in names else None
-        if keys is None or keys.null_count:
-            self._place_keyless(records)
-        if keys is None or keys.null_count == len(keys):
-            found: Numbers | int = self._no_key
-        elif can_hash(route.partitioner):
-            if chosen is None:
-                return None
-            found = partitions_of(keys, route.partitioner, route.partitions, keyless=self._no_key)
-        else:
-            assert route.function is not None
-            found = partitions_by(route.function(), keys, route.partitions, keyless=self._no_key)
-        if chosen is not None:
-            found = np.full(len(records), found, np.uint16) if isinstance(found, int) else found
-            given = chosen.is_valid().to_numpy(zero_copy_only=False)
-            found[given] = _checked(chosen.drop_null(), route.partitions)
-        return found
+        if self._keyless is None and (chosen is None or chosen.null_count) and (keys is None or keys.null_count):
+            assert route.keyless is not None
+            self._keyless = route.keyless(count, records.nbytes)
+        place = partial(place_rows, count, keys, chosen, self._of_keys, route.partitions, keyless=self._keyless or 0)
+        if chosen is None and can_hash(route.partitioner):
+            return place
+        placed = place()
+        return lambda: placed
 
-    def _place_keyless(self, records: pa.RecordBatch) -> None:
-        if self._keyless is None:
-            assert self._route.keyless is not None
-            self._keyless = self._route.keyless(len(records), records.nbytes)
+    def _of_keys(self, keys: pa.Array) -> Numbers:
+        route, keyless = self._route, self._keyless or 0
+        if can_hash(route.partitioner):
+            return partitions_of(keys, route.partitioner, route.partitions, keyless=keyless)
+        assert route.function is not None
+        return partitions_by(route.function(), keys, route.partitions, keyless=keyless)
 
-    @property
-    def _no_key(self) -> int:
-        return self._keyless or 0
+    # --- in the thread that encodes ------------------------------------------------------------------------
 
-    # --- in the helper -------------------------------------------------------------------------------------
-
-    def loads(self, piece: Piece) -> Iterator[_Load]:
+    def loads(self, piece: _Piece) -> Iterator[_Load]:
         """The records of each partition, encoded."""
-        records, _, partitions = piece
+        records = piece.records
         if "partition" in records.schema.names:
             records = records.drop_columns("partition")
-        if isinstance(partitions, int):
-            shares = [Share(partitions, records, range(len(records)))]
-        else:
-            if partitions is None:
-                partitions = self._hashed(records)
-            shares = list(deal(records, partitions))
+        shares = list(deal(records, piece.partitions()))
         for share in shares:
             yield self._load(share, shares)
-
-    def _hashed(self, records: pa.RecordBatch) -> Numbers:
-        route = self._route
-        return partitions_of(records.column("key"), route.partitioner, route.partitions, keyless=self._no_key)
 
     def _load(self, share: Share, shares: list[Share]) -> _Load:
         rows, config = Rows(share.records), self._config
@@ -204,15 +219,6 @@ class _Encoder:
         if rows.count < MANY and rows.count <= config.batch_records and 2 * rows.size_bytes < config.batch_bytes:
             return _Load(shares, share.partition, [], _as_columns(share.records), rows.size_bytes)
         return _Load(shares, share.partition, list(rows.bodies(config, self._codec)), None, 0)
-
-
-def _checked(partitions: pa.Array, count: int) -> Numbers:
-    """A column of partitions; `ValueError` if one is not there."""
-    numbers: Numbers = partitions.to_numpy()
-    wrong = (numbers < 0) | (numbers >= count)
-    if wrong.any():
-        raise ValueError(f"a record for partition {int(numbers[np.argmax(wrong)])}; there are 0 to {count - 1}")
-    return numbers.astype(np.uint16)
 
 
 def _as_columns(records: pa.RecordBatch) -> Columns:
@@ -229,7 +235,7 @@ def _as_columns(records: pa.RecordBatch) -> Columns:
 
 
 class _Written:
-    """What a call has appended."""
+    """The records that a call has appended."""
 
     def __init__(self, writer_of: Callable[[int], Writer], producer: Producer) -> None:
         self.ranges: list[OffsetRange] = []
@@ -240,7 +246,7 @@ class _Written:
         self._complete_ranges = 0
         self._shares: Sequence[Share] = ()  # of the piece that is being written
 
-    def write(self, piece: Piece, loads: Iterator[_Load]) -> None:
+    def write(self, piece: _Piece, loads: Iterator[_Load]) -> None:
         """Append a piece: to all partitions in turn."""
         for self._shares, partition, bodies, few, size_bytes in loads:
             for share in self._shares:  # all of them, before the first is appended to
@@ -259,10 +265,60 @@ class _Written:
         report_appended(error, self.ranges)
         appended: tuple[OffsetRange, ...] = getattr(error, "appended", ())
         missing: list[int] = []
-        behind = self._complete
+        after = self._complete
         for partition, records, indexes in self._shares:
             done = sum(len(each) for number, each in appended[self._complete_ranges :] if number == partition)
             missing += (self._complete + int(index) for index in indexes[done:])
-            behind += len(records)
-        rest = range(behind, count)
+            after += len(records)
+        rest = range(after, count)
         report_missing(error, (*sorted(missing), *rest) if missing else rest, count)
+
+
+# --- record batches -----------------------------------------------------------------------------------------
+
+
+def _with_times(records: pa.RecordBatch, now_us: Callable[[], int]) -> pa.RecordBatch:
+    """The records, with the time of appending for those that have none if others have one."""
+    at = records.schema.get_field_index("timestamp")
+    if at < 0 or not 0 < records.column(at).null_count < len(records):
+        return records
+    return records.set_column(at, "timestamp", pc.fill_null(records.column(at), now_us()))
+
+
+def _gathered(batches: Iterable[pa.RecordBatch], piece_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The records in batches of at most `piece_bytes`, and of at least half of that, except the last one."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        for part, part_bytes in _halved(batch, piece_bytes):
+            if waiting and size + part_bytes > piece_bytes:
+                yield joined(waiting)
+                waiting, size = [], 0
+            waiting.append(part)
+            size += part_bytes
+    if waiting:
+        yield joined(waiting)
+
+
+def _whole(batches: Iterable[pa.RecordBatch], *, limit_bytes: int) -> Iterator[pa.RecordBatch]:
+    """All records as one batch; `RecordTooLargeError` if they are larger together."""
+    parts: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        parts.append(batch)
+        size += batch.nbytes
+        if size > limit_bytes:
+            raise RecordTooLargeError("the batch", size, limit_bytes)
+    if parts:
+        yield joined(parts)
+
+
+def _halved(batch: pa.RecordBatch, most_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The batch, halved until no part is larger, and the sizes of the parts."""
+    size = batch.nbytes
+    if size <= most_bytes or len(batch) == 1:
+        yield batch, size
+        return
+    half = len(batch) // 2
+    yield from _halved(batch.slice(0, half), most_bytes)
+    yield from _halved(batch.slice(half), most_bytes)

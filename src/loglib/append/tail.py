@@ -1,30 +1,26 @@
-"""Tail: where a log ends on disk, and the one place where it grows: active segment, watermark, index.
+"""Tail: the end of a log on disk, and the one place where the log grows: active segment, watermark, index.
 
 Invariant: a write begins at the caller's `Tail` and returns the `Tail` after it. This module does not store
 it: a write counts when the caller assigns the new `Tail`. An interrupt at any instruction leaves the old end
-or the new one, and a repeated write overwrites the same bytes. A published end or start never goes back. After
-a failed sync, or if the files are no longer where readers look, `failure` has the reason, and the caller must
-not write any more.
+or the new one, and a repeated write overwrites the same bytes. After a failed sync, or if the files are no longer
+where readers look, `failure` has the reason, and the caller must not write any more.
 
     write      one batch or several, in one segment: handed to the system
     sync       the active segment: durable
-    publish    the watermark: visible to readers
     roll       seals the active segment and begins the next one: all of it durable
-    attach     the same, but a file with batches becomes the next one
+    attach     as roll, but a file with batches becomes the next segment
     cut_back   removes the bytes of a failed write
 
 Threads: `write`, `roll` and `cut_back` under the writer's lock. `sync` and `drop_before` from the thread
-that has the writer's turn. `publish` and `listen` from any thread: they share a separate lock.
+that has the writer's turn. `publication` is safe for all.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn
 
 from ..config.policies import MAX_OFFSET, TopicConfig, microseconds
 from ..errors import LogMovedError, StorageIOError, WriterFailedError
@@ -36,7 +32,6 @@ from ..format.watermark import Mark, WatermarkWriter
 from ..log import start_header
 from ..log.ages import Stamp, open_since
 from ..log.index import SegmentIndex
-from ..log.log import Wakeable
 from ..log.producers import Producers
 from ..log.recovery import NO_SECTIONS, Recovery, Tail, recover
 from ..segment import (
@@ -53,10 +48,10 @@ from ..system.clock import Moment
 from ..system.directory import Directory
 from ..system.files import Buffer
 from ..system.not_copyable import NotCopyable
-from ..system.reentry import asker
 from .active import ActiveSegment
+from .publication import Copies, Publication
 
-__all__ = ["NO_HOLD", "Copies", "Hold", "NewBatch", "PendingAck", "TailWriter", "Txn"]
+__all__ = ["NewBatch", "TailWriter", "Txn"]
 
 _MOST_PARTS = 1000  # of one write: the system takes 1,024
 
@@ -76,38 +71,6 @@ class Txn(NamedTuple):
     number: int
     id: int
     store: int  # the first 8 bytes of the id of the store that gave the number
-
-
-class Hold(NamedTuple):
-    """A transaction that is not known to be done: the fields are those of the watermark (format/watermark.py)."""
-
-    held_txn: int
-    held_from: int
-    held_tail: int
-    held_id: int
-    store: int
-
-
-NO_HOLD = Hold(0, 0, 0, 0, 0)
-
-
-class PendingAck(Protocol):
-    """What the other directories of a replicated partition were asked for."""
-
-    def settle(self) -> None:
-        """Wait until enough of them have it; an error names those that have not."""
-
-
-class Copies(Protocol):
-    """The other directories of a replicated partition (copies/replica.py)."""
-
-    accepted: bool  # whether enough of them take this log for the writer's; before that, readers see nothing new
-
-    def ask(self, base_offset: int, tail: Tail) -> PendingAck:
-        """Let them make durable, meanwhile, all before `tail`, which is in the segment with this base offset."""
-
-    def publish(self, mark: Mark) -> None:
-        """Let their readers see it, too. Does not wait."""
 
 
 class TailWriter(NotCopyable):
@@ -133,17 +96,13 @@ class TailWriter(NotCopyable):
         self._files = place.files
         self._identity = identity
         self._index = index
-        self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock is known to be right
+        self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock can be trusted
         self.segment_limit: Callable[[], int] = lambda: MAX_OFFSET  # bytes; for when space is short
         self.failure: BaseException | None = None
-        self.rolled = False  # since the last look at this flag
-        self._begun_segment = -1  # base offset of a segment whose making a roll has begun
+        self.rolled = False  # since this flag was last reset
+        self._begun_segment = -1  # base offset of a segment that a roll has begun to make
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
-        self._listeners: tuple[weakref.ref[Wakeable], ...] = ()
-        self._mark_lock = threading.RLock()  # reentrant, so that it knows its thread
-        self.publishes = asker(self._mark_lock)  # whether the calling thread is publishing
-        self.in_publication = False  # whether some thread may be: if not, `publishes` need not be called
-        self.go_by(config)
+        self.use(config)
         recovered = recover(place, identity, config.permissions)
         self.recovery: Recovery = recovered.report
         tail, mark = recovered.tail, recovered.mark
@@ -168,18 +127,20 @@ class TailWriter(NotCopyable):
             fd = place.open_write(name)
             opened.callback(self._files.close, fd)
             self.active = ActiveSegment(self._files, fd, place.path_of(name), header.base_offset, began=began)
-            self.publish(flushed=tail, durable=tail)
-            self.sync_watermark()
+            self.publication = Publication(
+                self._watermark, epoch=self.epoch, nonce=self.nonce, copies=copies, fail=self._poison
+            )
+            self.publication.publish(flushed=tail, durable=tail)
+            self.publication.sync()
             opened.pop_all()
 
     def _headers_with_producers(self) -> Iterator[Header]:
         """The headers of the batches that the segment had when it was opened, if any names a producer."""
         if self.start.producers_in_segment:
-            with SegmentReader(self._files, self.active.path, self._identity, within=self.place) as reader:
-                yield from reader.headers(self.active.base_offset, self.start.end)
+            yield from self.headers(self.active.base_offset, self.start.end)
 
     def headers(self, start: int, end: int) -> Iterator[Header]:
-        """The headers of the batches from `start` to `end`, which are places of batches, across segments."""
+        """The headers of the batches from `start` to `end`, two boundaries of batches, across segments."""
         while start < end:
             base = self._index.find(start)
             assert base is not None  # retention drops nothing that a transaction holds
@@ -189,7 +150,7 @@ class TailWriter(NotCopyable):
                 yield from reader.headers(start, stop)
             start = stop
 
-    def go_by(self, config: TopicConfig) -> None:
+    def use(self, config: TopicConfig) -> None:
         """Roll by these policies from now on."""
         self._roll_bytes, self._permissions = config.roll_bytes, config.permissions
         self._segment_age_us = None if config.segment_age is None else microseconds(config.segment_age)
@@ -207,7 +168,7 @@ class TailWriter(NotCopyable):
     # --- write -------------------------------------------------------------------------------------
 
     def write(self, tail: Tail, batches: Sequence[NewBatch], now: Moment) -> tuple[Tail, list[range]]:
-        """Write batches together at the tail, after a roll if one is due; returns the tail behind, and their offsets.
+        """Write batches together at the tail, after a roll if one is due; returns the new tail, and their offsets.
 
         Raises `LogMovedError` and `OSError`; the caller then cuts back. The append time never falls. The records'
         default times follow the clock even when it falls: records from a wrong clock must not date later ones.
@@ -244,37 +205,34 @@ class TailWriter(NotCopyable):
         None, and nothing is written, if `write` has more to do: a roll, the first batch of a segment, or producers to
         note.
         """
-        (
-            end, last_batch, previous_crc, append_time, log_max, segment_max, _, jumps, in_segment, records, _,
-            produced,
-        ) = tail  # fmt: skip
-        active = self.active
-        if end == active.base_offset or produced:
+        end, active = tail.end, self.active
+        if end == active.base_offset or tail.produced:
             return None
         wall_us = now.wall_us
-        append_time, segment_max = max(wall_us, append_time), max(wall_us, segment_max)
-        jumps = added(jumps, end)
+        append_time, segment_max = max(wall_us, tail.append_time), max(wall_us, tail.segment_max_timestamp)
+        jumps = added(tail.jumps, end)
         batch, header_crc = batch_of_one(
             value,
             key,
             (end, self._watermark.mark.durable_end, self.epoch),
-            (
-                previous_crc, append_time, wall_us, wall_us, segment_max, *NO_PRODUCER,
-                end - last_batch, self.nonce, jumps.jump_offset,
+            (  # as the keywords of `stamp` in `_stamp`
+                tail.previous_crc, append_time, wall_us, wall_us, segment_max, *NO_PRODUCER,
+                end - tail.last_batch, self.nonce, jumps.jump_offset,
             ),
-            flags=PRODUCERS if in_segment else 0,
+            flags=PRODUCERS if tail.producers_in_segment else 0,
             salt=self._identity.salt,
         )  # fmt: skip
         if self._must_roll(end, len(batch), now):
             return None
         active.write([batch], end)
+        # The fields of Tail in their order: made by position, in half the time.
         return new_tuple(Tail, (
-            end + len(batch), end, header_crc, append_time, max(log_max, wall_us), segment_max, self.epoch, jumps,
-            in_segment, records + 1, NO_SECTIONS, (),
+            end + len(batch), end, header_crc, append_time, max(tail.running_max_timestamp, wall_us), segment_max,
+            self.epoch, jumps, tail.producers_in_segment, tail.records + 1, NO_SECTIONS, (),
         ))  # fmt: skip
 
     def _stamp(self, tail: Tail, active: ActiveSegment, batch: NewBatch, now: Moment) -> tuple[bytes, Tail]:
-        """The header of the next batch, and the tail behind it."""
+        """The header of the next batch, and the tail after it."""
         body, _, producer, section = batch
         latest = now.wall_us if body.max_timestamp is None else body.max_timestamp
         first = tail.end == active.base_offset  # first of its segment: facts about the segment before end here
@@ -300,13 +258,13 @@ class TailWriter(NotCopyable):
             salt=self._identity.salt,
             section=section,
         )
-        return header, new_tuple(Tail, (
+        return header, new_tuple(Tail, (  # in the order of its fields, as in `write_one`
             tail.end + body.length, tail.end, header_crc, append_time, max(tail.running_max_timestamp, latest),
             segment_max, self.epoch, jumps, in_segment, tail.records + body.record_count, NO_SECTIONS, (),
         ))  # fmt: skip
 
     def note_producers(self, tail: Tail) -> None:
-        """Remember the producers of the last batches. The tail has them, so an interrupt cannot separate the two."""
+        """Remember the producers of the last batches. They are in the tail, so an interrupt cannot separate the two."""
         for producer, offsets in tail.produced:
             self.producers.remember(producer, offsets, tail.append_time)
 
@@ -347,11 +305,11 @@ class TailWriter(NotCopyable):
         self.retire(old)
 
     def attach(self, tail: Tail, path: str, batches: Sequence[NewBatch], now: Moment) -> tuple[Tail, ActiveSegment]:
-        """Seal the active segment, and make of a file the next one. Synced, as in `roll`.
+        """Seal the active segment, and make a file the next one. Synced, as in `roll`.
 
-        The file has room for a segment's header, and behind it these batches of a section, whose headers are written
-        anew here: they say where the batches are in the log. The active segment must have batches. Both results count
-        when the caller assigns them, at once; until then a write begins a segment of its own in the file's place.
+        The file has room for a segment's header, and after it these batches of a section. Their headers are written
+        again here, because they contain the places of the batches in the log. The active segment must have batches.
+        The caller must assign both results in one step. Until then a write begins a segment in the file's place.
         """
         header = self._seal(tail, now)
         fd = self._files.open_write(path)
@@ -374,8 +332,8 @@ class TailWriter(NotCopyable):
         old = self.active
         old.cut_back(tail.end)  # an interrupted write may have left bytes
         self.sync(old, tail)
-        self.publish(flushed=tail, durable=tail)
-        self.sync_watermark()
+        self.publication.publish(flushed=tail, durable=tail)
+        self.publication.sync()
         self.note_producers(tail)
         expiry = self._producer_expiry_us
         since = None if expiry is None else now.wall_us - expiry
@@ -414,7 +372,7 @@ class TailWriter(NotCopyable):
         while self._retired:
             self._files.close(self._retired.pop())
 
-    # --- make durable, and visible -----------------------------------------------------------------
+    # --- make durable ------------------------------------------------------------------------------
 
     def sync(self, active: ActiveSegment, tail: Tail) -> None:
         """Make everything before `tail` durable. `WriterFailedError` if the disk refuses; this is final.
@@ -429,73 +387,7 @@ class TailWriter(NotCopyable):
         if asked is not None:
             asked.settle()
 
-    def sync_watermark(self) -> None:
-        """Make the last mark durable. `WriterFailedError` if the disk refuses; this is final."""
-        try:
-            self._watermark.sync()
-        except OSError as error:
-            self._poison(error)
-
-    def publish(
-        self,
-        *,
-        flushed: Tail | None = None,
-        durable: Tail | None = None,
-        log_start: int = 0,
-        applied: bool = False,
-        hold: Hold | None = None,
-    ) -> None:
-        """Let readers see everything before `flushed`. Never moves a published end or start back.
-
-        `applied`: the records of the transaction that is held are all in the log. `hold`: the one that is held from
-        now on; `NO_HOLD` for none.
-        """
-        copies = self.copies
-        if copies is not None and not copies.accepted:
-            flushed = durable = None
-        with self._mark_lock:
-            self.in_publication = True
-            (
-                sequence, start, flushed_end, durable_end, _, _, flushed_tail, applied_txn, held_txn, held_from,
-                promised, durable_tail, held_tail, _, _, applied_id, held_id, store,
-            ) = self._watermark.mark  # fmt: skip
-            if flushed is not None and flushed.end >= flushed_end:
-                flushed_end, flushed_tail = flushed.end, flushed.last_batch
-            if durable is not None and durable.end >= durable_end:
-                durable_end, durable_tail = durable.end, durable.last_batch
-            if applied:
-                applied_txn, applied_id = held_txn, held_id
-            if hold is not None:
-                held_txn, held_from, held_tail, held_id = hold[:4]
-                store = hold.store or store
-            mark = new_tuple(Mark, (
-                sequence + 1, max(start, log_start), flushed_end, durable_end, self.epoch, self.nonce, flushed_tail,
-                applied_txn, held_txn, held_from, promised, durable_tail, held_tail, 0, 0, applied_id, held_id,
-                store,
-            ))  # fmt: skip
-            try:
-                self._watermark.publish(mark)
-            except OSError as error:
-                self._poison(error)
-            if copies is not None:
-                copies.publish(mark)
-            self.in_publication = False
-        if self._listeners:
-            self._wake()
-
-    def listen(self, waiter: Wakeable) -> None:
-        """Wake the waiter after every publication, from the publishing thread, while the waiter exists."""
-        with self._mark_lock:
-            self.in_publication = True
-            self._listeners = (*(each for each in self._listeners if each() is not None), weakref.ref(waiter))
-            self.in_publication = False
-
-    def _wake(self) -> None:
-        for listener in self._listeners:
-            if (waiter := listener()) is not None:
-                waiter.wake()
-
-    # --- whether the files are where readers look --------------------------------------------------
+    # --- files that were moved ---------------------------------------------------------------------
 
     def find_gone(self, end: int) -> LogMovedError | None:
         """An error if the segment has lost its name or was changed by another program, else None. One fstat."""
@@ -518,13 +410,13 @@ class TailWriter(NotCopyable):
             if thorough and not place.exists(segment_name(active.base_offset)):
                 return LogMovedError(active.path, "was moved elsewhere", kept=True)
             if self._watermark.is_named():
-                # In a copy made of hard links the files are the same, but the directory is not.
+                # A copy made of hard links has the same files in another directory.
                 if active.links == 1 or place.is_named():
                     return None
             elif place.is_named():
                 path = place.path_of(WATERMARK)
                 return LogMovedError(path, "was removed, or another file put in its place", kept=True)
-        except PermissionError:  # this process may have dropped its right to look there, as daemons do
+        except PermissionError:  # this process may have dropped its rights there, as daemons do
             return None
         except OSError as error:
             raise StorageIOError(place.path, error, "looking whether it is still there") from error
@@ -542,7 +434,7 @@ class TailWriter(NotCopyable):
     def fail(self, moved: LogMovedError) -> NoReturn:
         """Stop writing, because the files are not where readers look. Wakes readers in this process."""
         self.failure = moved.again()
-        self._wake()
+        self.publication.wake()
         raise moved
 
     def _poison(self, error: OSError) -> NoReturn:
@@ -552,25 +444,25 @@ class TailWriter(NotCopyable):
     # --- retention ---------------------------------------------------------------------------------
 
     def catch_up_start(self, log_start: int) -> None:
-        """Drop what another directory of a replicated partition has dropped already."""
+        """Drop the segments that another directory of a replicated partition has dropped already."""
         if log_start in self._index.bases():
             self.drop_before(log_start)
 
     def drop_before(self, base_offset: int) -> list[str]:
         """Drop the sealed segments below `base_offset`, which must be a segment's; returns their paths.
 
-        The new log start is durable before the first file goes, so that a crash between leaves
-        files that recovery removes, never a gap.
+        The new log start is durable before the first file is removed. So a crash leaves files that recovery removes,
+        and never a gap.
         """
         dropped = [base for base in self._index.bases() if base < base_offset]
         log_start = self._watermark.mark.log_start_offset
         last = self._watermark.mark.held_from if self._watermark.mark.held_txn else self.active.base_offset
         if not log_start <= base_offset <= min(last, self.active.base_offset) or not dropped:
-            return []  # below the log start: another pass has already dropped it
-        self.publish(log_start=base_offset)
-        self.sync_watermark()
-        self.publish()  # into the other slot: if either rots, the other knows
-        self.sync_watermark()  # before a file goes: a torn write may leave either slot alone
+            return []  # below the log start: another pass has dropped it already
+        self.publication.publish(log_start=base_offset)
+        self.publication.sync()
+        self.publication.publish()  # into the other slot: if one of them rots, the other has it
+        self.publication.sync()  # before a file is removed: a torn write may leave either slot alone
         start_header.keep(self.place, self._identity, base_offset, self._permissions)
         names = [segment_name(base) for base in dropped]
         for name in names + [producers_name(base) for base in dropped if base in self._with_file]:
@@ -578,7 +470,7 @@ class TailWriter(NotCopyable):
                 self.place.unlink(name)
         self._with_file.difference_update(dropped)
         self.place.sync()
-        self._index.drop_before(base_offset)  # last: the next pass still knows the files that this one left
+        self._index.drop_before(base_offset)  # last: after an interrupt, the next pass still finds the remaining files
         return list(map(self.place.path_of, names))
 
     # --- end ---------------------------------------------------------------------------------------
@@ -587,8 +479,3 @@ class TailWriter(NotCopyable):
         """The descriptors of all files, for a caller that closes them with others."""
         retired, self._retired = self._retired, []
         return [*retired, self.active.fd, self._watermark.fileno()]
-
-    def abandon_in_child(self) -> None:
-        """After a fork: make a new lock, because a thread of the parent may hold the old one."""
-        self._mark_lock = threading.RLock()
-        self.publishes = asker(self._mark_lock)

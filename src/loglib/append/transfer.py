@@ -3,7 +3,7 @@
 Invariant: a frame holds whole flushed batches of one partition, exactly as stored, and the facts to check
 them. The sender decodes nothing. The receiver decodes every batch before it appends it: a checksum does
 not say who made a batch, and an unreadable batch would stay in the log. Each batch gets a new place, so its
-header is written again; its body stays as it is.
+header is written again; its body does not change.
 
     byte size field        frame header, little-endian
        0   4  magic        89 4C 4C 54
@@ -58,11 +58,11 @@ FRAME_BYTES = _FRAME.size
 assert FRAME_BYTES == 36
 
 _STREAM = "the stream"
-_PIECE_BYTES = 1 << 20  # a claimed length is believed only as far as bytes arrive
+_PIECE_BYTES = 1 << 20  # memory for a claimed length is taken only when the bytes arrive
 _MOST_SKIPPED_BYTES = 1 << 30  # skipped of a refused frame, to reach the next one; a segment is no larger by default
 
-# Streams that stopped in mid-frame, and why. A file is never one of them, because a program can seek in it. A bare
-# descriptor cannot be remembered, and has no time-out.
+# Streams that stopped in mid-frame, with the reason. A file is never one of them, because a program can seek in it.
+# A bare descriptor cannot be remembered, and has no time-out.
 _half_sent: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _half_read: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 

@@ -119,8 +119,8 @@ class ReplicaSet(NotCopyable):
         self._own_groups()
         for copies, writer in zip(self._copies, writers, strict=True):
             copies.accepted = True
-            writer.disk.publish(flushed=writer.disk.start, durable=writer.disk.start)
-            writer.disk.sync_watermark()
+            writer.publication.publish(flushed=writer.disk.start, durable=writer.disk.start)
+            writer.publication.sync()
             writer.disk.catch_up_start(max([each.log_start(copies.number) for each in self._in_reach], default=0))
         for each in self._replicas:
             each.start()

@@ -11,21 +11,19 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..append.hash_columns import can_hash, deal, partitions_of
+from ..append.arrow_bodies import Numbers
+from ..append.hash_columns import can_hash, deal, partitions_of, place_rows
 from ..config.arguments import check_names
 from ..format.arrow import HEADERS_TYPE
 from .sink_target import Target, TargetTopic, find_place, no_function
 from .stage import TaskStage
 
 __all__ = ["RowPartitioner"]
-
-Numbers = np.ndarray[Any, Any]
 
 
 class RowPartitioner:
@@ -90,32 +88,19 @@ class RowPartitioner:
         return pa.RecordBatch.from_pydict(columns)
 
     def _partitions(self, place: TargetTopic, rows: pa.RecordBatch, records: pa.RecordBatch) -> Numbers:
-        count = place.config.partitions
-        chosen = None
-        if "partition" in self._target.columns:
-            chosen = rows.column(self._target.columns["partition"])
-            if not chosen.null_count:
-                return _checked(place, chosen.to_numpy())
+        count, partitioner = place.config.partitions, place.config.partitioner
         keyless = self._keyless % count
-        if "key" not in records.schema.names or records.column("key").null_count == len(records):
-            found = np.full(len(records), keyless, np.uint16)
-        elif can_hash(place.config.partitioner):
-            found = partitions_of(records.column("key"), place.config.partitioner, count, keyless=keyless)
-        else:
-            raise no_function(place)
-        if chosen is not None:
-            given = chosen.is_valid().to_numpy(zero_copy_only=False)
-            found[given] = _checked(place, chosen.drop_null().to_numpy())
-        return found
+
+        def of_keys(keys: pa.Array) -> Numbers:
+            if not can_hash(partitioner):
+                raise no_function(place)
+            return partitions_of(keys, partitioner, count, keyless=keyless)
+
+        columns = self._target.columns
+        chosen = rows.column(columns["partition"]) if "partition" in columns else None
+        keys = records.column("key") if "key" in columns else None
+        return place_rows(len(records), keys, chosen, of_keys, count, keyless=keyless, topic=place.path)
 
 
 def _taken(rows: pa.RecordBatch, order: Numbers) -> pa.RecordBatch:
     return rows.take(pa.array(order))
-
-
-def _checked(place: TargetTopic, partitions: Numbers) -> Numbers:
-    wrong = (partitions < 0) | (partitions >= place.config.partitions)
-    if wrong.any():
-        first = int(partitions[np.argmax(wrong)])
-        raise ValueError(f"a row for partition {first}, and {place.path} has {place.config.partitions} partitions")
-    return partitions.astype(np.uint16)

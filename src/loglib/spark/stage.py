@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ..append.arrow_bodies import Rows
-from ..append.pieces import joined
+from ..append.arrow_bodies import Rows, joined
 from ..format.codec import codec_id
 from ..segment import Identity
 from ..system.files import Files

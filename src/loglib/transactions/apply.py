@@ -1,6 +1,6 @@
 """Apply: how what is committed gets into the logs, in the order of the numbers.
 
-Invariant: only committed manifests are applied, each section once (see append/section.py). A transaction is done,
+Invariant: only committed manifests are applied, each section once (append/section_writer.py). A transaction is done,
 and so visible, when all its sections and all its commits of groups are applied and durable. Whoever applies may
 die at any instant, and another process goes on from there.
 
@@ -27,9 +27,8 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
-from ..append.section import Piece, apply_section
+from ..append.section_writer import Piece, SectionWriter, apply_section
 from ..append.tail import Txn
-from ..append.writer import Writer
 from ..config.policies import TopicConfig
 from ..errors import CommitPendingError, CorruptLogError, LockedError, LogError
 from ..format.header import HEADER_BYTES, Header
@@ -102,7 +101,7 @@ class Applier(NotCopyable):
         self,
         files: Files,
         store: Store,
-        own: Sequence[Writer] = (),
+        own: Sequence[SectionWriter] = (),
         *,
         own_offsets: Mapping[tuple[str, str], Offsets] | None = None,
         clock: Callable[[], int] = SYSTEM,
@@ -116,10 +115,10 @@ class Applier(NotCopyable):
         self._own = own
         self._own_offsets = own_offsets or {}
         self._clock = clock
-        self._made: dict[Target, Writer] = {}  # writers of partitions that nobody holds
+        self._made: dict[Target, SectionWriter] = {}  # writers of partitions that nobody holds
         self._locked: dict[str, Lock] = {}  # topics of these writers: an opening waits for the lock
         self._rung: dict[str, float] = {}  # when the writers of a topic were woken last
-        self._mine: dict[Target, Writer | None] = {}  # the writer in `own`, if it is there
+        self._mine: dict[Target, SectionWriter | None] = {}  # the writer in `own`, if it is there
         self._paths: dict[tuple[str, bytes], str] = {}  # of topics, by what a section says of them
 
     def run(self, timeout_s: float, *, wanted: int = 0) -> None:
@@ -238,7 +237,7 @@ class Applier(NotCopyable):
             if (mark := writer.disk.mark).held_txn and not self._waits(mark):
                 end_hold(writer)
 
-    def _end_hold(self, writer: Writer, manifest: Manifest) -> None:
+    def _end_hold(self, writer: SectionWriter, manifest: Manifest) -> None:
         """End the hold of an earlier transaction, which must not be pending."""
         mark = writer.disk.mark
         if mark.held_txn and (mark.held_txn, mark.held_id) != (manifest.number, manifest.id):
@@ -252,7 +251,7 @@ class Applier(NotCopyable):
 
     # --- writers -------------------------------------------------------------------------------------
 
-    def _writer(self, target: Target, identity: Identity, config: TopicConfig) -> Writer | None:
+    def _writer(self, target: Target, identity: Identity, config: TopicConfig) -> SectionWriter | None:
         """A writer of the partition in this process; None if another process has it."""
         writer = self._find_own(target) or self._made.get(target)
         if writer is None:
@@ -265,14 +264,14 @@ class Applier(NotCopyable):
             copy_role.check_leader(self._files, target.topic_path)  # before a file is written there, and under the lock
             index = SegmentIndex(list_segments(self._files, path))
             try:
-                writer = Writer(self._files, path, identity, config, index=index, clock=self._clock)
+                writer = SectionWriter(self._files, path, identity, config, index=index, clock=self._clock)
             except LockedError:
                 return None
             self._made[target] = writer
             copy_role.check_leader(self._files, target.topic_path)
         return writer
 
-    def _find_own(self, target: Target) -> Writer | None:
+    def _find_own(self, target: Target) -> SectionWriter | None:
         if target not in self._mine:
             self._mine[target] = None
             candidates = [each for each in self._own if each.partition == target.partition]
@@ -398,7 +397,7 @@ def pending_for(number: int, error: Exception) -> CommitPendingError:
     return error if isinstance(error, CommitPendingError) else CommitPendingError(number, f"an error to go: {error}")
 
 
-def end_hold(writer: Writer) -> None:
+def end_hold(writer: SectionWriter) -> None:
     """End the hold of a transaction that is done, or that the store does not have.
 
     `CorruptLogError` if the log has a part of it: nobody can finish it any more.

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..append.handles import Handles
-from ..append.writer import Writer
+from ..append.section_writer import SectionWriter
 from ..errors import CommitPendingError, LogClosedError, LogError, LogMovedError
 from ..log.store_pointer import StorePointer, read_pointer
 from ..system.clock import monotonic
@@ -53,7 +53,7 @@ class Participant:
         """Serve no more."""
         notifications.leave(self)
 
-    def apply(self, made: Writer | None = None) -> None:
+    def apply(self, made: SectionWriter | None = None) -> None:
         """Apply what a dead process has committed. Records of the topic may wait for it.
 
         `made`: a writer that is not in use yet. Raises `CorruptLogError` if the log has a part of a transaction that
@@ -113,7 +113,7 @@ class Participant:
                 self._end_holds(writers)
         return any(each.disk.mark.held_txn for each in writers)
 
-    def _end_holds(self, writers: list[Writer]) -> None:
+    def _end_holds(self, writers: list[SectionWriter]) -> None:
         """The store is gone, so that nobody finishes what is held. A part of it makes the next append raise."""
         from .apply import end_hold
 
@@ -124,7 +124,7 @@ class Participant:
                 except LogError as error:
                     writer.raise_soon(error)
 
-    def _of(self, home: StorePointer, writers: list[Writer]) -> tuple[Store, Applier]:
+    def _of(self, home: StorePointer, writers: list[SectionWriter]) -> tuple[Store, Applier]:
         """The store of the topic's transactions, with what applies them."""
         from .apply import Applier
         from .store import open_store

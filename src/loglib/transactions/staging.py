@@ -26,8 +26,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
-from ..append.batching import Load
-from ..append.bulk import chunks, encode_all
+from ..append.batching import Load, chunks, encode_all
 from ..config.policies import TopicConfig
 from ..errors import CorruptLogError
 from ..format.chain import End

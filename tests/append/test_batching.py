@@ -1,4 +1,4 @@
-"""append/bulk.py: many records in one call: all of them or none, in batches of about the configured size."""
+"""append/batching.py: many records in one call: all of them or none, in batches of about the configured size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loglib import RecordTooLargeError, Topic
-from loglib.append import batching, bulk
-from loglib.append.bulk import encode_all
+from loglib.append import batching
+from loglib.append.batching import encode_all
 from loglib.config.policies import TopicConfig
 from loglib.format.columns import Columns
 
@@ -51,7 +51,7 @@ def test_refused_value_leaves_the_log_as_it_was(
     open_topic: Open,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bulk, "_AHEAD_BYTES", ahead_bytes)
+    monkeypatch.setattr(batching, "_AHEAD_BYTES", ahead_bytes)
     topic = open_topic(partitions=3, batch_bytes=1000, max_record_bytes=3000)
     topic.append(b"before", partition=0)
     for keys in (None, [b"%d" % number for number in range(len(MANY) + 1)]):
@@ -88,7 +88,7 @@ def test_batches_are_about_as_large_as_configured(runs: list[tuple[int, int]], a
     config = TopicConfig(batch_bytes=4000, batch_records=64, max_record_bytes=10_000)
     columns = Columns(values, [b"k"] * len(values) if keyed else None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bulk, "_AHEAD_BYTES", ahead_bytes)
+        patch.setattr(batching, "_AHEAD_BYTES", ahead_bytes)
         bodies = [body for _, body in encode_all({"only": columns}, config, 0)]
     assert sum(body.record_count for body in bodies) == len(values)
     assert sum(body.value_bytes for body in bodies) == sum(map(len, values))
