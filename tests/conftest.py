@@ -159,8 +159,8 @@ def topic(open_topic: Callable[..., Topic]) -> Topic:
 @pytest.fixture
 def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members look at each other whenever they are asked for records: nothing depends on the time of day."""
-    for name in ("_LOOK_S", "_COMMIT_AFTER_S"):
-        monkeypatch.setattr(f"loglib.groups.group.{name}", 0.0)
+    for name in ("membership._LOOK_S", "group._COMMIT_AFTER_S"):
+        monkeypatch.setattr(f"loglib.groups.{name}", 0.0)
 
 
 @pytest.fixture

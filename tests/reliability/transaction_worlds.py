@@ -14,7 +14,7 @@ from crash_worlds import NOW, Recorder, Workload
 from loglib import Group, LogError, Topic, testing, transaction
 from loglib.append import section
 from loglib.append.writer import Writer
-from loglib.groups import group as group_module
+from loglib.groups import membership
 from loglib.testing import CrashFS, Image, MemoryFiles, Mode
 from loglib.transactions import staging, store
 from loglib.transactions import transaction as transaction_module
@@ -285,8 +285,8 @@ def steady(choose: Random) -> Iterator[None]:
         patched.enter_context(mock.patch.object(section, "_PIECE_BYTES", 700))
         patched.enter_context(mock.patch.object(staging, "_LARGE_BYTES", 400))
         patched.enter_context(mock.patch.object(store, "CHECKPOINT_EVERY", 3))
-        patched.enter_context(mock.patch.object(group_module, "_LOOK_S", 0.0))
-        patched.enter_context(mock.patch.object(group_module, "_LOOKS_S", ()))
+        patched.enter_context(mock.patch.object(membership, "_LOOK_S", 0.0))
+        patched.enter_context(mock.patch.object(membership, "_LOOKS_S", ()))
         patched.enter_context(mock.patch.object(os, "urandom", choose.randbytes))
         yield
 

@@ -111,10 +111,10 @@ _MOST_OPEN = 32  # partitions whose segment and watermark are open: two files ea
 class Delivery(NotCopyable):
     """The reading of one member. Ownership and commits belong to `Group`."""
 
-    def __init__(self, place: GroupDirectory, observer: Observer) -> None:
+    def __init__(self, directory: GroupDirectory, observer: Observer) -> None:
         self.handled: dict[TopicPartition, int] = {}  # next offset after handled, uncommitted records
         self.run: Run | None = None  # the run that is being handed out
-        self._place = place
+        self._directory = directory
         self._observer = observer  # of the watermarks, by partition
         self._positions: dict[TopicPartition, int] = {}  # the offset after the run
         self._paused: set[TopicPartition] = set()
@@ -135,7 +135,7 @@ class Delivery(NotCopyable):
         """Read these partitions as well."""
         for partition, offset in starts.items():
             if partition not in self._positions:
-                self._observer.observe_file(partition, self._place.logs[partition].watermark_path)
+                self._observer.observe_file(partition, self._directory.logs[partition].watermark_path)
             self._go_to(partition, offset)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
@@ -146,7 +146,7 @@ class Delivery(NotCopyable):
             for facts in (self.handled, self._positions, self._by_hand, self._headers, self._heard):
                 facts.pop(each, None)
             self._paused.discard(each)
-            self._place.logs[each].release_files()
+            self._directory.logs[each].release_files()
 
     def pause(self, partition: TopicPartition) -> None:
         """Hand out no more records of this partition."""
@@ -182,13 +182,13 @@ class Delivery(NotCopyable):
         header = self._headers.get(partition)
         if header is not None and header.base_offset <= offset <= header.next_offset:
             return header.previous_crc if offset == header.base_offset else header.header_crc
-        return history_at(self._place.logs[partition], offset)
+        return history_at(self._directory.logs[partition], offset)
 
     def overtaken(self) -> list[TopicPartition]:
         """The partitions whose next record was dropped by retention."""
         found = []
         for each, offset in self._positions.items():
-            log = self._place.logs[each]
+            log = self._directory.logs[each]
             if offset < log.mark().log_start_offset:
                 found.append(each)
             log.release_files()
@@ -205,7 +205,7 @@ class Delivery(NotCopyable):
             if isinstance(each, TopicPartition) and each in self._positions:
                 self._turns.setdefault(each)
                 if REPLACED in names:
-                    self._place.logs[each].check_moved()
+                    self._directory.logs[each].check_moved()
 
     def take(self, way: Way, most: int | None = None) -> Run | None:
         """The next records, if there are any now: up to `most`, or up to the end of a batch."""
@@ -292,7 +292,7 @@ class Delivery(NotCopyable):
         while self._cursors:
             partition, cursor = self._cursors.popitem()
             cursor.close()
-            self._place.logs[partition].release_files()
+            self._directory.logs[partition].release_files()
 
     def _prepare(self) -> None:
         """Drop blocks and cursors that no longer match the positions."""
@@ -325,7 +325,7 @@ class Delivery(NotCopyable):
         return False
 
     def _read_block(self, partition: TopicPartition) -> list[Batch]:
-        log = self._place.logs[partition]
+        log = self._directory.logs[partition]
         try:
             self._listen(partition)
             cursor = self._cursors.get(partition)
@@ -348,7 +348,7 @@ class Delivery(NotCopyable):
 
     def _listen(self, partition: TopicPartition) -> None:
         """Let a writer in this process report when it has published: the system's report comes too early."""
-        writer = self._place.logs[partition].writer
+        writer = self._directory.logs[partition].writer
         if writer is not None and writer is not self._heard.get(partition):
             writer.listen(self._observer.bell(partition))
             self._heard[partition] = writer
@@ -358,11 +358,11 @@ class Delivery(NotCopyable):
         if partition in self._cursors:
             self._cursors.move_to_end(partition)
         elif len(self._positions) > _MOST_OPEN:
-            self._place.logs[partition].release_files()
+            self._directory.logs[partition].release_files()
         while len(self._cursors) > _MOST_OPEN:
             other, cursor = self._cursors.popitem(last=False)
             cursor.close()
-            self._place.logs[other].release_files()
+            self._directory.logs[other].release_files()
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
         self._moved[partition] = None

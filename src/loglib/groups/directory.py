@@ -29,14 +29,16 @@ from ..config.arguments import Start, check_names, parse_start
 from ..config.policies import NAME, Durability
 from ..errors import CorruptLogError, GroupElsewhereError, GroupNotFoundError, LogError, LogMovedError
 from ..log import catalog, copy_role
+from ..log.lag import Lag, measure_lag
 from ..log.log import Log
 from ..log.lookup import resolve
 from ..log.topic_file import NAME as DESCRIPTION
 from ..log.topic_file import new_aside, partition_directory, put_in_place, read
 from ..system.files import Files
 from .assignment import TopicPartition
+from .commit_log import Entries, LogPartition
 from .lock_file import readable_by_all
-from .offsets import Entries, LogPartition, Offsets, make_offsets
+from .offsets import Offsets, make_offsets
 
 __all__ = [
     "ALL", "GROUPS", "MIRRORED", "GenerationFence", "GroupDirectory", "check_logs_differ", "group_names",
@@ -115,10 +117,10 @@ def _check_here(files: Files, topic_path: str) -> None:
 class GenerationFence(Protocol):
     """Commits of a group that are part of transactions, as a new owner of a partition must know them."""
 
-    def known_generations(self, place: GroupDirectory) -> Mapping[str, int]:
+    def known_generations(self, directory: GroupDirectory) -> Mapping[str, int]:
         """The highest generation of each partition in a transaction or its fence, by its name in `owners`."""
 
-    def fence(self, place: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
+    def fence(self, directory: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
         """End the transactions of former owners, and return the commits of those that are not applied yet."""
 
 
@@ -186,6 +188,21 @@ class GroupDirectory(NamedTuple):
             offsets[each] = resolve(self.logs[each], parse_start(start_of_it, now_us=now))
             self.logs[each].release_files()  # so that few of a thousand logs have open files
         return offsets
+
+    def lag(
+        self, entries: Entries, *, first: Callable[[TopicPartition], int], count_records: bool
+    ) -> dict[TopicPartition, Lag]:
+        """The lag of each partition from its commit in `entries`, or without a commit from its `first` offset."""
+        lags: dict[TopicPartition, Lag] = {}
+        for partition, log in self.logs.items():
+            entry, offset = entries.get(partition), None
+            if entry is not None and entry.log_id == log.identity.log_id:
+                offset = entry.offset
+            if offset is None:
+                offset = first(partition)
+            lags[partition] = measure_lag(log, offset, now_us=self.clock(), count_records=count_records)
+            log.release_files()  # so that few of a thousand logs have open files
+        return lags
 
     def exists(self) -> bool:
         """Whether the group exists here; `GroupElsewhereError` if another topic keeps it."""

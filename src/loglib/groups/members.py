@@ -11,7 +11,7 @@ whether the member is live.
 A file that no process holds remains from a crash. The next member that looks removes it, if it may. A
 file that may not be read counts as a live member with unknown facts.
 
-Threads: a `Membership` belongs to the thread of its group.
+Threads: a `MemberFile` belongs to the thread of its group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .lock_file import LockFile, read_if_held
 
-__all__ = ["Member", "Membership", "live_members", "new_member_name"]
+__all__ = ["Member", "MemberFile", "live_members", "new_member_name"]
 
 logger = logging.getLogger("loglib")
 
@@ -57,8 +57,8 @@ def new_member_name() -> str:
     return f"{host}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
-class Membership(NotCopyable):
-    """One membership of this process in a group, from construction to `leave`."""
+class MemberFile(NotCopyable):
+    """The file by which this process is a member of a group, from construction to `leave`."""
 
     def __init__(
         self, files: Files, directory: str, name: str, topics: Sequence[str], permissions: int,

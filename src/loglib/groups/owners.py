@@ -26,8 +26,8 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
+from .commit_log import LogPartition
 from .lock_file import MOST_BYTES, LockFile, read_if_held, readable_by_all
-from .offsets import LogPartition
 
 __all__ = ["Owner", "Ownership", "evict_owner", "holder_of", "owned_partitions", "read_owner"]
 

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import NamedTuple
 
 from ..append.section import Piece, apply_section
 from ..append.tail import Txn
@@ -35,8 +34,9 @@ from ..errors import CommitPendingError, CorruptLogError, LockedError, LogError
 from ..format.header import HEADER_BYTES, Header
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, WatermarkReader
+from ..groups.commit_log import Entries
 from ..groups.directory import GROUPS
-from ..groups.offsets import Entries, Offsets
+from ..groups.offsets import Offsets
 from ..log import catalog, copy_role, topic_file
 from ..log.index import SegmentIndex
 from ..log.log import unfinishable
@@ -48,27 +48,20 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.lock import Lock, try_acquire
 from ..system.not_copyable import NotCopyable
-from .fit import store_number
+from .fit import Target, store_number
 from .group_commits import parsed
 from .manifest import Manifest, Section
 from .notifications import notify
 from .staging import HEADERS, STAGING, header_in, read_headers, read_section, remove_attempt
 from .store import Store
 
-__all__ = ["Applier", "Target", "topic_of"]
+__all__ = ["Applier", "topic_of"]
 
 logger = logging.getLogger("loglib")
 
 _NAP_S = 0.001
 _LONGEST_NAP_S = 0.02
 _RING_S = 0.1  # a bell is rung again, in case its sound was lost
-
-
-class Target(NamedTuple):
-    """A partition of a log, by the path of its topic."""
-
-    topic_path: str
-    partition: int
 
 
 def topic_of(store: Store, relative: str, log_id: bytes | None = None) -> str:
@@ -199,30 +192,29 @@ class Applier(NotCopyable):
         found: dict[Target, list[Section]] = {}
         for section in manifest.sections:
             topic = self._topic_of(section)
-            found.setdefault(Target(topic, section.partition), []).append(section)
+            target = Target(topic, Identity.of(section.log_id, section.partition))
+            found.setdefault(target, []).append(section)
         return found
 
     def _apply_section(self, manifest: Manifest, target: Target, sections: list[Section]) -> bool:
         """Apply the sections of one partition. False if its owner has not done it yet."""
         described = topic_file.read(self._files, target.topic_path)
-        if described is None or described[0] != sections[0].log_id:
+        if described is None or described[0] != target.identity.log_id:
             logger.error(
                 "%s: the topic was deleted or made anew; %d batches of transaction %d for it are dropped",
                 target.topic_path, sum(each.batches for each in sections), manifest.number,
             )  # fmt: skip
             return True
-        log_id, config = described
-        identity = Identity.of(log_id, target.partition)
-        writer = self._writer(target, identity, config)
+        writer = self._writer(target, described[1])
         if writer is None:
-            if self._is_applied(manifest, target, identity):
+            if self._is_applied(manifest, target):
                 return True
             if monotonic() >= self._rung.get(target.topic_path, 0.0) + _RING_S:
                 self._rung[target.topic_path] = monotonic()
                 notify(self._files, target.topic_path)
             return False
         self._end_hold(writer, manifest)
-        pieces = [self._piece(manifest, target, each, identity) for each in sections]
+        pieces = [self._piece(manifest, target, each) for each in sections]
         apply_section(writer, Txn(manifest.number, manifest.id, store_number(self._store.id)), pieces)
         return True
 
@@ -248,11 +240,11 @@ class Applier(NotCopyable):
 
     def _waits(self, mark: Mark) -> bool:
         """Whether the transaction that is held is pending. Its number may name another one in this store."""
-        return self._store.waiting_id(mark.held_txn) == mark.held_id
+        return self._store.pending_id(mark.held_txn) == mark.held_id
 
     # --- writers -------------------------------------------------------------------------------------
 
-    def _writer(self, target: Target, identity: Identity, config: TopicConfig) -> Writer | None:
+    def _writer(self, target: Target, config: TopicConfig) -> Writer | None:
         """A writer of the partition in this process; None if another process has it."""
         writer = self._find_own(target) or self._made.get(target)
         if writer is None:
@@ -261,11 +253,12 @@ class Applier(NotCopyable):
                 if lock is None:  # another process changes the topic just now
                     return None
                 self._locked[target.topic_path] = lock
-            path = topic_file.partition_directory(target.topic_path, target.partition)
             copy_role.check_leader(self._files, target.topic_path)  # before a file is written there, and under the lock
-            index = SegmentIndex(list_segments(self._files, path))
+            index = SegmentIndex(list_segments(self._files, target.directory))
             try:
-                writer = Writer(self._files, path, identity, config, index=index, clock=self._clock)
+                writer = Writer(
+                    self._files, target.directory, target.identity, config, index=index, clock=self._clock
+                )
             except LockedError:
                 return None
             self._made[target] = writer
@@ -281,10 +274,10 @@ class Applier(NotCopyable):
                     self._mine[target] = next((each for each in candidates if each.is_in(topic)), None)
         return self._mine[target]
 
-    def _is_applied(self, manifest: Manifest, target: Target, identity: Identity) -> bool:
+    def _is_applied(self, manifest: Manifest, target: Target) -> bool:
         """Whether the partition's owner has applied the transaction. Synced. It applies one after the other."""
-        path = os.path.join(topic_file.partition_directory(target.topic_path, target.partition), WATERMARK)
-        watermark = WatermarkReader(self._files, path, identity.salt)
+        path = os.path.join(target.directory, WATERMARK)
+        watermark = WatermarkReader(self._files, path, target.identity.salt)
         try:
             mark = watermark.read()
             watermark.sync()  # the owner has published it, and perhaps not yet synced it
@@ -306,7 +299,8 @@ class Applier(NotCopyable):
 
     # --- what is staged --------------------------------------------------------------------------------
 
-    def _piece(self, manifest: Manifest, target: Target, section: Section, identity: Identity) -> Piece:
+    def _piece(self, manifest: Manifest, target: Target, section: Section) -> Piece:
+        identity = target.identity
         if not section.file:
             path = os.path.join(self._store.path, f"{manifest.number:020d}")
             if manifest.frames is None:

@@ -38,7 +38,7 @@ from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..system.lock import try_acquire
 from .apply import topic_of
-from .fit import Place, numbers_of
+from .fit import Target, numbers_of
 from .manifest import Checkpoint, Manifest, decode, decode_checkpoint, decode_store, encode, encode_checkpoint
 from .manifest import encode_store as encode_description
 from .store import Store
@@ -124,14 +124,14 @@ def _raise_store(files: Files, topic: str, *, dry_run: bool, now: int) -> list[R
         if pointer is not None and described is not None and not is_lost(files, topic):
             path = os.path.normpath(pointer.path)
             with Store(files, path) as store:
-                for fault in _Examination(files, path, now=now).of_numbers(store, _places(topic, *described)):
+                for fault in _Examination(files, path, now=now).of_numbers(store, _targets(topic, *described)):
                     kept = None if dry_run else fault.mend()
                     repairs.append(Repair(None, path, f"{fault.what} ({fault.damage.found})", kept=kept))
     return repairs
 
 
-def _places(topic: str, log_id: bytes, config: TopicConfig) -> Iterator[Place]:
-    return (Place(topic, Identity.of(log_id, number)) for number in range(config.partitions))
+def _targets(topic: str, log_id: bytes, config: TopicConfig) -> Iterator[Target]:
+    return (Target(topic, Identity.of(log_id, number)) for number in range(config.partitions))
 
 
 class _Examination:
@@ -146,7 +146,7 @@ class _Examination:
         """What is wrong, in the order in which it is mended."""
         yield from self._of_files()
         with suppress(LogError, OSError), Store(self._files, self._path) as store:  # else the files above say why
-            yield from self.of_numbers(store, self._all_places())
+            yield from self.of_numbers(store, self._all_targets())
             yield from self._of_topics(store)
 
     # --- files -------------------------------------------------------------------------------------------
@@ -231,21 +231,21 @@ class _Examination:
                 if pointer is not None and described is not None and os.path.normpath(pointer.path) == self._path:
                     yield path, described[0], pointer.id
 
-    def _all_places(self) -> Iterator[Place]:
+    def _all_targets(self) -> Iterator[Target]:
         for path, _, _ in self._topics():
             described = topic_file.read(self._files, path)
             if described is not None:
-                yield from _places(path, *described)
+                yield from _targets(path, *described)
 
-    def of_numbers(self, store: Store, places: Iterable[Place]) -> Iterator[_Fault]:
+    def of_numbers(self, store: Store, targets: Iterable[Target]) -> Iterator[_Fault]:
         """The fault of a store that is behind one of these partitions."""
         last, ahead = store.last_number(), None
         highest = last
-        for place in places:
+        for target in targets:
             with suppress(LogError, OSError):  # the topic's own repair
-                has = numbers_of(self._files, place)
+                has = numbers_of(self._files, target)
                 if max(has.applied_txn, has.held_txn) > highest:
-                    highest, ahead = max(has.applied_txn, has.held_txn), place
+                    highest, ahead = max(has.applied_txn, has.held_txn), target
         if ahead is None:
             return
         found = f"the last transaction is {last}, and {ahead.directory} has transaction {highest}"
@@ -262,27 +262,27 @@ class _Examination:
         for manifest in store.pending():
             for section in manifest.sections:
                 topic = topic_of(store, section.topic, section.log_id)
-                place = Place(topic, Identity.of(section.log_id, section.partition))
+                target = Target(topic, Identity.of(section.log_id, section.partition))
                 try:
-                    blocked = self._has_other_history(place, manifest)
+                    blocked = self._has_other_history(target, manifest)
                 except (LogError, OSError):  # the topic's own repair
                     continue
                 if blocked:
-                    yield self._of_pending(manifest, place)
+                    yield self._of_pending(manifest, target)
                     break
 
-    def _has_other_history(self, place: Place, manifest: Manifest) -> bool:
-        has = numbers_of(self._files, place)
+    def _has_other_history(self, target: Target, manifest: Manifest) -> bool:
+        has = numbers_of(self._files, target)
         if has.applied_txn < manifest.number or (has.applied_txn, has.applied_id) == (manifest.number, manifest.id):
             return False
-        with closing(Log(self._files, place.directory, place.identity)) as log:
+        with closing(Log(self._files, target.directory, target.identity)) as log:
             mark = log.published()
             headers = log.headers_behind(mark.log_start_offset, mark)
             return Extent.among(headers, manifest.number, manifest.id) != Extent.WHOLE
 
-    def _of_pending(self, manifest: Manifest, place: Place) -> _Fault:
+    def _of_pending(self, manifest: Manifest, target: Target) -> _Fault:
         name = name_of(manifest.number)
-        found = f"transaction {manifest.number} cannot be applied: {place.directory} has another history"
+        found = f"transaction {manifest.number} cannot be applied: {target.directory} has another history"
         damage = Damage(None, range(0), os.path.join(self._path, name), 0, found, "the log for which it was committed")
 
         def give_up() -> str:

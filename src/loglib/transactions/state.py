@@ -8,6 +8,7 @@ Threads: the owner of a state serialises its calls.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..errors import FencedError, SourceMismatchError, StaleGenerationError
@@ -92,7 +93,7 @@ class State:
             raise FencedError(app, owner, state.owner)
         return state is not None and state.owner == owner
 
-    def unknown(self, fences: tuple[Fence, ...]) -> tuple[Fence, ...]:
+    def unknown(self, fences: Iterable[Fence]) -> tuple[Fence, ...]:
         """The fences that raise a generation."""
         return tuple(each for each in fences if each.generation > self.generations.get(each[:3], 0))
 

@@ -10,44 +10,39 @@ Threads: a transaction belongs to one thread.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
+from ..append.access import Access
 from ..append.batching import weigh
 from ..append.record_arguments import HeadersLike, gather_columns, record_columns
 from ..config.arguments import check_timeout
 from ..config.policies import microseconds
-from ..errors import CommitPendingError, LockedError, LogClosedError, LogError, LogMovedError, StorageIOError
+from ..errors import CommitPendingError, LogClosedError, LogError, LogMovedError, StorageIOError
 from ..format.columns import Columns
 from ..groups import Group, TopicsGroup
+from ..groups.group import PreparedCommit
 from ..groups.offsets import Offsets
-from ..groups.prepared_commit import PreparedCommit
 from ..log import copy_role
-from ..log.log import Log
-from ..log.store_pointer import lost_store, read_pointer, settle
+from ..log.store_pointer import settle
 from ..open_topic import OpenTopic
-from ..system.clock import SYSTEM, monotonic
+from ..system.clock import SYSTEM
 from ..system.files import REAL, Buffer, Files
-from ..system.lock import is_free, try_acquire
 from ..system.not_copyable import NotCopyable
 from .apply import Applier, pending_for
-from .fit import Place, make_fit
+from .fit import Target, check_writers, make_fit
 from .group_commits import leave_mark, stored
 from .manifest import Section
-from .notifications import request_ack
 from .staging import STAGING, Stage, Staged, sweep
 from .state import Intent
-from .store import Store, make_store, open_store
+from .store import STORE, Store, find_store, open_store
 
 __all__ = ["Transaction", "expire_apps", "last_version", "recover_transactions", "transaction"]
 
 AnyGroup = Group | TopicsGroup
-STORE = ".transactions"  # beside the topics
 _TIMEOUT_S = 2.0
-_NAP_S = 0.001
 
 
 class Transaction(NotCopyable):
@@ -131,8 +126,9 @@ class Transaction(NotCopyable):
         self._check_open()
         prepared = group._transact(what, meta)  # noqa: SLF001
         if prepared.entries:
-            place = prepared.place
-            self._find_store(os.path.realpath(place.topic_path), place.permissions, place.files, place.clock)
+            group_in = prepared.directory
+            path = os.path.realpath(group_in.topic_path)
+            self._find_store(path, group_in.permissions, group_in.files, group_in.clock)
             self._groups.append(prepared)
 
     def _add(self, topic: OpenTopic, columns: Columns, partition: int | None) -> None:
@@ -153,7 +149,7 @@ class Transaction(NotCopyable):
         )
         loads = {number: weigh(each, topic.config) for number, each in spread.items()}
         for number, load in loads.items():
-            identity = _log(topic, number).identity
+            identity = topic._accesses[topic.partition(number).id].log.identity  # noqa: SLF001
             self._stage.section(path, identity, topic.config).add(load)
         self._stage.spill()
 
@@ -187,14 +183,7 @@ class Transaction(NotCopyable):
         if self._store is None:
             self._files, self._clock = files, clock
             self._stage = Stage(files, clock)
-            home = read_pointer(self._files, topic_path)
-            path = self._store_path or (home and os.path.normpath(home.path))
-            path = path or os.path.join(os.path.dirname(topic_path), STORE)
-            if not self._files.exists(path):
-                if home is not None:
-                    raise LogError(lost_store(topic_path, path))
-                make_store(self._files, path, permissions)
-            self._store = open_store(self._files, path)
+            self._store = find_store(self._files, topic_path, permissions, path=self._store_path)
         settle(self._files, topic_path, self._store.path, self._store.id, permissions=permissions)
 
     # --- commit ------------------------------------------------------------------------------------------
@@ -233,12 +222,14 @@ class Transaction(NotCopyable):
         in_files = self._stage.spill(all_of_it=True)
         self._stage.sync()
         try:
-            self._check_writers(sections)
-            self._check_topics(sections)
+            targets = [Target(each.topic_path, each.identity) for each in sections]
+            elsewhere = [each for each in targets if self._access(each).open_writer is None]
+            check_writers(self._files, self._store, elsewhere, answer_s=self._timeout, applying_s=self._timeout)
+            self._check_topics(targets)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise LogMovedError(str(error.filename), "was moved or deleted: nothing is committed") from error
         for group in self._groups:
-            leave_mark(group.place)
+            leave_mark(group.directory)
             group.check()
         parent = os.path.dirname(self._store.path)
         frames: list[Buffer] = []
@@ -257,7 +248,7 @@ class Transaction(NotCopyable):
                 frames += each.parts
                 at += each.size_bytes
         offsets = tuple(
-            one for group in self._groups for one in stored(group.place, self._store.path, group.entries)
+            one for group in self._groups for one in stored(group.directory, self._store.path, group.entries)
         )
         _claim(self._store, self.app, self._owner, self._source, now=self._clock())
         return Intent(
@@ -265,55 +256,19 @@ class Transaction(NotCopyable):
             sections=tuple(listed), offsets=offsets, frames=b"".join(frames),
         )  # fmt: skip
 
-    def _check_topics(self, sections: list[Staged]) -> None:
+    def _check_topics(self, targets: list[Target]) -> None:
         """Raise the errors of topics that are gone, as appends do, that have other transactions, or a successor."""
         assert self._store is not None
-        for path in {each.topic_path for each in sections}:
+        for path in {each.topic_path for each in targets}:
             copy_role.check(self._files, path, copy_role.TRANSACT)
         for topic in self._by_key:
             topic._placement.check_still(len(topic.partitions))  # noqa: SLF001
-        for each in sections:
-            _log(self._topics[each.topic_path], each.identity.partition).check_moved(patient=False)
-        places = [Place(each.topic_path, each.identity) for each in sections]
-        make_fit(self._files, self._store, places, now=self._clock())
+        for each in targets:
+            self._access(each).log.check_moved(patient=False)
+        make_fit(self._files, self._store, targets, now=self._clock())
 
-    def _check_writers(self, sections: list[Staged]) -> None:
-        """`LockedError` if a partition has a writer in another process that does not answer."""
-        directories: dict[tuple[str, int], str] = {}
-        for section in sections:
-            access = self._topics[section.topic_path]._accesses[section.identity.partition]  # noqa: SLF001
-            if access.open_writer is None:
-                directories[section.topic_path, access.id] = access.directory
-        held = self._held(directories)
-        if held:
-            held = self._held_for_long(held)
-        for path in {path for path, _ in held}:
-            knocked = [partition for each, partition in held if each == path]
-            free = partial(self._is_free, {partition: held[path, partition] for partition in knocked})
-            silent = request_ack(self._files, path, knocked, patience_s=self._timeout, is_free=free)
-            if silent:
-                raise LockedError(
-                    held[path, silent[0]], "a writer that does not answer transactions",
-                    advice="nothing was committed; is that process stopped, or of an older loglib?",
-                )  # fmt: skip
-
-    def _is_free(self, directories: dict[int, str], partition: int) -> bool:
-        return is_free(self._files, directories[partition])
-
-    def _held(self, directories: dict[tuple[str, int], str]) -> dict[tuple[str, int], str]:
-        return {key: path for key, path in directories.items() if not is_free(self._files, path)}
-
-    def _held_for_long(self, directories: dict[tuple[str, int], str]) -> dict[tuple[str, int], str]:
-        """Those that are held by more than a process that applies another transaction."""
-        assert self._store is not None
-        deadline = monotonic() + self._timeout
-        while (applying := try_acquire(self._files, self._store.path)) is None and monotonic() < deadline:
-            time.sleep(_NAP_S)
-        try:
-            return self._held(directories)
-        finally:
-            if applying is not None:
-                applying.release()
+    def _access(self, target: Target) -> Access:
+        return self._topics[target.topic_path]._accesses[target.partition]  # noqa: SLF001
 
     def _apply(self) -> None:
         """Make it visible. After the commit there is only one error."""
@@ -328,17 +283,13 @@ class Transaction(NotCopyable):
         assert self._store is not None
         writers = [writer for topic in self._topics.values() for writer in topic._handles.writers]  # noqa: SLF001
         own_offsets: dict[tuple[str, str], Offsets] = {
-            (each.place.topic_path, each.place.name): each.offsets for each in self._groups
+            (each.directory.topic_path, each.directory.name): each.offsets for each in self._groups
         }
         applier = Applier(self._files, self._store, writers, own_offsets=own_offsets, clock=self._clock)
         applier.run(self._timeout, wanted=self.number or 0)
         named = {each.file.split("/")[1] for one in self._store.pending() for each in one.sections if each.file}
         for path in self._topics:
             sweep(self._files, path, named, now_s=self._clock() / 1_000_000)
-
-
-def _log(topic: OpenTopic, number: int) -> Log:
-    return topic._accesses[topic.partition(number).id].log  # noqa: SLF001
 
 
 # --- owners ----------------------------------------------------------------------------------------------
@@ -434,7 +385,7 @@ def expire_apps(unused_for: timedelta, *, store: str | os.PathLike[str]) -> list
         return []
     now = SYSTEM()
     found.expire(now - microseconds(unused_for))
-    return found.fold(now=now)
+    return found.checkpoint(now=now)
 
 
 def recover_transactions(store: str | os.PathLike[str], *, timeout: float = _TIMEOUT_S) -> None:
