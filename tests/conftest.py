@@ -296,7 +296,7 @@ def open_files() -> list[str]:
 
 
 def _descriptors_of_inboxes() -> set[int]:
-    observer = notifications._postman()._observer
+    observer = notifications._notification_thread()._observer
     descriptors = None if observer is None else observer._open
     return set() if descriptors is None else {descriptors.inotify, descriptors.wake_in, descriptors.wake_out}
 

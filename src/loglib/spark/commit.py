@@ -25,10 +25,10 @@ from ..log.store_pointer import settle
 from ..segment import Identity
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Files
-from ..transactions.apply import Applier, topic_of
+from ..transactions.apply import Applier, sweep_staging, topic_of
 from ..transactions.fit import Target, check_writers, make_fit
 from ..transactions.manifest import Section
-from ..transactions.staging import HEADERS, STAGING, remove_attempt, sweep
+from ..transactions.staging import HEADERS, STAGING, remove_attempt
 from ..transactions.state import Intent
 from ..transactions.store import Store, find_store
 from .repetition import Write, check_repetition, owner_after_abort, tell
@@ -93,7 +93,7 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
     attempts = {each.attempt for each in staged} | {parked.attempt}
     try:
         Applier(files, store, [], clock=SYSTEM).run(_APPLY_S, wanted=0 if repeated else number)
-        _clean(files, store, topics, attempts if repeated else ())
+        sweep_staging(store, topics, now=SYSTEM(), attempts=attempts if repeated else ())
     except (LogError, OSError) as error:
         logger.warning(
             "version %d of %s is committed in %s, and must not be written again; it is not yet visible everywhere: %s",
@@ -226,15 +226,3 @@ def _check_files(files: Files, store: Store, sections: Iterable[Section]) -> Non
             ) from error
         if size < end:
             raise CorruptLogError(path, size, "the end of the file", f"{end} bytes")
-
-
-# --- behind it -----------------------------------------------------------------------------------------------
-
-
-def _clean(files: Files, store: Store, topics: Iterable[str], attempts: Iterable[str]) -> None:
-    """Remove these attempts, and those that are a day old, unless a transaction that is not done names them."""
-    named = {each.file.split("/")[1] for one in store.pending() for each in one.sections if each.file}
-    for path in topics:
-        for attempt in set(attempts) - named:
-            remove_attempt(files, path, attempt)
-        sweep(files, path, named, now_s=SYSTEM() / 1_000_000)

@@ -1,13 +1,13 @@
-"""Fit: whether the partitions of a transaction can take the next number of its store, before it is committed.
+"""Fit: checks before a commit that its partitions can take the transaction: writers that answer, and lower numbers.
 
-Invariant: the numbers of transactions rise in each partition, whichever store gave them. So a number that is committed
-is above those that its partitions have, and applying never takes it for one that was applied before.
+Invariant: the numbers of transactions rise in each partition, also if they are of several stores. So a number that is
+committed is above those that its partitions have, and is never taken for one that was applied before.
 
 A partition may have higher numbers than its store has given:
 
     from another store     the topic came from another host, or from a copy: the store passes over these numbers
-    from this store        it was set back: it is a backup that was restored, and does not know what was committed
-                           behind it. `LogError`: versions of apps would be committed twice
+    from this store        the store was set back: it is a restored backup, which does not have the later transactions.
+                           `LogError`: versions of apps would be committed twice
 
 Threads: no state.
 """
@@ -18,7 +18,7 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -94,22 +94,22 @@ def _is_free(files: Files, directories: Mapping[int, str], partition: int) -> bo
 
 
 def make_fit(files: Files, store: Store, targets: Iterable[Target], *, now: int) -> None:
-    """Let the store's next number be above those of these partitions. Synced.
+    """Raise the store's next number above those of these partitions. Synced.
 
-    Raises `LogMovedError` if a topic is not there any more, and `LogError` if the store was set back, or if a partition
-    has a part of a transaction that nobody can finish: then nothing must be committed.
+    Raises `LogMovedError` if a topic was moved or deleted, and `LogError` if the store was set back, or if a partition
+    has a part of a transaction that no process can finish: then nothing may be committed.
     """
     highest = 0
     for target in targets:
         described = topic_file.read(files, target.topic_path)
         if described is None or described[0] != target.identity.log_id:
-            raise LogMovedError(target.topic_path, "was moved, deleted or made anew: nothing is committed")
-        found = numbers_of(files, target)
-        if found.held_txn and store.pending_id(found.held_txn) != found.held_id:
-            _check_whole(files, target, found)
-        last = max(found.applied_txn, found.held_txn)
+            raise LogMovedError(target.topic_path, "was moved, deleted or made again: nothing is committed")
+        has = numbers_of(files, target)
+        if has.held_txn and store.pending_id(has.held_txn) != has.held_id:
+            _check_whole(files, target, has)
+        last = max(has.applied_txn, has.held_txn)
         if last > store.last_number():
-            if found.txn_store in (0, store_number(store.id)):
+            if has.txn_store in (0, store_number(store.id)):
                 raise LogError(
                     f"{store.path} is older than {target.directory}, which has transaction {last} of it: the store was "
                     "set back, as by restoring a backup, so nothing is committed. Put the newer store back; or run "
@@ -122,17 +122,12 @@ def make_fit(files: Files, store: Store, targets: Iterable[Target], *, now: int)
 
 
 def numbers_of(files: Files, target: Target) -> Sections:
-    """The transactions that a partition has, also where its watermark is lost."""
-    try:
-        watermark = WatermarkReader(files, os.path.join(target.directory, WATERMARK), target.identity.salt)
-        try:
-            mark = watermark.read()
-        finally:
-            watermark.close()
-    except FileNotFoundError:
-        mark = None
-    if mark is not None:
-        return Sections.of(mark, mark.held_tail)
+    """The transactions that a partition has, also if its watermark is lost."""
+    path = os.path.join(target.directory, WATERMARK)
+    with suppress(FileNotFoundError), closing(WatermarkReader(files, path, target.identity.salt)) as watermark:
+        mark = watermark.read()
+        if mark is not None:
+            return Sections.of(mark, mark.held_tail)
     bases = list_segments(files, target.directory)
     if not bases:
         raise FileNotFoundError(errno.ENOENT, "no segment", target.directory)
@@ -141,16 +136,16 @@ def numbers_of(files: Files, target: Target) -> Sections:
         return measure(reader, None)[1].sections
 
 
-def _check_whole(files: Files, target: Target, found: Sections) -> None:
-    if found.applied_txn == found.held_txn:
+def _check_whole(files: Files, target: Target, has: Sections) -> None:
+    if has.applied_txn == has.held_txn:
         return
     with closing(Log(files, target.directory, target.identity)) as log:
         mark = log.published()
-        headers = log.headers_behind(found.held_from, mark)
-        if Extent.among(headers, found.held_txn, found.held_id) == Extent.PART:
+        headers = log.headers_behind(has.held_from, mark)
+        if Extent.among(headers, has.held_txn, has.held_id) == Extent.PART:
             raise unfinishable(target.directory, mark)
 
 
 def store_number(store_id: bytes) -> int:
-    """The number by which a log names a store."""
+    """The number that names a store in logs."""
     return int.from_bytes(store_id[:8], "little")

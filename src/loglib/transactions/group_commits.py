@@ -1,10 +1,11 @@
-"""Group commits: commits of a group that are part of transactions, and how a new owner finds and ends them.
+"""Group commits: commits of a group that are part of transactions. A new owner of a partition finds and fences them.
 
 Invariant: a commit of a lower generation never becomes part of a transaction after a new owner has read the
-commits. The first transaction of a group leaves the file `transacted` in the group's directory, and then its member
+commits. The first transaction of a group leaves the file `transacted` in the group's directory. After that its member
 checks that it still owns the partitions. A new owner takes the partition, then looks for the file, then fences its
-generation in the store, and only then reads the commits: those in the group's logs, and those of pending transactions.
-The generation is above all that the store knows: with durability "os" a power cut may take the group's own files back.
+generation in the store. Only then does it read the commits: those in the group's logs, and those of pending
+transactions. The generation is above all that the store knows, because with durability "os" a power cut may set the
+group's own files back.
 
 Threads: as groups/group.py.
 """
@@ -31,7 +32,7 @@ _MARK = "transacted"
 
 
 def leave_mark(directory: GroupDirectory) -> None:
-    """Let new owners know that the group's commits may be part of transactions. Synced."""
+    """Leave the file that tells new owners that the group's commits may be part of transactions. Synced."""
     path = os.path.join(directory.path, _MARK)
     if not directory.files.exists(path):
         with suppress(FileExistsError):  # another member has made it
@@ -62,9 +63,9 @@ class StoreFence:
         store.fence_groups(fences, now=directory.clock())
         pending: Entries = {}
         for manifest in store.pending():
-            for each in manifest.offsets:
-                if each.group == directory.name and (each.topic == topic or _was_moved(store, each, directory)):
-                    pending |= parsed(each)
+            for commit in manifest.offsets:
+                if commit.group == directory.name and (commit.topic == topic or _was_moved(store, commit, directory)):
+                    pending |= parsed(commit)
         names = directory.names()
         return {names.get(LogPartition(each.log_id, key.partition), key): each for key, each in pending.items()}
 
@@ -79,13 +80,13 @@ def _store_of(directory: GroupDirectory) -> tuple[Store | None, str]:
         return None, ""
     home = read_pointer(directory.files, directory.topic_path)
     if home is None:
-        return None, ""  # the first transaction of the group has not got that far; it checks its ownership later
+        return None, ""  # the first transaction of the group checks its ownership later
     store = open_store(directory.files, os.path.normpath(home.path))
     return store, os.path.relpath(directory.topic_path, os.path.dirname(store.path))
 
 
 def _was_moved(store: Store, commit: CommittedOffsets, directory: GroupDirectory) -> bool:
-    """Whether the commit is one of the group's topic, which had another path then."""
+    """True if the commit is of the group's topic, which had another path then."""
     before = os.path.join(os.path.dirname(store.path), commit.topic)
     return commit.log == directory.log_id.hex() and not directory.files.exists(before)
 
@@ -93,7 +94,7 @@ def _was_moved(store: Store, commit: CommittedOffsets, directory: GroupDirectory
 def stored(
     directory: GroupDirectory, store_path: str, entries: Mapping[TopicPartition, Entry]
 ) -> tuple[CommittedOffsets, ...]:
-    """The entries as a manifest has them."""
+    """The entries in the form of a manifest."""
     topic = os.path.relpath(directory.topic_path, os.path.dirname(store_path))
     return tuple(
         CommittedOffsets(
@@ -109,7 +110,7 @@ def stored(
 
 
 def parsed(commit: CommittedOffsets) -> Entries:
-    """The entry of a manifest again; `CorruptLogError` if it is none."""
+    """The entry in a manifest; `CorruptLogError` if it cannot be read."""
     _, _, number = commit.partition.rpartition("-")
     try:
         offset, generation, count, history, meta, member, timestamp, log_id, topic, *_ = commit.entry

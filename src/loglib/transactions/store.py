@@ -128,7 +128,6 @@ class Store(NotCopyable):
         self.path = path
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._expire_before: int | None = None
         self._stale = False  # an exception may have left the fields below half changed
         self._synced = 0
         self._directory = Directory.open(files, path)
@@ -251,18 +250,14 @@ class Store(NotCopyable):
         with self._current() as state:
             return state.number
 
-    def expire(self, before: int) -> None:
-        """Forget the apps that were last used before this time, in microseconds, at the next checkpoint."""
-        self._expire_before = before
-
-    def checkpoint(self, *, now: int) -> list[str]:
-        """Make a checkpoint now, whatever the number of entries; returns the apps that it forgets. Synced."""
+    def expire(self, used_before: int = 0, *, now: int) -> list[str]:
+        """Make a checkpoint now that forgets the apps that were last used before a time; returns them. Synced."""
         with self._use() as directory:
             # An entry without content: the checkpoint needs a new number.
             self._append(directory, lambda _: Manifest(0, None, None, "", None, now), now)
             self._find_done(directory)
             before = set(self._done_state.apps)
-            self._make_checkpoint(directory)
+            self._make_checkpoint(directory, used_before)
             self._sweep(directory, now)
             return sorted(before - set(self._done_state.apps))
 
@@ -520,9 +515,10 @@ class Store(NotCopyable):
         except (OSError, LogError) as error:
             logger.warning("%s: cannot make a checkpoint of the transactions: %s", self.path, error)
 
-    def _make_checkpoint(self, directory: Directory) -> None:
-        checkpoint = self._done_state.checkpoint()
-        unused = self._unused()
+    def _make_checkpoint(self, directory: Directory, used_before: int = 0) -> None:
+        """Make a checkpoint of the entries that are done. It forgets the apps that were last used before a time."""
+        checkpoint, known = self._done_state.checkpoint(), self._state.apps
+        unused = {app for app, at in checkpoint.apps.items() if at.last_used < used_before and known[app] == at}
         apps = {app: state for app, state in checkpoint.apps.items() if app not in unused}
         temporary = self._write(directory, encode_checkpoint(checkpoint._replace(apps=apps)))
         try:
@@ -535,15 +531,6 @@ class Store(NotCopyable):
                 del self._state.apps[app], self._done_state.apps[app]
         finally:
             self._drop(directory, temporary)
-
-    def _unused(self) -> set[str]:
-        if self._expire_before is None:
-            return set()
-        known = self._state.apps
-        return {
-            app for app, state in self._done_state.apps.items()
-            if state.last_used < self._expire_before and known[app] == state
-        }  # fmt: skip
 
     def _sweep(self, directory: Directory, now: int) -> None:
         """Remove the files that the newest checkpoint replaces. The module explains the order of the kinds."""
@@ -563,7 +550,7 @@ class Store(NotCopyable):
 
 
 def _identity(facts: os.stat_result) -> tuple[int, float]:
-    return facts.st_ino, facts.st_mtime  # the inode of a removed file may be used again, but for a younger file
+    return facts.st_ino, facts.st_mtime  # the inode of a removed file may be used again, by a younger file
 
 
 def _decode(directory: Directory, number: int, content: bytes) -> Manifest:

@@ -1,8 +1,8 @@
 """Transaction: records for many partitions of many topics, and commits of groups, all or nothing, once.
 
-Invariant: nothing of a transaction is in a log before its commit point, which is one `link` in the store. After
-the commit point it is applied by this process or by another one, whatever happens to this one. For each application
-(`app`) the versions rise, and each is committed at most once.
+Invariant: no record of a transaction is in a log before the commit point, which is one `link` in the store. After the
+commit point this process or another one applies it, whatever happens to this one. For each application (`app`) the
+versions rise, and each is committed at most once.
 
 Threads: a transaction belongs to one thread.
 """
@@ -31,11 +31,11 @@ from ..open_topic import OpenTopic
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Buffer, Files
 from ..system.not_copyable import NotCopyable
-from .apply import Applier, pending_for
+from .apply import Applier, pending_for, sweep_staging
 from .fit import Target, check_writers, make_fit
 from .group_commits import leave_mark, stored
 from .manifest import Section
-from .staging import STAGING, Stage, Staged, sweep
+from .staging import STAGING, Stage, Staged
 from .state import Intent
 from .store import STORE, Store, find_store, open_store
 
@@ -61,7 +61,7 @@ class Transaction(NotCopyable):
         self.app = app
         self.version = version
         self.number: int | None = None  # in the store, once it is committed
-        self.repeated = False  # whether this version was committed before, so that this time it was dropped
+        self.repeated = False  # this version was committed before, and this time it was dropped
         self._owner = owner
         self._source = source
         self._timeout = timeout
@@ -121,7 +121,7 @@ class Transaction(NotCopyable):
         """Add a commit of a consumer group. The arguments are those of `Group.commit`.
 
         The group must have been joined with `commit="manual"`. Raises `StaleGenerationError` if the member no longer
-        owns a partition; at the end of the transaction, too, and then nothing of it is committed.
+        owns a partition. The end of the transaction raises it, too, and then commits nothing.
         """
         self._check_open()
         prepared = group._transact(what, meta)  # noqa: SLF001
@@ -154,7 +154,7 @@ class Transaction(NotCopyable):
         self._stage.spill()
 
     def _path_of(self, topic: OpenTopic) -> str:
-        """One path for a topic, whatever names it is opened by: links, and mounts that show a directory twice."""
+        """One path for a topic, also if it is opened by several: by links, or by mounts of the same directory."""
         try:
             facts = topic._files.facts(topic.path)  # noqa: SLF001
         except FileNotFoundError as error:
@@ -175,10 +175,7 @@ class Transaction(NotCopyable):
     # --- the store ---------------------------------------------------------------------------------------
 
     def _find_store(self, topic_path: str, permissions: int, files: Files, clock: Callable[[], int]) -> None:
-        """The store of the transaction, which is made if there is none. The topic is in it from now on.
-
-        `NotLeaderError` for a copy: then nothing is made.
-        """
+        """Find the store of the transaction, or make it, and settle the topic in it. `NotLeaderError` for a copy."""
         copy_role.check(files, topic_path, copy_role.TRANSACT)
         if self._store is None:
             self._files, self._clock = files, clock
@@ -195,14 +192,14 @@ class Transaction(NotCopyable):
         try:
             sections = self._stage.sections()
             if self._store is None or not (sections or self._groups):
-                return  # there is nothing to commit
+                return
             intent = self._intent(sections)
-            committed = True  # from here on the store decides
+            committed = True  # unless the store refuses it
             number, self.version, self.repeated = self._store.commit(intent, now=self._clock())
         except StorageIOError:  # in doubt
             raise
         except LogError:
-            committed = False  # refused
+            committed = False
             raise
         finally:
             self._stage.close()
@@ -217,9 +214,9 @@ class Transaction(NotCopyable):
         self._apply()
 
     def _intent(self, sections: list[Staged]) -> Intent:
-        """What is to be committed, staged durably. Raises the errors that forbid the commit."""
+        """The transaction for the store, with its staged records synced. Raises the errors that forbid the commit."""
         assert self._store is not None
-        in_files = self._stage.spill(all_of_it=True)
+        in_files = self._stage.spill(last=True)
         self._stage.sync()
         try:
             targets = [Target(each.topic_path, each.identity) for each in sections]
@@ -257,7 +254,7 @@ class Transaction(NotCopyable):
         )  # fmt: skip
 
     def _check_topics(self, targets: list[Target]) -> None:
-        """Raise the errors of topics that are gone, as appends do, that have other transactions, or a successor."""
+        """Raise the errors of topics that were moved, replaced or superseded, or that cannot take the transaction."""
         assert self._store is not None
         for path in {each.topic_path for each in targets}:
             copy_role.check(self._files, path, copy_role.TRANSACT)
@@ -271,25 +268,20 @@ class Transaction(NotCopyable):
         return self._topics[target.topic_path]._accesses[target.partition]  # noqa: SLF001
 
     def _apply(self) -> None:
-        """Make it visible. After the commit there is only one error."""
-        try:
-            self._run()
-        except (LogError, OSError) as error:
-            if self.number is None:  # repeated: whoever committed it has got the error
-                raise
-            raise pending_for(self.number, error) from error
-
-    def _run(self) -> None:
+        """Make the transaction visible. After the commit point each error is a `CommitPendingError`."""
         assert self._store is not None
         writers = [writer for topic in self._topics.values() for writer in topic._handles.writers]  # noqa: SLF001
         own_offsets: dict[tuple[str, str], Offsets] = {
             (each.directory.topic_path, each.directory.name): each.offsets for each in self._groups
         }
         applier = Applier(self._files, self._store, writers, own_offsets=own_offsets, clock=self._clock)
-        applier.run(self._timeout, wanted=self.number or 0)
-        named = {each.file.split("/")[1] for one in self._store.pending() for each in one.sections if each.file}
-        for path in self._topics:
-            sweep(self._files, path, named, now_s=self._clock() / 1_000_000)
+        try:
+            applier.run(self._timeout, wanted=self.number or 0)
+            sweep_staging(self._store, self._topics, now=self._clock())
+        except (LogError, OSError) as error:
+            if self.number is None:  # repeated: the process that committed it gets the error
+                raise
+            raise pending_for(self.number, error) from error
 
 
 # --- owners ----------------------------------------------------------------------------------------------
@@ -308,7 +300,7 @@ def _owner_here() -> str:
 
 
 def _claim(store: Store, app: str, owner: str, source: str | None, *, now: int) -> None:
-    """Become the owner of the application, once: a process that another one has fenced stays fenced."""
+    """Become the owner of the application, once: a process that was fenced by another one stays fenced."""
     if (store.id, app, owner) not in _claimed:
         store.fence_owner(app, owner, source, now=now)
         _claimed.add((store.id, app, owner))
@@ -326,7 +318,7 @@ def transaction(
     source: str | None = None,
     timeout: float = _TIMEOUT_S,
 ) -> Transaction:
-    """Begin a transaction: appends to any partitions, and commits of groups, that become visible all at once or never.
+    """Begin a transaction: appends to any partitions, and commits of groups, that become visible together or never.
 
         with loglib.transaction(app="etl") as tx:
             tx.append(orders, value, key=key)
@@ -348,7 +340,7 @@ def transaction(
 
     The commit raises `LockedError` if a writer in another process does not answer, `FencedError` and
     `StaleGenerationError`: then nothing is committed. It raises `CommitPendingError` if the transaction is committed
-    and not visible yet: it becomes visible without further calls, so do not repeat it.
+    and not visible yet. It becomes visible without further calls, so do not repeat it.
     """
     check_app(app)
     if version is not None and (type(version) is not int or version < 0):
@@ -370,33 +362,29 @@ def last_version(app: str, *, store: str | os.PathLike[str]) -> int | None:
 
     `store`: the directory of the store, or the directory of topics that contains it.
     """
-    found = _open_store(store)
-    return None if found is None else found.last_version(app)
+    opened = _open_store(store)
+    return None if opened is None else opened.last_version(app)
 
 
 def expire_apps(unused_for: timedelta, *, store: str | os.PathLike[str]) -> list[str]:
-    """Forget applications that have committed nothing for that long; returns their names.
+    """Forget applications that have committed nothing for this time; returns their names.
 
-    Without this call an application is never forgotten. A version of a forgotten application is committed again if it
+    Without this call no application is ever forgotten. A version of a forgotten application is committed again if it
     comes again. `store` is as in `last_version`. Applications with a transaction that is not done stay.
     """
-    found = _open_store(store)
-    if found is None:
-        return []
-    now = SYSTEM()
-    found.expire(now - microseconds(unused_for))
-    return found.checkpoint(now=now)
+    opened = _open_store(store)
+    return [] if opened is None else opened.expire(SYSTEM() - microseconds(unused_for), now=SYSTEM())
 
 
 def recover_transactions(store: str | os.PathLike[str], *, timeout: float = _TIMEOUT_S) -> None:
-    """Apply what is committed and not visible yet, because the process that committed it has died.
+    """Apply the transactions that are committed and not visible yet, because their process has died.
 
-    Writers that open a topic do this as well. Raises `CommitPendingError` if something stays pending.
+    Writers that open a topic do this as well. Raises `CommitPendingError` if a transaction stays pending.
     """
-    found = _open_store(store)
-    if found is not None:
-        Applier(REAL, found).run(timeout)
-        for manifest in found.pending():
+    opened = _open_store(store)
+    if opened is not None:
+        Applier(REAL, opened).run(timeout)
+        for manifest in opened.pending():
             raise CommitPendingError(manifest.number, "a writer that does not answer, or damage: see the log")
 
 
