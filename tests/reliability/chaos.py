@@ -128,7 +128,7 @@ class Member:
     def assigned(self, partitions: list[int]) -> None:
         for number in partitions:
             # Not the owner's file: it may belong to another member already, if this one was stopped and evicted.
-            owned = self.group._membership.ownership._held
+            owned = self.group._membership.ownership._owned
             _, self.generations[number] = owned[TopicPartition(self.group_topic, number)]
             self.evidence.add("assigned", number, self.generations[number])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from ..config.arguments import Start
@@ -32,7 +32,7 @@ _SIGNING_S = 0.05  # between locking an owner's file and writing the owner's nam
 
 
 class Move(NamedTuple):
-    """How a reset moves a partition: from the committed offset (None if there was none) to another offset."""
+    """A reset of a partition: from the committed offset (None if there was none) to another offset."""
 
     before: int | None
     after: int
@@ -43,7 +43,7 @@ class GroupInfo(NamedTuple):
 
     name: str
     members: dict[str, Member]  # the live members, by name
-    owners: dict[Any, str]  # the owner's name for each owned partition; empty while the owner is still claiming it
+    owners: dict[Any, str]  # the owner's name for each owned partition; "" while the owner is still claiming it
     committed: dict[Any, Commit]  # for each partition that has a commit
     lag: dict[Any, Lag]  # for each partition, owned or not; from the log's start if there is no commit
 
@@ -58,7 +58,7 @@ def _of(name: str, facts: dict[Any, Fact]) -> dict[Any, Fact]:
 
 
 def inspect(directory: GroupDirectory, *, count_records: bool) -> GroupInfo:
-    """Inspect a group. `GroupNotFoundError` if there is none; `GroupElsewhereError` if another topic keeps it."""
+    """Inspect a group. `GroupNotFoundError` if there is none; `GroupElsewhereError` if another topic has it."""
     directory.require()
     entries = _entries(directory)
     names = _names(directory, entries)
@@ -75,7 +75,7 @@ def inspect(directory: GroupDirectory, *, count_records: bool) -> GroupInfo:
 
 
 def committed(directory: GroupDirectory) -> dict[TopicPartition, int]:
-    """The committed offsets of a group; none if it does not exist. Also if another topic beside this one keeps it."""
+    """The committed offsets of a group, also if another topic in this directory has it; empty if it does not exist."""
     try:
         if not directory.exists():
             return {}
@@ -102,7 +102,7 @@ def _lag(directory: GroupDirectory, entries: Entries, *, count_records: bool) ->
 
 
 def _names(directory: GroupDirectory, entries: Entries) -> dict[LogPartition, TopicPartition]:
-    """The partitions by name. Those of topics that are not given are called as they were at the last commit."""
+    """The partitions by name. A topic that is not given has the name that it had at the last commit."""
     return {LogPartition(entry.log_id, each.partition): each for each, entry in entries.items()} | directory.names()
 
 
@@ -111,11 +111,8 @@ def _name(partition: LogPartition, names: Mapping[LogPartition, TopicPartition])
 
 
 def _entries(directory: GroupDirectory) -> Entries:
-    offsets = directory.offsets()
-    try:
+    with closing(directory.offsets()) as offsets:
         return offsets.entries()
-    finally:
-        offsets.close()
 
 
 def check_no_members(files: Files, topic_path: str) -> None:
@@ -140,22 +137,19 @@ def reset(
     """Commit a start for all partitions, or for those of a mapping, while the group has no members.
 
     Raises `GroupBusyError` if the group has members. With `dry_run` nothing is committed, and members are
-    allowed. Raises `GroupElsewhereError` if another topic keeps the group.
+    allowed. Raises `GroupElsewhereError` if another topic has the group.
     """
     after = directory.resolve(start, directory.logs)
     if not directory.exists() and dry_run:
         return {each: Move(None, offset) for each, offset in after.items()}
     if not dry_run:
         directory.make()
-    offsets = directory.offsets()
-    try:
+    with closing(directory.offsets()) as offsets:
         before = offsets.commits()
         moves = {each: Move(before[each].offset if each in before else None, after[each]) for each in sorted(after)}
         if not dry_run:
             _commit(directory, offsets, moves)
         return moves
-    finally:
-        offsets.close()
 
 
 def _commit(directory: GroupDirectory, offsets: Offsets, moves: Mapping[TopicPartition, Move]) -> None:
@@ -163,11 +157,11 @@ def _commit(directory: GroupDirectory, offsets: Offsets, moves: Mapping[TopicPar
     if members := live_members(directory.files, directory.members):
         raise GroupBusyError(directory.name, list(members))
     name = f"reset-{os.getpid()}-{os.urandom(4).hex()}"
-    with ExitStack() as held:
+    with ExitStack() as ends:
         file = MemberFile(directory.files, directory.members, name, [], directory.permissions)
-        held.callback(file.leave)
+        ends.callback(file.leave)
         ownership = Ownership(directory.files, directory.owners, name, directory.permissions, directory.owner_file)
-        held.callback(lambda: ownership.release(ownership.owned()))
+        ends.callback(lambda: ownership.release(ownership.owned()))
         before = offsets.entries()
         for partition in moves:
             if not ownership.claim(partition, at_least=before[partition].generation if partition in before else 0):
@@ -185,7 +179,7 @@ def _commit(directory: GroupDirectory, offsets: Offsets, moves: Mapping[TopicPar
 
 
 def evict(directory: GroupDirectory, member: str) -> list[TopicPartition]:
-    """Remove a member, which may be hung, and take its partitions. Returns the partitions, of all topics.
+    """Remove a member, which may hang, and take its partitions. Returns the partitions, of all topics.
 
     The evicted member gets `StaleGenerationError` when it next asks for records or commits. A file that is
     locked for longer than a claim takes, but names no owner, also counts as the member's.

@@ -311,7 +311,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
     # --- committing ----------------------------------------------------------------------------------
 
     def commit(self, what: Handed | Mapping[Any, int] | None = None, *, meta: str = "") -> None:
-        """Commit how far the group has read; durable when it returns (with durability "disk").
+        """Commit the group's progress; durable when it returns (with durability "disk").
 
         `what` is one of:
 
@@ -321,10 +321,9 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
         `meta` is text that is kept with the commit; `committed()` returns it.
 
-        Raises `StaleGenerationError` if this member no longer owns a partition. After that error it raises
-        again until the member asks for records. Raises `OffsetOutOfRangeError` or `InvalidOffsetError` for
-        an offset where no record of the log begins, and `LogError` in a signal handler that interrupted
-        another call.
+        Raises `StaleGenerationError` if this member no longer owns a partition, and then in each call until the
+        member asks for records. Raises `OffsetOutOfRangeError` or `InvalidOffsetError` for an offset where no
+        record of the log begins, and `LogError` in a signal handler that interrupted another call.
         """
         if not isinstance(meta, str):
             raise TypeError(f"meta must be text, not {meta!r}")
@@ -433,7 +432,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     @property
     def closed(self) -> bool:
-        """Whether this member has left the group."""
+        """True if this member has left the group."""
         return self._closed is not None
 
     def _end(self, why: str) -> None:
