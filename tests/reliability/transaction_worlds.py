@@ -190,7 +190,7 @@ WEIGHTS = [4, 2, 1, 3, 1, 1]
 
 
 def new_process() -> None:
-    transaction_module._process = (0, "")  # its name as an owner
+    transaction_module._owner.forget()  # its name as an owner
 
 
 def open_topics(files: CrashFS, mode: str = "a") -> dict[str, Topic]:

@@ -105,7 +105,7 @@ MANIFEST = manifest.Manifest(
     3, "etl", 4, "owner", "query", NOW,
     (manifest.Section("orders", LOG_ID, 1, "staging/a/0001", 0, 512, 2, True),
      manifest.Section("orders", LOG_ID, 2, "", 0, 5, 1)),
-    (manifest.Offsets("orders", "g", "orders-1", [4096, 2, "rest"]),),
+    (manifest.GroupCommit("orders", "g", "orders-1", [4096, 2, "rest"]),),
     (manifest.Fence("orders", "g", "orders-2", 7),), b"bytes",
 )  # fmt: skip
 CHECKPOINT = manifest.Checkpoint(

@@ -85,12 +85,12 @@ def test_flipped_bit_forgets_no_version(store: Path) -> None:
     [
         (name_of(2), rot, "the last version of its app may be lost"),
         (name_of(2), flip, "written again, as its checksum says"),
-        (name_of(0, CHECKPOINT), rot, "what it said of apps is lost"),
+        (name_of(0, CHECKPOINT), rot, "the versions of its apps are lost"),
         (name_of(0, CHECKPOINT), flip, "written again, as its checksum says"),
         ("store.json", rot, "made again"),
         ("store.json", flip, "written again, as its checksum says"),
         ("store.json", Path.unlink, "made again"),
-        (name_of(0, CHECKPOINT), Path.unlink, "what it said of apps is lost"),
+        (name_of(0, CHECKPOINT), Path.unlink, "the versions of its apps are lost"),
     ],
 )
 def test_repair_sets_damaged_files_aside(

@@ -37,7 +37,7 @@ def die(*_: Any) -> None:
 
 def open_both(files: CrashFS, mode: Any = "a") -> tuple[Topic, Topic]:
     """The topics as a new process opens them."""
-    transaction_module._process = (0, "")
+    transaction_module._owner.forget()
     orders, bills = (
         testing.open_topic(f"/data/{name}", mode=mode, files=files, clock=lambda: NOW) for name in ("orders", "bills")
     )

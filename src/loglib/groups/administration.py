@@ -18,7 +18,7 @@ from ..log.history import history_at
 from ..log.lag import Lag
 from ..system.files import Files
 from .assignment import TopicPartition
-from .commit_log import Commit, Entries, Entry, LogPartition
+from .commit_log import Commit, Entries, Entry, LogPartition, commits_of
 from .directory import GROUPS, GroupDirectory, group_names
 from .members import Member, MemberFile, live_members
 from .offsets import Offsets
@@ -67,11 +67,10 @@ def inspect(directory: GroupDirectory, *, count_records: bool) -> GroupInfo:
         holder = holder_of(directory.files, directory.owners, each)
         if holder is not None:
             owners[_name(each, names)] = holder.member or ""
-    commits = ((each, entry.commit()) for each, entry in sorted(entries.items()))
-    committed: dict[Any, Commit] = {each: commit for each, commit in commits if commit is not None}
-    behind = _lag(directory, entries, count_records=count_records)
+    committed = dict(sorted(commits_of(entries).items()))
+    lag = _lag(directory, entries, count_records=count_records)
     members = live_members(directory.files, directory.members, remove=False)
-    return GroupInfo(directory.name, members, owners, committed, {**behind})
+    return GroupInfo(directory.name, members, owners, {**committed}, {**lag})
 
 
 def committed(directory: GroupDirectory) -> dict[TopicPartition, int]:

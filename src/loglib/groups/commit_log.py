@@ -36,8 +36,8 @@ from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
 
 __all__ = [
-    "Commit", "CommitLog", "Entries", "Entry", "LogPartition", "StoredEntries", "encoded", "merged", "parse",
-    "size_of",
+    "Commit", "CommitLog", "Entries", "Entry", "LogPartition", "StoredEntries", "commits_of", "encoded", "merged",
+    "parse", "size_of",
 ]  # fmt: skip
 
 
@@ -95,6 +95,12 @@ def merged(many: Iterable[dict[_Key, Entry]]) -> dict[_Key, Entry]:
             if other is None or (entry.generation, entry.number) >= (other.generation, other.number):
                 merged[partition] = entry
     return merged
+
+
+def commits_of(entries: Entries) -> dict[TopicPartition, Commit]:
+    """The commit of each partition that has one."""
+    commits = {partition: entry.commit() for partition, entry in entries.items()}
+    return {partition: commit for partition, commit in commits.items() if commit is not None}
 
 
 class CommitLog(NotCopyable):

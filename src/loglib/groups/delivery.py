@@ -245,17 +245,11 @@ class Delivery(NotCopyable):
         self._handed_out[partition] += run.offset - run.batch.offsets.start
         self.run = None  # the last step: after an interrupt the run is left again
 
-    def settle(self) -> None:
-        """End the run because a call asks for more: polled records are handled, the last one of an open loop is not."""
+    def settle(self, *, asks: bool = True) -> None:
+        """End the run. If its receiver `asks` for more, polled records are handled; the last one of a loop is not."""
         if self.run is not None:
             self.run.cut()
-            self.leave(self.run, came_back=self.run.way == "polled")
-
-    def put_back(self) -> None:
-        """End the run: its receiver will not ask for more."""
-        if self.run is not None:
-            self.run.cut()
-            self.leave(self.run, came_back=False)
+            self.leave(self.run, came_back=asks and self.run.way == "polled")
 
     def so_far(self) -> dict[TopicPartition, int]:
         """The handled offsets, including the record that is being handed out."""

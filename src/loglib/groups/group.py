@@ -36,7 +36,7 @@ from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 from ..system.process import in_child
 from .assignment import STRATEGIES, TopicPartition
-from .commit_log import Commit, Entries
+from .commit_log import Commit, Entries, commits_of
 from .delivery import Delivery, Run, Way
 from .directory import GroupDirectory
 from .members import new_member_name
@@ -338,8 +338,8 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     def committed(self) -> dict[Key, Commit]:
         """The last commit of each partition that has one, by any member."""
-        commits = {each: entry.commit() for each, entry in self._entries().items() if each in self._directory.logs}
-        return self._by_key({each: commit for each, commit in commits.items() if commit is not None})
+        commits = commits_of(self._entries())
+        return self._by_key({each: commit for each, commit in commits.items() if each in self._directory.logs})
 
     def lag(self, *, count_records: bool = False) -> dict[Key, Lag]:
         """The group's lag for each partition, owned or not: from the last commit to the flushed end.
@@ -488,7 +488,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
     def _release(self) -> None:
         if self._left:
             return
-        self._delivery.put_back()
+        self._delivery.settle(asks=False)
         try:
             self._membership.revoke_all()
         finally:

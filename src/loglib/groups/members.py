@@ -105,9 +105,7 @@ class MemberFile(NotCopyable):
         self._file.abandon()
 
 
-def live_members(
-    files: Files, directory: str, *, known: str | None = None, remove: bool = True
-) -> dict[str, Member]:
+def live_members(files: Files, directory: str, *, known: str | None = None, remove: bool = True) -> dict[str, Member]:
     """The live members, in order of name. `known` is the caller's own name, whose lock is not tried.
 
     With `remove` the files of dead members are removed.

@@ -40,7 +40,18 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
-from .commit_log import Commit, CommitLog, Entries, Entry, LogPartition, StoredEntries, encoded, merged, size_of
+from .commit_log import (
+    Commit,
+    CommitLog,
+    Entries,
+    Entry,
+    LogPartition,
+    StoredEntries,
+    commits_of,
+    encoded,
+    merged,
+    size_of,
+)
 from .lock_file import readable_by_all
 
 __all__ = ["Offsets", "log_names", "make_offsets", "offsets_identity"]
@@ -175,8 +186,7 @@ class Offsets(NotCopyable):
 
     def commits(self) -> dict[TopicPartition, Commit]:
         """The last commit of each partition that has one."""
-        commits = {partition: entry.commit() for partition, entry in self.entries().items()}
-        return {partition: commit for partition, commit in commits.items() if commit is not None}
+        return commits_of(self.entries())
 
     def _names(self) -> list[str]:
         """The names of the logs. A group always has at least one."""

@@ -256,9 +256,7 @@ class Applier(NotCopyable):
             copy_role.check_leader(self._files, target.topic_path)  # before a file is written there, and under the lock
             index = SegmentIndex(list_segments(self._files, target.directory))
             try:
-                writer = Writer(
-                    self._files, target.directory, target.identity, config, index=index, clock=self._clock
-                )
+                writer = Writer(self._files, target.directory, target.identity, config, index=index, clock=self._clock)
             except LockedError:
                 return None
             self._made[target] = writer

@@ -56,9 +56,7 @@ class Target(NamedTuple):
         return topic_file.partition_directory(self.topic_path, self.partition)
 
 
-def check_writers(
-    files: Files, store: Store, targets: Iterable[Target], *, answer_s: float, applying_s: float
-) -> None:
+def check_writers(files: Files, store: Store, targets: Iterable[Target], *, answer_s: float, applying_s: float) -> None:
     """`LockedError` if a partition has a writer in another process that does not answer within `answer_s` seconds.
 
     A process that applies another transaction holds partitions for a moment. It is waited for up to `applying_s`

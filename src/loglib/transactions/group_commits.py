@@ -22,8 +22,7 @@ from ..groups.commit_log import Entries, Entry, LogPartition
 from ..groups.directory import GroupDirectory
 from ..groups.lock_file import readable_by_all
 from ..log.store_pointer import read_pointer
-from .manifest import Fence
-from .manifest import Offsets as CommittedOffsets
+from .manifest import Fence, GroupCommit
 from .store import Store, open_store
 
 __all__ = ["StoreFence", "leave_mark", "parsed", "stored"]
@@ -70,22 +69,17 @@ class StoreFence:
         return {names.get(LogPartition(each.log_id, key.partition), key): each for key, each in pending.items()}
 
     def _find_store(self, directory: GroupDirectory) -> tuple[Store | None, str]:
-        self._store, topic = _store_of(directory)
-        return self._store, topic
+        """The store that has transactions of the group, and the path by which it names the topic."""
+        if not directory.files.exists(os.path.join(directory.path, _MARK)):
+            return None, ""
+        pointer = read_pointer(directory.files, directory.topic_path)
+        if pointer is None:
+            return None, ""  # the first transaction of the group checks its ownership later
+        self._store = open_store(directory.files, os.path.normpath(pointer.path))
+        return self._store, os.path.relpath(directory.topic_path, os.path.dirname(self._store.path))
 
 
-def _store_of(directory: GroupDirectory) -> tuple[Store | None, str]:
-    """The store that has transactions of the group, and the path by which it names the topic."""
-    if not directory.files.exists(os.path.join(directory.path, _MARK)):
-        return None, ""
-    home = read_pointer(directory.files, directory.topic_path)
-    if home is None:
-        return None, ""  # the first transaction of the group checks its ownership later
-    store = open_store(directory.files, os.path.normpath(home.path))
-    return store, os.path.relpath(directory.topic_path, os.path.dirname(store.path))
-
-
-def _was_moved(store: Store, commit: CommittedOffsets, directory: GroupDirectory) -> bool:
+def _was_moved(store: Store, commit: GroupCommit, directory: GroupDirectory) -> bool:
     """True if the commit is of the group's topic, which had another path then."""
     before = os.path.join(os.path.dirname(store.path), commit.topic)
     return commit.log == directory.log_id.hex() and not directory.files.exists(before)
@@ -93,11 +87,11 @@ def _was_moved(store: Store, commit: CommittedOffsets, directory: GroupDirectory
 
 def stored(
     directory: GroupDirectory, store_path: str, entries: Mapping[TopicPartition, Entry]
-) -> tuple[CommittedOffsets, ...]:
+) -> tuple[GroupCommit, ...]:
     """The entries in the form of a manifest."""
     topic = os.path.relpath(directory.topic_path, os.path.dirname(store_path))
     return tuple(
-        CommittedOffsets(
+        GroupCommit(
             topic, directory.name, directory.owner_file(partition),
             [
                 entry.offset, entry.generation, entry.number, entry.history, entry.meta, entry.member,
@@ -109,7 +103,7 @@ def stored(
     )  # fmt: skip
 
 
-def parsed(commit: CommittedOffsets) -> Entries:
+def parsed(commit: GroupCommit) -> Entries:
     """The entry in a manifest; `CorruptLogError` if it cannot be read."""
     _, _, number = commit.partition.rpartition("-")
     try:

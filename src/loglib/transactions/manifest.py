@@ -26,8 +26,8 @@ from ..format.header import crc32c
 from ..log.transaction_numbers import MOST_BYTES
 
 __all__ = [
-    "FORMAT", "AppState", "Checkpoint", "Fence", "Manifest", "Offsets", "Section", "decode",
-    "decode_checkpoint", "decode_store", "encode", "encode_checkpoint", "encode_store",
+    "FORMAT", "AppState", "Checkpoint", "Fence", "GroupCommit", "Manifest", "Section", "decode", "decode_checkpoint",
+    "decode_store", "encode", "encode_checkpoint", "encode_store",
 ]  # fmt: skip
 
 FORMAT = 1
@@ -49,7 +49,7 @@ class Section(NamedTuple):
     is_segment: bool = False  # the file may become a segment; see staging.py
 
 
-class Offsets(NamedTuple):
+class GroupCommit(NamedTuple):
     """A commit of a consumer group for one partition."""
 
     topic: str  # path of the topic that has the group's directory, relative as in a section
@@ -67,7 +67,7 @@ class Offsets(NamedTuple):
 class Fence(NamedTuple):
     """A partition of a consumer group has a new owner: no lower generation can be committed after it."""
 
-    topic: str  # as in `Offsets`
+    topic: str  # as in `GroupCommit`
     group: str
     partition: str
     generation: int
@@ -87,7 +87,7 @@ class Manifest(NamedTuple):
     source: str | None  # where the versions come from, such as the id of a query
     time: int  # microseconds
     sections: tuple[Section, ...] = ()
-    offsets: tuple[Offsets, ...] = ()
+    offsets: tuple[GroupCommit, ...] = ()
     fences: tuple[Fence, ...] = ()
     frames: bytes | None = b""  # None: they are damaged, or were not read because the entry is done
     id: int = 0  # drawn at random for each transaction: it names its records in the logs; 0 if there are none
@@ -229,9 +229,9 @@ def _section(values: dict[str, Any]) -> Section:
     )  # fmt: skip
 
 
-def _offsets(values: dict[str, Any]) -> Offsets:
+def _offsets(values: dict[str, Any]) -> GroupCommit:
     topic, group, partition, log = (_text(values[each]) for each in ("topic", "group", "partition", "log"))
-    return Offsets(topic, group, partition, list(values["entry"]), bytes.fromhex(log).hex())
+    return GroupCommit(topic, group, partition, list(values["entry"]), bytes.fromhex(log).hex())
 
 
 def _fence(values: dict[str, Any]) -> Fence:

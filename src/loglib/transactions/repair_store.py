@@ -57,9 +57,7 @@ class _Fault(NamedTuple):
     mend: Callable[[], str | None]  # returns the path of the file that was set aside
 
 
-def repair(
-    path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress | None = None
-) -> RepairReport:
+def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress | None = None) -> RepairReport:
     """Repair a damaged topic, so that it opens and is read past the damage. An intact topic does not change.
 
     Ranges of offsets that cannot be read are declared as gaps: all readers pass over them, log a warning and add them

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..errors import FencedError, SourceMismatchError, StaleGenerationError
-from .manifest import AppState, Checkpoint, Fence, Manifest, Offsets, Section
+from .manifest import AppState, Checkpoint, Fence, GroupCommit, Manifest, Section
 
 __all__ = ["Intent", "State"]
 
@@ -27,7 +27,7 @@ class Intent(NamedTuple):
     owner: str
     source: str | None = None
     sections: tuple[Section, ...] = ()
-    offsets: tuple[Offsets, ...] = ()
+    offsets: tuple[GroupCommit, ...] = ()
     frames: bytes = b""
     rows: int | None = None
 

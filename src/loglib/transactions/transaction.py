@@ -31,6 +31,7 @@ from ..open_topic import OpenTopic
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Buffer, Files
 from ..system.not_copyable import NotCopyable
+from ..system.process import PerProcess
 from .apply import Applier, pending_for, sweep_staging
 from .fit import Target, check_writers, make_fit
 from .group_commits import leave_mark, stored
@@ -286,24 +287,24 @@ class Transaction(NotCopyable):
 
 # --- owners ----------------------------------------------------------------------------------------------
 
-_process = (0, "")  # process id, and the name of this process as an owner
-_claimed: set[tuple[bytes, str, str]] = set()  # store, app and owner that this process has claimed
+
+class _Owner:
+    """This process as an owner of applications; a forked child is another one."""
+
+    def __init__(self) -> None:
+        self.name = os.urandom(8).hex()
+        self.claimed: set[tuple[bytes, str, str]] = set()  # store, app and owner
 
 
-def _owner_here() -> str:
-    """The name of this process as an owner of applications; a forked child has another one."""
-    global _process  # noqa: PLW0603
-    if _process[0] != os.getpid():
-        _process = os.getpid(), os.urandom(8).hex()
-        _claimed.clear()
-    return _process[1]
+_owner = PerProcess(_Owner)
 
 
 def _claim(store: Store, app: str, owner: str, source: str | None, *, now: int) -> None:
     """Become the owner of the application, once: a process that was fenced by another one stays fenced."""
-    if (store.id, app, owner) not in _claimed:
+    claimed = _owner().claimed
+    if (store.id, app, owner) not in claimed:
         store.fence_owner(app, owner, source, now=now)
-        _claimed.add((store.id, app, owner))
+        claimed.add((store.id, app, owner))
 
 
 # --- functions ---------------------------------------------------------------------------------------------
@@ -347,7 +348,7 @@ def transaction(
         raise ValueError(f"version must be a number from 0 on, not {version!r}")
     check_timeout(timeout)
     return Transaction(
-        app, version, owner=owner or _owner_here(), source=source,
+        app, version, owner=owner or _owner().name, source=source,
         store=None if store is None else os.fsdecode(store), timeout=timeout,
     )  # fmt: skip
 
