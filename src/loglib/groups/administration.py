@@ -26,7 +26,7 @@ from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_ow
 
 __all__ = ["GroupInfo", "Move", "check_no_members", "committed", "delete", "evict", "inspect", "lag", "reset"]
 
-Fact = TypeVar("Fact")
+Value = TypeVar("Value")
 
 _SIGNING_S = 0.05  # between locking an owner's file and writing the owner's name: normally microseconds
 
@@ -53,8 +53,8 @@ class GroupInfo(NamedTuple):
         return self._replace(owners=owners, committed=committed, lag=lag)
 
 
-def _of(name: str, facts: dict[Any, Fact]) -> dict[Any, Fact]:
-    return {each.partition: fact for each, fact in facts.items() if each.topic == name}
+def _of(name: str, values: dict[Any, Value]) -> dict[Any, Value]:
+    return {each.partition: value for each, value in values.items() if each.topic == name}
 
 
 def inspect(directory: GroupDirectory, *, count_records: bool) -> GroupInfo:

@@ -18,7 +18,7 @@ import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from itertools import repeat
@@ -61,7 +61,7 @@ _in_child = in_child()
 Handed = TypeVar("Handed")  # one record as the caller gets it
 HandedBatch = TypeVar("HandedBatch")
 Key = TypeVar("Key")  # the caller's name for a partition
-Fact = TypeVar("Fact")
+Value = TypeVar("Value")
 
 
 class GroupOptions(TypedDict, total=False):
@@ -425,8 +425,8 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         key = self._key
         return None if listener is None else lambda partitions: listener([key(each) for each in partitions])
 
-    def _by_key(self, facts: Mapping[TopicPartition, Fact]) -> dict[Key, Fact]:
-        return {self._key(each): facts[each] for each in sorted(facts)}
+    def _by_key(self, values: Mapping[TopicPartition, Value]) -> dict[Key, Value]:
+        return {self._key(each): values[each] for each in sorted(values)}
 
     # --- end -----------------------------------------------------------------------------------------
 
@@ -449,28 +449,25 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     @contextmanager
     def _use(self, *, asking: bool = False) -> Iterator[None]:
-        """Use the files. If another thread or a signal handler closes the group meanwhile, this call finishes it.
+        """Use the files. If another thread or a signal handler closes the group, this call leaves the group at its end.
 
         `LogError` in the middle of another call in this thread. A listener may call, except for records.
         """
         membership = self._membership
         try:
             with self._using:
-                if self._working.locked():
-                    if asking or not membership.in_listener:
-                        raise LogError(
-                            f"group {self.name} is in the middle of another call, which must return first: "
-                            "a signal handler may only call close(), and a listener may not ask for records"
-                        )
+                is_nested = self._working.locked()
+                if is_nested and (asking or not membership.in_listener):
+                    raise LogError(
+                        f"group {self.name} is in the middle of another call, which must return first: "
+                        "a signal handler may only call close(), and a listener may not ask for records"
+                    )
+                with nullcontext() if is_nested else self._working:
                     membership.in_listener = False
                     try:
                         yield
                     finally:
-                        membership.in_listener = True
-                else:
-                    with self._working:
-                        membership.in_listener = False
-                        yield
+                        membership.in_listener = is_nested
         finally:
             if self._closed is not None:
                 self._finish()

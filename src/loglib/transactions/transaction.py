@@ -232,26 +232,23 @@ class Transaction(NotCopyable):
         parent = os.path.dirname(self._store.path)
         frames: list[Buffer] = []
         listed = []
-        at = 0
-        for section in sections:
-            topic = os.path.relpath(section.topic_path, parent)
-            for each in section.portions:
-                name = os.path.join(STAGING, self._stage.attempt, each.name) if in_files else ""
-                listed.append(
-                    Section(
-                        topic, section.identity.log_id, section.identity.partition, name,
-                        each.at if in_files else at, each.size_bytes, each.batches, each.is_segment,
-                    )
-                )  # fmt: skip
-                frames += each.parts
-                at += each.size_bytes
-        offsets = tuple(
-            one for group in self._groups for one in stored(group.directory, self._store.path, group.entries)
-        )
+        frames_bytes = 0
+        for staged in sections:
+            topic = os.path.relpath(staged.topic_path, parent)
+            for portion in staged.portions:
+                name = os.path.join(STAGING, self._stage.attempt, portion.name) if in_files else ""
+                at = portion.at if in_files else frames_bytes
+                listed.append(Section(
+                    topic, staged.identity.log_id, staged.identity.partition, name, at, portion.size_bytes,
+                    portion.batches, portion.is_segment,
+                ))  # fmt: skip
+                frames += portion.parts
+                frames_bytes += portion.size_bytes
+        commits = [one for group in self._groups for one in stored(group.directory, self._store.path, group.entries)]
         _claim(self._store, self.app, self._owner, self._source, now=self._clock())
         return Intent(
             app=self.app, version=self.version, owner=self._owner, source=self._source,
-            sections=tuple(listed), offsets=offsets, frames=b"".join(frames),
+            sections=tuple(listed), offsets=tuple(commits), frames=b"".join(frames),
         )  # fmt: skip
 
     def _check_topics(self, targets: list[Target]) -> None:
