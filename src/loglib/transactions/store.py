@@ -21,8 +21,8 @@ Threads: one lock for each `Store`, held over its file calls. Processes: any num
 
 from __future__ import annotations
 
-import errno
 import logging
+import math
 import os
 import stat
 import threading
@@ -250,7 +250,7 @@ class Store(NotCopyable):
         with self._current() as state:
             return state.number
 
-    def expire(self, used_before: int = 0, *, now: int) -> list[str]:
+    def expire(self, used_before: float = -math.inf, *, now: int) -> list[str]:
         """Make a checkpoint now that forgets the apps that were last used before a time; returns them. Synced."""
         with self._use() as directory:
             # An entry without content: the checkpoint needs a new number.
@@ -515,7 +515,7 @@ class Store(NotCopyable):
         except (OSError, LogError) as error:
             logger.warning("%s: cannot make a checkpoint of the transactions: %s", self.path, error)
 
-    def _make_checkpoint(self, directory: Directory, used_before: int = 0) -> None:
+    def _make_checkpoint(self, directory: Directory, used_before: float = -math.inf) -> None:
         """Make a checkpoint of the entries that are done. It forgets the apps that were last used before a time."""
         checkpoint, known = self._done_state.checkpoint(), self._state.apps
         unused = {app for app, at in checkpoint.apps.items() if at.last_used < used_before and known[app] == at}
@@ -523,12 +523,10 @@ class Store(NotCopyable):
         temporary = self._write(directory, encode_checkpoint(checkpoint._replace(apps=apps)))
         try:
             directory.link(temporary, name_of(checkpoint.number, CHECKPOINT))
-        except OSError as error:
-            if error.errno != errno.EEXIST:  # another process has made it
-                raise
-        else:
             for app in unused:
                 del self._state.apps[app], self._done_state.apps[app]
+        except FileExistsError:  # another process has made it
+            pass
         finally:
             self._drop(directory, temporary)
 
