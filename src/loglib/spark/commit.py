@@ -28,7 +28,7 @@ from ..system.files import REAL, Files
 from ..transactions.apply import Applier, sweep_staging, topic_of
 from ..transactions.fit import Target, check_writers, make_fit
 from ..transactions.manifest import Section
-from ..transactions.staging import HEADERS, STAGING, remove_attempt
+from ..transactions.staging import HEADERS, STAGING, directory_of, remove_attempt, sync_names
 from ..transactions.state import Intent
 from ..transactions.store import Store, find_store
 from .repetition import Write, check_repetition, owner_after_abort, tell
@@ -166,7 +166,7 @@ class _Parked:
         """Write the sections of one message's frames to files. Synced."""
         moved: list[StagedSection] = []
         for path in sorted({each.topic_path for each in sections}):
-            directory = os.path.join(path, STAGING, self.attempt)
+            directory = directory_of(path, self.attempt)
             permissions = find_place(path).config.permissions
             self._files.make_directories(directory, permissions)
             fd = self._files.create(os.path.join(directory, NAME), permissions)
@@ -175,8 +175,7 @@ class _Parked:
                 self._files.datasync(fd)
             finally:
                 self._files.close(fd)
-            for each in (directory, os.path.join(path, STAGING), path):
-                self._files.sync_directory(each)
+            sync_names(self._files, path, self.attempt)
             name = os.path.join(STAGING, self.attempt, NAME)
             moved += [each._replace(file=name) for each in sections if each.topic_path == path]
         return moved

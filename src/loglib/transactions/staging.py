@@ -51,8 +51,8 @@ from ..system.lock import Lock, is_free, try_acquire
 from ..system.not_copyable import NotCopyable
 
 __all__ = [
-    "HEADERS", "STAGING", "Portion", "Stage", "Staged", "header_in", "read_headers", "read_section", "remove_attempt",
-    "sweep",
+    "HEADERS", "STAGING", "Portion", "Stage", "Staged", "directory_of", "header_in", "read_headers", "read_section",
+    "remove_attempt", "sweep", "sync_names",
 ]  # fmt: skip
 
 STAGING = "staging"  # the subdirectory in a topic's directory
@@ -261,7 +261,7 @@ class Stage(NotCopyable):
             self._locks[section.topic_path] = try_acquire(self._files, self._directory(section))
 
     def _directory(self, section: Staged) -> str:
-        return os.path.join(section.topic_path, STAGING, self.attempt)
+        return directory_of(section.topic_path, self.attempt)
 
     def sync(self) -> None:
         """Make the files durable, with their names. Synced."""
@@ -273,8 +273,7 @@ class Stage(NotCopyable):
                     portion.sync(self._files, directory, self._permissions, large_bytes=large_bytes)
                     topics.add(section.topic_path)
         for path in topics:
-            for each in (os.path.join(path, STAGING, self.attempt), os.path.join(path, STAGING), path):
-                self._files.sync_directory(each)
+            sync_names(self._files, path, self.attempt)
 
     def close(self) -> None:
         """Close the files."""
@@ -363,9 +362,20 @@ def read_section(
         yield header, body
 
 
+def directory_of(topic_path: str, attempt: str) -> str:
+    """The directory of the files that an attempt has staged in a topic."""
+    return os.path.join(topic_path, STAGING, attempt)
+
+
+def sync_names(files: Files, topic_path: str, attempt: str) -> None:
+    """Make the names of an attempt's files durable. Synced."""
+    for path in (directory_of(topic_path, attempt), os.path.join(topic_path, STAGING), topic_path):
+        files.sync_directory(path)
+
+
 def remove_attempt(files: Files, topic_path: str, attempt: str) -> None:
     """Remove the directory of an attempt, if it is there."""
-    files.remove_tree(os.path.join(topic_path, STAGING, attempt))
+    files.remove_tree(directory_of(topic_path, attempt))
 
 
 def sweep(files: Files, topic_path: str, keep: set[str], *, now_s: float) -> None:
